@@ -1,0 +1,78 @@
+"""What the store must do in one atomic, durable step.
+
+Finished bytes only: the store's thread compares, encodes and decides nothing. Keys and records are those of
+record.py.
+"""
+
+import msgspec
+
+
+class ProducerState(msgspec.Struct, frozen=True, gc=False):
+    """The last numbered send of one producer."""
+
+    number: int
+    used_ms: int
+    """Milliseconds since the epoch of its last use."""
+
+
+class Batch:
+    """Changes to the store that happen together or not at all. Grows in the engine, is only read once handed over."""
+
+    __slots__ = (
+        "clean_stop",
+        "counts",
+        "forgotten_producers",
+        "marks",
+        "number",
+        "producers",
+        "puts",
+        "queues",
+        "removes",
+        "sequence_limit",
+        "size",
+        "transient_puts",
+        "transient_removes",
+        "unmarks",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """1 for the first batch of a run; the store's pages name the batch they are true up to."""
+        self.puts: list[tuple[bytes, bytes]] = []
+        """Message key and record of each new persistent message."""
+        self.transient_puts: list[tuple[bytes, bytes]] = []
+        """The same for transient messages; an unclean stop drops them."""
+        self.removes: list[bytes] = []
+        """Keys of persistent messages that are gone; each was put by an earlier batch."""
+        self.transient_removes: list[bytes] = []
+        self.marks: dict[bytes, tuple[int, int]] = {}
+        """Message key to (attempts, deliveries), for messages of either kind that were given back."""
+        self.unmarks: list[bytes] = []
+        """Message keys whose mark goes, always together with the message."""
+        self.counts: dict[bytes, int] = {}
+        """Lane key to the number of messages of either kind stored there after this batch."""
+        self.queues: dict[int, str] = {}
+        """Queue number to name, for each queue that is new to the store."""
+        self.producers: dict[str, ProducerState] = {}
+        self.forgotten_producers: list[str] = []
+        self.sequence_limit = 0
+        """If not 0: sequences below it may be given out once this batch is durable."""
+        self.clean_stop: bool | None = None
+        """True as the last act of a run, False before a listener opens."""
+        self.size = 0
+        """Bytes of records, roughly."""
+
+    def is_empty(self) -> bool:
+        return not (
+            self.puts
+            or self.removes
+            or self.marks
+            or self.transient_puts
+            or self.transient_removes
+            or self.counts
+            or self.queues
+            or self.producers
+            or self.forgotten_producers
+            or self.sequence_limit
+            or self.clean_stop is not None
+        )

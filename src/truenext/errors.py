@@ -1,0 +1,33 @@
+"""What can go wrong, and whose fault it is.
+
+    TruenextError
+    ├── LocalProtocolError     our own caller broke the rules of a protocol
+    ├── RemoteProtocolError    the peer did; its connection ends, nothing else does
+    ├── StoreError             the store cannot keep its promise; the broker stops
+    │   └── StoreInUseError    another broker holds the data folder
+    └── ConfigurationError     a command line or file asks for what cannot be
+"""
+
+
+class TruenextError(Exception):
+    """Anything truenext raises on purpose."""
+
+
+class LocalProtocolError(TruenextError):
+    """Our own caller asked for what the protocol does not allow now."""
+
+
+class RemoteProtocolError(TruenextError):
+    """The peer sent what the protocol does not allow, or asked for what cannot be done."""
+
+
+class StoreError(TruenextError):
+    """The store cannot read or write; what was not yet confirmed may be lost, nothing else."""
+
+
+class StoreInUseError(StoreError):
+    """Another broker uses the data folder."""
+
+
+class ConfigurationError(TruenextError):
+    """What was asked for at start cannot be done; the message says what to change."""

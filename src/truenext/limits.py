@@ -1,0 +1,89 @@
+"""How much of anything one peer may make the broker hold.
+
+Every limit is checked before memory is taken for what it limits. Sizes are in bytes unless the name says
+otherwise.
+"""
+
+LOGIN_BYTES_MAX = 8 * 1024
+"""Bytes a peer may send before its CONNECT is complete: a stranger gets no more memory than a login needs."""
+
+LOGIN_SECONDS_MAX = 5.0
+"""Seconds from accept to a complete CONNECT: an idle stranger must not hold a connection."""
+
+HEADERS_MAX = 128
+"""Headers in one frame: each costs a dictionary entry, whatever its length."""
+
+HEADER_BYTES_MAX = 64 * 1024
+"""All header lines of one frame together, the command included; also all that may arrive without a blank line."""
+
+BODY_BYTES_MAX = 16 * 1024 * 1024
+"""One message's body: the largest block that one frame may make the broker allocate."""
+
+CONNECTIONS_MAX = 1000
+"""Connections at once: below the usual limit on open files, with room for the store and the listeners."""
+
+SUBSCRIPTIONS_MAX = 1000
+"""Subscriptions of one connection."""
+
+QUEUES_MAX = 100_000
+"""Queues of one broker, made on first use: a peer inventing names must hit a wall before memory does."""
+
+DESTINATION_LENGTH_MAX = 255
+"""Characters in a destination's name: names are kept in memory and in the store for good."""
+
+TRANSACTIONS_MAX = 64
+"""Open transactions of one connection: a session normally has one, a pool of workers a few."""
+
+TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes one open transaction may hold, unless it is one larger message: a transaction becomes one batch of the store."""
+
+TRANSACTION_MESSAGES_MAX = 50_000
+"""Sends and acknowledgements in one open transaction: as TRANSACTION_BYTES_MAX, for small messages."""
+
+PRODUCERS_MAX = 100_000
+"""Producers remembered for repeated sends; each is kept for PRODUCER_MEMORY_MS after its last use."""
+
+PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
+"""Milliseconds a producer's last number is remembered after its last use (guarantee L5)."""
+
+PRODUCER_NUMBER_MAX = 2**63 - 1
+"""Largest number of a repeated send: it is stored in eight bytes."""
+
+WINDOW_DEFAULT = 1000
+"""Messages a consumer may hold unacknowledged when it names no window: ActiveMQ's default."""
+
+WINDOW_MAX = 1_000_000
+"""Largest window a consumer may ask for, in messages; a larger wish gets this much."""
+
+UNSENT_BYTES_MAX = 1024 * 1024
+"""Bytes of messages written to a connection that its socket has not taken yet; a window is shut beyond it."""
+
+UNSENT_ANSWER_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes waiting for a peer that asks (for receipts) and does not read; beyond it the connection is cut."""
+
+READ_BYTES = 64 * 1024
+"""Bytes taken from a socket in one read: large enough to share a pass among many frames, small enough to be fair."""
+
+GATHERING_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes of the batch that gathers while another is made durable; beyond it no connection is read."""
+
+LAZY_COMMIT_SECONDS = 0.01
+"""Longest time a batch that nobody waits for gathers before it is written."""
+
+SEQUENCE_BLOCK = 1 << 20
+"""Sequence numbers reserved, durably, at a time."""
+
+SEQUENCE_RESERVE = 1 << 18
+"""Sequence numbers that must be left for connections to be read: more than one read of each can use up."""
+
+HEART_BEAT_MS_MIN = 250
+"""Shortest heart-beat interval offered, in milliseconds: a timer per connection must not become a load."""
+
+HEART_BEAT_GRACE = 2.0
+"""A peer is given up after this many of its heart-beat intervals without a byte."""
+
+STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes in one write transaction of the store, client transactions apart: dirty pages stay in private memory."""
+
+PAGE_SIZE = 1000
+"""Messages read from the store at a time."""

@@ -1,0 +1,24 @@
+"""What is sent: the part of a message that never changes."""
+
+import msgspec
+
+
+class Message(msgspec.Struct, gc=False):
+    """One message as its producer sent it.
+
+    Made once per message on the hot path, hence a struct without garbage collection: it refers to nothing that could
+    refer back to it.
+    """
+
+    priority: int
+    """0 to 9; 9 is served first."""
+    persistent: bool
+    """Survives a crash of the broker."""
+    expires_ms: int
+    """Milliseconds since the epoch after which it is not dispatched; 0 is never."""
+    header: bytes
+    """The producer's headers as UTF-8 `name:value` lines, each ended by a line feed and escaped as in STOMP 1.2
+    ("Value Encoding"); `content-length` is always among them."""
+    body: bytes
+    arrived_ms: int = 0
+    """Milliseconds since the epoch when the broker accepted it; for people, never for order."""

@@ -1,0 +1,101 @@
+"""How a message stands in the store, byte by byte.
+
+Key, big-endian, so that bytes sort in the order of docs/contract.md within a queue:
+
+    queue number   u32
+    rank           u8     9 - priority, see order.py
+    sequence       u64
+
+Record, little-endian. If you change it, increase RECORD_VERSION:
+
+    checksum       u32    CRC-32 of the key and of everything after the checksum
+    version        u8
+    flags          u8     1: persistent
+    header length  u32
+    expires        u64    milliseconds since the epoch, 0 is never
+    arrived        u64    milliseconds since the epoch
+    header         bytes
+    body           bytes  to the end
+"""
+
+import struct
+from zlib import crc32
+
+from truenext.message import Message
+from truenext.order import PRIORITY_MAX
+
+RECORD_VERSION = 1
+
+_KEY = struct.Struct(">IBQ")
+_LANE = struct.Struct(">IB")
+_SEQUENCE = struct.Struct(">Q")
+_CHECKSUM = struct.Struct("<I")
+_FIELDS = struct.Struct("<BBIQQ")
+_HEADER_AT = _CHECKSUM.size + _FIELDS.size
+_PERSISTENT = 1
+
+LANE_KEY_SIZE = _LANE.size
+"""A message key begins with the key of its lane."""
+
+
+class DamagedRecord(ValueError):
+    """A record that is not what was written."""
+
+
+def lane_key(queue: int, rank: int) -> bytes:
+    """The first bytes of the keys of all messages of one queue and priority."""
+    return _LANE.pack(queue, rank)
+
+
+def split_lane_key(key: bytes) -> tuple[int, int]:
+    """Queue number and rank."""
+    queue, rank = _LANE.unpack(key)
+    return queue, rank
+
+
+def message_key(lane: bytes, sequence: int) -> bytes:
+    return lane + _SEQUENCE.pack(sequence)
+
+
+def sequence_of(key: bytes) -> int:
+    sequence: int = _SEQUENCE.unpack_from(key, LANE_KEY_SIZE)[0]
+    return sequence
+
+
+def encode(key: bytes, message: Message) -> bytes:
+    """The record of `message` under `key`."""
+    rest = b"%b%b%b" % (
+        _FIELDS.pack(
+            RECORD_VERSION,
+            _PERSISTENT if message.persistent else 0,
+            len(message.header),
+            message.expires_ms,
+            message.arrived_ms,
+        ),
+        message.header,
+        message.body,
+    )
+    return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
+
+
+def decode(key: bytes, record: bytes) -> Message:
+    """The message that stands under `key`.
+
+    Raises: DamagedRecord if any bit of key or record is not as written, or a later version wrote it.
+    """
+    if len(record) < _HEADER_AT:
+        raise DamagedRecord(f"record of {len(record)} bytes is cut short")
+    if _CHECKSUM.unpack_from(record)[0] != crc32(memoryview(record)[_CHECKSUM.size :], crc32(key)):
+        raise DamagedRecord("checksum does not match")
+    version, flags, header_length, expires_ms, arrived_ms = _FIELDS.unpack_from(record, _CHECKSUM.size)
+    if version != RECORD_VERSION:
+        raise DamagedRecord(f"record version {version}; this truenext reads version {RECORD_VERSION}")
+    body_at = _HEADER_AT + header_length
+    return Message(
+        priority=PRIORITY_MAX - _KEY.unpack(key)[1],
+        persistent=bool(flags & _PERSISTENT),
+        expires_ms=expires_ms,
+        header=record[_HEADER_AT:body_at],
+        body=record[body_at:],
+        arrived_ms=arrived_ms,
+    )

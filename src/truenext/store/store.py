@@ -1,0 +1,73 @@
+"""What a store promises to the broker.
+
+A message leaves the store only through a batch that removes it: nothing is dequeued by reading. One contract suite
+(tests/contract) holds every store to this file.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from truenext.batch import Batch, ProducerState
+
+
+class StoredMessage(msgspec.Struct, gc=False):
+    """One message of a page, its record not yet decoded."""
+
+    key: bytes
+    record: bytes
+    attempts: int
+    deliveries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    messages: list[StoredMessage]
+    """In the order of their keys."""
+    as_of: int
+    """Number of the last batch whose every effect on the lane this page shows; 0 before the first of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What a store holds when it opens: counts and positions, not messages."""
+
+    identity: str
+    """Eight hexadecimal digits, made once per store."""
+    clean_stop: bool
+    """The last run ended as it should; transients are then still there, otherwise the store has dropped them."""
+    sequence_limit: int = 1
+    """No sequence from here on was ever given out."""
+    queues: dict[int, str] = field(default_factory=dict)
+    counts: dict[bytes, int] = field(default_factory=dict)
+    """Lane key to messages stored there; lanes without any are left out."""
+    producers: dict[str, ProducerState] = field(default_factory=dict)
+    """In order of last use."""
+
+
+class Store(Protocol):
+    """Durable state of one broker. `apply`, `recover` and `close` are called from one thread at a time."""
+
+    def recover(self) -> Recovered:
+        """Read what is there, once, before anything else; after an unclean stop drop the transients first.
+
+        Raises: StoreError if it cannot be read.
+        """
+
+    def apply(self, batch: Batch) -> None:
+        """Do all of the batch; returns once it is durable. Blocks: call it on a thread of its own.
+
+        Raises: StoreError if it could not be made durable; the broker then stops, and never tries again.
+        """
+
+    def page(self, lane: bytes, after_sequence: int, limit: int) -> Page:
+        """The next `limit` messages of a lane behind `after_sequence`, persistent and transient in one order.
+
+        Reflects every batch that apply has returned for. May be called while apply runs on another thread.
+
+        Raises: StoreError if it cannot be read.
+        """
+
+    def close(self) -> None:
+        """Let go of files and locks. Nothing is written."""
