@@ -38,7 +38,7 @@ class Kind(Enum):
 
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
-    """A parsed address. `name` is unique among the destinations of a broker, whatever their kind."""
+    """A parsed address. `name` is unique among queues and temporary queues together: only the latter begin with /."""
 
     kind: Kind
     name: str
@@ -49,7 +49,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     def address(self) -> str:
         """How any client may write it."""
         if self.kind is Kind.TEMPORARY:
-            return f"{REMOTE_TEMPORARY_PREFIX}{self.name}"
+            return f"/remote-temp-queue{self.name}"
         return f"/{self.kind.value}/{self.name}"
 
 
@@ -68,10 +68,10 @@ def parse(address: str, session: str) -> Destination:
         return Destination(Kind.QUEUE, _checked(address[7:], address))
     if address.startswith(TEMPORARY_PREFIX):
         name = _checked(address[len(TEMPORARY_PREFIX) :], address)
-        return Destination(Kind.TEMPORARY, f"{session}/{name}", session)
+        return Destination(Kind.TEMPORARY, f"/{session}/{name}", session)
     if address.startswith(REMOTE_TEMPORARY_PREFIX):
         owner, _, name = address[len(REMOTE_TEMPORARY_PREFIX) :].partition("/")
-        return Destination(Kind.TEMPORARY, f"{owner}/{_checked(name, address)}", owner)
+        return Destination(Kind.TEMPORARY, f"/{owner}/{_checked(name, address)}", owner)
     if address.startswith("/control/"):
         return Destination(Kind.CONTROL, _checked(address[9:], address))
     for prefix, feature in _LATER.items():
@@ -88,8 +88,8 @@ def dead_letter_name(queue: str) -> str:
 
 
 def _checked(name: str, address: str) -> str:
-    if not name:
-        raise RemoteProtocolError(f"destination {address!r} has no name")
+    if not name or name.startswith("/"):
+        raise RemoteProtocolError(f"destination {address!r} has no name, or one that begins with /")
     if len(name) > DESTINATION_LENGTH_MAX:
         raise RemoteProtocolError(f"destination name of {len(name)} characters; at most {DESTINATION_LENGTH_MAX}")
     for character, feature in _LATER_CHARACTERS.items():

@@ -1,11 +1,11 @@
 """What can go wrong, and whose fault it is.
 
-    TruenextError
-    ├── LocalProtocolError     our own caller broke the rules of a protocol
-    ├── RemoteProtocolError    the peer did; its connection ends, nothing else does
-    ├── StoreError             the store cannot keep its promise; the broker stops
-    │   └── StoreInUseError    another broker holds the data folder
-    └── ConfigurationError     a command line or file asks for what cannot be
+TruenextError
+├── LocalProtocolError     our own caller broke the rules of a protocol
+├── RemoteProtocolError    the peer did; its connection ends, nothing else does
+├── StoreError             the store cannot keep its promise; the broker stops
+│   └── StoreInUseError    another broker holds the data folder
+└── ConfigurationError     a command line or file asks for what cannot be
 """
 
 

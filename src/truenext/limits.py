@@ -35,10 +35,11 @@ TRANSACTIONS_MAX = 64
 """Open transactions of one connection: a session normally has one, a pool of workers a few."""
 
 TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes one open transaction may hold, unless it is one larger message: a transaction becomes one batch of the store."""
+"""Bytes one connection may hold in open transactions, unless it is one larger message: each becomes one batch of the
+store."""
 
 TRANSACTION_MESSAGES_MAX = 50_000
-"""Sends and acknowledgements in one open transaction: as TRANSACTION_BYTES_MAX, for small messages."""
+"""Sends and acknowledgements in one connection's open transactions: as TRANSACTION_BYTES_MAX, for small messages."""
 
 PRODUCERS_MAX = 100_000
 """Producers remembered for repeated sends; each is kept for PRODUCER_MEMORY_MS after its last use."""

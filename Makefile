@@ -1,0 +1,60 @@
+# Every target sets up what it needs in .venv; only Python 3.11+, make and bash must be there.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup demo check test kill bench lock clean
+
+help: ## Say what can be made
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+.venv/core: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "truenext needs Python 3.11 or later; say make PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/test: .venv/core requirements-test.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-test.lock
+	@touch $@
+
+setup: .venv/core ## Make .venv, with the truenext command in it
+	@echo "done: $(BIN)/truenext --help"
+
+demo: .venv/test ## Run the production case that broke ActiveMQ, against a broker of our own, and show what came out
+	$(BIN)/python -m examples.demo
+
+check: .venv/test ## Formatting, types, import rules, unit and property tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) tests/unit tests/property tests/contract
+
+test: .venv/test ## Everything that must hold, in minutes
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST)
+
+kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more)
+	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
+
+bench: .venv/test ## Speed beside ActiveMQ Classic, where that is installed
+	$(BIN)/python -m bench $(BENCH)
+
+lock: ## Write the lock files anew (needs a network)
+	$(PYTHON) -m venv .lock-venv
+	.lock-venv/bin/python -m pip install --quiet uv
+	.lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --extra setup pyproject.toml -o requirements.lock --upgrade
+	.lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --extra setup --extra test pyproject.toml -o requirements-test.lock --upgrade
+	rm -rf .lock-venv
+
+clean: ## Remove what was made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,190 @@
+"""Is truenext as fast as it aims to be, next to ActiveMQ on this machine and under the same load?"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+from bench import machine, report, sink
+from bench.brokers import ActiveMQ, Broker, BrokerError, Truenext, why_no_activemq
+from bench.load import LOADS, Load, run
+from bench.workers import WorkerError
+
+# Between two runs, for what a broker puts off until it is idle; neither should pay for the other's leftovers.
+_PAUSE = 0.5
+_HEADROOM_MESSAGES = 300_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    if options.headroom:
+        return _headroom(options.seed)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
+        return _Bench(options, Path(folder)).measure()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    listed = "; ".join(f"{load.key}: {load.title} ({load.messages:,})" for load in LOADS)
+    parser.add_argument("--runs", type=_positive, default=5, metavar="N", help="runs per load and broker (default 5)")
+    parser.add_argument(
+        "--messages", type=_positive, metavar="N", help="messages per run of every load, instead of each load's own"
+    )
+    parser.add_argument(
+        "--loads", type=_loads, default=LOADS, metavar="KEYS", help=f"which loads, such as 1,3 (default all) - {listed}"
+    )
+    parser.add_argument(
+        "--warmup",
+        type=_not_negative,
+        default=200_000,
+        metavar="N",
+        help="messages that each broker carries before the first measured run, all loads together (default 200000)",
+    )
+    parser.add_argument("--only", choices=("truenext", "activemq"), help="measure one of the two")
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="for the order of the priorities")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="where the brokers' data goes (default: temp folder)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
+    parser.add_argument(
+        "--headroom", action="store_true", help="measure no broker but how fast the load generator alone is"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _not_negative(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number
+
+
+def _loads(text: str) -> tuple[Load, ...]:
+    keys = set(text.replace(",", " ").split())
+    if unknown := keys - {load.key for load in LOADS}:
+        raise argparse.ArgumentTypeError(f"no such load: {', '.join(sorted(unknown))}")
+    return tuple(load for load in LOADS if load.key in keys)
+
+
+class _Bench:
+    """One whole measurement: brokers up, warm-up, runs in turn, table."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._loads: tuple[Load, ...] = options.loads
+        self._results = report.Results()
+        self._peaks: list[tuple[str, str]] = []
+        self._queues = 0
+
+    def measure(self) -> int:
+        notes = [*machine.facts(self._folder), ("seed", str(self._options.seed))]
+        for name, value in notes:
+            _say(f"{name}: {value}")
+        status = self._guarded()
+        rows = report.table(self._results, self._loads, compared=self._options.only != "truenext")
+        notes += self._peaks
+        print("\n" + report.plain(rows))
+        print("messages a second, median (lowest-highest) of the runs; ratio of the medians")
+        for name, value in self._peaks:
+            print(f"{name}: {value}")
+        if self._options.markdown and status == 0:
+            self._options.markdown.parent.mkdir(parents=True, exist_ok=True)
+            self._options.markdown.write_text(report.markdown(rows, notes))
+        return status
+
+    def _guarded(self) -> int:
+        """Measure; whatever ends it early, the brokers are gone afterwards and what was measured can be shown."""
+        try:
+            with ExitStack() as stack:
+                self._all_runs([stack.enter_context(broker) for broker in self._brokers()])
+        except KeyboardInterrupt:
+            _say("interrupted")
+            return 130
+        except (BrokerError, WorkerError) as error:
+            _say(f"failed: {error}")
+            return 1
+        return 0
+
+    def _brokers(self) -> list[Broker]:
+        brokers: list[Broker] = []
+        if self._options.only != "activemq":
+            brokers.append(Truenext(self._folder))
+        if self._options.only != "truenext":
+            if reason := why_no_activemq():
+                _say(f"without ActiveMQ: {reason}")
+                self._options.only = "truenext"
+            else:
+                brokers.append(ActiveMQ(self._folder))
+        return brokers
+
+    def _all_runs(self, brokers: list[Broker]) -> None:
+        for broker in brokers:
+            self._warm_up(broker)
+        for load in self._loads:
+            for turn in range(self._options.runs):
+                for broker in brokers:
+                    seed = self._options.seed + turn
+                    rate = self._one_run(load, broker, self._options.messages or load.messages, seed, f"run {turn + 1}")
+                    self._results.add(load, broker.name, rate)
+        for broker in brokers:
+            peak = broker.peak_memory()
+            self._peaks.append((f"peak memory {broker.name}", f"{peak / 1024:,.0f} MiB" if peak else "unknown"))
+
+    def _warm_up(self, broker: Broker) -> None:
+        shares = sum(load.warmup_share for load in self._loads)
+        for load in self._loads:
+            messages = int(self._options.warmup * load.warmup_share / shares)
+            if messages:
+                self._one_run(load, broker, messages, self._options.seed, "warm-up")
+
+    def _one_run(self, load: Load, broker: Broker, messages: int, seed: int, label: str) -> float:
+        self._queues += 1
+        before = broker.processor_seconds()
+        try:
+            outcome = run(load, broker.port, f"/queue/bench.{load.key}.{self._queues}", messages, seed)
+        except WorkerError as error:
+            state = "is still running" if broker.alive() else "has died"
+            raise WorkerError(f"{error}\n{broker.name} {state}; it printed:\n{broker.log()[-3000:]}") from error
+        time.sleep(_PAUSE)
+        used = (broker.processor_seconds() - before) / messages * 1e6
+        own = outcome.generator_processor / messages * 1e6
+        _say(
+            f"{load.key}. {load.title}, {broker.name}, {label}: {outcome.rate:,.0f} msg/s ({messages:,} in"
+            f" {outcome.seconds:.2f} s; processor time a message: broker {used:.1f} us, generator {own:.1f} us)"
+        )
+        return outcome.rate
+
+
+def _headroom(seed: int) -> int:
+    print("generator headroom, messages a second of the load generator with no broker in between:")
+    print(f"  producer alone:                 {sink.producer_rate(_HEADROOM_MESSAGES, seed):>12,.0f}")
+    print(f"  consumer alone, auto ack:       {sink.consumer_rate(_HEADROOM_MESSAGES, False):>12,.0f}")
+    print(f"  consumer alone, individual ack: {sink.consumer_rate(_HEADROOM_MESSAGES, True):>12,.0f}")
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End in order, as on Ctrl-C, so that no broker stays behind."""
+    raise KeyboardInterrupt
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""How is a broker started for a measurement, and how does it go away again without leaving anything behind?
+
+Each broker is a process of its own with its data in a temporary folder and a free port on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+_PATIENCE = 60.0
+_PORT = re.compile(r"listening on stomp://127\.0\.0\.1:(\d+)")
+
+# Everything not named here is as ActiveMQ ships it; in particular KahaDB forces each transaction to the disk.
+_CONFIGURATION = """\
+<beans xmlns="http://www.springframework.org/schema/beans"
+       xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"
+       xsi:schemaLocation="http://www.springframework.org/schema/beans
+                           http://www.springframework.org/schema/beans/spring-beans-2.0.xsd
+                           http://activemq.apache.org/schema/core
+                           http://activemq.apache.org/schema/core/activemq-core.xsd">
+  <broker xmlns="http://activemq.apache.org/schema/core" brokerName="bench" useJmx="false" useShutdownHook="true"
+          dataDirectory="{base}/data">
+    <destinationPolicy>
+      <policyMap>
+        <policyEntries>
+          <policyEntry queue=">" prioritizedMessages="true"/>
+        </policyEntries>
+      </policyMap>
+    </destinationPolicy>
+    <persistenceAdapter>
+      <kahaDB directory="{base}/data/kahadb"/>
+    </persistenceAdapter>
+    <systemUsage>
+      <systemUsage>
+        <memoryUsage><memoryUsage limit="1 gb"/></memoryUsage>
+        <storeUsage><storeUsage limit="8 gb"/></storeUsage>
+        <tempUsage><tempUsage limit="4 gb"/></tempUsage>
+      </systemUsage>
+    </systemUsage>
+    <transportConnectors>
+      <transportConnector name="stomp" uri="stomp://127.0.0.1:{port}"/>
+    </transportConnectors>
+  </broker>
+</beans>
+"""
+
+_LOGGING = """\
+log4j.rootLogger=WARN, console
+log4j.appender.console=org.apache.log4j.ConsoleAppender
+log4j.appender.console.layout=org.apache.log4j.PatternLayout
+log4j.appender.console.layout.ConversionPattern=%d %-5p %c - %m%n
+"""
+
+# The packages that ActiveMQ's own start script opens for it.
+_OPENED = (
+    "java.base/java.security",
+    "java.base/java.net",
+    "java.base/java.lang",
+    "java.base/java.util",
+    "java.base/java.util.concurrent",
+    "java.base/java.util.concurrent.atomic",
+    "java.naming/javax.naming.spi",
+    "java.rmi/sun.rmi.transport.tcp",
+)
+
+
+class BrokerError(RuntimeError):
+    """A broker did not start or has died."""
+
+
+class Broker:
+    """A running broker, from ``with`` to the end of the block."""
+
+    name = "broker"
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self.port = 0
+        self._parent = parent
+        self._folder: Path | None = None
+        self._log: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Broker:
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix=f"bench-{self.name.lower()}-", dir=self._parent))
+            self._log = (self._folder / "output.log").open("wb")
+            self._process = subprocess.Popen(
+                self.prepare(self._folder),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=self.environment(),
+                start_new_session=True,  # Ctrl-C must reach the bench only, which then stops the broker in order
+            )
+            self._await_start(self._process)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.stop()
+
+    def prepare(self, folder: Path) -> list[str]:
+        """Write what the broker needs into ``folder`` and return its command line."""
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def listening_port(self) -> int:
+        """The port once the broker takes connections there, 0 before."""
+        raise NotImplementedError
+
+    def log(self) -> str:
+        """What the broker has printed so far."""
+        if self._folder is None:
+            return ""
+        return (self._folder / "output.log").read_text(errors="replace")
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def peak_memory(self) -> int | None:
+        """Most resident memory the process ever had, in KiB."""
+        found = re.search(r"VmHWM:\s+(\d+) kB", self._proc("status"))
+        return int(found[1]) if found else None
+
+    def processor_seconds(self) -> float:
+        """Processor time the broker has used since it started."""
+        fields = self._proc("stat").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        if self._log is not None:
+            self._log.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _await_start(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while not (port := self.listening_port()):
+            if process.poll() is not None:
+                raise BrokerError(f"{self.name} ended with {process.returncode}:\n{self.log()[-3000:]}")
+            if time.monotonic() > deadline:
+                raise BrokerError(f"{self.name} did not start in {_PATIENCE:.0f} s:\n{self.log()[-3000:]}")
+            time.sleep(0.05)
+        self.port = port
+
+    def _proc(self, name: str) -> str:
+        if self._process is None:
+            return ""
+        try:
+            return Path(f"/proc/{self._process.pid}/{name}").read_text()
+        except OSError:
+            return ""
+
+
+class Truenext(Broker):
+    """The broker of this repository, as installed for the interpreter that runs the bench."""
+
+    name = "truenext"
+
+    def prepare(self, folder: Path) -> list[str]:
+        return [
+            *(sys.executable, "-m", "truenext", "serve"),
+            *("--data", str(folder / "data"), "--listen", "stomp://127.0.0.1:0"),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+    def listening_port(self) -> int:
+        found = _PORT.search(self.log())
+        return int(found[1]) if found else 0
+
+
+class ActiveMQ(Broker):
+    """The ActiveMQ of Debian's package ``activemq`` (or of ``ACTIVEMQ_HOME``) with a configuration of its own."""
+
+    name = "ActiveMQ"
+
+    def prepare(self, folder: Path) -> list[str]:
+        java, home = _java(), activemq_home()
+        if java is None or home is None:
+            raise BrokerError("ActiveMQ is not installed")
+        for part in ("conf", "data", "tmp"):
+            (folder / part).mkdir()
+        self._wanted = _free_port()
+        configuration = folder / "conf" / "activemq.xml"
+        configuration.write_text(_CONFIGURATION.format(base=folder, port=self._wanted))
+        (folder / "conf" / "log4j.properties").write_text(_LOGGING)
+        places = {"home": home, "base": folder, "conf": folder / "conf", "data": folder / "data"}
+        return [
+            java,
+            "-Xmx2g",
+            "-XX:+PerfDisableSharedMem",  # or the JVM leaves a file in the system's folder for temporary files
+            "-Djava.awt.headless=true",
+            f"-Djava.io.tmpdir={folder / 'tmp'}",
+            *(part for package in _OPENED for part in ("--add-opens", f"{package}=ALL-UNNAMED")),
+            *(f"-Dactivemq.{key}={place}" for key, place in places.items()),
+            f"-Dactivemq.classpath={folder / 'conf'}",
+            *("-jar", str(home / "bin" / "activemq.jar"), "start", f"xbean:file:{configuration}"),
+        ]
+
+    def listening_port(self) -> int:
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            return 0 if probe.connect_ex(("127.0.0.1", self._wanted)) else self._wanted
+
+
+def why_no_activemq() -> str | None:
+    """The reason why ActiveMQ cannot be measured here, or nothing."""
+    if activemq_home() is None:
+        return "ActiveMQ is not installed (Debian: apt-get install activemq; elsewhere set ACTIVEMQ_HOME)"
+    if _java() is None:
+        return "no java found"
+    return None
+
+
+def activemq_home() -> Path | None:
+    home = Path(os.environ.get("ACTIVEMQ_HOME", "/usr/share/activemq"))
+    return home if (home / "bin" / "activemq.jar").exists() else None
+
+
+def activemq_version() -> str:
+    """As told by the jar file that starts it."""
+    home = activemq_home()
+    if home is None:
+        return "none"
+    with zipfile.ZipFile(home / "bin" / "activemq.jar") as jar:
+        manifest = jar.read("META-INF/MANIFEST.MF").decode()
+    found = re.search(r"^Implementation-Version:\s*(\S+)", manifest, re.MULTILINE)
+    return found[1] if found else "of unknown version"
+
+
+def java_version() -> str:
+    java = _java()
+    if java is None:
+        return "none"
+    told = subprocess.run(
+        [java, "-XX:+PerfDisableSharedMem", "-version"], capture_output=True, text=True, check=False
+    ).stderr
+    found = re.search(r'version "([^"]+)"', told)
+    return found[1] if found else "of unknown version"
+
+
+def _java() -> str | None:
+    own = Path(os.environ.get("JAVA_HOME", "")) / "bin" / "java"
+    return str(own) if "JAVA_HOME" in os.environ and own.exists() else shutil.which("java")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

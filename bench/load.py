@@ -1,0 +1,212 @@
+"""How many messages a second does a broker carry end to end under a given load?
+
+The generator must not be the bottleneck: SEND frames are made before the clock starts, received bytes are only
+counted (or searched for ack headers) in large pieces, and whether they were the right ones is checked afterwards.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+
+from bench import frames
+from bench.workers import Counter, Crew, Gate, Timing, counter, processor_seconds
+
+CHUNK = 256 * 1024
+GROUP = 200
+# The producer waits when it is this far ahead, so that a backlog is never paged out by either broker.
+AHEAD = 50_000
+SILENCE = 60.0
+# A broker that writes one message at a time would wake the consumer for each of them, and the consumer would then
+# compete with the broker for the processor. After a small read the consumer lets some more arrive.
+SMALL = 32 * 1024
+NAP = 0.0005
+# Room for what a broker adds to a message; the whole stream is kept and checked after the clock has stopped.
+ROOM = 2 * frames.BODY_SIZE
+
+
+@dataclass(frozen=True)
+class Load:
+    """One way to use a broker, and the ratio to ActiveMQ that truenext aims at."""
+
+    key: str
+    title: str
+    persistent: bool
+    individual: bool
+    group: int  # frames written at once; with receipts, the last one asks for a receipt
+    in_flight: int  # groups that may be unconfirmed; 0: no receipts at all
+    messages: int
+    target: float
+    warmup_share: float
+
+
+LOADS = (
+    Load("1", "transient, auto ack", False, False, GROUP, 0, 300_000, 1.5, 0.29),
+    Load("2", "transient, individual ack", False, True, GROUP, 0, 300_000, 2.0, 0.29),
+    Load("3", "persistent, receipt per 200, auto ack", True, False, GROUP, 2, 100_000, 3.0, 0.20),
+    Load("4", "persistent, receipt per 200, individual ack", True, True, GROUP, 2, 100_000, 3.0, 0.19),
+    Load("5", "persistent, one at a time", True, False, 1, 1, 5_000, 0.8, 0.03),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run gave."""
+
+    messages: int
+    seconds: float
+    generator_processor: float
+
+    @property
+    def rate(self) -> float:
+        return self.messages / self.seconds
+
+
+def run(load: Load, port: int, queue: str, messages: int, seed: int) -> Outcome:
+    """Send ``messages`` through ``queue`` of the broker at ``port``; the queue must be new."""
+    consumed = counter()
+    with Crew() as crew:
+        consumer = crew.hire(consume, port, queue, load.individual, messages, consumed)
+        producer = crew.hire(produce, load, port, queue, messages, seed, consumed)
+        consumer.await_ready()
+        producer.await_ready()
+        consumer.go()
+        producer.go()
+        received, sent = crew.finish(SILENCE + messages / 50)
+    ended = max(received.ended, sent.ended) if load.in_flight else received.ended
+    return Outcome(messages, ended - sent.started, received.processor + sent.processor)
+
+
+def produce(gate: Gate, load: Load, port: int, queue: str, messages: int, seed: int, consumed: Counter) -> Timing:
+    """Worker: write all SEND frames, as fast as the broker, the receipts and the consumer allow."""
+    groups = frames.send_groups(queue, load.persistent, messages, load.group, load.in_flight > 0, seed)
+    with _connect(port) as sock:
+        gate.ready()
+        processor = processor_seconds()
+        started = time.monotonic()
+        answers = _send_confirmed(sock, groups, load.in_flight) if load.in_flight else b""
+        if not load.in_flight:
+            _send_freely(sock, groups, load.group, consumed)
+        ended = time.monotonic()
+        processor = processor_seconds() - processor
+        if load.in_flight:
+            frames.check_receipts(answers, len(groups))
+        while consumed.value < messages:  # stay connected until the consumer has everything
+            time.sleep(0.005)
+    return Timing(started, ended, processor)
+
+
+def _send_freely(sock: socket.socket, groups: list[bytes], size: int, consumed: Counter) -> None:
+    sent = 0
+    for group in groups:
+        while sent - consumed.value > AHEAD:
+            time.sleep(0.001)
+        sock.sendall(group)
+        sent += size
+
+
+def _send_confirmed(sock: socket.socket, groups: list[bytes], in_flight: int) -> bytes:
+    """Send the groups, never more than ``in_flight`` of them unconfirmed; return the bytes of the receipts."""
+    answers: list[bytes] = []
+    confirmed = 0
+    for index in range(len(groups) + in_flight):
+        while confirmed < min(index + 1 - in_flight, len(groups)):
+            answers.append(_read(sock))
+            confirmed += answers[-1].count(0)
+        if index < len(groups):
+            sock.sendall(groups[index])
+    return b"".join(answers)
+
+
+def consume(gate: Gate, port: int, queue: str, individual: bool, messages: int, consumed: Counter) -> Timing:
+    """Worker: subscribe, receive all messages, and acknowledge each of them where asked to."""
+    with _connect(port) as sock:
+        inbox = _Inbox(sock, messages)
+        sock.sendall(frames.subscribe(queue, individual, "subscribed"))
+        _await_frame(sock, b"RECEIPT")
+        gate.ready()
+        processor = processor_seconds()
+        started = time.monotonic()
+        if individual:
+            _take_and_acknowledge(sock, inbox, messages, consumed)
+        else:
+            _take(inbox, messages, consumed)
+        ended = time.monotonic()
+        processor = processor_seconds() - processor
+        frames.check_messages(inbox.buffer, inbox.end, messages)
+    return Timing(started, ended, processor)
+
+
+class _Inbox:
+    """All bytes received since the subscription, in one buffer that was paid for before the clock started."""
+
+    def __init__(self, sock: socket.socket, messages: int) -> None:
+        self._sock = sock
+        self.buffer = bytearray(messages * ROOM + 2 * CHUNK)
+        self._view = memoryview(self.buffer)
+        self.end = 0
+
+    def read(self) -> int:
+        got = self._sock.recv_into(self._view[self.end : self.end + CHUNK])
+        if self.end >= len(self.buffer):
+            raise ConnectionError("the broker sent far more than these messages can take")
+        if not got:
+            raise ConnectionError(f"the broker hung up; last words: {bytes(self.buffer[: self.end][-500:])!r}")
+        self.end += got
+        return got
+
+
+def _take(inbox: _Inbox, messages: int, consumed: Counter) -> None:
+    count = 0
+    while True:
+        got = inbox.read()
+        count += inbox.buffer.count(0, inbox.end - got, inbox.end)
+        consumed.value = count
+        if count >= messages:
+            return
+        if got < SMALL:
+            time.sleep(NAP)
+
+
+def _take_and_acknowledge(sock: socket.socket, inbox: _Inbox, messages: int, consumed: Counter) -> None:
+    count = done = 0
+    while True:
+        got = inbox.read()
+        complete = inbox.buffer.rfind(0, done, inbox.end) + 1
+        if complete:
+            values = frames.ACK_VALUE.findall(inbox.buffer, done, complete)
+            done = complete
+            count += len(values)
+            consumed.value = count
+            if count >= messages:
+                break
+            sock.sendall(frames.acks(values))
+        if got < SMALL:
+            time.sleep(NAP)
+    sock.sendall(frames.acks(values[:-1]) + frames.ack_with_receipt(values[-1], "acknowledged"))
+    _await_frame(sock, b"RECEIPT")
+
+
+def _connect(port: int) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port), SILENCE)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.sendall(frames.connect())
+    _await_frame(sock, b"CONNECTED")
+    return sock
+
+
+def _await_frame(sock: socket.socket, command: bytes) -> None:
+    """Read exactly one frame, which must be a ``command``; nothing else may be under way on this connection."""
+    answer = b""
+    while not answer.rstrip(b"\r\n").endswith(b"\0"):
+        answer += _read(sock)
+    if not answer.lstrip(b"\r\n").startswith(command):
+        raise ConnectionError(f"expected {command.decode()}, got {answer[:500]!r}")
+
+
+def _read(sock: socket.socket) -> bytes:
+    answer = sock.recv(CHUNK)
+    if not answer:
+        raise ConnectionError("the broker hung up")
+    return answer

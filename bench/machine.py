@@ -1,0 +1,56 @@
+"""What machine were the figures taken on, and how long does its disk take to keep a promise?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from bench import brokers
+
+_BLOCK = b"x" * 4096
+_ROUNDS = 300
+
+
+def facts(folder: Path) -> list[tuple[str, str]]:
+    """What a reader has to know about the machine to make sense of the figures; ``folder`` holds the brokers' data."""
+    activemq = "not installed" if brokers.why_no_activemq() else brokers.activemq_version()
+    return [
+        ("processor", f"{_processor()}, {os.cpu_count()} cores"),
+        ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"),
+        # Processes at work before the bench began: they take from all figures, and not from both brokers alike.
+        ("load average at the start", f"{os.getloadavg()[0]:.2f}"),
+        ("system", f"{platform.system()} {platform.release()}"),
+        ("python", f"{platform.python_implementation()} {platform.python_version()}"),
+        ("activemq", f"{activemq}, java {brokers.java_version()}"),
+        ("write and fsync of 4 KiB", _told(fsync_times(folder))),
+    ]
+
+
+def fsync_times(folder: Path, rounds: int = _ROUNDS) -> list[float]:
+    """Seconds that appending a block to a file and forcing it to the disk take, sorted."""
+    times: list[float] = []
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for _ in range(rounds):
+            started = time.perf_counter()
+            file.write(_BLOCK)
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - started)
+    return sorted(times)
+
+
+def _told(times: list[float]) -> str:
+    slow = times[len(times) * 99 // 100]
+    return f"median {statistics.median(times) * 1e6:.0f} us, 99 % below {slow * 1e6:.0f} us"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

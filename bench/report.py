@@ -1,0 +1,68 @@
+"""How do the rates of many runs become one table that says whether the targets are met?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bench.load import Load
+
+OURS = "truenext"
+THEIRS = "ActiveMQ"
+_HEADINGS = ("load", f"{OURS} msg/s", f"{THEIRS} msg/s", "ratio", "target", "met")
+
+
+@dataclass
+class Results:
+    """Rates by load and broker, in the order of the runs."""
+
+    rates: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+
+    def add(self, load: Load, broker: str, rate: float) -> None:
+        self.rates.setdefault((load.key, broker), []).append(rate)
+
+    def of(self, load: Load, broker: str) -> list[float]:
+        return self.rates.get((load.key, broker), [])
+
+    def ratio(self, load: Load) -> float | None:
+        ours, theirs = self.of(load, OURS), self.of(load, THEIRS)
+        return statistics.median(ours) / statistics.median(theirs) if ours and theirs else None
+
+
+def table(results: Results, loads: Sequence[Load], compared: bool) -> list[list[str]]:
+    """Headings and one row a load; without a comparison only truenext's column."""
+    rows = [list(_HEADINGS)] + [_row(results, load) for load in loads]
+    return rows if compared else [row[:2] for row in rows]
+
+
+def _row(results: Results, load: Load) -> list[str]:
+    ratio = results.ratio(load)
+    verdict = "-" if ratio is None else "yes" if ratio >= load.target else "no"
+    return [
+        f"{load.key}. {load.title}",
+        spread(results.of(load, OURS)),
+        spread(results.of(load, THEIRS)),
+        "-" if ratio is None else f"{ratio:.2f}",
+        f"{load.target:.1f}",
+        verdict,
+    ]
+
+
+def spread(rates: list[float]) -> str:
+    if not rates:
+        return "-"
+    return f"{statistics.median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
+
+
+def plain(rows: list[list[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def markdown(rows: list[list[str]], notes: list[tuple[str, str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + " --- |" * len(rows[0]))
+    return "\n".join([*lines, "", *(f"- {name}: {value}" for name, value in notes), ""])

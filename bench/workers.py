@@ -1,0 +1,145 @@
+"""How are the processes of the load generator started, released together, and got rid of?"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, NamedTuple
+
+_CONTEXT = multiprocessing.get_context("spawn")
+
+_PREPARATION = 120.0
+
+# How far the consumer has come: a bare shared integer, for one process writes it and one reads it.
+Counter = Any
+
+
+class Timing(NamedTuple):
+    """Clock readings (``time.monotonic``, the same clock in every process) and processor seconds of one worker."""
+
+    started: float
+    ended: float
+    processor: float = 0.0
+
+
+class WorkerError(RuntimeError):
+    """A worker failed or stopped answering."""
+
+
+class Gate:
+    """A worker's end of the line to the bench: it reports that it is ready and waits until it may begin."""
+
+    def __init__(self, line: Connection) -> None:
+        self._line = line
+
+    def announce(self, port: int) -> None:
+        self._line.send(("port", port))
+
+    def ready(self) -> None:
+        self._line.send(("ready", None))
+        self._line.recv()
+
+
+Job = Callable[..., Timing]
+
+
+def _main(job: Job, line: Connection, *args: object) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the bench's to handle; it ends its workers itself
+    gc.disable()  # nothing here makes cycles, and a collection over a million objects would show in the figures
+    try:
+        line.send(("done", job(Gate(line), *args)))
+    except BaseException:
+        line.send(("failed", traceback.format_exc(limit=4)))
+
+
+class Worker:
+    """One process doing one job."""
+
+    def __init__(self, process: BaseProcess, line: Connection) -> None:
+        self.process = process
+        self.line = line
+
+    def await_port(self) -> int:
+        return int(self._take("port", _PREPARATION))
+
+    def await_ready(self) -> None:
+        self._take("ready", _PREPARATION)
+
+    def go(self) -> None:
+        self.line.send("go")
+
+    def take_timing(self) -> Timing:
+        timing = self._take("done", 0.0)
+        assert isinstance(timing, Timing)
+        return timing
+
+    def _take(self, wanted: str, seconds: float) -> Any:
+        if not self.line.poll(seconds):
+            raise WorkerError(f"{self.process.name} did not answer in {seconds:.0f} s")
+        try:
+            kind, value = self.line.recv()
+        except EOFError as end:
+            raise WorkerError(f"{self.process.name} died") from end
+        if kind != wanted:
+            raise WorkerError(f"{self.process.name}: {value}")
+        return value
+
+
+class Crew:
+    """The workers of one run; none of them outlives the ``with`` block."""
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for worker in self._workers:
+            if kind is not None:
+                worker.process.kill()
+            worker.process.join(10)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.line.close()
+
+    def hire(self, job: Job, *args: object) -> Worker:
+        here, there = _CONTEXT.Pipe()
+        process = _CONTEXT.Process(target=_main, args=(job, there, *args), name=job.__name__, daemon=True)
+        worker = Worker(process, here)
+        process.start()
+        self._workers.append(worker)
+        there.close()
+        return worker
+
+    def finish(self, seconds: float) -> list[Timing]:
+        """The timings of all workers, in the order they were hired; the first failure ends the wait."""
+        deadline = time.monotonic() + seconds
+        timings: dict[int, Timing] = {}
+        while len(timings) < len(self._workers):
+            open_lines = [worker.line for index, worker in enumerate(self._workers) if index not in timings]
+            answered = wait(open_lines, max(0.0, deadline - time.monotonic()))
+            if not answered:
+                raise WorkerError(f"no result in {seconds:.0f} s")
+            for index, worker in enumerate(self._workers):
+                if worker.line in answered:
+                    timings[index] = worker.take_timing()
+        return [timings[index] for index in sorted(timings)]
+
+
+def counter() -> Counter:
+    return _CONTEXT.RawValue("q", 0)
+
+
+def processor_seconds() -> float:
+    spent = os.times()
+    return spent.user + spent.system

@@ -1,0 +1,25 @@
+"""What the broker says to one connection, apart from messages."""
+
+import msgspec
+
+
+class Receipt(msgspec.Struct, gc=False):
+    """The frame that asked for `receipt` was processed, and what L1 and L3 promise of it is now true."""
+
+    receipt: str
+
+
+class Fault(msgspec.Struct, gc=False):
+    """The peer's last frame was refused; its connection ends behind this."""
+
+    summary: str
+    detail: str = ""
+    receipt: str | None = None
+    """The receipt that the refused frame asked for."""
+
+
+class Farewell(msgspec.Struct, gc=False):
+    """Nothing follows: the connection closes once everything before has left."""
+
+
+Answer = Receipt | Fault | Farewell

@@ -1,0 +1,282 @@
+"""What drives the engine: one event loop, one store thread, many connections.
+
+    connection --execute--> engine        at once, as the bytes come
+    turn:      engine --> store thread    the gathering batch, if somebody waits for it
+               engine --> connections     answers and deliveries, joined to one write per connection
+    committed: a batch is durable --> turn
+
+A turn runs once per pass of the event loop in which anything happened, however many connections it came from.
+"""
+
+import logging
+import secrets
+from asyncio import AbstractEventLoop, Future, TimerHandle
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from truenext.answers import Answer, Receipt
+from truenext.batch import Batch
+from truenext.broker import control
+from truenext.broker.committer import Committer
+from truenext.commands import (
+    Abort,
+    Ack,
+    Begin,
+    Command,
+    Commit,
+    Confirm,
+    Control,
+    Disconnect,
+    Nack,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
+from truenext.engine.consumer import Consumer
+from truenext.engine.engine import Engine
+from truenext.engine.lane import Entry
+from truenext.engine.session import Session
+from truenext.errors import StoreError
+from truenext.limits import LAZY_COMMIT_SECONDS
+from truenext.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class Peer(Protocol):
+    """What the broker needs of a connection."""
+
+    def answer(self, answer: Answer) -> None:
+        """Add an answer to the next flush."""
+
+    def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
+        """Add messages to the next flush."""
+
+    def flush(self) -> None:
+        """Write what was added; call `Broker.taken` once the socket has taken all of it."""
+
+    def settle(self, consumer: Consumer | None) -> dict[Consumer, int]:
+        """Drop what is not sent yet of one consumer's messages (None: of all), and say how many of each consumer in
+        auto mode the socket has taken since the last call of `Broker.taken`."""
+
+    def read_on(self) -> None:
+        """There is room again, see `Broker.wait_for_room`."""
+
+
+class Broker:
+    def __init__(self, engine: Engine, store: Store, loop: AbstractEventLoop, *, clock_ms: Callable[[], int]) -> None:
+        """`clock_ms` gives milliseconds since the epoch."""
+        self._engine = engine
+        self._loop = loop
+        self._clock_ms = clock_ms
+        self._committer = Committer(store, loop, committed=self._on_committed, failed=self._on_failed)
+        self._peers: dict[Session, Peer] = {}
+        self._waiting_for_room: dict[Peer, None] = {}
+        self._is_turn_due = False
+        self._lazy_commit: TimerHandle | None = None
+        self._idle: Future[None] | None = None
+        """Done when nothing is in flight; only while stopping."""
+        self.failure: Future[None] = loop.create_future()
+        """Gets the StoreError that ends this broker, if one does."""
+        # Bound methods, so that one look-up finds what a command does.
+        self._actions: dict[type[Any], Callable[[Session, Any], None]] = {
+            Send: engine.send,
+            Ack: engine.acknowledge,
+            Nack: engine.refuse,
+            Confirm: self._confirm,
+            Subscribe: engine.subscribe,
+            Unsubscribe: self._unsubscribe,
+            Begin: engine.begin,
+            Commit: engine.commit,
+            Abort: engine.abort,
+            Disconnect: self._take_leave,
+            Control: self._control,
+        }
+
+    # ---- Connections ----
+
+    def connect(self, peer: Peer) -> Session:
+        session = self._engine.connect(secrets.token_hex(8))
+        self._peers[session] = peer
+        return session
+
+    def execute(self, session: Session, commands: Iterable[Command]) -> None:
+        """Do what a client asks, one command after the other.
+
+        Raises: RemoteProtocolError at the first that cannot be done; those before it stand.
+        """
+        self._engine.now_ms = self._clock_ms()
+        actions = self._actions
+        self._schedule_turn()
+        for command in commands:
+            actions[type(command)](session, command)
+
+    def answer(self, session: Session, answer: Answer) -> None:
+        """Say something to a connection, behind all that it has asked for so far."""
+        self._engine.answer(session, answer)
+        self._schedule_turn()
+
+    def taken(self, session: Session) -> None:
+        """The connection's socket has taken everything delivered to it so far."""
+        self._engine.taken(session)
+        if self._engine.has_work or self._engine.has_batch:
+            self._schedule_turn()
+
+    def disconnect(self, session: Session, *, is_clean: bool) -> None:
+        """End a connection's session; answers may still follow until `forget`."""
+        self._engine.now_ms = self._clock_ms()
+        self._settle(session, None)
+        self._engine.disconnect(session, is_clean=is_clean)
+        self._schedule_turn()
+
+    def forget(self, session: Session) -> None:
+        """The connection is closed; nothing can be said to it any more."""
+        peer = self._peers.pop(session, None)
+        if peer is not None:
+            self._waiting_for_room.pop(peer, None)
+
+    @property
+    def has_room(self) -> bool:
+        """Connections may be read. If not, `wait_for_room`."""
+        return self._engine.has_room
+
+    def wait_for_room(self, peer: Peer) -> None:
+        """Call `peer.read_on` when there is room."""
+        self._waiting_for_room[peer] = None
+
+    # ---- Start and stop ----
+
+    async def start(self) -> None:
+        """Returns once the store knows that this run has begun; before that nobody may be listened to.
+
+        Raises: StoreError if it cannot be written.
+        """
+        self._engine.start()
+        await self._drain()
+
+    async def stop(self) -> None:
+        """Finish what is under way, and write down what waits. Connections must not be read any more.
+
+        Raises: StoreError if it cannot be written.
+        """
+        await self._drain()
+        for session in list(self._peers):
+            self._settle(session, None)
+        self._engine.stop()
+        await self._drain()
+        for batch in self._engine.last_batches():
+            self._committer.submit(batch)
+            await self._drain()
+        self._committer.close()
+
+    async def _drain(self) -> None:
+        """Returns once nothing gathers and nothing is in flight, and what waited for that is said."""
+        self._turn()
+        while self._committer.is_busy or self._engine.has_batch:
+            if not self._committer.is_busy:
+                self._commit_now()
+            self._idle = self._loop.create_future()
+            if self.failure.done():
+                await self.failure
+            await self._idle
+            self._turn()
+        self._idle = None
+
+    # ---- Turns ----
+
+    def _schedule_turn(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_turn_due = False
+        engine = self._engine
+        # The disk first: it works while we write to sockets.
+        if engine.is_batch_awaited:
+            self._commit()
+        answers, deliveries = engine.turn()
+        peers = self._peers
+        written: dict[Peer, None] = {}
+        for session, answer in answers:
+            peer = peers.get(session)
+            if peer is not None:
+                peer.answer(answer)
+                written[peer] = None
+        for consumer, entries in deliveries.items():
+            peer = peers[consumer.session]
+            peer.deliver(consumer, entries)
+            written[peer] = None
+        for peer in written:
+            peer.flush()
+        self._commit()
+        if engine.has_work:
+            self._schedule_turn()
+
+    def _commit(self) -> None:
+        """Hand the gathering batch over if the store is idle: at once if somebody waits for it, else a little later.
+
+        What nobody waits for (an acknowledgement without a receipt) would otherwise cost a sync of its own, and make
+        the next batch that somebody does wait for wait for it too. Source: docs/decisions/0005-lazy-commits.md
+        """
+        if self._committer.is_busy or self.failure.done():
+            return
+        if self._engine.is_batch_awaited:
+            self._commit_now()
+        elif self._lazy_commit is None and self._engine.has_batch:
+            self._lazy_commit = self._loop.call_later(LAZY_COMMIT_SECONDS, self._commit_lazily)
+
+    def _commit_lazily(self) -> None:
+        self._lazy_commit = None
+        if not self._committer.is_busy:
+            self._commit_now()
+
+    def _commit_now(self) -> None:
+        if self.failure.done():
+            return
+        batch = self._engine.take_batch()
+        if batch is not None:
+            self._committer.submit(batch)
+
+    def _on_committed(self, batch: Batch) -> None:
+        self._engine.now_ms = self._clock_ms()
+        self._engine.committed(batch)
+        self._turn()
+        if self._waiting_for_room and self._engine.has_room:
+            waiting, self._waiting_for_room = self._waiting_for_room, {}
+            for peer in waiting:
+                peer.read_on()
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _on_failed(self, error: StoreError) -> None:
+        # Nothing is tried again: after a failed sync the disk may hold less than we believe.
+        logger.critical("the store failed; the broker stops", extra={"reason": str(error)})
+        if not self.failure.done():
+            self.failure.set_exception(error)
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_exception(error)
+
+    # ---- What commands do that the engine does not ----
+
+    def _confirm(self, session: Session, confirm: Confirm) -> None:
+        self._engine.answer(session, Receipt(confirm.receipt))
+
+    def _control(self, session: Session, question: Control) -> None:
+        self._engine.send(session, control.answer(self._engine, question))
+
+    def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
+        consumer = session.consumers.get(unsubscribe.subscription)
+        if consumer is not None:
+            self._settle(session, consumer)
+        self._engine.unsubscribe(session, unsubscribe)
+
+    def _take_leave(self, session: Session, _: Disconnect) -> None:
+        self._settle(session, None)
+        self._engine.disconnect(session, is_clean=True)
+
+    def _settle(self, session: Session, consumer: Consumer | None) -> None:
+        peer = self._peers.get(session)
+        if peer is not None:
+            for taker, count in peer.settle(consumer).items():
+                self._engine.taken_before_loss(taker, count)

@@ -1,0 +1,83 @@
+"""How a broker is put together, runs and stops."""
+
+import asyncio
+import gc
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import truenext
+from truenext.broker.broker import Broker
+from truenext.broker.recovery import recover
+from truenext.errors import ConfigurationError
+from truenext.policy import DEFAULT_POLICY
+from truenext.server.listener import Address, Listener, parse_url
+from truenext.store.lmdb import LmdbStore
+from truenext.store.memory import MemoryStore
+from truenext.store.store import Store
+
+if sys.platform == "win32":
+    new_event_loop = asyncio.new_event_loop
+else:
+    from uvloop import new_event_loop
+
+SWITCH_SECONDS = 0.0005
+"""How long the event loop keeps the interpreter from the store's thread: that one asks for it once per record."""
+
+
+def serve(data: Path | None, urls: Sequence[str], *, allow_anonymous: bool) -> None:
+    """Run a broker until SIGTERM or SIGINT; `data` None keeps everything in memory.
+
+    Raises: ConfigurationError, StoreError
+    """
+    addresses = [parse_url(url) for url in urls]
+    for address in addresses:
+        if not (address.is_loopback or allow_anonymous):
+            raise ConfigurationError(
+                f"{address.host} can be reached from other machines, and anybody there could read and write all "
+                "queues; listen on 127.0.0.1, or say --allow-anonymous if that is meant"
+            )
+    store: Store = MemoryStore() if data is None else LmdbStore(data)
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_run(store, addresses))
+    finally:
+        store.close()
+
+
+async def _run(store: Store, addresses: Sequence[Address]) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    engine, recovered = recover(store, DEFAULT_POLICY)
+    _spare_the_collector()
+    broker = Broker(engine, store, loop, clock_ms=lambda: time.time_ns() // 1_000_000)
+    await broker.start()
+    listeners: list[Listener] = []
+    try:
+        for address in addresses:
+            listener = Listener(address, broker, loop, identity=recovered.identity, version=truenext.__version__)
+            listeners.append(listener)
+            print(f"listening on {listener.url}", flush=True)
+        broker.failure.add_done_callback(lambda _: stop.set())
+        await stop.wait()
+    finally:
+        for listener in listeners:
+            listener.stop_reading()
+    if broker.failure.done():
+        broker.failure.result()
+    await broker.stop()
+    for listener in listeners:
+        listener.close()
+    broker.failure.cancel()
+
+
+def _spare_the_collector() -> None:
+    """What lives long is not looked at again, and what is made per message is not garbage that needs a collector."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)

@@ -1,0 +1,93 @@
+"""What a client asks of the broker, whatever protocol it speaks.
+
+Made once per frame on the hot path, hence structs without garbage collection.
+"""
+
+from enum import Enum
+
+import msgspec
+
+from truenext.destination import Destination
+from truenext.message import Message
+
+
+class AckMode(Enum):
+    AUTO = "auto"
+    """Acknowledged once the socket has taken the bytes."""
+    CLIENT = "client"
+    """An acknowledgement covers everything dispatched to the subscription up to the message it names."""
+    INDIVIDUAL = "client-individual"
+    """An acknowledgement covers the message it names."""
+
+
+class Send(msgspec.Struct, gc=False):
+    destination: Destination
+    message: Message
+    transaction: str | None = None
+    producer: str | None = None
+    """With `number`, makes a repeat recognisable (guarantee L5)."""
+    number: int = 0
+
+
+class Subscribe(msgspec.Struct, gc=False):
+    subscription: str
+    destination: Destination
+    mode: AckMode
+    window: int | None = None
+    """Messages; None leaves it to the broker."""
+
+
+class Unsubscribe(msgspec.Struct, gc=False):
+    subscription: str
+
+
+class Ack(msgspec.Struct, gc=False):
+    """The message was handled. `subscription` None: whichever of the connection's holds it (STOMP 1.0)."""
+
+    subscription: str | None
+    sequence: int
+    transaction: str | None = None
+
+
+class Nack(msgspec.Struct, gc=False):
+    """The consumer failed with the message."""
+
+    subscription: str | None
+    sequence: int
+    transaction: str | None = None
+
+
+class Begin(msgspec.Struct, gc=False):
+    transaction: str
+
+
+class Commit(msgspec.Struct, gc=False):
+    transaction: str
+    producer: str | None = None
+    number: int = 0
+
+
+class Abort(msgspec.Struct, gc=False):
+    transaction: str
+
+
+class Disconnect(msgspec.Struct, gc=False):
+    """The client takes its leave; whatever it holds goes back without an attempt."""
+
+
+class Confirm(msgspec.Struct, gc=False):
+    """Answer once everything this connection asked for so far is as durable as it is going to be."""
+
+    receipt: str
+
+
+class Control(msgspec.Struct, gc=False):
+    """A question to the broker itself; the answer is a message to `reply_to`."""
+
+    verb: str
+    body: bytes
+    reply_to: Destination
+    correlation: str | None = None
+
+
+Command = Send | Subscribe | Unsubscribe | Ack | Nack | Begin | Commit | Abort | Disconnect | Confirm | Control

@@ -1,0 +1,45 @@
+"""Who takes messages, and when it may have more.
+
+A window is open or shut whatever the next message is, so a large message is never passed over.
+"""
+
+from __future__ import annotations
+
+from sys import maxsize
+from typing import TYPE_CHECKING
+
+from truenext.commands import AckMode, Subscribe
+from truenext.limits import UNSENT_BYTES_MAX, WINDOW_DEFAULT, WINDOW_MAX
+
+if TYPE_CHECKING:
+    from truenext.engine.lane import Entry
+    from truenext.engine.queue import Queue
+    from truenext.engine.session import Session
+
+
+class Consumer:
+    """One subscription of one connection."""
+
+    __slots__ = ("held", "mode", "queue", "served_at", "session", "subscription", "window")
+
+    def __init__(self, session: Session, queue: Queue, subscribe: Subscribe) -> None:
+        self.session = session
+        self.queue = queue
+        self.subscription = subscribe.subscription
+        self.mode = subscribe.mode
+        self.window = _window(subscribe)
+        self.held: dict[int, Entry] = {}
+        """Dispatched and neither acknowledged nor given back, by sequence, in order of dispatch."""
+        self.served_at = 0
+        """When it last got a message, on the engine's count of dispatches; the smallest has waited longest."""
+
+    def is_open(self) -> bool:
+        """It has credit for a message."""
+        return len(self.held) < self.window and self.session.unsent_bytes < UNSENT_BYTES_MAX
+
+
+def _window(subscribe: Subscribe) -> int:
+    if subscribe.window is not None:
+        return min(subscribe.window, WINDOW_MAX)
+    # In auto mode the socket's buffer is the window; it is bounded in bytes.
+    return maxsize if subscribe.mode is AckMode.AUTO else WINDOW_DEFAULT

@@ -1,0 +1,521 @@
+"""What happens to every message: the pure core of the broker.
+
+Commands go in, effects come out; there is no clock, socket, disk or task here. The caller says what time it is
+(`now_ms`), makes the batches durable one after the other and reports it (`committed`), and carries out what `turn`
+returns. Everything is single-threaded and nothing blocks.
+
+    command -> accept / acknowledge / give back -> the gathering batch
+    turn    -> dispatch in every queue that changed -> deliveries, answers
+
+    take_batch()         hands the gathering batch over; the next one starts
+    committed(number)    what waited for it becomes visible, its answers leave
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from truenext.answers import Answer
+from truenext.batch import Batch, ProducerState
+from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.destination import Destination, Kind
+from truenext.engine.consumer import Consumer
+from truenext.engine.dispatch import Deliveries, Dispatcher
+from truenext.engine.lane import Entry, Lane
+from truenext.engine.producers import Producers
+from truenext.engine.queue import Queue
+from truenext.engine.redelivery import dead_letter, is_exhausted
+from truenext.engine.session import Session
+from truenext.engine.transaction import begin, make_room
+from truenext.errors import RemoteProtocolError
+from truenext.limits import (
+    GATHERING_BYTES_MAX,
+    QUEUES_MAX,
+    SEQUENCE_BLOCK,
+    SEQUENCE_RESERVE,
+    STORE_TRANSACTION_BYTES_MAX,
+    SUBSCRIPTIONS_MAX,
+    UNSENT_BYTES_MAX,
+)
+from truenext.message import Message
+from truenext.order import rank
+from truenext.policy import DEFAULT_POLICY, Policy
+from truenext.record import encode, message_key
+
+
+class Effects(NamedTuple):
+    """What one turn asks the shell to do, answers first."""
+
+    answers: list[tuple[Session, Answer]]
+    deliveries: Deliveries
+    """Per consumer, in order of dispatch."""
+
+
+class Engine:
+    def __init__(self, *, sequence_limit: int = 1, policy: Policy = DEFAULT_POLICY) -> None:
+        """`sequence_limit` is the store's: no sequence from there on was ever given out."""
+        self.now_ms = 0
+        """Milliseconds since the epoch; set by the caller before commands and turns."""
+        self._policy = policy
+        self._sessions: dict[str, Session] = {}
+        self._queues: dict[str, Queue] = {}
+        self._queue_number = 0
+        self._producers = Producers()
+        self._dispatcher = Dispatcher()
+        self._touched: dict[Queue, None] = {}
+        """Queues in which a dispatch may have become possible, in order of the first touch."""
+
+        self._next_sequence = sequence_limit
+        self._sequence_limit = sequence_limit
+        self._requested_limit = sequence_limit
+        self._committed = 0
+        self._batch = Batch(1)
+        self._is_awaited = False
+        """Somebody waits for the gathering batch: a message to become visible, or an answer."""
+        self._answers: list[tuple[Session, Answer]] = []
+        self._waiting_answers: dict[int, list[tuple[Session, Answer]]] = {}
+        """By the batch they wait for."""
+        self._waiting_queues: dict[int, dict[Queue, None]] = {}
+        """By the batch that makes messages visible in them."""
+
+    # ---- Start and stop ----
+
+    def restore_queue(self, number: int, name: str) -> Queue:
+        """Take over a queue that the store knows."""
+        queue = Queue(Destination(Kind.QUEUE, name), number)
+        queue.is_known_to_store = True
+        self._queues[name] = queue
+        self._queue_number = max(self._queue_number, number)
+        return queue
+
+    def restore_entry(self, entry: Entry) -> None:
+        """Take over a stored message; those of a lane come in the order of their sequences."""
+        lane = entry.queue.lanes[rank(entry.message.priority)]
+        lane.arrived.append(entry)
+        lane.stored += 1
+        self._touched[entry.queue] = None
+
+    def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
+        self._producers.restore(states)
+
+    def start(self) -> None:
+        """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
+        self._batch.clean_stop = False
+        self._request_sequences()
+        self._is_awaited = True
+
+    def stop(self) -> None:
+        """Take back, without an attempt, what anybody holds; nobody is served from here on."""
+        for session in list(self._sessions.values()):
+            self.disconnect(session, is_clean=True)
+
+    def last_batches(self) -> Iterator[Batch]:
+        """What a clean stop writes down: waiting transients, delivery counts, and last that the stop was clean.
+
+        Each must be durable before the next is asked for. To be called after `stop`, with no batch in flight.
+        """
+        for queue in self._queues.values():
+            if queue.is_temporary:
+                continue
+            for lane in queue.lanes:
+                for entry in lane:
+                    if self._batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                        yield self._hand_over()
+                    self._write_down(entry, lane)
+        self._batch.clean_stop = True
+        yield self._hand_over()
+
+    # ---- What the shell asks before it reads on ----
+
+    @property
+    def has_room(self) -> bool:
+        """More commands may be taken: sequences are left, and the gathering batch is not too large."""
+        return self._sequence_limit - self._next_sequence >= SEQUENCE_RESERVE and self._batch.size < GATHERING_BYTES_MAX
+
+    @property
+    def is_batch_awaited(self) -> bool:
+        return self._is_awaited
+
+    @property
+    def has_batch(self) -> bool:
+        return not self._batch.is_empty()
+
+    @property
+    def has_work(self) -> bool:
+        """A turn would do something."""
+        return bool(self._touched or self._answers)
+
+    def queues(self) -> Iterable[Queue]:
+        return self._queues.values()
+
+    # ---- Connections ----
+
+    def connect(self, session_id: str) -> Session:
+        session = self._sessions[session_id] = Session(session_id)
+        return session
+
+    def disconnect(self, session: Session, *, is_clean: bool) -> None:
+        """End a connection: what it held goes back in one step.
+
+        If not `is_clean`, what the client had begun counts as an attempt: what it acknowledged in open transactions,
+        and the first message of each subscription. Not so in auto mode: those never left the broker.
+        """
+        if self._sessions.pop(session.id, None) is None:
+            return
+        for transaction in session.transactions.values():
+            for entry in transaction.acknowledged + transaction.refused:
+                self._give_back(entry, has_failed=not is_clean)
+        session.transactions.clear()
+        for consumer in session.consumers.values():
+            has_begun = not is_clean and consumer.mode is not AckMode.AUTO
+            self._release(consumer, has_begun=has_begun)
+        session.consumers.clear()
+        for queue in session.temporary_queues:
+            self._drop(queue)
+
+    def taken(self, session: Session) -> None:
+        """The socket has taken all bytes of all messages dispatched to the connection."""
+        had_no_room = session.unsent_bytes >= UNSENT_BYTES_MAX
+        session.unsent_bytes = 0
+        for consumer in session.consumers.values():
+            held = consumer.held
+            if had_no_room or len(held) >= consumer.window:
+                self._touched[consumer.queue] = None
+            if held and consumer.mode is AckMode.AUTO:
+                for entry in held.values():
+                    if entry.stored:
+                        self._remove(entry)
+                held.clear()
+
+    def taken_before_loss(self, consumer: Consumer, count: int) -> None:
+        """The socket took the first `count` messages dispatched to a consumer in auto mode, and will take no more."""
+        for sequence in list(consumer.held)[:count]:
+            entry = consumer.held.pop(sequence)
+            if entry.stored:
+                self._remove(entry)
+
+    def answer(self, session: Session, answer: Answer) -> None:
+        """Say something to a connection once all that it asked for so far is durable, in order."""
+        if session.batch <= self._committed:
+            self._answers.append((session, answer))
+        else:
+            self._waiting_answers.setdefault(session.batch, []).append((session, answer))
+            if session.batch == self._batch.number:
+                self._is_awaited = True
+
+    # ---- Commands ----
+
+    def send(self, session: Session, send: Send) -> None:
+        """Raises: RemoteProtocolError if there is no such transaction, or a limit is reached."""
+        if send.transaction is not None:
+            if send.producer is not None:
+                raise RemoteProtocolError("a send inside a transaction has no number of its own: number the COMMIT")
+            transaction = session.transaction(send.transaction)
+            size = len(send.message.header) + len(send.message.body)
+            make_room(session.transactions, size)
+            transaction.sends.append(send)
+            transaction.size += size
+            return
+        if send.producer is not None and self._is_repeat(session, send.producer, send.number):
+            return
+        is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
+        queue = self._queue(send.destination)
+        if queue is not None:
+            self._accept(queue, send.message, self._batch.number if is_stored else 0)
+        if send.producer is not None:
+            self._record_number(send.producer, send.number, is_stored)
+        if is_stored:
+            session.batch = self._batch.number
+
+    def subscribe(self, session: Session, subscribe: Subscribe) -> None:
+        """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's."""
+        if subscribe.subscription in session.consumers:
+            raise RemoteProtocolError(f"subscription {subscribe.subscription!r} exists already on this connection")
+        if len(session.consumers) >= SUBSCRIPTIONS_MAX:
+            raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection")
+        destination = subscribe.destination
+        if destination.kind is Kind.TEMPORARY and destination.session != session.id:
+            raise RemoteProtocolError("only the connection that owns a temporary queue may subscribe to it")
+        queue = self._queue(destination)
+        assert queue is not None, "the owner of a temporary queue is connected"
+        consumer = Consumer(session, queue, subscribe)
+        session.consumers[subscribe.subscription] = consumer
+        queue.consumers.append(consumer)
+        self._touched[queue] = None
+
+    def unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
+        """Raises: RemoteProtocolError if there is no such subscription."""
+        consumer = session.consumers.pop(unsubscribe.subscription, None)
+        if consumer is None:
+            raise RemoteProtocolError(f"there is no subscription {unsubscribe.subscription!r} on this connection")
+        self._release(consumer, has_begun=False)
+
+    def acknowledge(self, session: Session, ack: Ack) -> None:
+        """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
+        consumer = session.consumer_of(ack.subscription, ack.sequence)
+        if ack.transaction is None:
+            for entry in self._take_back(consumer, ack.sequence):
+                if entry.stored:
+                    self._remove(entry)
+                    session.batch = self._batch.number
+        else:
+            transaction = session.transaction(ack.transaction)
+            make_room(session.transactions, 0)
+            transaction.acknowledged.extend(self._take_back(consumer, ack.sequence))
+        self._touched[consumer.queue] = None
+
+    def refuse(self, session: Session, nack: Nack) -> None:
+        """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
+        consumer = session.consumer_of(nack.subscription, nack.sequence)
+        if nack.transaction is None:
+            for entry in self._take_back(consumer, nack.sequence):
+                self._give_back(entry, has_failed=True)
+            session.batch = self._latest_batch()
+        else:
+            transaction = session.transaction(nack.transaction)
+            make_room(session.transactions, 0)
+            transaction.refused.extend(self._take_back(consumer, nack.sequence))
+            self._touched[consumer.queue] = None
+
+    def begin(self, session: Session, command: Begin) -> None:
+        """Raises: RemoteProtocolError if the name is taken or there are too many."""
+        begin(session.transactions, command.transaction)
+
+    def commit(self, session: Session, commit: Commit) -> None:
+        """Raises: RemoteProtocolError if the transaction is not open and its number not recorded."""
+        if commit.producer is not None and self._is_repeat(session, commit.producer, commit.number):
+            if commit.transaction in session.transactions:
+                self._abort(session, commit.transaction, has_failed=False)
+            return
+        transaction = session.transactions.get(commit.transaction)
+        if transaction is None:
+            raise RemoteProtocolError(
+                f"transaction {commit.transaction!r} is not open: it was rolled back, or committed under another number"
+            )
+        # Everything that can be refused is asked for first: from here on all of it happens.
+        queues = [self._queue(send.destination) for send in transaction.sends]
+        del session.transactions[commit.transaction]
+        is_stored = transaction.is_stored()
+        batch = self._batch.number if is_stored else 0
+        for queue, send in zip(queues, transaction.sends, strict=True):
+            if queue is not None:
+                self._accept(queue, send.message, batch)
+        for entry in transaction.acknowledged:
+            if entry.stored:
+                self._remove(entry)
+        for entry in transaction.refused:
+            self._give_back(entry, has_failed=True)
+        if commit.producer is not None:
+            self._record_number(commit.producer, commit.number, is_stored)
+        if is_stored or transaction.refused:
+            session.batch = self._latest_batch()
+
+    def abort(self, session: Session, abort: Abort) -> None:
+        """Raises: RemoteProtocolError if the transaction is not open."""
+        session.transaction(abort.transaction)
+        self._abort(session, abort.transaction, has_failed=True)
+
+    # ---- Turns and batches ----
+
+    def turn(self) -> Effects:
+        """Dispatch wherever something changed; hand over what was to be said since the last turn."""
+        if self._requested_limit - self._next_sequence < SEQUENCE_BLOCK // 2:
+            self._request_sequences()
+        deliveries: Deliveries = {}
+        if self._touched:
+            touched, self._touched = self._touched, {}
+            for queue in touched:
+                self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries, self._expire)
+        answers, self._answers = self._answers, []
+        return Effects(answers, deliveries)
+
+    def take_batch(self) -> Batch | None:
+        """The gathering batch, to be made durable; None if there is nothing to write."""
+        for name in self._producers.forget_old(self.now_ms):
+            self._batch.forgotten_producers.append(name)
+        if self._batch.is_empty():
+            self._is_awaited = False
+            return None
+        return self._hand_over()
+
+    def committed(self, batch: Batch) -> None:
+        """The batch is durable, and so are all before it."""
+        assert batch.number > self._committed
+        self._committed = batch.number
+        if batch.sequence_limit:
+            self._sequence_limit = batch.sequence_limit
+        self._touched.update(self._waiting_queues.pop(batch.number, {}))
+        self._answers.extend(self._waiting_answers.pop(batch.number, ()))
+
+    # ---- Inside ----
+
+    def _accept(self, queue: Queue, message: Message, batch: int) -> None:
+        """Give a new message its place. It is visible with `batch`, whether itself stored or not."""
+        sequence = self._next_sequence
+        assert sequence < self._sequence_limit, "commands were taken without has_room"
+        self._next_sequence = sequence + 1
+        message.arrived_ms = self.now_ms
+        lane = queue.lanes[rank(message.priority)]
+        is_stored = message.persistent and not queue.is_temporary
+        lane.arrived.append(Entry(sequence, message, queue, batch, is_stored))
+        if is_stored:
+            if not queue.is_known_to_store:
+                self._introduce(queue)
+            key = message_key(lane.key, sequence)
+            record = encode(key, message)
+            gathering = self._batch
+            gathering.puts.append((key, record))
+            gathering.size += len(record)
+            lane.stored += 1
+            gathering.counts[lane.key] = lane.stored
+        if batch:
+            self._is_awaited = True
+            self._waiting_queues.setdefault(batch, {})[queue] = None
+        else:
+            self._touched[queue] = None
+
+    def _remove(self, entry: Entry) -> None:
+        """Tell the store that a message it has is gone."""
+        lane = self._lane(entry)
+        key = message_key(lane.key, entry.sequence)
+        batch = self._batch
+        if entry.message.persistent:
+            batch.removes.append(key)
+        else:
+            batch.transient_removes.append(key)
+        if entry.marked:
+            batch.unmarks.append(key)
+        batch.size += len(key)
+        lane.stored -= 1
+        batch.counts[lane.key] = lane.stored
+
+    def _give_back(self, entry: Entry, *, has_failed: bool) -> None:
+        """Put a message at its place again, or into the dead-letter queue."""
+        queue = entry.queue
+        if has_failed:
+            entry.attempts += 1
+            if is_exhausted(self._policy, entry.attempts) and not queue.keeps_failures:
+                if entry.stored:
+                    self._remove(entry)
+                destination, message = dead_letter(entry.message, queue.name, entry.attempts)
+                self._accept(self._open(destination), message, self._batch.number)
+                return
+            if entry.stored:
+                self._mark(entry)
+        self._lane(entry).give_back(entry)
+        self._touched[queue] = None
+
+    def _mark(self, entry: Entry) -> None:
+        entry.marked = True
+        self._batch.marks[message_key(self._lane(entry).key, entry.sequence)] = (entry.attempts, entry.deliveries)
+
+    def _take_back(self, consumer: Consumer, sequence: int) -> list[Entry]:
+        """What an ACK or NACK of `sequence` covers; it leaves the consumer's window."""
+        held = consumer.held
+        if consumer.mode is AckMode.INDIVIDUAL:
+            return [held.pop(sequence)]
+        covered = []
+        for earlier in held:
+            covered.append(earlier)
+            if earlier == sequence:
+                break
+        return [held.pop(earlier) for earlier in covered]
+
+    def _release(self, consumer: Consumer, *, has_begun: bool) -> None:
+        """End a consumer; `has_begun` charges an attempt to the first message it holds."""
+        queue = consumer.queue
+        queue.consumers.remove(consumer)
+        for entry in consumer.held.values():
+            self._give_back(entry, has_failed=has_begun)
+            has_begun = False
+        consumer.held.clear()
+        self._touched[queue] = None
+
+    def _abort(self, session: Session, name: str, *, has_failed: bool) -> None:
+        transaction = session.transactions.pop(name)
+        for entry in transaction.acknowledged + transaction.refused:
+            self._give_back(entry, has_failed=has_failed)
+        if len(transaction) > len(transaction.sends):
+            session.batch = self._latest_batch()
+
+    def _is_repeat(self, session: Session, producer: str, number: int) -> bool:
+        known = self._producers.repeated(producer, number, self.now_ms)
+        if known is None:
+            return False
+        session.batch = max(session.batch, known.batch)
+        return True
+
+    def _record_number(self, producer: str, number: int, is_stored: bool) -> None:
+        self._producers.record(producer, number, self._batch.number if is_stored else 0, self.now_ms)
+        if is_stored:
+            self._batch.producers[producer] = ProducerState(number, self.now_ms)
+
+    def _expire(self, entry: Entry) -> None:
+        if entry.stored:
+            self._remove(entry)
+
+    def _queue(self, destination: Destination) -> Queue | None:
+        """The queue of this destination, made on first use; None if it went with its connection."""
+        queue = self._queues.get(destination.name)
+        if queue is None:
+            if destination.kind is Kind.TEMPORARY and destination.session not in self._sessions:
+                return None
+            if len(self._queues) >= QUEUES_MAX:
+                raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
+            queue = self._open(destination)
+            if destination.kind is Kind.TEMPORARY:
+                self._sessions[destination.session].temporary_queues.append(queue)
+        return queue
+
+    def _open(self, destination: Destination) -> Queue:
+        queue = self._queues.get(destination.name)
+        if queue is None:
+            self._queue_number += 1
+            queue = self._queues[destination.name] = Queue(destination, self._queue_number)
+        return queue
+
+    def _drop(self, queue: Queue) -> None:
+        """A temporary queue goes with its messages."""
+        del self._queues[queue.name]
+        self._touched.pop(queue, None)
+        for lane in queue.lanes:
+            # An entry refers to its queue without the garbage collector's knowledge: break the circle by hand.
+            lane.clear()
+
+    def _lane(self, entry: Entry) -> Lane:
+        return entry.queue.lanes[rank(entry.message.priority)]
+
+    def _introduce(self, queue: Queue) -> None:
+        queue.is_known_to_store = True
+        self._batch.queues[queue.number] = queue.name
+
+    def _write_down(self, entry: Entry, lane: Lane) -> None:
+        """Store a waiting transient, and of any message how often it was dispatched."""
+        if not entry.stored:
+            if not entry.queue.is_known_to_store:
+                self._introduce(entry.queue)
+            entry.stored = True
+            key = message_key(lane.key, entry.sequence)
+            record = encode(key, entry.message)
+            self._batch.transient_puts.append((key, record))
+            self._batch.size += len(record)
+            lane.stored += 1
+            self._batch.counts[lane.key] = lane.stored
+        if entry.deliveries or entry.attempts:
+            self._mark(entry)
+
+    def _request_sequences(self) -> None:
+        self._requested_limit = self._next_sequence + SEQUENCE_BLOCK
+        self._batch.sequence_limit = self._requested_limit
+        self._is_awaited = True
+
+    def _latest_batch(self) -> int:
+        """The last batch with anything in it."""
+        return self._batch.number if not self._batch.is_empty() else self._batch.number - 1
+
+    def _hand_over(self) -> Batch:
+        batch = self._batch
+        self._batch = Batch(batch.number + 1)
+        self._is_awaited = False
+        return batch

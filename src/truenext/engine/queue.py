@@ -1,0 +1,48 @@
+"""What a queue is: ten lanes, and the consumers that take from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.destination import DEAD_LETTER_PREFIX, Destination, Kind
+from truenext.engine.lane import Lane
+from truenext.order import RANKS
+from truenext.record import lane_key
+
+if TYPE_CHECKING:
+    from truenext.engine.consumer import Consumer
+
+
+class Queue:
+    __slots__ = ("consumers", "destination", "is_known_to_store", "lanes", "number")
+
+    def __init__(self, destination: Destination, number: int) -> None:
+        self.destination = destination
+        self.number = number
+        """What the store calls it."""
+        self.is_known_to_store = False
+        self.lanes = [Lane(lane_key(number, rank)) for rank in RANKS]
+        """By rank: the first non-empty lane is served first."""
+        self.consumers: list[Consumer] = []
+
+    @property
+    def name(self) -> str:
+        return self.destination.name
+
+    @property
+    def is_temporary(self) -> bool:
+        """It goes with its connection; nothing of it is ever stored."""
+        return self.destination.kind is Kind.TEMPORARY
+
+    @property
+    def keeps_failures(self) -> bool:
+        """What fails here stays here, however often."""
+        return self.is_temporary or self.name.startswith(DEAD_LETTER_PREFIX)
+
+    def waiting(self) -> int:
+        """Messages that no consumer holds."""
+        return sum(map(len, self.lanes))
+
+    def unacknowledged(self) -> int:
+        """Messages that consumers hold; those acknowledged in an open transaction are not among them."""
+        return sum(len(consumer.held) for consumer in self.consumers)

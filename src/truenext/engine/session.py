@@ -1,0 +1,60 @@
+"""What the engine knows of one connection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.commands import AckMode
+from truenext.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from truenext.engine.consumer import Consumer
+    from truenext.engine.queue import Queue
+    from truenext.engine.transaction import Transaction
+
+
+class Session:
+    __slots__ = ("batch", "consumers", "id", "temporary_queues", "transactions", "unsent_bytes")
+
+    def __init__(self, session_id: str) -> None:
+        self.id = session_id
+        """Not to be guessed: it is the address of the connection's temporary queues."""
+        self.consumers: dict[str, Consumer] = {}
+        """By subscription."""
+        self.transactions: dict[str, Transaction] = {}
+        """Open ones, by the client's name for them."""
+        self.temporary_queues: list[Queue] = []
+        """They go with the connection."""
+        self.batch = 0
+        """The last batch that has anything of this connection; its answers wait for it."""
+        self.unsent_bytes = 0
+        """Bytes of messages dispatched to this connection that its socket has not taken."""
+
+    def consumer_of(self, subscription: str | None, sequence: int) -> Consumer:
+        """The consumer that an ACK or NACK speaks of.
+
+        Raises: RemoteProtocolError if none of this connection's holds the message.
+        """
+        if subscription is not None:
+            consumer = self.consumers.get(subscription)
+            if consumer is None:
+                raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection")
+            if consumer.mode is AckMode.AUTO:
+                raise RemoteProtocolError(f"subscription {subscription!r} acknowledges by itself (ack:auto)")
+            if sequence in consumer.held:
+                return consumer
+        else:
+            for consumer in self.consumers.values():
+                if sequence in consumer.held and consumer.mode is not AckMode.AUTO:
+                    return consumer
+        raise RemoteProtocolError(
+            f"message {sequence} is not held by this connection's subscription: it was never sent to it, "
+            "or is acknowledged or given back already"
+        )
+
+    def transaction(self, name: str) -> Transaction:
+        """Raises: RemoteProtocolError if it is not open."""
+        transaction = self.transactions.get(name)
+        if transaction is None:
+            raise RemoteProtocolError(f"transaction {name!r} is not open on this connection")
+        return transaction

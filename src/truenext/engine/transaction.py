@@ -1,0 +1,68 @@
+"""What a client has said inside a transaction and not yet committed.
+
+Nothing of it has happened, but for one thing: a message acknowledged here has left its consumer's window.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.destination import Kind
+from truenext.errors import RemoteProtocolError
+from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from truenext.commands import Send
+    from truenext.engine.lane import Entry
+
+
+class Transaction:
+    __slots__ = ("acknowledged", "refused", "sends", "size")
+
+    def __init__(self) -> None:
+        self.sends: list[Send] = []
+        self.acknowledged: list[Entry] = []
+        self.refused: list[Entry] = []
+        """NACKed."""
+        self.size = 0
+        """Bytes of the messages in `sends`."""
+
+    def __len__(self) -> int:
+        return len(self.sends) + len(self.acknowledged) + len(self.refused)
+
+    def is_stored(self) -> bool:
+        """Its COMMIT is visible once durable, rather than at once."""
+        return any(send.message.persistent and send.destination.kind is Kind.QUEUE for send in self.sends) or any(
+            entry.stored for entry in self.acknowledged
+        )
+
+
+def begin(transactions: dict[str, Transaction], name: str) -> None:
+    """Open a transaction among those of one connection.
+
+    Raises: RemoteProtocolError if the name is taken or there are too many.
+    """
+    if name in transactions:
+        raise RemoteProtocolError(f"transaction {name!r} is open already")
+    if len(transactions) >= TRANSACTIONS_MAX:
+        raise RemoteProtocolError(f"more than {TRANSACTIONS_MAX} open transactions on one connection")
+    transactions[name] = Transaction()
+
+
+def make_room(transactions: Mapping[str, Transaction], size: int) -> None:
+    """Check that one more frame, with `size` bytes of message, fits in what one connection may keep open.
+
+    The limits are on all open transactions of a connection together, so that one read of its socket can never commit
+    more than they allow.
+
+    Raises: RemoteProtocolError if it does not.
+    """
+    if sum(map(len, transactions.values())) >= TRANSACTION_MESSAGES_MAX:
+        raise RemoteProtocolError(
+            f"more than {TRANSACTION_MESSAGES_MAX} sends and acknowledgements in open transactions; commit more often"
+        )
+    held = sum(transaction.size for transaction in transactions.values())
+    if held and held + size > TRANSACTION_BYTES_MAX:
+        raise RemoteProtocolError(f"more than {TRANSACTION_BYTES_MAX} bytes in open transactions; commit more often")

@@ -1,0 +1,47 @@
+"""How a message's header lines are written and read.
+
+`Message.header` is UTF-8 text of `name:value` lines, each ended by a line feed. Carriage return, line feed, colon and
+backslash inside a name or value are escaped as in STOMP 1.2, section "Value Encoding".
+"""
+
+import re
+
+_ESCAPES = {"\\": "\\\\", "\r": "\\r", "\n": "\\n", ":": "\\c"}
+_UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
+_TO_ESCAPE = re.compile(r"[\\\r\n:]")
+_ESCAPED = re.compile(r"\\.?", re.DOTALL)
+
+
+def escape(text: str) -> str:
+    r"""Make text safe as a name or value.
+
+    >>> escape("a:b\n")
+    'a\\cb\\n'
+    """
+    return _TO_ESCAPE.sub(lambda match: _ESCAPES[match.group()], text)
+
+
+def unescape(text: str) -> str:
+    r"""The inverse of `escape`.
+
+    >>> unescape("a\\cb\\n")
+    'a:b\n'
+
+    Raises: KeyError with the sequence, if it is not one of the four.
+    """
+    return _ESCAPED.sub(lambda match: _UNESCAPES[match.group()], text)
+
+
+def write_header(headers: dict[str, str]) -> bytes:
+    """Header lines of a message."""
+    return "".join(f"{escape(name)}:{escape(value)}\n" for name, value in headers.items()).encode()
+
+
+def read_header(header: bytes) -> dict[str, str]:
+    """Names and values; where a name is repeated the first counts (STOMP 1.2, "Repeated Header Entries")."""
+    headers: dict[str, str] = {}
+    for line in header.decode().split("\n"):
+        name, colon, value = line.partition(":")
+        if colon:
+            headers.setdefault(unescape(name), unescape(value))
+    return headers

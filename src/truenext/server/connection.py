@@ -1,0 +1,315 @@
+"""One client on one socket: bytes in, bytes out, and what its silence means.
+
+The socket is driven directly, not through a transport: in auto mode a message counts as acknowledged once the socket
+has taken its bytes, so we must know exactly which bytes it has taken, at the moment the connection is lost too.
+
+    reading --ERROR or DISCONNECT--> closing: what is left to say is sent, what still comes is thrown away --> closed
+"""
+
+import logging
+import socket
+from asyncio import AbstractEventLoop, TimerHandle
+from collections import deque
+from collections.abc import Callable
+
+from truenext.answers import Answer, Farewell, Fault, Receipt
+from truenext.broker.broker import Broker
+from truenext.commands import AckMode
+from truenext.engine.consumer import Consumer
+from truenext.engine.lane import Entry
+from truenext.errors import RemoteProtocolError
+from truenext.limits import (
+    HEART_BEAT_GRACE,
+    LOGIN_BYTES_MAX,
+    LOGIN_SECONDS_MAX,
+    READ_BYTES,
+    UNSENT_ANSWER_BYTES_MAX,
+)
+from truenext.wire.stomp.server import PARTS_PER_MESSAGE, StompServer
+
+logger = logging.getLogger(__name__)
+
+LINGER_SECONDS = 2.0
+"""Longest time a client that was told goodbye may take to hang up."""
+WRITE_BYTES = 256 * 1024
+"""Bytes offered at once to a socket that could not take everything."""
+
+
+class Connection:
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer_name: str,
+        broker: Broker,
+        loop: AbstractEventLoop,
+        *,
+        identity: str,
+        server_name: str,
+        on_closed: Callable[["Connection"], None],
+    ) -> None:
+        self._sock = sock
+        self._name = peer_name
+        self._broker = broker
+        self._loop = loop
+        self._on_closed = on_closed
+        self._session = broker.connect(self)
+        self._stomp = StompServer(session_id=self._session.id, identity=identity, server_name=server_name)
+        self._is_reading = True
+        """What comes is still listened to."""
+        self._is_paused = False
+        """Nothing is read until the broker has room."""
+        self._is_leaving = False
+        """Everything was said; the socket closes once it has taken it."""
+        self._is_closed = False
+        self._has_heard = True
+        self._has_spoken = False
+        self._parts: list[bytes] = []
+        """What the next flush writes."""
+        self._runs: list[tuple[Consumer | None, int]] = []
+        """Whose frames stand in `_parts`: consumer and number of messages; None and 1 for one part of anything else."""
+        self._unsent: deque[tuple[bytes, Consumer | None]] = deque()
+        """Frames the socket could not take yet. Empty but for slow readers."""
+        self._unsent_answer_bytes = 0
+        self._first_taken = 0
+        """Bytes of the first unsent frame that the socket has taken."""
+        self._taken: dict[Consumer, int] = {}
+        """Messages of consumers in auto mode that the socket took since the broker was last told `taken`."""
+        self._timers: dict[str, TimerHandle] = {}
+        self._after(LOGIN_SECONDS_MAX, "login", self._on_login_overdue)
+        loop.add_reader(sock, self._on_readable)
+
+    # ---- Reading ----
+
+    def _on_readable(self) -> None:
+        if not self._broker.has_room and self._is_reading:
+            self._is_paused = True
+            self._loop.remove_reader(self._sock)
+            self._broker.wait_for_room(self)
+            return
+        try:
+            data = self._sock.recv(READ_BYTES if self._stomp.is_connected else LOGIN_BYTES_MAX)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose("closed by the client")
+        elif self._is_reading:
+            self._has_heard = True
+            self._handle(data)
+
+    def read_on(self) -> None:
+        self._is_paused = False
+        self._has_heard = True
+        if not self._is_closed:
+            self._loop.add_reader(self._sock, self._on_readable)
+
+    def _handle(self, data: bytes) -> None:
+        try:
+            self._broker.execute(self._session, self._stomp.receive(data))
+        except RemoteProtocolError as error:
+            self._greet()
+            self._refuse(str(error), self._stomp.receipt_in_question)
+            return
+        self._greet()
+        if self._stomp.is_closed:
+            self._is_reading = False
+            self._broker.answer(self._session, Farewell())
+
+    def _greet(self) -> None:
+        """Say CONNECTED, and start the agreed heart-beats."""
+        connected = self._stomp.connected
+        if connected is None:
+            return
+        self._stomp.connected = None
+        self._timers.pop("login").cancel()
+        self._add(connected)
+        self.flush()
+        if self._stomp.sends_every_ms:
+            # Twice as often as agreed: a beat left out because something was just sent is then made up in time.
+            self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
+        if self._stomp.expects_every_ms:
+            self._after(self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000, "silence", self._on_silence)
+
+    def _refuse(self, reason: str, receipt: str | None) -> None:
+        """Answer with an ERROR, behind the receipts that are due, and end the connection."""
+        if not self._is_reading:
+            return
+        logger.warning("client refused", extra={"client": self._name, "reason": reason})
+        self._is_reading = False
+        self._broker.disconnect(self._session, is_clean=False)
+        summary, _, _ = reason.partition("\n")
+        self._broker.answer(self._session, Fault(summary[:200], reason, receipt))
+        self._broker.answer(self._session, Farewell())
+
+    # ---- Writing ----
+
+    def answer(self, answer: Answer) -> None:
+        match answer:
+            case Receipt():
+                self._add(self._stomp.encode_receipt(answer))
+            case Fault():
+                self._add(self._stomp.encode_fault(answer))
+            case Farewell():
+                self._is_leaving = True
+
+    def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
+        self._stomp.encode_deliveries(consumer.subscription, entries, self._parts)
+        self._runs.append((consumer, len(entries)))
+
+    def flush(self) -> None:
+        parts = self._parts
+        if parts and not self._is_closed:
+            if self._unsent:
+                self._keep(0)
+            else:
+                data = b"".join(parts)
+                taken = self._send(data)
+                if taken == len(data):
+                    parts.clear()
+                    self._runs.clear()
+                    self._broker.taken(self._session)
+                else:
+                    self._keep(taken)
+                    if not self._is_closed:
+                        self._loop.add_writer(self._sock, self._on_writable)
+        if self._is_leaving and not self._unsent and not self._is_closed:
+            self._hang_up()
+
+    def _add(self, frame: bytes) -> None:
+        self._parts.append(frame)
+        self._runs.append((None, 1))
+
+    def _send(self, data: bytes) -> int:
+        """Bytes the socket took."""
+        self._has_spoken = True
+        try:
+            return self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            # Not at once: whoever is writing to many connections must not find one gone half-way.
+            self._loop.call_soon(self._lose, f"cannot be written to: {error}")
+            return 0
+
+    def _keep(self, taken: int) -> None:
+        """Move `_parts`, of which the socket took `taken` bytes, to `_unsent`."""
+        at = 0
+        for consumer, count in self._runs:
+            size = 1 if consumer is None else PARTS_PER_MESSAGE
+            for _ in range(count):
+                frame = b"".join(self._parts[at : at + size])
+                at += size
+                self._unsent.append((frame, consumer))
+                if consumer is None:
+                    self._unsent_answer_bytes += len(frame)
+        self._parts.clear()
+        self._runs.clear()
+        self._count_taken(taken)
+        if self._unsent_answer_bytes > UNSENT_ANSWER_BYTES_MAX:
+            self._lose("asks for more answers than it reads")
+
+    def _count_taken(self, taken: int) -> None:
+        self._first_taken += taken
+        unsent = self._unsent
+        while unsent and self._first_taken >= len(unsent[0][0]):
+            frame, consumer = unsent.popleft()
+            self._first_taken -= len(frame)
+            if consumer is None:
+                self._unsent_answer_bytes -= len(frame)
+            elif consumer.mode is AckMode.AUTO:
+                self._taken[consumer] = self._taken.get(consumer, 0) + 1
+
+    def _on_writable(self) -> None:
+        offered = bytearray()
+        for frame, _ in self._unsent:
+            offered += frame
+            if len(offered) >= WRITE_BYTES + self._first_taken:
+                break
+        self._count_taken(self._send(bytes(memoryview(offered)[self._first_taken :])))
+        if not self._unsent and not self._is_closed:
+            self._loop.remove_writer(self._sock)
+            self._taken.clear()
+            self._broker.taken(self._session)
+            if self._is_leaving:
+                self._hang_up()
+
+    def settle(self, consumer: Consumer | None) -> dict[Consumer, int]:
+        if consumer is None:
+            taken, self._taken = self._taken, {}
+        else:
+            taken = {consumer: self._taken.pop(consumer)} if consumer in self._taken else {}
+        if self._unsent:
+            begun = [self._unsent.popleft()] if self._first_taken else []
+            kept = [
+                (frame, owner) for frame, owner in self._unsent if owner is None or (consumer and owner != consumer)
+            ]
+            self._unsent = deque(begun + kept)
+        return taken
+
+    # ---- The end ----
+
+    def _hang_up(self) -> None:
+        """Everything is said. Wait a little for the client to close, so that the last frame is not lost to a reset."""
+        if "linger" in self._timers:
+            return
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._close()
+            return
+        self._after(LINGER_SECONDS, "linger", self._close)
+
+    def _lose(self, reason: str) -> None:
+        """The client is gone, or is given up."""
+        if self._is_closed:
+            return
+        if self._is_reading:
+            logger.info("client lost", extra={"client": self._name, "reason": reason})
+            self._is_reading = False
+        self._broker.disconnect(self._session, is_clean=False)
+        self._close()
+
+    def end(self) -> None:
+        """Close at a stop of the broker; what the client holds must have been taken back."""
+        self._close()
+
+    def stop_reading(self) -> None:
+        """The broker stops: nothing more is taken from the client."""
+        self._is_reading = False
+        if not self._is_closed and not self._is_paused:
+            self._loop.remove_reader(self._sock)
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        self._broker.forget(self._session)
+        self._on_closed(self)
+
+    # ---- Time ----
+
+    def _after(self, seconds: float, name: str, action: Callable[[], None]) -> None:
+        self._timers[name] = self._loop.call_later(seconds, action)
+
+    def _on_login_overdue(self) -> None:
+        self._refuse(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", None)
+
+    def _on_beat_due(self) -> None:
+        if not self._has_spoken and not self._unsent:
+            self._add(b"\n")
+            self.flush()
+        self._has_spoken = False
+        self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
+
+    def _on_silence(self) -> None:
+        if not self._has_heard and not self._is_paused:
+            self._lose("missed its heart-beats")
+            return
+        self._has_heard = False
+        self._after(self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000, "silence", self._on_silence)

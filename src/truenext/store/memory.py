@@ -1,0 +1,145 @@
+"""How the store keeps its promise without a disk: for tests, and for a broker whose messages may end with it.
+
+The object is the disk. Calling `recover` again is a restart: what was applied is there, transients only if the last
+batch with a `clean_stop` said True.
+
+It checks more than a store must. Counts that are wrong, or marks that outlive their message, are bugs of the broker
+that a disk would keep for years without a word; here they are refused, so that tests meet them.
+"""
+
+import secrets
+from collections import Counter
+from threading import Lock
+
+from truenext.batch import Batch, ProducerState
+from truenext.errors import StoreError
+from truenext.record import LANE_KEY_SIZE, message_key
+from truenext.store.store import Page, Recovered, StoredMessage
+
+
+class MemoryStore:
+    """A store that lives as long as its object."""
+
+    def __init__(self) -> None:
+        self._messages: dict[bytes, bytes] = {}
+        self._transients: dict[bytes, bytes] = {}
+        self._lanes: dict[bytes, dict[bytes, None]] = {}
+        """Lane key to the keys of its messages of either kind. They come nearly in order, so that sorting is cheap;
+        and it is needed for pages only, where a sorted list would cost every removal."""
+        self._marks: dict[bytes, tuple[int, int]] = {}
+        self._queues: dict[int, str] = {}
+        self._producers: dict[str, ProducerState] = {}
+        self._identity = secrets.token_hex(4)
+        self._sequence_limit = 1
+        self._clean_stop = True
+        self._applied = 0
+        self._refusal = "recover() comes first"
+        self._whole = Lock()
+        """Held wherever half of a batch could be seen."""
+
+    def recover(self) -> Recovered:
+        with self._whole:
+            if not self._clean_stop:
+                for key in self._transients:
+                    self._marks.pop(key, None)
+                    self._take_from_lane(key)
+                self._transients.clear()
+            self._applied = 0
+            self._refusal = ""
+            return Recovered(
+                identity=self._identity,
+                clean_stop=self._clean_stop,
+                sequence_limit=self._sequence_limit,
+                queues=dict(self._queues),
+                counts={lane: len(keys) for lane, keys in self._lanes.items()},
+                producers=dict(sorted(self._producers.items(), key=lambda item: (item[1].used_ms, item[0]))),
+            )
+
+    def apply(self, batch: Batch) -> None:
+        if self._refusal:
+            raise StoreError(f"batch {batch.number} is refused: {self._refusal}")
+        self._refusal = f"batch {batch.number} could not be written; start the broker again"
+        with self._whole:
+            self._check(batch)
+            self._write(batch)
+            self._applied = batch.number
+        self._refusal = ""
+
+    def page(self, lane: bytes, after_sequence: int, limit: int) -> Page:
+        with self._whole:
+            after = message_key(lane, after_sequence)
+            keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)[:limit]
+            messages = [StoredMessage(key, self._record(key), *self._marks.get(key, (0, 0))) for key in keys]
+            return Page(messages=messages, as_of=self._applied)
+
+    def close(self) -> None:
+        """Nothing is let go: `recover` opens the store again."""
+        self._refusal = "the store is closed"
+
+    def _record(self, key: bytes) -> bytes:
+        return self._messages[key] if key in self._messages else self._transients[key]
+
+    def _check(self, batch: Batch) -> None:
+        """Everything that can be wrong with a batch, found before any of it is done."""
+
+        def require(fact: bool, otherwise: str) -> None:
+            if not fact:
+                raise StoreError(
+                    f"store and broker disagree: batch {batch.number} {otherwise}. This is a bug of truenext"
+                )
+
+        removes = [*batch.removes, *batch.transient_removes]
+        puts = [key for key, _ in (*batch.puts, *batch.transient_puts)]
+        removed, put = set(removes), set(puts)
+        require(
+            len(removed) == len(removes)
+            and self._messages.keys() >= set(batch.removes)
+            and self._transients.keys() >= set(batch.transient_removes),
+            "removes a message that is not there",
+        )
+        require(
+            len(put) == len(puts) and not any(key in self._messages or key in self._transients for key in put),
+            "puts a message that is there already",
+        )
+        require(self._queues.keys().isdisjoint(batch.queues), "puts a queue that is there already")
+
+        unmarked = set(batch.unmarks)
+        for key in batch.marks.keys() - unmarked:
+            held = key in put or ((key in self._messages or key in self._transients) and key not in removed)
+            require(held, f"marks message {key.hex()}, which is not there")
+        for key in removed - unmarked:
+            require(key not in self._marks, f"leaves the mark of message {key.hex()}, which it removes")
+
+        change = Counter(key[:LANE_KEY_SIZE] for key in puts)
+        change.subtract(key[:LANE_KEY_SIZE] for key in removes)
+        for lane in change.keys() | batch.counts.keys():
+            before = len(self._lanes.get(lane, ()))
+            after, said = before + change[lane], batch.counts.get(lane, before)
+            require(after == said, f"says that lane {lane.hex()} has {said} messages; it has {after}")
+
+    def _write(self, batch: Batch) -> None:
+        for messages, keys in ((self._messages, batch.removes), (self._transients, batch.transient_removes)):
+            for key in keys:
+                del messages[key]
+                self._take_from_lane(key)
+        for messages, puts in ((self._messages, batch.puts), (self._transients, batch.transient_puts)):
+            for key, record in puts:
+                messages[key] = record
+                self._lanes.setdefault(key[:LANE_KEY_SIZE], {})[key] = None
+        self._marks.update(batch.marks)
+        for key in batch.unmarks:
+            self._marks.pop(key, None)
+        self._queues.update(batch.queues)
+        for name in batch.forgotten_producers:
+            self._producers.pop(name, None)
+        self._producers.update(batch.producers)
+        self._sequence_limit = batch.sequence_limit or self._sequence_limit
+        if batch.clean_stop is not None:
+            self._clean_stop = batch.clean_stop
+
+    def _take_from_lane(self, key: bytes) -> None:
+        lane = key[:LANE_KEY_SIZE]
+        keys = self._lanes[lane]
+        del keys[key]
+        if not keys:
+            del self._lanes[lane]

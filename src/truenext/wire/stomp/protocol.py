@@ -1,0 +1,134 @@
+"""Which frame may come when, on either side of a STOMP connection.
+
+One class plays both sides: the broker's connections are made with `Side.SERVER`, a client's with `Side.CLIENT`. All
+that decides over a frame's turn is in TRANSITIONS; what a frame *means* is decided elsewhere (server.py).
+
+    server:  CONNECTING --CONNECT, STOMP--> CONNECTED --DISCONNECT--> CLOSED
+    client:  CONNECTING --CONNECTED-------> CONNECTED --ERROR-------> CLOSED
+"""
+
+from enum import Enum
+
+from truenext.errors import LocalProtocolError, RemoteProtocolError
+from truenext.wire.stomp.codec import Decoder
+from truenext.wire.stomp.frame import Frame, Version, encode
+
+
+class Side(Enum):
+    CLIENT = "client"
+    SERVER = "server"
+
+
+class State(Enum):
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    CLOSED = "closed"
+
+
+CLIENT_COMMANDS = ("SEND", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "BEGIN", "COMMIT", "ABORT")
+SERVER_COMMANDS = ("MESSAGE", "RECEIPT")
+
+Transitions = dict[State, dict[str, State]]
+
+TRANSITIONS: dict[Side, Transitions] = {
+    # What each side may say, and what the connection is in afterwards.
+    Side.CLIENT: {
+        State.CONNECTING: {"CONNECT": State.CONNECTING, "STOMP": State.CONNECTING},
+        State.CONNECTED: {**dict.fromkeys(CLIENT_COMMANDS, State.CONNECTED), "DISCONNECT": State.CLOSED},
+        State.CLOSED: {},
+    },
+    Side.SERVER: {
+        State.CONNECTING: {"CONNECTED": State.CONNECTED, "ERROR": State.CLOSED},
+        State.CONNECTED: {**dict.fromkeys(SERVER_COMMANDS, State.CONNECTED), "ERROR": State.CLOSED},
+        # The RECEIPT of a DISCONNECT.
+        State.CLOSED: {"RECEIPT": State.CLOSED, "ERROR": State.CLOSED, "MESSAGE": State.CLOSED},
+    },
+}
+_KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for command in commands} for side in Side}
+
+
+class Protocol:
+    """The session rules of one connection, seen from one side."""
+
+    __slots__ = ("_decoder", "_known", "_said_by_peer", "side", "state")
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.state = State.CONNECTING
+        peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
+        self._decoder = Decoder()
+        self._said_by_peer = TRANSITIONS[peer]
+        self._known = _KNOWN_COMMANDS[peer]
+
+    @property
+    def version(self) -> Version:
+        """The agreed version; 1.0 as long as none is."""
+        return self._decoder.version or Version.V1_0
+
+    def agree(self, version: Version) -> None:
+        """Both sides speak `version` from here on."""
+        self._decoder.version = version
+        self.state = State.CONNECTED
+
+    def receive(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes; until the version is agreed one at a time, the next by `receive(b"")`.
+
+        Raises: RemoteProtocolError if the bytes are not STOMP.
+        """
+        return self._decoder.receive(data)
+
+    def check(self, frame: Frame) -> None:
+        """Take note of a frame from the peer.
+
+        Raises: RemoteProtocolError if it may not come now.
+        """
+        state = self._said_by_peer[self.state].get(frame.command)
+        if state is None:
+            if frame.command not in self._known:
+                raise RemoteProtocolError(f"unknown command {frame.command[:100]!r}")
+            raise RemoteProtocolError(f"{frame.command} may not come while {self.state.value}")
+        self.state = state
+
+    def send(self, frame: Frame) -> bytes:
+        """The bytes of a frame of our own.
+
+        Raises: LocalProtocolError if it may not be sent now.
+        """
+        if self.side is Side.CLIENT or frame.command not in ("CONNECTED", "ERROR"):
+            said_by_us = TRANSITIONS[self.side][self.state]
+            if frame.command not in said_by_us:
+                raise LocalProtocolError(f"{frame.command} may not be sent while {self.state.value}")
+            if self.side is Side.CLIENT:
+                self.state = said_by_us[frame.command]
+        return encode(frame, self.version)
+
+
+def choose_version(accepted: str | None) -> Version:
+    """The highest version that both sides know (STOMP 1.2, "Protocol Negotiation").
+
+    >>> choose_version("1.0,1.1,2.0"), choose_version(None)
+    (<Version.V1_1: '1.1'>, <Version.V1_0: '1.0'>)
+
+    Raises: RemoteProtocolError if there is none.
+    """
+    if accepted is None:
+        return Version.V1_0
+    offered = {text.strip() for text in accepted.split(",")}
+    for version in reversed(Version):
+        if version.value in offered:
+            return version
+    raise RemoteProtocolError(f"Supported protocol versions are {' '.join(version.value for version in Version)}")
+
+
+def parse_heart_beat(text: str) -> tuple[int, int]:
+    """What the sender of a heart-beat header can do and what it wants, in milliseconds; 0 is not at all.
+
+    >>> parse_heart_beat("1000,0")
+    (1000, 0)
+
+    Raises: RemoteProtocolError if it is not two numbers.
+    """
+    numbers = text.split(",")
+    if len(numbers) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in numbers):
+        raise RemoteProtocolError(f"heart-beat {text[:100]!r} is not two numbers of milliseconds")
+    return int(numbers[0]), int(numbers[1])

@@ -1,0 +1,398 @@
+"""What a client's frames ask for, and what the broker's answers look like to it: the server side of STOMP.
+
+Frames become commands, deliveries and answers become bytes. ActiveMQ's headers are understood (`persistent`,
+`priority`, `expires`, `reply-to`, `activemq.prefetchSize`); what is not there yet is refused by name, never ignored.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol as Shape
+
+from truenext import envelope
+from truenext.answers import Fault, Receipt
+from truenext.commands import (
+    Abort,
+    Ack,
+    AckMode,
+    Begin,
+    Command,
+    Commit,
+    Confirm,
+    Control,
+    Disconnect,
+    Nack,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
+from truenext.destination import TEMPORARY_PREFIX, Destination, Kind, parse
+from truenext.errors import RemoteProtocolError
+from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX
+from truenext.message import Message
+from truenext.order import PRIORITY_DEFAULT, clamp_priority
+from truenext.wire.stomp.frame import Frame, Version, header_line
+from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
+
+PARTS_PER_MESSAGE = 5
+"""Pieces of bytes that one MESSAGE frame is written in."""
+
+_HOP_HEADERS = frozenset(
+    {
+        # What concerns the SEND alone, and what only the broker may say of a message.
+        "receipt",
+        "transaction",
+        "truenext-producer",
+        "truenext-number",
+        "message-id",
+        "subscription",
+        "ack",
+        "redelivered",
+        "timestamp",
+        "truenext-sequence",
+        "truenext-deliveries",
+        "truenext-attempts",
+    }
+)
+_LATER_SEND = {
+    "AMQ_SCHEDULED_DELAY": "scheduled sends",
+    "AMQ_SCHEDULED_PERIOD": "scheduled sends",
+    "AMQ_SCHEDULED_REPEAT": "scheduled sends",
+    "AMQ_SCHEDULED_CRON": "scheduled sends",
+    "JMSXGroupID": "message groups",
+    "JMSXGroupSeq": "message groups",
+}
+_LATER_SUBSCRIBE = {
+    "selector": "selectors",
+    "browser": "browsing",
+    "durable": "durable subscriptions",
+    "durable-subscription-name": "durable subscriptions",
+    "activemq.subscriptionName": "durable subscriptions",
+    "activemq.subcriptionName": "durable subscriptions",
+    "activemq.exclusive": "exclusive consumers",
+    "activemq.priority": "consumer priorities",
+    "activemq.retroactive": "retroactive consumers",
+    "activemq.noLocal": "subscriptions without one's own messages",
+    "no-local": "subscriptions without one's own messages",
+    "truenext-express": "the express lane",
+}
+_LATER_NACK = {"truenext-delay": "redelivery delays"}
+_UNUSUAL_SEND = _HOP_HEADERS | _LATER_SEND.keys() | {"reply-to"}
+_PRIORITIES = {str(priority): priority for priority in range(10)}
+
+
+class Delivery(Shape):
+    """What a MESSAGE frame says of a message."""
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def message(self) -> Message: ...
+    @property
+    def deliveries(self) -> int: ...
+    @property
+    def attempts(self) -> int: ...
+
+
+class StompServer:
+    """One client's connection as its frames and ours."""
+
+    def __init__(self, *, session_id: str, identity: str, server_name: str) -> None:
+        """`identity` makes message ids of this broker unlike those of any other."""
+        self._session_id = session_id
+        self._message_id_prefix = f"truenext-{identity}-"
+        self._server_name = server_name
+        self._protocol = Protocol(Side.SERVER)
+        self._heads: dict[str, tuple[str, str]] = {}
+        """Per subscription how its MESSAGE frames begin: up to the sequence, and, where an ACK needs an id that holds
+        the sequence too, from there to the sequence of the message id."""
+        self._requests: dict[str, Callable[[Frame], Command]] = {
+            "SEND": self._send,
+            "ACK": self._ack,
+            "NACK": self._nack,
+            "SUBSCRIBE": self._subscribe,
+            "UNSUBSCRIBE": self._unsubscribe,
+            "BEGIN": lambda frame: Begin(_required(frame, "transaction")),
+            "COMMIT": self._commit,
+            "ABORT": lambda frame: Abort(_required(frame, "transaction")),
+            "DISCONNECT": lambda frame: Disconnect(),
+        }
+        self.receipt_in_question: str | None = None
+        """The receipt asked for by the frame that was read last; a refusal names it."""
+        self.connected: bytes | None = None
+        """The CONNECTED frame, once, as soon as it is due. Taken by the caller."""
+        self.sends_every_ms = 0
+        """Agreed heart-beat from us to the client; 0 is none."""
+        self.expects_every_ms = 0
+        """Agreed heart-beat from the client to us; 0 is none."""
+
+    @property
+    def is_connected(self) -> bool:
+        return self._protocol.state is not State.CONNECTING
+
+    @property
+    def is_closed(self) -> bool:
+        """The client has said DISCONNECT."""
+        return self._protocol.state is State.CLOSED
+
+    # ---- From the client ----
+
+    def receive(self, data: bytes) -> Iterator[Command]:
+        """What `data` asks for, one command after the other; do each before asking for the next.
+
+        Raises: RemoteProtocolError at the frame that may not be, or means nothing; all before it stands.
+        """
+        protocol = self._protocol
+        requests = self._requests
+        self.receipt_in_question = None
+        while frames := protocol.receive(data):
+            data = b""
+            for frame in frames:
+                receipt = self.receipt_in_question = frame.headers.get("receipt")
+                protocol.check(frame)
+                request = requests.get(frame.command)
+                if request is None:
+                    self._connect(frame)
+                    continue
+                yield request(frame)
+                if receipt is not None:
+                    yield Confirm(receipt)
+
+    def _connect(self, frame: Frame) -> None:
+        headers = frame.headers
+        version = choose_version(headers.get("accept-version"))
+        if "receipt" in headers:
+            raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt")
+        can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
+        self.sends_every_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
+        self.expects_every_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
+        self._protocol.agree(version)
+        self.connected = self._protocol.send(
+            Frame(
+                "CONNECTED",
+                {
+                    "version": version.value,
+                    "heart-beat": f"{HEART_BEAT_MS_MIN},{HEART_BEAT_MS_MIN}",
+                    "session": self._session_id,
+                    "server": self._server_name,
+                },
+            )
+        )
+
+    def _send(self, frame: Frame) -> Command:
+        headers = frame.headers
+        address = headers.get("destination")
+        if address is None:
+            raise RemoteProtocolError("SEND without a destination")
+        destination = parse(address, self._session_id)
+        if destination.kind is Kind.CONTROL:
+            return self._control(frame, destination)
+        header = frame.lines
+        producer = None
+        number = 0
+        if not _UNUSUAL_SEND.isdisjoint(headers):
+            _refuse_later(headers, _LATER_SEND)
+            producer, number = _numbered(headers)
+            header = self._forwarded(frame)
+        elif not header or "content-length" not in headers:
+            header = self._forwarded(frame)
+        text = headers.get("priority")
+        if text is None:
+            priority = PRIORITY_DEFAULT
+        else:
+            known = _PRIORITIES.get(text)
+            priority = _priority(text) if known is None else known
+        text = headers.get("persistent")
+        persistent = text is not None and (text == "true" or _boolean("persistent", text))
+        text = headers.get("expires")
+        expires_ms = 0 if text is None else _number("expires", text)
+        message = Message(priority, persistent, expires_ms, header, frame.body)
+        return Send(destination, message, headers.get("transaction"), producer, number)
+
+    def _forwarded(self, frame: Frame) -> bytes:
+        """The header lines that go on to the consumer."""
+        headers = {name: value for name, value in frame.headers.items() if name not in _HOP_HEADERS}
+        headers["content-length"] = str(len(frame.body))
+        reply_to = headers.get("reply-to", "")
+        if reply_to.startswith(TEMPORARY_PREFIX):
+            # A name that only this connection understands becomes one that everybody does.
+            headers["reply-to"] = parse(reply_to, self._session_id).address
+        return envelope.write_header(headers)
+
+    def _control(self, frame: Frame, destination: Destination) -> Control:
+        reply_to = parse(_required(frame, "reply-to"), self._session_id)
+        if reply_to.kind is Kind.CONTROL:
+            raise RemoteProtocolError("reply-to must be a queue")
+        if "transaction" in frame.headers:
+            raise RemoteProtocolError("a question to the broker cannot be part of a transaction")
+        return Control(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
+
+    def _subscribe(self, frame: Frame) -> Subscribe:
+        headers = frame.headers
+        _refuse_later(headers, _LATER_SUBSCRIBE)
+        address = _required(frame, "destination")
+        destination = parse(address, self._session_id)
+        if destination.kind is Kind.CONTROL:
+            raise RemoteProtocolError(f"{address} is for questions; subscribe to the queue that the answers go to")
+        subscription = self._subscription_id(frame)
+        ack = headers.get("ack", "auto")
+        try:
+            mode = AckMode(ack)
+        except ValueError as error:
+            raise RemoteProtocolError(f"ack mode {ack!r} is not auto, client or client-individual") from error
+        window = None
+        prefetch = headers.get("activemq.prefetchSize")
+        if prefetch is not None:
+            window = _number("activemq.prefetchSize", prefetch)
+            if window == 0:
+                raise RemoteProtocolError("activemq.prefetchSize of 0 (pulling) is not supported; the least is 1")
+        version = self._protocol.version
+        start = "MESSAGE\n"
+        if "id" in headers:
+            start += header_line("subscription", subscription, version)
+        message_id = f"message-id:{self._message_id_prefix}"
+        if mode is not AckMode.AUTO and version is Version.V1_2:
+            acknowledged_as = header_line("ack", f"@{subscription}", version).removeprefix("ack:")
+            head = (f"{start}ack:", f"{acknowledged_as}{message_id}")
+        else:
+            head = (f"{start}{message_id}", "")
+        self._heads.setdefault(subscription, head)
+        return Subscribe(subscription, destination, mode, window)
+
+    def _unsubscribe(self, frame: Frame) -> Unsubscribe:
+        subscription = self._subscription_id(frame)
+        self._heads.pop(subscription, None)
+        return Unsubscribe(subscription)
+
+    def _subscription_id(self, frame: Frame) -> str:
+        """STOMP 1.0 lets a subscription be known by its destination."""
+        subscription = frame.headers.get("id")
+        if subscription is None and self._protocol.version is Version.V1_0:
+            subscription = frame.headers.get("destination")
+        if subscription is None:
+            raise RemoteProtocolError(f"{frame.command} without an id")
+        return subscription
+
+    def _ack(self, frame: Frame) -> Ack:
+        subscription, sequence = self._acknowledged(frame)
+        return Ack(subscription, sequence, frame.headers.get("transaction"))
+
+    def _nack(self, frame: Frame) -> Nack:
+        if self._protocol.version is Version.V1_0:
+            raise RemoteProtocolError("STOMP 1.0 has no NACK")
+        _refuse_later(frame.headers, _LATER_NACK)
+        subscription, sequence = self._acknowledged(frame)
+        return Nack(subscription, sequence, frame.headers.get("transaction"))
+
+    def _acknowledged(self, frame: Frame) -> tuple[str | None, int]:
+        """Subscription and sequence that an ACK or NACK names."""
+        headers = frame.headers
+        if self._protocol.version is Version.V1_2:
+            ack = headers.get("id")
+            if ack is None:
+                raise RemoteProtocolError(f"{frame.command} without an id: the ack header of the MESSAGE")
+            digits, at, subscription = ack.partition("@")
+            if not at or not digits.isdecimal() or not digits.isascii() or len(digits) > 19:
+                raise RemoteProtocolError(f"{frame.command} of {ack[:100]!r}, which this broker never sent")
+            return subscription, int(digits)
+        message_id = _required(frame, "message-id")
+        digits = message_id.removeprefix(self._message_id_prefix)
+        if digits == message_id or not digits.isdecimal() or not digits.isascii() or len(digits) > 19:
+            raise RemoteProtocolError(f"{frame.command} of message {message_id[:100]!r}, which this broker never sent")
+        if self._protocol.version is Version.V1_1:
+            return _required(frame, "subscription"), int(digits)
+        return headers.get("subscription"), int(digits)
+
+    def _commit(self, frame: Frame) -> Commit:
+        producer, number = _numbered(frame.headers)
+        return Commit(_required(frame, "transaction"), producer, number)
+
+    # ---- To the client ----
+
+    def encode_deliveries(self, subscription: str, deliveries: Iterable[Delivery], parts: list[bytes]) -> None:
+        """Add the MESSAGE frames of what was dispatched to a subscription, PARTS_PER_MESSAGE parts each."""
+        head, middle = self._heads[subscription]
+        is_newest = self._protocol.version is Version.V1_2
+        add = parts.extend
+        for delivery in deliveries:
+            message = delivery.message
+            sequence = str(delivery.sequence)
+            identity = f"{sequence}{middle}{sequence}" if middle else sequence
+            count = delivery.deliveries
+            redelivered = "" if count == 1 else "redelivered:true\n"
+            header = message.header
+            if not is_newest and b"\\" in header:
+                header = self._for_older_version(header)
+            add(
+                (
+                    f"{head}{identity}\ntruenext-sequence:{sequence}\ntruenext-deliveries:{count}\n"
+                    f"truenext-attempts:{delivery.attempts}\n{redelivered}timestamp:{message.arrived_ms}\n".encode(),
+                    header,
+                    b"\n",
+                    message.body,
+                    b"\0",
+                )
+            )
+
+    def _for_older_version(self, header: bytes) -> bytes:
+        version = self._protocol.version
+        return "".join(
+            header_line(name, value, version) for name, value in envelope.read_header(header).items()
+        ).encode()
+
+    def encode_receipt(self, receipt: Receipt) -> bytes:
+        return self._protocol.send(Frame("RECEIPT", {"receipt-id": receipt.receipt}))
+
+    def encode_fault(self, fault: Fault) -> bytes:
+        headers = {"message": fault.summary, "content-type": "text/plain"}
+        if not self.is_connected:
+            headers["version"] = ",".join(version.value for version in Version)
+        if fault.receipt is not None:
+            headers["receipt-id"] = fault.receipt
+        return self._protocol.send(Frame("ERROR", headers, (fault.detail or fault.summary).encode()))
+
+
+def _required(frame: Frame, name: str) -> str:
+    value = frame.headers.get(name)
+    if value is None:
+        raise RemoteProtocolError(f"{frame.command} without the header {name!r}")
+    return value
+
+
+def _refuse_later(headers: dict[str, str], later: dict[str, str]) -> None:
+    for name in headers.keys() & later.keys():
+        raise RemoteProtocolError(f"{later[name]} are not supported yet: header {name!r}")
+
+
+def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
+    """Producer and number of a send that may be repeated."""
+    producer = headers.get("truenext-producer")
+    text = headers.get("truenext-number")
+    if (producer is None) != (text is None):
+        raise RemoteProtocolError("truenext-producer and truenext-number go together")
+    if producer is None or text is None:
+        return None, 0
+    if not 0 < len(producer) <= 255:
+        raise RemoteProtocolError("truenext-producer must have 1 to 255 characters")
+    number = _number("truenext-number", text)
+    if number > PRODUCER_NUMBER_MAX:
+        raise RemoteProtocolError(f"truenext-number {text} is more than {PRODUCER_NUMBER_MAX}")
+    return producer, number
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise RemoteProtocolError(f"{name} {text[:100]!r} is not a number")
+    return int(text)
+
+
+def _priority(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
+        raise RemoteProtocolError(f"priority {text[:100]!r} is not a number")
+    return clamp_priority(int(text))
+
+
+def _boolean(name: str, text: str) -> bool:
+    lowered = text.lower()
+    if lowered not in ("true", "false"):
+        raise RemoteProtocolError(f"{name} {text[:100]!r} is not true or false")
+    return lowered == "true"

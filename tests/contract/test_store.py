@@ -1,0 +1,935 @@
+"""Does every store keep what store.py promises?
+
+One suite for all stores. `Disk` is what outlives the broker: it opens a store, stops it cleanly, or crashes it, and
+keeps the lane counts that a broker would keep. Tests of what only LMDB can do wrong are at the end.
+"""
+
+import os
+import resource
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from truenext.batch import Batch, ProducerState
+from truenext.errors import StoreError, StoreInUseError
+from truenext.record import LANE_KEY_SIZE, lane_key, message_key, sequence_of
+from truenext.store.lmdb import LmdbStore
+from truenext.store.memory import MemoryStore
+from truenext.store.store import Recovered, Store
+
+KINDS = ["memory", "lmdb"]
+LANE = lane_key(1, 5)
+OTHER_LANE = lane_key(1, 6)
+NEXT_QUEUE = lane_key(2, 5)
+
+
+class Disk:
+    """What is there when the broker is not: restarts a store and counts messages for it."""
+
+    store: Store
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.memory = MemoryStore()
+        self.number = 0
+        self.counts: Counter[bytes] = Counter()
+        self.open()
+
+    def open(self) -> Recovered:
+        self.store = LmdbStore(self.folder) if self.kind == "lmdb" else self.memory
+        recovered = self.store.recover()
+        self.number = 0
+        self.counts = Counter(recovered.counts)
+        return recovered
+
+    def apply(self, **changes: Any) -> None:
+        self.store.apply(self.batch(**changes))
+
+    def batch(self, **changes: Any) -> Batch:
+        self.number += 1
+        batch = Batch(self.number)
+        for name, value in changes.items():
+            setattr(batch, name, value)
+        for key, _ in (*batch.puts, *batch.transient_puts):
+            self._count(batch, key, 1)
+        for key in (*batch.removes, *batch.transient_removes):
+            self._count(batch, key, -1)
+        return batch
+
+    def _count(self, batch: Batch, key: bytes, change: int) -> None:
+        lane = key[:LANE_KEY_SIZE]
+        self.counts[lane] += change
+        batch.counts[lane] = self.counts[lane]
+
+    def crash(self) -> Recovered:
+        self.store.close()
+        return self.open()
+
+    def stop(self) -> Recovered:
+        self.apply(clean_stop=True)
+        self.store.close()
+        return self.open()
+
+
+@pytest.fixture(params=KINDS)
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    disk = Disk(request.param, tmp_path / "data")
+    yield disk
+    disk.store.close()
+
+
+@pytest.fixture
+def lmdb_disk(tmp_path: Path) -> Iterator[Disk]:
+    disk = Disk("lmdb", tmp_path / "data")
+    yield disk
+    disk.store.close()
+
+
+@pytest.fixture
+def memory_disk(tmp_path: Path) -> Disk:
+    return Disk("memory", tmp_path)
+
+
+def key(sequence: int, lane: bytes = LANE) -> bytes:
+    return message_key(lane, sequence)
+
+
+def put(*sequences: int, lane: bytes = LANE) -> list[tuple[bytes, bytes]]:
+    return [(key(sequence, lane), b"record %d" % sequence) for sequence in sequences]
+
+
+def sequences(store: Store, lane: bytes = LANE, after: int = 0, limit: int = 1000) -> list[int]:
+    return [sequence_of(message.key) for message in store.page(lane, after, limit).messages]
+
+
+# A new store
+
+
+def test_a_new_store_is_empty_and_counts_as_cleanly_stopped(disk: Disk) -> None:
+    recovered = disk.crash()
+    assert recovered == Recovered(identity=recovered.identity, clean_stop=True)
+    assert recovered.sequence_limit == 1
+    assert disk.store.page(LANE, 0, 10).messages == []
+
+
+def test_the_identity_is_eight_hexadecimal_digits_and_never_changes(disk: Disk, tmp_path: Path) -> None:
+    identity = disk.crash().identity
+    assert len(identity) == 8
+    assert set(identity) <= set("0123456789abcdef")
+    disk.apply(puts=put(1), clean_stop=False)
+    assert disk.crash().identity == identity
+    assert disk.stop().identity == identity
+    other = Disk(disk.kind, tmp_path / "other")
+    assert other.crash().identity != identity
+    other.store.close()
+
+
+def test_a_batch_before_recover_is_refused(disk: Disk, tmp_path: Path) -> None:
+    store: Store = LmdbStore(tmp_path / "other") if disk.kind == "lmdb" else MemoryStore()
+    with pytest.raises(StoreError, match=r"recover\(\) comes first"):
+        store.apply(Batch(1))
+    store.close()
+
+
+def test_a_batch_after_close_is_refused(disk: Disk) -> None:
+    disk.store.close()
+    with pytest.raises(StoreError, match="the store is closed"):
+        disk.apply(puts=put(1))
+    disk.open()
+    assert sequences(disk.store) == []
+
+
+def test_close_can_be_called_twice(disk: Disk) -> None:
+    disk.store.close()
+    disk.store.close()
+
+
+# What a batch does
+
+
+def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
+    producer = ProducerState(number=2**63 - 1, used_ms=1_700_000_000_000)
+    disk.apply(
+        puts=put(1, 2),
+        marks={key(2): (3, 4)},
+        queues={1: "orders"},
+        producers={"p": producer},
+        sequence_limit=1 << 20,
+        clean_stop=False,
+    )
+    identity = disk.crash().identity
+    recovered = disk.crash()
+    assert recovered == Recovered(
+        identity=identity,
+        clean_stop=False,
+        sequence_limit=1 << 20,
+        queues={1: "orders"},
+        counts={LANE: 2},
+        producers={"p": producer},
+    )
+    messages = disk.store.page(LANE, 0, 10).messages
+    assert [(m.key, m.record, m.attempts, m.deliveries) for m in messages] == [
+        (key(1), b"record 1", 0, 0),
+        (key(2), b"record 2", 3, 4),
+    ]
+
+
+def test_a_batch_that_fails_leaves_nothing_behind(disk: Disk) -> None:
+    disk.apply(puts=put(1, 2), marks={key(1): (1, 1)}, queues={1: "orders"}, sequence_limit=100, clean_stop=False)
+    before = disk.crash()
+    bad = disk.batch(
+        removes=[key(1), key(77)],
+        unmarks=[key(1)],
+        puts=put(3),
+        transient_puts=put(4),
+        queues={2: "more"},
+        producers={"p": ProducerState(1, 1)},
+        sequence_limit=200,
+    )
+    with pytest.raises(StoreError, match="disagree"):
+        disk.store.apply(bad)
+    assert disk.crash() == before
+    messages = disk.store.page(LANE, 0, 10).messages
+    assert [(sequence_of(m.key), m.attempts) for m in messages] == [(1, 1), (2, 0)]
+
+
+def test_after_a_failed_batch_every_other_is_refused_until_a_restart(disk: Disk) -> None:
+    with pytest.raises(StoreError, match="disagree"):
+        disk.apply(removes=[key(77)])
+    good = Batch(2)
+    good.queues = {1: "orders"}
+    for _ in range(2):
+        with pytest.raises(StoreError, match="batch 2 is refused: batch 1 could not be written"):
+            disk.store.apply(good)
+    assert disk.crash().queues == {}
+    disk.apply(queues={1: "orders"})
+    assert disk.crash().queues == {1: "orders"}
+
+
+@pytest.mark.parametrize("field", ["removes", "transient_removes"])
+def test_removing_a_message_that_is_not_there_is_refused(disk: Disk, field: str) -> None:
+    with pytest.raises(StoreError, match=r"disagree: batch 1 removes"):
+        disk.apply(**{field: [key(1)]})
+
+
+@pytest.mark.parametrize("field", ["removes", "transient_removes"])
+def test_removing_a_message_twice_in_one_batch_is_refused(disk: Disk, field: str) -> None:
+    disk.apply(puts=put(1, 2), transient_puts=put(3, 4))
+    gone = key(1) if field == "removes" else key(3)
+    with pytest.raises(StoreError, match="removes"):
+        disk.apply(**{field: [gone, gone]})
+
+
+def test_a_message_is_removed_only_as_the_kind_it_was_put(disk: Disk) -> None:
+    disk.apply(puts=put(1), transient_puts=put(2))
+    with pytest.raises(StoreError, match="removes"):
+        disk.apply(removes=[key(2)])
+    disk.crash()
+    with pytest.raises(StoreError, match="removes"):
+        disk.apply(transient_removes=[key(1)])
+
+
+@pytest.mark.parametrize("field", ["puts", "transient_puts"])
+def test_putting_a_message_that_is_there_already_is_refused(disk: Disk, field: str) -> None:
+    disk.apply(**{field: put(1)})
+    with pytest.raises(StoreError, match="there already"):
+        disk.apply(**{field: put(1)})
+
+
+def test_giving_a_queue_number_a_second_name_is_refused(disk: Disk) -> None:
+    disk.apply(queues={1: "orders"})
+    with pytest.raises(StoreError, match="there already"):
+        disk.apply(queues={1: "invoices"})
+    assert disk.crash().queues == {1: "orders"}
+
+
+def test_removed_messages_are_gone_for_good(disk: Disk) -> None:
+    disk.apply(puts=put(1, 2, 3), transient_puts=put(4, 5))
+    disk.apply(removes=[key(2)], transient_removes=[key(4)])
+    assert sequences(disk.store) == [1, 3, 5]
+    disk.stop()
+    assert sequences(disk.store) == [1, 3, 5]
+
+
+def test_an_empty_batch_is_applied(disk: Disk) -> None:
+    disk.apply()
+    assert disk.store.page(LANE, 0, 1).as_of == 1
+
+
+# Pages
+
+
+def test_a_page_is_in_sequence_order_whatever_the_order_and_kind_of_the_puts(disk: Disk) -> None:
+    disk.apply(puts=put(9, 2, 300), transient_puts=put(256, 1, 7))
+    disk.apply(puts=put(3), transient_puts=put(8, 2**40))
+    messages = disk.store.page(LANE, 0, 100).messages
+    assert [sequence_of(m.key) for m in messages] == [1, 2, 3, 7, 8, 9, 256, 300, 2**40]
+    assert all(m.record == b"record %d" % sequence_of(m.key) for m in messages)
+
+
+def test_a_page_holds_its_lane_and_no_other(disk: Disk) -> None:
+    disk.apply(puts=[*put(1), *put(2, lane=OTHER_LANE), *put(3, lane=NEXT_QUEUE)], transient_puts=put(4))
+    disk.apply(transient_puts=[*put(5, lane=OTHER_LANE), *put(6, lane=NEXT_QUEUE)])
+    assert sequences(disk.store, LANE) == [1, 4]
+    assert sequences(disk.store, OTHER_LANE) == [2, 5]
+    assert sequences(disk.store, NEXT_QUEUE) == [3, 6]
+    assert sequences(disk.store, lane_key(1, 4)) == []
+    assert sequences(disk.store, lane_key(3, 0)) == []
+
+
+def test_a_page_ends_at_its_limit_and_the_next_goes_on_behind_it(disk: Disk) -> None:
+    disk.apply(puts=put(1, 4, 6), transient_puts=put(2, 3, 5))
+    assert sequences(disk.store, limit=4) == [1, 2, 3, 4]
+    assert sequences(disk.store, after=4, limit=4) == [5, 6]
+    assert sequences(disk.store, after=6, limit=4) == []
+    assert sequences(disk.store, limit=0) == []
+
+
+def test_after_sequence_need_not_be_there(disk: Disk) -> None:
+    disk.apply(puts=put(2, 9), transient_puts=put(5))
+    assert sequences(disk.store, after=3) == [5, 9]
+    assert sequences(disk.store, after=255) == []
+
+
+def test_a_page_tells_the_last_batch_it_is_true_up_to(disk: Disk) -> None:
+    assert disk.store.page(LANE, 0, 1).as_of == 0
+    for number in (1, 2, 3):
+        disk.apply(puts=put(number))
+        assert disk.store.page(LANE, 0, 10).as_of == number
+        assert disk.store.page(NEXT_QUEUE, 0, 10).as_of == number
+
+
+def test_batch_numbers_begin_again_with_each_run(disk: Disk) -> None:
+    disk.apply(puts=put(1))
+    disk.apply(puts=put(2))
+    disk.crash()
+    assert disk.store.page(LANE, 0, 10).as_of == 0
+    disk.apply(puts=put(3))
+    assert disk.store.page(LANE, 0, 10).as_of == 1
+
+
+def test_a_failed_batch_is_in_no_page(disk: Disk) -> None:
+    disk.apply(puts=put(1))
+    with pytest.raises(StoreError):
+        disk.apply(puts=put(2), removes=[key(77)])
+    page = disk.store.page(LANE, 0, 10)
+    assert (page.as_of, [m.key for m in page.messages]) == (1, [key(1)])
+
+
+def test_pages_read_while_batches_are_applied_show_whole_batches_and_claim_no_more(
+    disk: Disk, request: pytest.FixtureRequest
+) -> None:
+    """Each batch puts three of each kind and removes those of the batch before it."""
+    # So that the threads take turns within a batch, not once for all of them.
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-5)
+
+    def batch(number: int) -> Batch:
+        base = number * 10
+        gone = [] if number == 1 else [key(base - 10 + n) for n in range(1, 7)]
+        return disk.batch(
+            puts=put(base + 1, base + 2, base + 3),
+            transient_puts=put(base + 4, base + 5, base + 6),
+            removes=gone[:3],
+            transient_removes=gone[3:],
+            marks={key(base + 1): (number, number)},
+            unmarks=gone[:1],
+        )
+
+    batches = [batch(number) for number in range(1, 101)]
+    failures: list[BaseException] = []
+    returned = 0
+
+    def apply_all() -> None:
+        nonlocal returned
+        try:
+            for one in batches:
+                disk.store.apply(one)
+                returned = one.number
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=apply_all)
+    thread.start()
+    pages = 0
+    while thread.is_alive() or not pages:
+        returned_before = returned
+        page = disk.store.page(LANE, 0, 100)
+        pages += 1
+        found = [sequence_of(message.key) for message in page.messages]
+        shown = found[0] // 10 if found else 0
+        assert found == ([shown * 10 + n for n in range(1, 7)] if shown else [])
+        assert [m.attempts for m in page.messages] == ([shown, 0, 0, 0, 0, 0] if shown else [])
+        assert returned_before <= page.as_of <= shown <= page.as_of + 1
+    thread.join()
+    assert not failures
+
+
+# Counts, marks, queues, producers, sequences
+
+
+def test_counts_cover_both_kinds_and_leave_out_empty_lanes(disk: Disk) -> None:
+    disk.apply(puts=[*put(1, 2), *put(3, lane=NEXT_QUEUE)], transient_puts=put(4, 5, 6))
+    disk.apply(removes=[key(1), key(3, NEXT_QUEUE)], transient_removes=[key(5)])
+    assert disk.stop().counts == {LANE: 3}
+
+
+def test_marks_come_with_their_message_and_the_last_one_counts(disk: Disk) -> None:
+    disk.apply(puts=put(1, 2), transient_puts=put(3), marks={key(1): (0, 1), key(3): (2, 9)})
+    disk.apply(marks={key(1): (1, 2)})
+    disk.stop()
+    marks = {sequence_of(m.key): (m.attempts, m.deliveries) for m in disk.store.page(LANE, 0, 10).messages}
+    assert marks == {1: (1, 2), 2: (0, 0), 3: (2, 9)}
+
+
+def test_a_mark_goes_with_its_message(disk: Disk) -> None:
+    """No page shows a mark without its message, so the key comes back here, as it never does in a broker."""
+    disk.apply(puts=put(1), transient_puts=put(2), marks={key(1): (1, 2), key(2): (1, 2)})
+    disk.apply(removes=[key(1)], transient_removes=[key(2)], unmarks=[key(1), key(2)])
+    disk.apply(puts=put(1), transient_puts=put(2))
+    assert [(m.attempts, m.deliveries) for m in disk.store.page(LANE, 0, 10).messages] == [(0, 0), (0, 0)]
+
+
+def test_a_message_given_back_and_removed_in_one_batch_leaves_no_mark(disk: Disk) -> None:
+    disk.apply(puts=put(1))
+    disk.apply(marks={key(1): (1, 2)}, removes=[key(1)], unmarks=[key(1)])
+    disk.apply(puts=put(1))
+    assert [(m.attempts, m.deliveries) for m in disk.store.page(LANE, 0, 10).messages] == [(0, 0)]
+
+
+def test_a_message_without_a_mark_may_be_unmarked(disk: Disk) -> None:
+    disk.apply(puts=put(1))
+    disk.apply(removes=[key(1)], unmarks=[key(1)])
+    assert sequences(disk.store) == []
+
+
+def test_queues_keep_number_and_name(disk: Disk) -> None:
+    disk.apply(queues={7: "DLQ.Aufträge", 2: "x" * 255})
+    disk.apply(queues={2**32 - 1: "last"})
+    assert disk.crash().queues == {2: "x" * 255, 7: "DLQ.Aufträge", 2**32 - 1: "last"}
+
+
+def test_producers_come_back_in_order_of_last_use_then_name(disk: Disk) -> None:
+    states = {"d": (1, 50), "a": (9, 70), **{name: (5, 60) for name in "zyxwcb"}}
+    disk.apply(producers={name: ProducerState(*state) for name, state in states.items()})
+    disk.apply(producers={"d": ProducerState(2, 80)})
+    producers = disk.crash().producers
+    assert list(producers) == ["b", "c", "w", "x", "y", "z", "a", "d"]
+    assert producers["d"] == ProducerState(number=2, used_ms=80)
+    assert producers["b"] == ProducerState(number=5, used_ms=60)
+
+
+@pytest.mark.parametrize("name", ["", "ä" * 5000, "\0"])
+def test_a_producer_may_have_any_name(disk: Disk, name: str) -> None:
+    disk.apply(producers={name: ProducerState(1, 2), name + "'": ProducerState(3, 4)})
+    assert disk.crash().producers == {name: ProducerState(1, 2), name + "'": ProducerState(3, 4)}
+    disk.apply(forgotten_producers=[name])
+    assert disk.crash().producers == {name + "'": ProducerState(3, 4)}
+
+
+def test_forgotten_producers_are_gone(disk: Disk) -> None:
+    disk.apply(producers={"a": ProducerState(1, 1), "b": ProducerState(2, 2)})
+    disk.apply(forgotten_producers=["a", "never seen"])
+    assert disk.crash().producers == {"b": ProducerState(2, 2)}
+
+
+def test_a_producer_forgotten_and_back_in_one_batch_is_there(disk: Disk) -> None:
+    disk.apply(producers={"a": ProducerState(1, 1)})
+    disk.apply(forgotten_producers=["a"], producers={"a": ProducerState(5, 9)})
+    assert disk.crash().producers == {"a": ProducerState(5, 9)}
+
+
+def test_the_sequence_limit_stays_until_a_batch_sets_another(disk: Disk) -> None:
+    disk.apply(sequence_limit=2**63)
+    disk.apply(puts=put(1))
+    assert disk.crash().sequence_limit == 2**63
+    disk.apply(sequence_limit=2**63 + 5)
+    assert disk.crash().sequence_limit == 2**63 + 5
+
+
+# Stops
+
+
+def test_after_a_clean_stop_the_transients_are_there_at_their_places(disk: Disk) -> None:
+    disk.apply(clean_stop=False)
+    disk.apply(puts=put(1, 3), transient_puts=put(2, 4), marks={key(2): (1, 2)})
+    recovered = disk.stop()
+    assert recovered.clean_stop is True
+    assert recovered.counts == {LANE: 4}
+    messages = disk.store.page(LANE, 0, 10).messages
+    assert [(sequence_of(m.key), m.attempts) for m in messages] == [(1, 0), (2, 1), (3, 0), (4, 0)]
+
+
+def test_a_crash_drops_transients_with_their_counts_and_marks(disk: Disk) -> None:
+    disk.apply(clean_stop=False)
+    disk.apply(
+        puts=[*put(1, 3), *put(8, lane=OTHER_LANE)],
+        transient_puts=[*put(2, 4, 5), *put(6, lane=NEXT_QUEUE)],
+        marks={key(1): (1, 1), key(2): (2, 2), key(5): (3, 3), key(6, NEXT_QUEUE): (4, 4)},
+    )
+    recovered = disk.crash()
+    assert recovered.clean_stop is False
+    assert recovered.counts == {LANE: 2, OTHER_LANE: 1}
+    assert sequences(disk.store) == [1, 3]
+    assert sequences(disk.store, NEXT_QUEUE) == []
+    # The keys come back, as they never do in a broker, to show that their marks are gone.
+    disk.apply(puts=[*put(2, 5), *put(6, lane=NEXT_QUEUE)])
+    assert [m.attempts for m in disk.store.page(LANE, 0, 10).messages] == [1, 0, 0, 0]
+    assert [m.attempts for m in disk.store.page(NEXT_QUEUE, 0, 10).messages] == [0]
+
+
+def test_a_crash_drops_the_transients_of_an_earlier_clean_stop_too(disk: Disk) -> None:
+    disk.apply(clean_stop=False)
+    disk.apply(puts=put(1), transient_puts=put(2, 3))
+    assert disk.stop().counts == {LANE: 3}
+    disk.apply(clean_stop=False)
+    disk.apply(puts=put(4), transient_puts=put(5), transient_removes=[key(2)])
+    assert disk.crash().counts == {LANE: 2}
+    assert sequences(disk.store) == [1, 4]
+
+
+def test_a_crash_after_counts_that_left_a_damaged_message_out_is_recovered_from(lmdb_disk: Disk) -> None:
+    """A broker does not count what it cannot decode; such a message must not keep it from starting."""
+    lmdb_disk.apply(puts=put(1), transient_puts=[*put(2), *put(3, lane=NEXT_QUEUE)], clean_stop=False)
+    batch = lmdb_disk.batch(removes=[key(1)])
+    batch.counts = {LANE: 0, NEXT_QUEUE: 0}
+    lmdb_disk.store.apply(batch)
+    assert lmdb_disk.crash().counts == {}
+    lmdb_disk.apply(puts=put(4))
+    assert lmdb_disk.crash().counts == {LANE: 1}
+
+
+def test_a_crash_before_the_run_has_begun_keeps_a_clean_stop(disk: Disk) -> None:
+    disk.apply(transient_puts=put(1), clean_stop=False)
+    disk.stop()
+    assert disk.crash().clean_stop is True
+    assert sequences(disk.store) == [1]
+
+
+def test_an_unclean_stop_stays_unclean_until_a_batch_says_otherwise(disk: Disk) -> None:
+    disk.apply(puts=put(1), transient_puts=put(2), clean_stop=False)
+    assert disk.crash().clean_stop is False
+    assert disk.crash() == Recovered(identity=disk.crash().identity, clean_stop=False, counts={LANE: 1})
+    assert disk.stop().clean_stop is True
+
+
+# Random histories
+
+
+@dataclass
+class Model:
+    """store.py once more, as plainly as it can be said."""
+
+    messages: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)
+    marks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    queues: dict[int, str] = field(default_factory=dict)
+    producers: dict[str, ProducerState] = field(default_factory=dict)
+    sequence_limit: int = 1
+    clean_stop: bool = True
+
+    def lanes(self) -> dict[bytes, list[bytes]]:
+        lanes: dict[bytes, list[bytes]] = {}
+        for one in sorted(self.messages):
+            lanes.setdefault(one[:LANE_KEY_SIZE], []).append(one)
+        return lanes
+
+    def restart(self) -> None:
+        if not self.clean_stop:
+            self.messages = {k: (record, kept) for k, (record, kept) in self.messages.items() if kept}
+            self.marks = {k: mark for k, mark in self.marks.items() if k in self.messages}
+
+    def check(self, store: Store, limit: int) -> None:
+        lanes = self.lanes()
+        for lane in (LANE, OTHER_LANE, NEXT_QUEUE):
+            found = []
+            page = store.page(lane, 0, limit).messages
+            while page:
+                found += page
+                page = store.page(lane, sequence_of(page[-1].key), limit).messages
+            assert [(m.key, m.record, (m.attempts, m.deliveries)) for m in found] == [
+                (one, self.messages[one][0], self.marks.get(one, (0, 0))) for one in lanes.get(lane, [])
+            ]
+
+    def check_recovered(self, recovered: Recovered) -> None:
+        assert recovered == Recovered(
+            identity=recovered.identity,
+            clean_stop=self.clean_stop,
+            sequence_limit=self.sequence_limit,
+            queues=self.queues,
+            counts={lane: len(keys) for lane, keys in self.lanes().items()},
+            producers=self.producers,
+        )
+        assert list(recovered.producers) == sorted(self.producers, key=lambda n: (self.producers[n].used_ms, n))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_history_leaves_what_a_plain_model_says(kind: str, data: st.DataObject) -> None:
+    folder = Path(tempfile.mkdtemp())
+    disk = Disk(kind, folder / "data")
+    try:
+        model = Model()
+        for _ in range(data.draw(st.integers(1, 6), label="steps")):
+            draw_batch(data, disk, model)
+            model.check(disk.store, limit=data.draw(st.sampled_from([1, 3, 1000]), label="limit"))
+            end = data.draw(st.sampled_from(["none", "none", "crash", "stop"]), label="end")
+            if end == "none":
+                continue
+            if end == "stop":
+                model.clean_stop = True
+            recovered = disk.stop() if end == "stop" else disk.crash()
+            model.restart()
+            model.check_recovered(recovered)
+            model.check(disk.store, limit=1000)
+            if data.draw(st.booleans(), label="the run begins"):
+                disk.apply(clean_stop=False)
+                model.clean_stop = False
+    finally:
+        disk.store.close()
+        shutil.rmtree(folder)
+
+
+def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
+    """Apply one random batch that a broker could make, to the store and to the model."""
+    some = st.sampled_from([LANE, OTHER_LANE, NEXT_QUEUE])
+    fresh = (
+        st.tuples(some, st.integers(1, 300))
+        .map(lambda pair: message_key(*pair))
+        .filter(lambda k: k not in model.messages)
+    )
+    new = data.draw(st.dictionaries(fresh, st.tuples(st.binary(max_size=9), st.booleans()), max_size=6), label="puts")
+    held = sorted(model.messages)
+    gone = data.draw(st.lists(st.sampled_from(held), unique=True), label="removes") if held else []
+    left = sorted((model.messages.keys() | new) - set(gone))
+    number = st.integers(0, 2**32 - 1)
+    marks = (
+        data.draw(st.dictionaries(st.sampled_from(left), st.tuples(number, number), max_size=4), label="marks")
+        if left
+        else {}
+    )
+    names = st.sampled_from("abc")
+    state = st.builds(ProducerState, number=st.integers(0, 2**63 - 1), used_ms=st.integers(0, 3))
+    producers = data.draw(st.dictionaries(names, state), label="producers")
+    forgotten = data.draw(st.lists(names, unique=True), label="forgotten")
+    queues = {len(model.queues) + 1: f"queue {len(model.queues) + 1}"} if data.draw(st.booleans()) else {}
+    limit = model.sequence_limit + 7 if data.draw(st.booleans()) else 0
+    disk.apply(
+        puts=[(k, record) for k, (record, persistent) in new.items() if persistent],
+        transient_puts=[(k, record) for k, (record, persistent) in new.items() if not persistent],
+        removes=[k for k in gone if model.messages[k][1]],
+        transient_removes=[k for k in gone if not model.messages[k][1]],
+        marks=marks,
+        unmarks=[k for k in gone if k in model.marks],
+        queues=queues,
+        producers=producers,
+        forgotten_producers=forgotten,
+        sequence_limit=limit,
+    )
+    for one in gone:
+        del model.messages[one]
+        model.marks.pop(one, None)
+    model.messages.update(new)
+    model.marks.update(marks)
+    model.queues.update(queues)
+    for name in forgotten:
+        model.producers.pop(name, None)
+    model.producers.update(producers)
+    model.sequence_limit = limit or model.sequence_limit
+
+
+# Memory only: bugs of the broker that it refuses, so that tests meet them
+
+
+@pytest.mark.parametrize("said", [0, 1, 3])
+def test_memory_refuses_a_wrong_count(memory_disk: Disk, said: int) -> None:
+    batch = memory_disk.batch(puts=put(1), transient_puts=put(2))
+    batch.counts[LANE] = said
+    with pytest.raises(StoreError, match=f"has {said} messages; it has 2"):
+        memory_disk.store.apply(batch)
+
+
+def test_memory_refuses_a_missing_count(memory_disk: Disk) -> None:
+    batch = memory_disk.batch(puts=put(1))
+    batch.counts.clear()
+    with pytest.raises(StoreError, match="has 0 messages; it has 1"):
+        memory_disk.store.apply(batch)
+
+
+def test_memory_refuses_a_count_of_a_lane_that_did_not_change(memory_disk: Disk) -> None:
+    batch = memory_disk.batch()
+    batch.counts[LANE] = 1
+    with pytest.raises(StoreError, match="has 1 messages; it has 0"):
+        memory_disk.store.apply(batch)
+
+
+def test_memory_refuses_a_mark_without_a_message(memory_disk: Disk) -> None:
+    memory_disk.apply(puts=put(1))
+    with pytest.raises(StoreError, match="marks message"):
+        memory_disk.apply(removes=[key(1)], marks={key(1): (1, 1)})
+
+
+def test_memory_refuses_a_mark_that_outlives_its_message(memory_disk: Disk) -> None:
+    memory_disk.apply(puts=put(1), marks={key(1): (1, 1)})
+    with pytest.raises(StoreError, match="leaves the mark"):
+        memory_disk.apply(removes=[key(1)])
+
+
+def test_memory_refuses_one_key_in_both_kinds(memory_disk: Disk) -> None:
+    with pytest.raises(StoreError, match="there already"):
+        memory_disk.apply(puts=put(1), transient_puts=put(1))
+
+
+# LMDB only
+
+
+def test_a_second_broker_is_refused_and_told_who_holds_the_folder(lmdb_disk: Disk) -> None:
+    with pytest.raises(StoreInUseError) as refusal:
+        LmdbStore(lmdb_disk.folder)
+    assert str(lmdb_disk.folder) in str(refusal.value)
+    assert f"process {os.getpid()}" in str(refusal.value)
+    lmdb_disk.apply(puts=put(1))
+    lmdb_disk.crash()
+    assert sequences(lmdb_disk.store) == [1]
+
+
+def test_a_refused_broker_leaves_the_pid_of_the_holder(lmdb_disk: Disk) -> None:
+    for _ in range(2):
+        with pytest.raises(StoreInUseError, match=f"process {os.getpid()}"):
+            LmdbStore(lmdb_disk.folder)
+    assert (lmdb_disk.folder / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_the_pid_of_an_earlier_broker_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("12345678901234567\n")
+    LmdbStore(tmp_path).close()
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_the_data_folder_is_made_for_its_owner_only(lmdb_disk: Disk) -> None:
+    for path in (lmdb_disk.folder, lmdb_disk.folder / "lmdb"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for path in (lmdb_disk.folder / "lock", lmdb_disk.folder / "lmdb/data.mdb"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_new_store_syncs_every_folder_that_leads_to_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = set()
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.readlink(f"/proc/self/fd/{file}")))
+    LmdbStore(tmp_path / "a/b").close()
+    assert synced == {str(tmp_path / path) for path in ("", "a", "a/b", "a/b/lmdb")}
+
+
+def test_lmdb_syncs_every_batch(lmdb_disk: Disk) -> None:
+    """Only a power cut would show the difference; a killed process loses nothing either way."""
+    assert isinstance(lmdb_disk.store, LmdbStore)
+    flags = lmdb_disk.store._env.flags()
+    assert flags["sync"]
+    assert flags["metasync"]
+    assert not flags["writemap"]
+
+
+def test_the_file_stays_small(lmdb_disk: Disk) -> None:
+    file = lmdb_disk.folder / "lmdb/data.mdb"
+    assert file.stat().st_size < 1 << 20
+
+
+def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"cannot open the store in .*/file/data: .*Not a directory"):
+        LmdbStore(tmp_path / "file" / "data")
+
+
+def test_a_file_that_is_no_store_is_refused_and_the_lock_let_go(tmp_path: Path) -> None:
+    (tmp_path / "lmdb").mkdir()
+    (tmp_path / "lmdb/data.mdb").write_bytes(b"no store" * 10_000)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="cannot open the store") as refusal:
+            LmdbStore(tmp_path)
+        assert not isinstance(refusal.value, StoreInUseError)
+
+
+def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "lmdb"
+    with lmdb.open(str(folder), max_dbs=1, lib_version=0) as env, env.begin(write=True) as txn:
+        txn.put(b"format", struct.pack(">I", 2), db=env.open_db(b"meta", txn=txn))
+    before = (folder / "data.mdb").read_bytes()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="has format 2, this truenext reads format 1"):
+            LmdbStore(tmp_path)
+    assert (folder / "data.mdb").read_bytes() == before
+
+
+def test_the_environment_does_not_choose_the_format_of_a_new_store(tmp_path: Path) -> None:
+    code = "import sys, pathlib, truenext.store.lmdb as m; m.LmdbStore(pathlib.Path(sys.argv[1])).close()"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "LMDB_DEFAULT_LIB_VERSION": "1"}, check=True)
+    meta_page = (tmp_path / "lmdb/data.mdb").read_bytes()[16:24]
+    assert struct.unpack("=II", meta_page) == (0xBEEFC0DE, 1)
+
+
+def test_a_full_map_is_named_and_nothing_of_the_batch_is_there(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, map_size=1 << 18)
+    store.recover()
+    batch = Batch(1)
+    batch.puts = [(key(n), bytes(10_000)) for n in range(1, 100)]
+    batch.counts = {LANE: 99}
+    with pytest.raises(StoreError, match="as large as its map allows") as failure:
+        store.apply(batch)
+    assert isinstance(failure.value.__cause__, lmdb.MapFullError)
+    with pytest.raises(StoreError, match="refused"):
+        store.apply(Batch(2))
+    store.close()
+    store = LmdbStore(tmp_path)
+    assert store.recover().counts == {}
+    assert sequences(store) == []
+    store.close()
+
+
+def test_a_disk_that_takes_no_more_fails_the_batch_as_a_whole(lmdb_disk: Disk) -> None:
+    lmdb_disk.apply(puts=put(1))
+    batch = lmdb_disk.batch(puts=[(key(n), bytes(10_000)) for n in range(2, 200)], removes=[key(1)])
+    size = (lmdb_disk.folder / "lmdb/data.mdb").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 500_000, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"cannot write to the store in .*check the disk") as failure:
+            lmdb_disk.store.apply(batch)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert isinstance(failure.value.__cause__, lmdb.Error)
+    with pytest.raises(StoreError, match="refused"):
+        lmdb_disk.store.apply(Batch(3))
+    assert lmdb_disk.crash().counts == {LANE: 1}
+    assert sequences(lmdb_disk.store) == [1]
+
+
+def test_a_full_disk_is_named(lmdb_disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise lmdb.DiskError("mdb_put")
+
+    monkeypatch.setattr(LmdbStore, "_write", full)
+    with pytest.raises(StoreError, match="the disk is full; make room"):
+        lmdb_disk.apply(puts=put(1))
+
+
+def test_a_damaged_value_is_named(lmdb_disk: Disk) -> None:
+    lmdb_disk.store.close()
+    with lmdb.open(str(lmdb_disk.folder / "lmdb"), max_dbs=7) as env, env.begin(write=True) as txn:
+        txn.put(LANE, b"short", db=env.open_db(b"counts", txn=txn))
+    with pytest.raises(StoreError, match="a value is damaged"):
+        lmdb_disk.open()
+
+
+def test_a_page_of_a_closed_store_is_a_store_error(lmdb_disk: Disk) -> None:
+    lmdb_disk.store.close()
+    with pytest.raises(StoreError, match="cannot read the store"):
+        lmdb_disk.store.page(LANE, 0, 1)
+
+
+def test_a_page_read_in_the_middle_of_a_batch_shows_nothing_of_it(lmdb_disk: Disk) -> None:
+    half_done, go_on = threading.Event(), threading.Event()
+
+    class Halting(list[tuple[bytes, bytes]]):
+        def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+            for n, one in enumerate(super().__iter__()):
+                if n == 2:
+                    half_done.set()
+                    assert go_on.wait(10)
+                yield one
+
+    lmdb_disk.apply(puts=put(1, 2), marks={key(2): (1, 1)})
+    batch = lmdb_disk.batch(removes=[key(1)], puts=put(3, 4, 5, 6), marks={key(2): (2, 2)})
+    batch.puts = Halting(batch.puts)
+    thread = threading.Thread(target=lmdb_disk.store.apply, args=(batch,))
+    thread.start()
+    assert half_done.wait(10)
+    page = lmdb_disk.store.page(LANE, 0, 10)
+    go_on.set()
+    thread.join()
+    assert [(sequence_of(m.key), m.attempts) for m in page.messages] == [(1, 0), (2, 1)]
+    assert page.as_of == 1
+    page = lmdb_disk.store.page(LANE, 0, 10)
+    assert [(sequence_of(m.key), m.attempts) for m in page.messages] == [(2, 2), (3, 0), (4, 0), (5, 0), (6, 0)]
+    assert page.as_of == 2
+
+
+def test_a_batch_that_becomes_durable_while_a_page_opens_is_not_claimed(
+    lmdb_disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instant between reading the batch number and opening the read transaction, made long."""
+    store = lmdb_disk.store
+    assert isinstance(store, LmdbStore)
+
+    class LateEnvironment:
+        def begin(self) -> Any:
+            txn = env.begin()
+            monkeypatch.undo()
+            lmdb_disk.apply(puts=put(1))
+            return txn
+
+    env = store._env
+    monkeypatch.setattr(store, "_env", LateEnvironment())
+    page = store.page(LANE, 0, 10)
+    assert (page.messages, page.as_of) == ([], 0)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from truenext.batch import Batch
+from truenext.record import lane_key, message_key
+from truenext.store.lmdb import LmdbStore
+
+store = LmdbStore(Path(sys.argv[1]))
+store.recover()
+lane = lane_key(1, 5)
+number = 0
+while True:
+    number += 1
+    batch = Batch(number)
+    batch.clean_stop = False
+    batch.puts = [(message_key(lane, number), bytes(number))]
+    batch.transient_puts = [(message_key(lane, 1000000 + number), b"")]
+    batch.counts = {lane: 2 * number}
+    batch.sequence_limit = number + 1
+    store.apply(batch)
+    print(number, flush=True)
+"""
+
+
+def test_everything_applied_is_there_after_kill_9(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while int(process.stdout.readline()) < 30:
+            pass
+        process.send_signal(signal.SIGKILL)
+        applied = [30, *map(int, process.stdout.read().split())][-1]
+    store = LmdbStore(tmp_path)
+    recovered = store.recover()
+    messages = store.page(LANE, 0, 10_000).messages
+    store.close()
+    # The batch under way at the kill may be there as well, but only as a whole.
+    assert applied <= len(messages) <= applied + 1
+    assert [sequence_of(m.key) for m in messages] == list(range(1, len(messages) + 1))
+    assert [len(m.record) for m in messages] == list(range(1, len(messages) + 1))
+    assert recovered.counts == {LANE: len(messages)}
+    assert recovered.sequence_limit == len(messages) + 1
+    assert not recovered.clean_stop

@@ -1,0 +1,575 @@
+"""Does the engine ever differ from the oracle, whatever clients, sockets and disk do?
+
+A Hypothesis state machine that says the same to the engine and to the oracle and compares them after every turn and
+every durable batch. How the engine works is not known here; see test_against_oracle.py for how it is run.
+"""
+
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.property.oracle import Disagreement, Letter, Oracle, Parcel, Peer, Reader, Seen
+from truenext.answers import Receipt
+from truenext.batch import Batch
+from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.session import Session
+from truenext.errors import RemoteProtocolError
+from truenext.message import Message
+from truenext.policy import Policy
+from truenext.record import decode, sequence_of, split_lane_key
+
+BIG = 600 * 1024
+"""Bytes of a large body: two of them fill a connection's room (limits.UNSENT_BYTES_MAX)."""
+DAY_MS = 24 * 3600 * 1000
+REMEMBERED_MS = 7 * DAY_MS
+PEERS_MAX = 4
+READERS_MAX = 6
+
+PICK = st.integers(0, 7)
+"""Which of those that there are, modulo their number."""
+SENT_TO = st.sampled_from(["a"] * 4 + ["b"])
+PRIORITY = st.sampled_from([4, 4, 9, 1])
+EXPIRES_IN = st.sampled_from([None] * 14 + [0, 1, 10])
+IS_BIG = st.sampled_from([False] * 9 + [True])
+PRODUCER = st.sampled_from(["p", "q"])
+YES_OR_NO = st.booleans()
+
+SENDING = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
+ANSWERING = {"which": PICK, "in_transaction": st.sampled_from([False, False, True]), "says_subscription": YES_OR_NO}
+SUBSCRIBING = {
+    "who": PICK,
+    "queue": st.sampled_from(["a"] * 6 + ["b", "DLQ.a"]),
+    "mode": st.sampled_from([AckMode.CLIENT] * 2 + [AckMode.INDIVIDUAL] * 2 + [AckMode.AUTO]),
+    "window": st.sampled_from([1, 2, 2, 3, 4, None]),
+}
+ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
+    "connect": (1, {}),
+    "subscribe": (2, SUBSCRIBING),
+    "unsubscribe": (1, {"which": PICK}),
+    "disconnect": (1, {"who": PICK, "is_clean": YES_OR_NO, "taken": st.sampled_from([0, 0, 1, 2])}),
+    "ask_receipt": (1, {"who": PICK}),
+    "send": (
+        8,
+        SENDING
+        | {
+            "expires_in": EXPIRES_IN,
+            "is_big": IS_BIG,
+            "count": st.sampled_from([1, 1, 2, 3]),
+            "wants_receipt": YES_OR_NO,
+        },
+    ),
+    "send_numbered": (1, SENDING | {"producer": PRODUCER}),
+    "repeat_send": (2, SENDING | {"which": PICK}),
+    "acknowledge": (8, ANSWERING | {"wants_receipt": YES_OR_NO}),
+    "refuse": (6, ANSWERING),
+    "send_in_transaction": (
+        3,
+        {
+            "who": PICK,
+            "sends": st.lists(st.tuples(SENT_TO, PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), min_size=1, max_size=3),
+            "commits": YES_OR_NO,
+        },
+    ),
+    "commit": (3, {"which": PICK, "wants_receipt": YES_OR_NO}),
+    "commit_numbered": (1, {"which": PICK, "producer": PRODUCER}),
+    "repeat_commit": (1, {"who": PICK, "which": PICK, "says_all_again": YES_OR_NO}),
+    "commit_what_is_neither_open_nor_recorded": (1, {"who": PICK, "producer": PRODUCER}),
+    "abort": (2, {"which": PICK}),
+    "advance": (2, {"milliseconds": st.sampled_from([1, 1, 5, 5, 20, 20, 3 * DAY_MS])}),
+    "turn": (4, {}),
+    "turn_and_take": (6, {}),
+    "take": (1, {"who": PICK}),
+    "take_batch": (5, {}),
+    "batch_becomes_durable": (5, {}),
+    "all_becomes_durable": (4, {}),
+}
+"""What may happen, how often relative to the rest, and with what."""
+WITH_ARGUMENTS = {
+    name: st.tuples(st.just(name), st.fixed_dictionaries(arguments)) for name, (_, arguments) in ACTIONS.items()
+}
+RARE = sorted(name for name, (weight, _) in ACTIONS.items() if weight <= 2)
+
+T = TypeVar("T")
+
+
+class BrokerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = False
+        self.nothing_new = True
+        """A turn would change nothing: the last thing that happened was one."""
+        self.serial = 0
+        self.in_flight: Batch | None = None
+        self.numbers: dict[str, int] = {}
+        self.numbers_used_at: dict[tuple[str, int], int] = {}
+        self.sessions: dict[Peer, Session] = {}
+        self.queue_names: dict[int, str] = {}
+        self.store: dict[bytes, Message] = {}
+        self.marks: dict[bytes, tuple[int, int]] = {}
+
+    @initialize(
+        attempts_max=st.sampled_from([2, 1, 3]),
+        never=st.sets(st.sampled_from(RARE), max_size=len(RARE)),
+        readers=st.lists(st.fixed_dictionaries(SUBSCRIBING), min_size=1, max_size=4),
+    )
+    def start(self, attempts_max: int, never: set[str], readers: list[dict[str, Any]]) -> None:
+        """`never` is what does not happen in this example: what is rare elsewhere has more time to go wrong."""
+        self.never = never
+        self.oracle = Oracle(attempts_max)
+        self.engine = Engine(sequence_limit=1, policy=Policy(attempts_max=attempts_max))
+        self.engine.start()
+        batch = self.engine.take_batch()
+        assert batch is not None
+        self.engine.committed(batch)
+        self._set_time(1_000_000)
+        self.connect()
+        self.connect()
+        for reader in readers:
+            self.subscribe(**reader)
+
+    @rule(action=st.runner().flatmap(lambda machine: machine.actions()))
+    def happens(self, action: tuple[str, dict[str, Any]]) -> None:
+        """One rule for all actions: rules that can do nothing, or are switched off at random by Hypothesis, would leave
+        most examples without a single dispatch."""
+        name, arguments = action
+        self.nothing_new = name in ("turn", "all_becomes_durable")
+        try:
+            getattr(self, name)(**arguments)
+        except RemoteProtocolError as error:
+            self.is_over = True
+            raise Disagreement(f"what the contract allows was refused: {error}") from error
+        except Exception:
+            self.is_over = True
+            raise
+
+    def actions(self) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+        """What can happen now."""
+        is_impossible = {
+            "connect": len(self.sessions) >= PEERS_MAX,
+            "subscribe": not self.sessions or len(self.oracle.readers) >= READERS_MAX,
+            "unsubscribe": not self.oracle.readers,
+            "repeat_send": not self._repeatable(),
+            "acknowledge": not self._answerable(),
+            "refuse": not self._answerable(),
+            "commit": not self._open_transactions(),
+            "commit_numbered": not self._open_transactions(),
+            "repeat_commit": not self._repeatable(),
+            "abort": not self._open_transactions(),
+            "take_batch": self.in_flight is not None,
+            "batch_becomes_durable": self.in_flight is None,
+            "turn": self.nothing_new,
+            "turn_and_take": self.nothing_new,
+        }
+        return st.sampled_from(
+            [
+                name
+                for name, (weight, arguments) in ACTIONS.items()
+                if name not in self.never and not is_impossible.get(name) and (self.sessions or "who" not in arguments)
+                for _ in range(weight)
+            ]
+            or ["connect"]
+        ).flatmap(WITH_ARGUMENTS.__getitem__)
+
+    # Connections and subscriptions ------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        name = self._fresh("s")
+        note(f'{name} = engine.connect("{name}")')
+        self.sessions[self.oracle.connect(name)] = self.engine.connect(name)
+
+    def subscribe(self, who: int, queue: str, mode: AckMode, window: int | None) -> None:
+        peer, session = self._peer(who)
+        used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
+        name = min({f"c{number}" for number in range(READERS_MAX)} - used)
+        destination = parse(f"/queue/{queue}", session.id)
+        note(f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}))')
+        self.engine.subscribe(session, Subscribe(name, destination, mode, window))
+        self.oracle.subscribe(peer, name, queue, mode, window)
+
+    def unsubscribe(self, which: int) -> None:
+        reader = _one_of(self.oracle.readers, which)
+        note(f'engine.unsubscribe({reader.peer.name}, Unsubscribe("{reader.subscription}"))')
+        self.engine.unsubscribe(self.sessions[reader.peer], Unsubscribe(reader.subscription))
+        self.oracle.unsubscribe(reader)
+
+    def disconnect(self, who: int, is_clean: bool, taken: int) -> None:
+        """Before a connection ends, its socket may have taken something yet."""
+        peer, session = self._peer(who)
+        for reader in [reader for reader in self.oracle.readers if reader.peer is peer]:
+            if reader.mode is AckMode.AUTO and taken:
+                note(f'engine.taken_before_loss({peer.name}.consumers["{reader.subscription}"], {taken})')
+                self.engine.taken_before_loss(session.consumers[reader.subscription], taken)
+                self.oracle.taken_before_loss(reader, taken)
+        note(f"engine.disconnect({peer.name}, is_clean={is_clean})")
+        self.engine.disconnect(session, is_clean=is_clean)
+        self.oracle.disconnect(peer, is_clean)
+        del self.sessions[peer]
+
+    def ask_receipt(self, who: int) -> None:
+        peer, session = self._peer(who)
+        receipt = self._fresh("r")
+        note(f'engine.answer({peer.name}, Receipt("{receipt}"))')
+        self.engine.answer(session, Receipt(receipt))
+        self.oracle.ask_receipt(peer, receipt)
+
+    # Sending ----------------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        who: int,
+        queue: str,
+        priority: int,
+        persistent: bool,
+        expires_in: int | None,
+        is_big: bool,
+        count: int,
+        wants_receipt: bool,
+    ) -> None:
+        peer, session = self._peer(who)
+        for _ in range(count):
+            parcel = self._parcel(priority, persistent, expires_in, is_big)
+            note(f"engine.send({peer.name}, Send(/queue/{queue}, {parcel}))")
+            self.engine.send(session, Send(parse(f"/queue/{queue}", session.id), _message(parcel)))
+            self.oracle.send(peer, queue, parcel)
+        if wants_receipt:
+            self.ask_receipt(who)
+
+    def send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str) -> None:
+        self._send_numbered(who, queue, priority, persistent, producer, self._next_number(producer))
+
+    def repeat_send(self, who: int, queue: str, priority: int, persistent: bool, which: int) -> None:
+        """The newest number of some producer, or an older one."""
+        producer, number = _one_of(self._repeatable(), which)
+        self._send_numbered(who, queue, priority, persistent, producer, number)
+        self.ask_receipt(who)
+
+    def _send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str, number: int) -> None:
+        peer, session = self._peer(who)
+        parcel = self._parcel(priority, persistent, None, False)
+        note(f'engine.send({peer.name}, Send(/queue/{queue}, {parcel}, None, "{producer}", {number}))')
+        send = Send(parse(f"/queue/{queue}", session.id), _message(parcel), None, producer, number)
+        self.engine.send(session, send)
+        self.oracle.send_numbered(peer, queue, parcel, producer, number)
+
+    # Acknowledging ----------------------------------------------------------------------------------------------------
+
+    def acknowledge(self, which: int, in_transaction: bool, says_subscription: bool, wants_receipt: bool) -> None:
+        letter = _one_of(self._answerable(), which)
+        reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
+        sequence = self.oracle.sequences[letter]
+        note(f"engine.acknowledge({reader.peer.name}, Ack({subscription!r}, {sequence}, {transaction!r}))")
+        self.engine.acknowledge(session, Ack(subscription, sequence, transaction))
+        self.oracle.acknowledge(reader.peer, letter, transaction)
+        if wants_receipt:
+            self.ask_receipt(list(self.sessions).index(reader.peer))
+
+    def refuse(self, which: int, in_transaction: bool, says_subscription: bool) -> None:
+        letter = _one_of(self._answerable(), which)
+        reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
+        sequence = self.oracle.sequences[letter]
+        note(f"engine.refuse({reader.peer.name}, Nack({subscription!r}, {sequence}, {transaction!r}))")
+        self.engine.refuse(session, Nack(subscription, sequence, transaction))
+        self.oracle.refuse(reader.peer, letter, transaction)
+
+    def _asked(
+        self, letter: Letter, in_transaction: bool, says_subscription: bool
+    ) -> tuple[Reader, Session, str | None, str | None]:
+        reader = letter.holder
+        assert reader is not None
+        transaction = self._transaction(reader.peer) if in_transaction else None
+        subscription = reader.subscription if says_subscription else None
+        return reader, self.sessions[reader.peer], subscription, transaction
+
+    # Transactions -----------------------------------------------------------------------------------------------------
+
+    def send_in_transaction(
+        self, who: int, sends: list[tuple[str, int, bool, int | None, bool]], commits: bool
+    ) -> None:
+        peer, session = self._peer(who)
+        transaction = self._transaction(peer)
+        for queue, priority, persistent, expires_in, is_big in sends:
+            parcel = self._parcel(priority, persistent, expires_in, is_big)
+            note(f'engine.send({peer.name}, Send(/queue/{queue}, {parcel}, "{transaction}"))')
+            self.engine.send(session, Send(parse(f"/queue/{queue}", session.id), _message(parcel), transaction))
+            self.oracle.send(peer, queue, parcel, transaction)
+        if commits:
+            self._commit(peer, transaction)
+
+    def commit(self, which: int, wants_receipt: bool) -> None:
+        peer, transaction = _one_of(self._open_transactions(), which)
+        self._commit(peer, transaction)
+        if wants_receipt:
+            self.ask_receipt(list(self.sessions).index(peer))
+
+    def commit_numbered(self, which: int, producer: str) -> None:
+        peer, transaction = _one_of(self._open_transactions(), which)
+        self._commit(peer, transaction, producer, self._next_number(producer))
+
+    def repeat_commit(self, who: int, which: int, says_all_again: bool) -> None:
+        """After a lost connection a client repeats a COMMIT whose fate it does not know, or the whole transaction."""
+        peer, session = self._peer(who)
+        producer, number = _one_of(self._repeatable(), which)
+        transaction = self._fresh("t")
+        if says_all_again:
+            self._begin(peer, transaction)
+            parcel = self._parcel(4, True, None, False)
+            note(f'engine.send({peer.name}, Send(/queue/a, {parcel}, "{transaction}"))')
+            self.engine.send(session, Send(parse("/queue/a", session.id), _message(parcel), transaction))
+            self.oracle.send(peer, "a", parcel, transaction)
+        self._commit(peer, transaction, producer, number)
+        self.ask_receipt(who)
+
+    def commit_what_is_neither_open_nor_recorded(self, who: int, producer: str) -> None:
+        peer, session = self._peer(who)
+        number = self.numbers.get(producer, 0) + 1
+        note(f'engine.commit({peer.name}, Commit("gone", "{producer}", {number}))  # is refused')
+        with pytest.raises(RemoteProtocolError):
+            self.engine.commit(session, Commit("gone", producer, number))
+        self.disconnect(who, False, 0)
+
+    def abort(self, which: int) -> None:
+        peer, transaction = _one_of(self._open_transactions(), which)
+        note(f'engine.abort({peer.name}, Abort("{transaction}"))')
+        self.engine.abort(self.sessions[peer], Abort(transaction))
+        self.oracle.abort(peer, transaction)
+
+    def _transaction(self, peer: Peer) -> str:
+        """An open transaction; usually there is only one."""
+        if not peer.transactions or self.serial % 5 == 0:
+            self._begin(peer, self._fresh("t"))
+        return list(peer.transactions)[-1]
+
+    def _begin(self, peer: Peer, transaction: str) -> None:
+        note(f'engine.begin({peer.name}, Begin("{transaction}"))')
+        self.engine.begin(self.sessions[peer], Begin(transaction))
+        self.oracle.begin(peer, transaction)
+
+    def _commit(self, peer: Peer, transaction: str, producer: str | None = None, number: int = 0) -> None:
+        note(f'engine.commit({peer.name}, Commit("{transaction}", {producer!r}, {number}))')
+        self.engine.commit(self.sessions[peer], Commit(transaction, producer, number))
+        self.oracle.commit(peer, transaction, producer, number)
+
+    # Time, sockets and disk -------------------------------------------------------------------------------------------
+
+    def advance(self, milliseconds: int) -> None:
+        self._set_time(self.oracle.now_ms + milliseconds)
+
+    def turn(self) -> None:
+        """A turn whose messages the sockets do not take yet."""
+        self._turn()
+
+    def turn_and_take(self) -> None:
+        self.turn()
+        self.take_all()
+
+    def take(self, who: int) -> None:
+        peer, session = self._peer(who)
+        note(f"engine.taken({peer.name})")
+        self.engine.taken(session)
+        self.oracle.taken(peer)
+
+    def take_all(self) -> None:
+        for who in range(len(self.sessions)):
+            self.take(who)
+
+    def take_batch(self) -> None:
+        self._take_batch()
+
+    def batch_becomes_durable(self) -> None:
+        self._committed()
+
+    def all_becomes_durable(self) -> None:
+        if self.in_flight is not None:
+            self.batch_becomes_durable()
+        self.take_batch()
+        if self.in_flight is not None:
+            self.batch_becomes_durable()
+        self.turn()
+
+    def teardown(self) -> None:
+        """Whatever happened before, in the end all is as durable and as dispatched as it can be; then a clean stop."""
+        if self.is_over or not hasattr(self, "engine"):
+            return
+        self.turn_and_take()
+        self.all_becomes_durable()
+        self.take_all()
+        self.all_becomes_durable()
+        self._stop()
+
+    # Comparing --------------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        note("engine.turn()")
+        effects = self.engine.turn()
+        names = {(reader.peer.name, reader.subscription): reader for reader in self.oracle.readers}
+        dispatched: dict[Reader, list[Seen]] = {}
+        for consumer, entries in effects.deliveries.items():
+            reader = names.get((consumer.session.id, consumer.subscription))
+            if reader is None or reader.queue != consumer.queue.name:
+                raise Disagreement(f"a dispatch to {consumer.session.id}/{consumer.subscription}, which has ended")
+            dispatched[reader] = [
+                Seen(
+                    _label(entry.message),
+                    consumer.queue.name,
+                    entry.sequence,
+                    entry.message.priority,
+                    entry.message.persistent,
+                    entry.message.expires_ms,
+                    entry.deliveries,
+                    entry.attempts,
+                )
+                for entry in entries
+            ]
+        answered = []
+        for session, answer in effects.answers:
+            assert isinstance(answer, Receipt)
+            answered.append((session.id, answer.receipt))
+        note(f"# answers: {answered}; deliveries: {dispatched}")
+        self.oracle.check_turn(dispatched, answered)
+
+    def _take_batch(self) -> None:
+        note("batch = engine.take_batch()")
+        batch = self.in_flight = self.engine.take_batch()
+        if batch is not None:
+            self.queue_names.update(batch.queues)
+            self.oracle.saw_batch([self._stored_letter(key, decode(key, record)) for key, record in batch.puts])
+        self.oracle.take_batch(is_empty=batch is None)
+
+    def _committed(self) -> None:
+        batch, self.in_flight = self.in_flight, None
+        assert batch is not None
+        note("engine.committed(batch)")
+        self.engine.committed(batch)
+        self.oracle.committed()
+        self._apply(batch)
+        must, may = self.oracle.stored()
+        self._compare_store(must, may)
+
+    def _apply(self, batch: Batch) -> None:
+        """What the store does, as batch.py says."""
+        for key in batch.removes + batch.transient_removes:
+            if key not in self.store:
+                raise Disagreement(f"{self._named(key)} is removed, but no earlier batch put it")
+            del self.store[key]
+        for key, record in batch.puts + batch.transient_puts:
+            self.store[key] = decode(key, record)
+        self.marks.update(batch.marks)
+        for key in batch.unmarks:
+            self.marks.pop(key, None)
+
+    def _compare_store(self, must: list[Letter], may: list[Letter]) -> None:
+        """A crash now: what would be found, and would it be what the contract promises?"""
+        found = {
+            letter: key for key, message in self.store.items() for letter, _ in [self._stored_letter(key, message)]
+        }
+        lost = [letter for letter in must if letter not in found]
+        undead = [letter for letter in found if letter not in must and letter not in may]
+        if lost or undead:
+            raise Disagreement(f"in the store are missing {lost}, and should not be {undead}")
+        for letter in must:
+            attempts, _ = self.marks.get(found[letter], (0, 0))
+            if attempts != self.oracle.stored_attempts(letter):
+                raise Disagreement(f"{letter} has {attempts} attempts in the store: {letter.written_attempts}")
+        if not self.marks.keys() <= self.store.keys():
+            raise Disagreement("a mark is left of a message that has gone")
+
+    def _stop(self) -> None:
+        """L2 and Restart: after a clean stop the waiting transients survive too, at their places."""
+        note("engine.stop()")
+        self.engine.stop()
+        for peer in list(self.oracle.peers):
+            self.oracle.disconnect(peer, is_clean=True)
+        for batch in self.engine.last_batches():
+            self.engine.committed(batch)
+            self.queue_names.update(batch.queues)
+            self._apply(batch)
+        here = [letter for letter in self.oracle.letters if not letter.is_gone]
+        alive = [letter for letter in here if not self.oracle.is_expired(letter)]
+        found = {}
+        for key, message in self.store.items():
+            letter, sequence = self._stored_letter(key, message)
+            self.oracle.saw_sequence(letter, sequence)
+            found[letter] = key
+        if not set(alive) <= found.keys() <= set(here):
+            raise Disagreement(f"after a clean stop there are {list(found)}; waiting were {alive}")
+        for letter in alive:
+            mark = self.marks.get(found[letter], (0, 0))
+            if mark != (letter.attempts, letter.deliveries):
+                raise Disagreement(f"after a clean stop {letter} has (attempts, deliveries) {mark}: {vars(letter)}")
+
+    def _stored_letter(self, key: bytes, message: Message) -> tuple[Letter, int]:
+        queue, rank = split_lane_key(key[:-8])
+        letter = self.oracle.letter(_label(message), self.queue_names[queue])
+        is_right = (rank, message.persistent, message.expires_ms) == (
+            letter.key[0],
+            letter.persistent,
+            letter.parcel.expires_ms,
+        )
+        if not is_right:
+            raise Disagreement(f"{letter} is stored with rank {rank} as {message}: {vars(letter)}")
+        return letter, sequence_of(key)
+
+    def _named(self, key: bytes) -> str:
+        return f"{self.queue_names[split_lane_key(key[:-8])[0]]}:{sequence_of(key)}"
+
+    # Choosing ---------------------------------------------------------------------------------------------------------
+
+    def _peer(self, who: int) -> tuple[Peer, Session]:
+        return _one_of(list(self.sessions.items()), who)
+
+    def _answerable(self) -> list[Letter]:
+        return [
+            letter
+            for reader in self.oracle.readers
+            if reader.mode is not AckMode.AUTO
+            for letter in self.oracle.answerable(reader)
+        ]
+
+    def _open_transactions(self) -> list[tuple[Peer, str]]:
+        return [(peer, transaction) for peer in self.sessions for transaction in peer.transactions]
+
+    def _repeatable(self) -> list[tuple[str, int]]:
+        """Numbers that L5 still promises to recognise, newest first."""
+        since = self.oracle.now_ms - REMEMBERED_MS
+        return [number for number, used_at in reversed(self.numbers_used_at.items()) if used_at > since]
+
+    def _next_number(self, producer: str) -> int:
+        self.numbers[producer] = self.numbers.get(producer, 0) + 1
+        self.numbers_used_at[producer, self.numbers[producer]] = self.oracle.now_ms
+        return self.numbers[producer]
+
+    def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
+        expires_ms = 0 if expires_in is None else self.oracle.now_ms + expires_in
+        return Parcel(self._fresh("m"), priority, persistent, expires_ms, BIG if is_big else 0)
+
+    def _fresh(self, kind: str) -> str:
+        self.serial += 1
+        return f"{kind}{self.serial}"
+
+    def _set_time(self, now_ms: int) -> None:
+        note(f"engine.now_ms = {now_ms}")
+        self.engine.now_ms = self.oracle.now_ms = now_ms
+
+
+def _one_of(things: list[T], which: int) -> T:
+    return things[which % len(things)]
+
+
+def _message(parcel: Parcel) -> Message:
+    body = parcel.label.encode() + b"." * parcel.size
+    return Message(
+        priority=parcel.priority,
+        persistent=parcel.persistent,
+        expires_ms=parcel.expires_ms,
+        header=b"content-length:%d\n" % len(body),
+        body=body,
+    )
+
+
+def _label(message: Message) -> str:
+    return message.body[:12].rstrip(b".").decode()

@@ -1,0 +1,532 @@
+"""Which mistakes must the state machine be able to see?
+
+Each function makes the engine wrong in one way, by replacing methods of it; its name says what the engine does then.
+Faults of choice replace the whole dispatch by a plain one (`Choice`) with one decision changed, so that they do not
+depend on how the engine's own is written.
+"""
+
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import pytest
+
+from truenext.answers import Answer
+from truenext.batch import Batch
+from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.engine.consumer import Consumer
+from truenext.engine.dispatch import FRAME_OVERHEAD, Deliveries, Dispatcher
+from truenext.engine.engine import Effects, Engine
+from truenext.engine.lane import Entry, Lane
+from truenext.engine.queue import Queue
+from truenext.engine.session import Session
+from truenext.limits import UNSENT_BYTES_MAX
+from truenext.message import Message
+
+Patch = pytest.MonkeyPatch
+
+
+class Waiting(NamedTuple):
+    rank: int
+    entry: Entry
+    is_visible: bool
+
+
+class Choice:
+    """A plain dispatch without a fault; each fault overrides one decision."""
+
+    def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
+        """What may be dispatched now, first one first. `waiting` is in the order of K."""
+        held_back: set[int] = set()
+        allowed = []
+        for rank, entry, is_visible in waiting:
+            if not is_visible:
+                held_back.add(rank)
+            elif rank not in held_back:
+                allowed.append(entry)
+        return allowed
+
+    def is_expired(self, entry: Entry, now_ms: int) -> bool:
+        return 0 < entry.message.expires_ms <= now_ms
+
+    def has_credit(self, consumer: Consumer) -> bool:
+        return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < UNSENT_BYTES_MAX
+
+    def preference(self, consumer: Consumer) -> tuple[int, ...]:
+        return (len(consumer.held), consumer.served_at)
+
+    def install(self, patch: Patch) -> None:
+        def dispatch(
+            dispatcher: Dispatcher,
+            queue: Queue,
+            committed: int,
+            now_ms: int,
+            deliveries: Deliveries,
+            expire: Callable[[Entry], None],
+        ) -> None:
+            while takers := [consumer for consumer in queue.consumers if self.has_credit(consumer)]:
+                waiting = [
+                    Waiting(rank, entry, entry.batch <= committed)
+                    for rank, lane in enumerate(queue.lanes)
+                    for entry in sorted(lane, key=lambda entry: entry.sequence)
+                ]
+                candidates = self.candidates(waiting, dispatcher._dispatches)
+                if not candidates:
+                    return
+                entry = candidates[0]
+                _take_out(queue, entry)
+                if self.is_expired(entry, now_ms):
+                    expire(entry)
+                    continue
+                consumer = min(takers, key=self.preference)
+                entry.deliveries += 1
+                consumer.held[entry.sequence] = entry
+                message = entry.message
+                consumer.session.unsent_bytes += len(message.body) + len(message.header) + FRAME_OVERHEAD
+                dispatcher._dispatches += 1
+                consumer.served_at = dispatcher._dispatches
+                deliveries.setdefault(consumer, []).append(entry)
+
+        patch.setattr(Dispatcher, "dispatch", dispatch)
+
+
+def _take_out(queue: Queue, entry: Entry) -> None:
+    for lane in queue.lanes:
+        for at, other in enumerate(lane.arrived):
+            if other is entry:
+                del lane.arrived[at]
+                return
+        for at, (_, other) in enumerate(lane.returned):
+            if other is entry:
+                del lane.returned[at]
+                lane.returned.sort(key=lambda pair: pair[0])
+                return
+
+
+def nothing_is_wrong(patch: Patch) -> None:
+    """Not a fault: the plain dispatch itself must not be what is caught."""
+    Choice().install(patch)
+
+
+# Order ----------------------------------------------------------------------------------------------------------------
+
+
+def persistent_messages_are_served_before_transient_ones(patch: Patch) -> None:
+    class Fault(Choice):
+        def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
+            return sorted(super().candidates(waiting, dispatches), key=lambda entry: not entry.message.persistent)
+
+    Fault().install(patch)
+
+
+def persistent_and_transient_messages_are_served_in_turns(patch: Patch) -> None:
+    class Fault(Choice):
+        def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
+            allowed = super().candidates(waiting, dispatches)
+            return sorted(allowed, key=lambda entry: entry.message.persistent == bool(dispatches % 2))
+
+    Fault().install(patch)
+
+
+def priorities_are_ignored(patch: Patch) -> None:
+    class Fault(Choice):
+        def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
+            return sorted(super().candidates(waiting, dispatches), key=lambda entry: entry.sequence)
+
+    Fault().install(patch)
+
+
+def what_is_given_back_goes_to_the_end(patch: Patch) -> None:
+    class Fault(Choice):
+        def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
+            ranks = {id(entry): rank for rank, entry, _ in waiting}
+            allowed = super().candidates(waiting, dispatches)
+            return sorted(allowed, key=lambda entry: (ranks[id(entry)], entry.deliveries > 0))
+
+    Fault().install(patch)
+
+
+def what_is_given_back_loses_its_sequence(patch: Patch) -> None:
+    give_back = Lane.give_back
+
+    def faulty(lane: Lane, entry: Entry) -> None:
+        entry.sequence += 1000
+        give_back(lane, entry)
+
+    patch.setattr(Lane, "give_back", faulty)
+
+
+def a_commit_in_flight_is_overtaken_by_its_equals(patch: Patch) -> None:
+    class Fault(Choice):
+        def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
+            return [entry for _, entry, is_visible in waiting if is_visible]
+
+    Fault().install(patch)
+
+
+def a_commit_in_flight_holds_back_lower_priorities(patch: Patch) -> None:
+    class Fault(Choice):
+        def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
+            allowed = []
+            for _, entry, is_visible in waiting:
+                if not is_visible:
+                    break
+                allowed.append(entry)
+            return allowed
+
+    Fault().install(patch)
+
+
+def a_commit_in_flight_holds_back_all_priorities(patch: Patch) -> None:
+    class Fault(Choice):
+        def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
+            if not all(is_visible for _, _, is_visible in waiting):
+                return []
+            return super().candidates(waiting, dispatches)
+
+    Fault().install(patch)
+
+
+def an_expired_message_is_dispatched(patch: Patch) -> None:
+    class Fault(Choice):
+        def is_expired(self, entry: Entry, now_ms: int) -> bool:
+            return False
+
+    Fault().install(patch)
+
+
+# Consumers ------------------------------------------------------------------------------------------------------------
+
+
+def the_consumer_that_was_served_last_is_preferred(patch: Patch) -> None:
+    class Fault(Choice):
+        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+            return (len(consumer.held), -consumer.served_at)
+
+    Fault().install(patch)
+
+
+def the_first_subscription_is_preferred(patch: Patch) -> None:
+    class Fault(Choice):
+        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+            return (len(consumer.held),)
+
+    Fault().install(patch)
+
+
+def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None:
+    class Fault(Choice):
+        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+            return (consumer.served_at,)
+
+    Fault().install(patch)
+
+
+def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
+    subscribe = Engine.subscribe
+
+    def faulty(engine: Engine, session: Session, command: Subscribe) -> None:
+        subscribe(engine, session, command)
+        session.consumers[command.subscription].served_at = 0
+
+    patch.setattr(Engine, "subscribe", faulty)
+
+
+def an_acknowledgement_in_a_transaction_gives_no_credit_back(patch: Patch) -> None:
+    class Fault(Choice):
+        def has_credit(self, consumer: Consumer) -> bool:
+            open_ones = consumer.session.transactions.values()
+            pending = [entry for each in open_ones for entry in each.acknowledged if entry.queue is consumer.queue]
+            return super().has_credit(consumer) and len(consumer.held) + len(pending) < consumer.window
+
+    Fault().install(patch)
+
+
+def the_room_of_a_connection_has_no_end(patch: Patch) -> None:
+    class Fault(Choice):
+        def has_credit(self, consumer: Consumer) -> bool:
+            return len(consumer.held) < consumer.window
+
+    Fault().install(patch)
+
+
+def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
+    refuse = Engine.refuse
+
+    def faulty(engine: Engine, session: Session, nack: Nack) -> None:
+        queue = session.consumer_of(nack.subscription, nack.sequence).queue
+        was_touched = queue in engine._touched
+        waiting = queue.waiting()
+        refuse(engine, session, nack)
+        if nack.transaction is None and queue.waiting() == waiting and not was_touched:
+            engine._touched.pop(queue, None)
+
+    patch.setattr(Engine, "refuse", faulty)
+
+
+# Returns and attempts -------------------------------------------------------------------------------------------------
+
+
+def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) -> None:
+    acknowledge, disconnect = Engine.acknowledge, Engine.disconnect
+    acknowledged: WeakKeyDictionary[Engine, list[tuple[Session, Entry]]] = WeakKeyDictionary()
+
+    def faulty_acknowledge(engine: Engine, session: Session, ack: Ack) -> None:
+        held = session.consumer_of(ack.subscription, ack.sequence).held
+        before = list(held.values())
+        acknowledge(engine, session, ack)
+        if ack.transaction is None:
+            gone = [(session, entry) for entry in before if entry.sequence not in held]
+            acknowledged.setdefault(engine, []).extend(gone)
+
+    def faulty_disconnect(engine: Engine, session: Session, *, is_clean: bool) -> None:
+        disconnect(engine, session, is_clean=is_clean)
+        for theirs, entry in acknowledged.get(engine, []):
+            if theirs is session and not is_clean:
+                engine._give_back(entry, has_failed=False)
+
+    patch.setattr(Engine, "acknowledge", faulty_acknowledge)
+    patch.setattr(Engine, "disconnect", faulty_disconnect)
+
+
+def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
+    acknowledge, abort = Engine.acknowledge, Engine.abort
+
+    def faulty_acknowledge(engine: Engine, session: Session, ack: Ack) -> None:
+        held = session.consumer_of(ack.subscription, ack.sequence).held
+        before = list(held.values())
+        acknowledge(engine, session, ack)
+        if ack.transaction is None:
+            outside.setdefault(engine, []).extend(entry for entry in before if entry.sequence not in held)
+
+    def faulty_abort(engine: Engine, session: Session, command: Abort) -> None:
+        abort(engine, session, command)
+        for entry in outside.pop(engine, []):
+            engine._give_back(entry, has_failed=False)
+
+    outside: WeakKeyDictionary[Engine, list[Entry]] = WeakKeyDictionary()
+    patch.setattr(Engine, "acknowledge", faulty_acknowledge)
+    patch.setattr(Engine, "abort", faulty_abort)
+
+
+def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
+    unsubscribe, turn = Engine.unsubscribe, Engine.turn
+    late: WeakKeyDictionary[Engine, list[Entry]] = WeakKeyDictionary()
+
+    def faulty_unsubscribe(engine: Engine, session: Session, command: Unsubscribe) -> None:
+        held = session.consumers[command.subscription].held
+        late.setdefault(engine, []).extend(held.pop(sequence) for sequence in list(held)[1:])
+        unsubscribe(engine, session, command)
+
+    def faulty_turn(engine: Engine) -> Effects:
+        effects = turn(engine)
+        for entry in late.pop(engine, []):
+            engine._give_back(entry, has_failed=False)
+        return effects
+
+    patch.setattr(Engine, "unsubscribe", faulty_unsubscribe)
+    patch.setattr(Engine, "turn", faulty_turn)
+
+
+def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
+    release = Engine._release
+
+    def faulty(engine: Engine, consumer: Consumer, *, has_begun: bool) -> None:
+        rest = list(consumer.held.values())[1:] if has_begun else []
+        for entry in rest:
+            del consumer.held[entry.sequence]
+        release(engine, consumer, has_begun=has_begun)
+        for entry in rest:
+            engine._give_back(entry, has_failed=True)
+
+    patch.setattr(Engine, "_release", faulty)
+
+
+def a_lost_connection_charges_what_an_auto_consumer_never_got(patch: Patch) -> None:
+    disconnect = Engine.disconnect
+
+    def faulty(engine: Engine, session: Session, *, is_clean: bool) -> None:
+        for consumer in session.consumers.values():
+            if consumer.mode is AckMode.AUTO:
+                consumer.mode = AckMode.INDIVIDUAL
+        disconnect(engine, session, is_clean=is_clean)
+
+    patch.setattr(Engine, "disconnect", faulty)
+
+
+def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
+    take_back = Engine._take_back
+
+    def faulty(engine: Engine, consumer: Consumer, sequence: int) -> list[Entry]:
+        covered = take_back(engine, consumer, sequence)
+        kept = covered[:-1]
+        after = dict(consumer.held)
+        consumer.held.clear()
+        consumer.held.update({entry.sequence: entry for entry in kept} | after)
+        return covered[-1:]
+
+    patch.setattr(Engine, "_take_back", faulty)
+
+
+def an_abort_charges_no_attempt(patch: Patch) -> None:
+    patch.setattr(
+        Engine, "abort", lambda engine, session, abort: engine._abort(session, abort.transaction, has_failed=False)
+    )
+
+
+def a_clean_end_charges_an_attempt(patch: Patch) -> None:
+    disconnect = Engine.disconnect
+    patch.setattr(Engine, "disconnect", lambda engine, session, is_clean: disconnect(engine, session, is_clean=False))
+
+
+# Transactions and repeats ---------------------------------------------------------------------------------------------
+
+
+def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
+    commit, accept = Engine.commit, Engine._accept
+    committing: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+
+    def faulty_commit(engine: Engine, session: Session, command: Commit) -> None:
+        committing[engine] = True
+        try:
+            commit(engine, session, command)
+        finally:
+            committing[engine] = False
+
+    def faulty_accept(engine: Engine, queue: Queue, message: Message, batch: int) -> None:
+        is_first = committing.get(engine, False)
+        committing[engine] = False
+        accept(engine, queue, message, 0 if is_first else batch)
+
+    patch.setattr(Engine, "commit", faulty_commit)
+    patch.setattr(Engine, "_accept", faulty_accept)
+
+
+def a_transaction_has_the_sequences_of_its_sends(patch: Patch) -> None:
+    send = Engine.send
+
+    def faulty(engine: Engine, session: Session, command: Send) -> None:
+        if command.transaction is not None:
+            engine._next_sequence += 1
+        send(engine, session, command)
+        if command.transaction is not None:
+            session.transaction(command.transaction).sends.sort(key=lambda each: each.message.priority)
+
+    patch.setattr(Engine, "send", faulty)
+
+
+def a_repeat_is_accepted_again(patch: Patch) -> None:
+    patch.setattr(Engine, "_is_repeat", lambda engine, session, producer, number: False)
+
+
+def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
+    is_repeat = Engine._is_repeat
+
+    def faulty(engine: Engine, session: Session, producer: str, number: int) -> bool:
+        batch = session.batch
+        answer = is_repeat(engine, session, producer, number)
+        session.batch = batch
+        return answer
+
+    patch.setattr(Engine, "_is_repeat", faulty)
+
+
+# Durability -----------------------------------------------------------------------------------------------------------
+
+
+def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
+    def faulty(engine: Engine, session: Session, answer: Answer) -> None:
+        engine._answers.append((session, answer))
+
+    patch.setattr(Engine, "answer", faulty)
+
+
+def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
+    answer = Engine.answer
+
+    def faulty(engine: Engine, session: Session, said: Answer) -> None:
+        if session.batch < engine._batch.number:
+            engine._answers.append((session, said))
+        else:
+            answer(engine, session, said)
+
+    patch.setattr(Engine, "answer", faulty)
+
+
+def a_receipt_does_not_wait_for_an_acknowledgement(patch: Patch) -> None:
+    acknowledge = Engine.acknowledge
+
+    def faulty(engine: Engine, session: Session, ack: Ack) -> None:
+        batch = session.batch
+        acknowledge(engine, session, ack)
+        session.batch = batch
+
+    patch.setattr(Engine, "acknowledge", faulty)
+
+
+def a_receipt_waits_for_a_batch_too_many(patch: Patch) -> None:
+    answer = Engine.answer
+
+    def faulty(engine: Engine, session: Session, said: Answer) -> None:
+        session.batch = max(session.batch, engine._batch.number)
+        answer(engine, session, said)
+
+    patch.setattr(Engine, "answer", faulty)
+
+
+def attempts_are_not_written(patch: Patch) -> None:
+    mark, last_batches = Engine._mark, Engine.last_batches
+    stopped: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+
+    def faulty_mark(engine: Engine, entry: Entry) -> None:
+        if stopped.get(engine):
+            mark(engine, entry)
+
+    def faultless_last_batches(engine: Engine) -> Iterator[Batch]:
+        stopped[engine] = True
+        return last_batches(engine)
+
+    patch.setattr(Engine, "_mark", faulty_mark)
+    patch.setattr(Engine, "last_batches", faultless_last_batches)
+
+
+def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> None:
+    give_back, remove = Engine._give_back, Engine._remove
+    giving_back: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+
+    def faulty_give_back(engine: Engine, entry: Entry, *, has_failed: bool) -> None:
+        giving_back[engine] = True
+        try:
+            give_back(engine, entry, has_failed=has_failed)
+        finally:
+            giving_back[engine] = False
+
+    def faulty_remove(engine: Engine, entry: Entry) -> None:
+        if not giving_back.get(engine):
+            remove(engine, entry)
+
+    patch.setattr(Engine, "_give_back", faulty_give_back)
+    patch.setattr(Engine, "_remove", faulty_remove)
+
+
+def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
+    write_down = Engine._write_down
+
+    def faulty(engine: Engine, entry: Entry, lane: Lane) -> None:
+        if entry.stored:
+            write_down(engine, entry, lane)
+
+    patch.setattr(Engine, "_write_down", faulty)
+
+
+def faults() -> list[Callable[[Patch], None]]:
+    """All of this file, in its order."""
+    return [
+        value
+        for name, value in globals().items()
+        if isinstance(value, FunctionType)
+        and value.__module__ == __name__
+        and not name.startswith("_")
+        and value not in (faults, nothing_is_wrong)
+    ]

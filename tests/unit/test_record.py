@@ -1,0 +1,116 @@
+"""Is what comes out of a record what went in, and does nothing else come out?"""
+
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from truenext.message import Message
+from truenext.order import PRIORITY_MAX, order_key, rank
+from truenext.record import (
+    LANE_KEY_SIZE,
+    RECORD_VERSION,
+    DamagedRecord,
+    decode,
+    encode,
+    lane_key,
+    message_key,
+    sequence_of,
+    split_lane_key,
+)
+
+QUEUES = st.integers(0, 2**32 - 1)
+PRIORITIES = st.integers(0, PRIORITY_MAX)
+NUMBERS = st.integers(0, 2**64 - 1)
+MESSAGES = st.builds(
+    Message,
+    priority=PRIORITIES,
+    persistent=st.booleans(),
+    expires_ms=NUMBERS,
+    header=st.binary(max_size=60),
+    body=st.binary(max_size=60),
+    arrived_ms=NUMBERS,
+)
+EXAMPLE = Message(
+    priority=4,
+    persistent=True,
+    expires_ms=1_800_000_000_000,
+    header=b"content-length:5\n",
+    body=b"hello",
+    arrived_ms=1_700_000_000_000,
+)
+
+
+def key_of(message: Message, queue: int = 7, sequence: int = 1234) -> bytes:
+    return message_key(lane_key(queue, rank(message.priority)), sequence)
+
+
+@given(MESSAGES, QUEUES, NUMBERS)
+def test_every_message_comes_back_as_it_was(message: Message, queue: int, sequence: int) -> None:
+    key = key_of(message, queue, sequence)
+    assert decode(key, encode(key, message)) == message
+
+
+@given(QUEUES, PRIORITIES, NUMBERS)
+def test_a_key_tells_queue_rank_and_sequence(queue: int, priority: int, sequence: int) -> None:
+    key = message_key(lane_key(queue, rank(priority)), sequence)
+    assert split_lane_key(key[:LANE_KEY_SIZE]) == (queue, rank(priority))
+    assert sequence_of(key) == sequence
+
+
+PLACES = st.tuples(QUEUES, PRIORITIES, NUMBERS)
+
+
+@given(PLACES, PLACES, st.booleans(), st.booleans())
+def test_keys_sort_by_queue_and_then_as_order_key_does(
+    first: tuple[int, int, int], second: tuple[int, int, int], same_queue: bool, same_priority: bool
+) -> None:
+    queue = first[0] if same_queue else second[0]
+    second = (queue, first[1] if same_priority else second[1], second[2])
+    keys = [message_key(lane_key(queue, rank(priority)), sequence) for queue, priority, sequence in (first, second)]
+    places = [(queue, order_key(priority, sequence)) for queue, priority, sequence in (first, second)]
+    assert (keys[0] < keys[1], keys[0] == keys[1]) == (places[0] < places[1], places[0] == places[1])
+
+
+def test_every_flipped_bit_of_key_or_record_is_detected() -> None:
+    key = key_of(EXAMPLE)
+    whole = key + encode(key, EXAMPLE)
+    assert decode(whole[: len(key)], whole[len(key) :]) == EXAMPLE
+    for bit in range(len(whole) * 8):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DamagedRecord):
+            decode(bytes(damaged[: len(key)]), bytes(damaged[len(key) :]))
+
+
+@settings(max_examples=50)
+@given(MESSAGES, st.data())
+def test_a_flipped_bit_of_any_message_is_detected(message: Message, data: st.DataObject) -> None:
+    key = key_of(message)
+    whole = bytearray(key + encode(key, message))
+    bit = data.draw(st.integers(0, len(whole) * 8 - 1))
+    whole[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(DamagedRecord):
+        decode(bytes(whole[: len(key)]), bytes(whole[len(key) :]))
+
+
+def test_a_record_cut_short_anywhere_is_detected() -> None:
+    key = key_of(EXAMPLE)
+    record = encode(key, EXAMPLE)
+    for length in range(len(record)):
+        with pytest.raises(DamagedRecord):
+            decode(key, record[:length])
+
+
+def test_a_record_of_a_later_version_is_refused() -> None:
+    key = key_of(EXAMPLE)
+    rest = bytes([RECORD_VERSION + 1]) + encode(key, EXAMPLE)[5:]
+    with pytest.raises(DamagedRecord, match="record version 2; this truenext reads version 1"):
+        decode(key, crc32(rest, crc32(key)).to_bytes(4, "little") + rest)
+
+
+def test_a_record_under_the_key_of_another_is_detected() -> None:
+    record = encode(key_of(EXAMPLE, sequence=1), EXAMPLE)
+    with pytest.raises(DamagedRecord, match="checksum"):
+        decode(key_of(EXAMPLE, sequence=2), record)
