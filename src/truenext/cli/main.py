@@ -6,15 +6,9 @@ import click
 
 import truenext
 from truenext.cli import logs
+from truenext.cli.client import DEFAULT_URL, Failure, queues, receive, send
 from truenext.cli.serve import serve as run_broker
 from truenext.errors import TruenextError
-
-DEFAULT_URL = "stomp://127.0.0.1:61613"
-
-
-class _Failure(click.ClickException):
-    def show(self, file: object = None) -> None:
-        click.echo(f"truenext: {self.format_message()}", err=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -52,4 +46,8 @@ def serve(data: Path | None, memory: bool, urls: tuple[str, ...], allow_anonymou
     try:
         run_broker(data, urls, allow_anonymous=allow_anonymous)
     except TruenextError as error:
-        raise _Failure(str(error)) from error
+        raise Failure(error) from error
+
+
+for command in (send, receive, queues):
+    main.add_command(command)

@@ -1,0 +1,128 @@
+"""The commands that talk to a running broker, as any client does: over STOMP."""
+
+import sys
+from collections.abc import Iterable
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from truenext.client.connection import Connection
+from truenext.errors import TruenextError
+
+DEFAULT_URL = "stomp://127.0.0.1:61613"
+CONFIRM_EVERY = 500
+"""Messages between two receipts when many are sent."""
+
+url_option = click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the broker listens.")
+
+
+class Failure(click.ClickException):
+    """What went wrong, in one line, without a traceback."""
+
+    def __init__(self, error: TruenextError) -> None:
+        super().__init__(str(error))
+
+    def show(self, file: object = None) -> None:
+        click.echo(f"truenext: {self.format_message()}", err=True)
+
+
+def address(queue: str) -> str:
+    """`orders` is /queue/orders; what begins with / is an address already."""
+    return queue if queue.startswith("/") else f"/queue/{queue}"
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("body", required=False)
+@click.option("--lines", is_flag=True, help="Read standard input and send each line as a message.")
+@click.option("--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="9 is served first.")
+@click.option("--transient", is_flag=True, help="Do not write it to disk; a crash of the broker loses it.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of your own. May be repeated.")
+@url_option
+def send(
+    queue: str, body: str | None, lines: bool, priority: int, transient: bool, headers: tuple[str, ...], url: str
+) -> None:
+    """Send BODY, or what comes on standard input, to QUEUE. Returns once the broker has it safe."""
+    if lines and body is not None:
+        raise click.UsageError("either BODY or --lines")
+    fields = {"priority": str(priority), "persistent": "false" if transient else "true"}
+    for header in headers:
+        name, equals, value = header.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"--header {header!r} is not NAME=VALUE")
+        fields[name] = value
+    bodies: Iterable[bytes]
+    if lines:
+        bodies = (line.removesuffix(b"\n") for line in sys.stdin.buffer)
+    else:
+        bodies = [sys.stdin.buffer.read() if body is None else body.encode()]
+    count = 0
+    try:
+        with Connection(url) as connection:
+            for count, each in enumerate(bodies, 1):
+                connection.send(address(queue), each, fields, is_confirmed=count % CONFIRM_EVERY == 0)
+                if count % 50_000 == 0:
+                    click.echo(f"{count} sent", err=True)
+            # The receipt of the DISCONNECT confirms what is left.
+    except TruenextError as error:
+        raise Failure(error) from error
+    if lines:
+        click.echo(f"{count} sent", err=True)
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Messages to take.")
+@click.option("--all", "takes_all", is_flag=True, help="Take what is there, until none comes within the timeout.")
+@click.option("--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait for a message.")
+@click.option("--headers", "with_headers", is_flag=True, help="One JSON object a line: headers and body.")
+@url_option
+def receive(queue: str, count: int, takes_all: bool, timeout: float, with_headers: bool, url: str) -> None:
+    """Take messages from QUEUE, the true next first, and print their bodies.
+
+    A message is acknowledged once it is printed. Exits 1 if fewer than --count came.
+    """
+    taken = 0
+    try:
+        with Connection(url) as connection:
+            connection.subscribe(address(queue))
+            while takes_all or taken < count:
+                message = connection.receive(timeout)
+                if message is None:
+                    break
+                taken += 1
+                if with_headers:
+                    line = {"headers": message.headers, "body": message.body.decode(errors="replace")}
+                    sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+                else:
+                    sys.stdout.buffer.write(message.body + b"\n")
+                sys.stdout.buffer.flush()
+                connection.acknowledge(message)
+    except TruenextError as error:
+        raise Failure(error) from error
+    if not takes_all and taken < count:
+        click.echo(f"truenext: {taken} of {count} messages came within {timeout:g} seconds", err=True)
+        raise SystemExit(1)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@url_option
+def queues(as_json: bool, url: str) -> None:
+    """List the queues: what waits, what consumers hold, who consumes."""
+    try:
+        with Connection(url) as connection:
+            answer = connection.ask("queues")
+    except TruenextError as error:
+        raise Failure(error) from error
+    if as_json:
+        sys.stdout.buffer.write(answer + b"\n")
+        return
+    table = Table("queue", "waiting", "unacknowledged", "consumers", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for queue in msgspec.json.decode(answer):
+        table.add_row(queue["name"], *(str(queue[name]) for name in ("waiting", "unacknowledged", "consumers")))
+    Console().print(table)
