@@ -62,7 +62,7 @@ UNSENT_BYTES_MAX = 1024 * 1024
 UNSENT_ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Bytes waiting for a peer that asks (for receipts) and does not read; beyond it the connection is cut."""
 
-READ_BYTES = 64 * 1024
+READ_BYTES = 128 * 1024
 """Bytes taken from a socket in one read: large enough to share a pass among many frames, small enough to be fair."""
 
 GATHERING_BYTES_MAX = 16 * 1024 * 1024

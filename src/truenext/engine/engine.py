@@ -254,16 +254,21 @@ class Engine:
     def acknowledge(self, session: Session, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(ack.subscription, ack.sequence)
-        if ack.transaction is None:
+        self._touched[consumer.queue] = None
+        if ack.transaction is not None:
+            transaction = session.transaction(ack.transaction)
+            make_room(session.transactions, 0)
+            transaction.acknowledged.extend(self._take_back(consumer, ack.sequence))
+        elif consumer.mode is AckMode.INDIVIDUAL:
+            entry = consumer.held.pop(ack.sequence)
+            if entry.stored:
+                self._remove(entry)
+                session.batch = self._batch.number
+        else:
             for entry in self._take_back(consumer, ack.sequence):
                 if entry.stored:
                     self._remove(entry)
                     session.batch = self._batch.number
-        else:
-            transaction = session.transaction(ack.transaction)
-            make_room(session.transactions, 0)
-            transaction.acknowledged.extend(self._take_back(consumer, ack.sequence))
-        self._touched[consumer.queue] = None
 
     def refuse(self, session: Session, nack: Nack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""

@@ -42,129 +42,151 @@ class Decoder:
         """
         if self._pending:
             self._pending += data
-            if self._missing:
-                self._missing -= len(data)
-                if self._missing > 0:
-                    return []
-            elif self._awaits and not any(byte in data for byte in self._awaits):
-                self._check_pending()
+            if not self._is_worth_looking(data):
                 return []
             data = bytes(self._pending)
             self._pending.clear()
         self._missing = 0
         self._awaits = b""
+        version = self.version
+        has_carriage_returns = version in (None, Version.V1_2) and b"\r" in data
+        may_be_padded = version is Version.V1_0
+        find = data.find
         frames: list[Frame] = []
-        position = 0
+        start = 0
         size = len(data)
         while True:
             # Heart-beats, and line ends behind a frame.
-            while position < size and (data[position] == _LINE_FEED or data[position] == _CARRIAGE_RETURN):
-                position += 1
-            if position == size:
-                return frames
-            end = self._frame(data, position, size, frames)
-            if end < 0:
-                self._pending += memoryview(data)[position:]
-                self._check_pending()
-                return frames
-            position = end
-            if self.version is None:
-                # What follows can only be read once this frame has settled the version.
-                self._pending += memoryview(data)[position:]
+            while start < size and (data[start] == _LINE_FEED or data[start] == _CARRIAGE_RETURN):
+                start += 1
+            if start == size:
                 return frames
 
-    def _frame(self, data: bytes, start: int, size: int, frames: list[Frame]) -> int:
-        """Decode the frame at `start` into `frames`; returns where it ends, -1 if it has not come in full."""
-        head_end = data.find(b"\n\n", start, start + HEADER_BYTES_MAX)
-        body_start = head_end + 2
-        if self.version is not Version.V1_1 and self.version is not Version.V1_0:
-            crlf = data.find(b"\n\r\n", start, head_end + 1 if head_end >= 0 else start + HEADER_BYTES_MAX)
-            if crlf >= 0:
-                head_end = crlf
-                body_start = crlf + 3
-        if head_end < 0:
-            if size - start > HEADER_BYTES_MAX:
-                raise RemoteProtocolError(f"header without an end after {HEADER_BYTES_MAX} bytes")
-            if data.find(b"\0", start) >= 0:
-                raise RemoteProtocolError("NUL inside a frame's header")
-            self._awaits = b"\n\0"
-            return -1
-        raw = data[start:head_end]
-        try:
-            head = raw.decode()
-        except UnicodeDecodeError as error:
-            raise RemoteProtocolError(f"header is not UTF-8: {error}") from error
+            head_end = find(b"\n\n", start, start + HEADER_BYTES_MAX)
+            body_start = head_end + 2
+            if has_carriage_returns:
+                crlf = find(b"\n\r\n", start, head_end + 1 if head_end >= 0 else start + HEADER_BYTES_MAX)
+                if crlf >= 0:
+                    head_end = crlf
+                    body_start = crlf + 3
+            if head_end < 0:
+                if find(b"\0", start) >= 0:
+                    raise RemoteProtocolError("NUL inside a frame's header")
+                self._awaits = b"\n\0"
+                break
+            try:
+                head = data[start:head_end].decode()
+            except UnicodeDecodeError as error:
+                raise RemoteProtocolError(f"header is not UTF-8: {error}") from error
+            command, *lines = head.split("\n")
+            count = len(lines)
+            headers: dict[str, str]
+            if count == 1:
+                # Most acknowledgements; three times faster than the general way.
+                name, _, value = lines[0].partition(":")
+                headers = {name: value}
+            else:
+                try:
+                    headers = dict([line.split(":", 1) for line in lines])
+                except ValueError:
+                    headers = {}
+            # As many names as lines and as many colons: nothing is repeated, and no colon stands in a value.
+            is_plain = not (
+                len(headers) != count
+                or head.count(":") != count
+                or "\\" in head
+                or "\r" in head
+                or "\0" in head
+                or "" in headers
+                or (may_be_padded and " " in head)
+            )
+            if not is_plain:
+                command = command.removesuffix("\r") if has_carriage_returns else command
+                headers = self._careful_headers(command, head, has_carriage_returns)
+            if count > HEADERS_MAX:
+                raise RemoteProtocolError(f"{count} headers in one frame; at most {HEADERS_MAX}")
+
+            length = headers.get("content-length")
+            if length is None:
+                body_end = find(b"\0", body_start)
+                if body_end < 0:
+                    self._awaits = b"\0"
+                    break
+                if body_end - body_start > BODY_BYTES_MAX:
+                    raise RemoteProtocolError(f"body of more than {BODY_BYTES_MAX} bytes")
+            else:
+                if not (length.isdigit() and length.isascii()) or len(length) > _NUMBER_LENGTH_MAX:
+                    raise RemoteProtocolError(f"content-length {length[:100]!r} is not a possible number of bytes")
+                body_end = body_start + int(length)
+                if body_end - body_start > BODY_BYTES_MAX:
+                    raise RemoteProtocolError(f"content-length {length} is more than {BODY_BYTES_MAX} bytes")
+                if body_end >= size:
+                    self._missing = body_end + 1 - size
+                    self._check_login(body_end - start)
+                    break
+                if data[body_end]:
+                    raise RemoteProtocolError(f"no NUL after the {length} bytes of the body")
+            if command in COMMANDS_WITH_BODY:
+                kept = data[start + len(command) + 1 : head_end + 1] if is_plain and count else b""
+                frames.append(Frame(command, headers, data[body_start:body_end], kept))
+            elif body_end > body_start:
+                raise RemoteProtocolError(f"{command[:100]} must not have a body")
+            else:
+                frames.append(Frame(command, headers))
+            if version is None:
+                # What follows can only be read once this frame has settled the version.
+                self._check_login(body_end - start)
+                self._pending += memoryview(data)[body_end + 1 :]
+                return frames
+            start = body_end + 1
+        self._pending += memoryview(data)[start:]
+        self._check_pending()
+        return frames
+
+    def _is_worth_looking(self, data: bytes) -> bool:
+        """What came last may complete the frame that is pending."""
+        if self._missing:
+            self._missing -= len(data)
+            return self._missing <= 0
+        if self._awaits and not any(byte in data for byte in self._awaits):
+            self._check_pending()
+            return False
+        return True
+
+    def _careful_headers(self, command: str, head: str, has_carriage_returns: bool) -> dict[str, str]:
+        """The headers of a frame that is in some way unusual: repeated, escaped, padded, or wrong."""
         if "\0" in head:
             raise RemoteProtocolError("NUL inside a frame's header")
-        if "\r" in head and self.version is not Version.V1_1 and self.version is not Version.V1_0:
+        if has_carriage_returns:
             head = _without_carriage_returns(head)
-            raw = b""
-        lines = head.split("\n")
-        command = lines[0]
-        count = len(lines) - 1
-        if count > HEADERS_MAX:
-            raise RemoteProtocolError(f"{count} headers in one frame; at most {HEADERS_MAX}")
         headers: dict[str, str] = {}
-        for line in lines[:0:-1]:
-            # From the last to the first, so that of repeated headers the first remains.
+        for line in head.split("\n")[1:]:
             name, colon, value = line.partition(":")
+            if self.version is Version.V1_0:
+                # The examples of STOMP 1.0 pad their headers, and many clients do as they do.
+                name, value = name.strip(), value.strip()
             if not colon or not name:
                 raise RemoteProtocolError(f"header line {line[:100]!r} is not name:value")
-            headers[name] = value
-        # The number of colons tells whether one stands unescaped in a value.
-        if "\\" in head or head.count(":") != count or len(headers) != count or "\r" in head:
-            raw = b""
-            headers = self._unescaped(command, headers)
-        if self.version is Version.V1_0 and (": " in head or " :" in head or " \n" in head or head.endswith(" ")):
-            # The examples of STOMP 1.0 pad their headers, and many clients do as they do.
-            raw = b""
-            headers = {name.strip(): value.strip() for name, value in headers.items()}
+            if "\\" in line and self.version not in (None, Version.V1_0) and command not in UNESCAPED_COMMANDS:
+                name, value = self._unescaped(name), self._unescaped(value)
+            headers.setdefault(name, value)
+        return headers
 
-        length = headers.get("content-length")
-        if length is None:
-            body_end = data.find(b"\0", body_start)
-            if body_end < 0:
-                self._awaits = b"\0"
-                return -1
-            if body_end - body_start > BODY_BYTES_MAX:
-                raise RemoteProtocolError(f"body of more than {BODY_BYTES_MAX} bytes")
-        else:
-            body_end = body_start + _content_length(length)
-            if self.version is None and body_end - start > LOGIN_BYTES_MAX:
-                raise RemoteProtocolError(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
-            if body_end >= size:
-                self._missing = body_end + 1 - size
-                return -1
-            if data[body_end]:
-                raise RemoteProtocolError(f"no NUL after the {length} bytes of the body")
-        if body_end > body_start and command not in COMMANDS_WITH_BODY:
-            raise RemoteProtocolError(f"{command[:100]} must not have a body")
-        if self.version is None and body_end - start > LOGIN_BYTES_MAX:
-            raise RemoteProtocolError(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
-        frames.append(
-            Frame(
-                command, headers, data[body_start:body_end], raw[len(command) + 1 :] + b"\n" if raw and count else b""
-            )
-        )
-        return body_end + 1
-
-    def _unescaped(self, command: str, headers: dict[str, str]) -> dict[str, str]:
-        if self.version is None or self.version is Version.V1_0 or command in UNESCAPED_COMMANDS:
-            return headers
-        plain: dict[str, str] = {}
+    def _unescaped(self, text: str) -> str:
         try:
-            for name, value in headers.items():
-                if self.version is Version.V1_1 and ("\\r" in name.replace("\\\\", "") + value.replace("\\\\", "")):
-                    raise KeyError("\\r")
-                plain[unescape(name)] = unescape(value)
+            if self.version is Version.V1_1 and "\\r" in text.replace("\\\\", ""):
+                raise KeyError("\\r")
+            return unescape(text)
         except KeyError as error:
             raise RemoteProtocolError(f"undefined escape {error.args[0]!r} in a header") from error
-        return plain
+
+    def _check_login(self, size: int) -> None:
+        if self.version is None and size > LOGIN_BYTES_MAX:
+            raise RemoteProtocolError(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
 
     def _check_pending(self) -> None:
         size = len(self._pending)
-        if self.version is None and size > LOGIN_BYTES_MAX:
-            raise RemoteProtocolError(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
+        self._check_login(size)
         if not self._missing:
             limit = HEADER_BYTES_MAX if self._awaits == b"\n\0" else HEADER_BYTES_MAX + BODY_BYTES_MAX
             if size > limit:
@@ -180,11 +202,3 @@ def _without_carriage_returns(head: str) -> str:
     if any("\r" in line for line in lines):
         raise RemoteProtocolError("carriage return inside a header; STOMP 1.2 escapes it as \\r")
     return "\n".join(lines)
-
-
-def _content_length(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise RemoteProtocolError(f"content-length {text[:100]!r} is not a number of bytes")
-    if len(text) > _NUMBER_LENGTH_MAX or int(text) > BODY_BYTES_MAX:
-        raise RemoteProtocolError(f"content-length {text[:100]} is more than {BODY_BYTES_MAX} bytes")
-    return int(text)

@@ -50,15 +50,27 @@ _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for
 class Protocol:
     """The session rules of one connection, seen from one side."""
 
-    __slots__ = ("_decoder", "_known", "_said_by_peer", "side", "state")
+    __slots__ = ("_decoder", "_known", "_said_by_peer", "_state", "side", "steady")
 
     def __init__(self, side: Side) -> None:
         self.side = side
-        self.state = State.CONNECTING
         peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
         self._decoder = Decoder()
         self._said_by_peer = TRANSITIONS[peer]
         self._known = _KNOWN_COMMANDS[peer]
+        self.state = State.CONNECTING
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self.steady = frozenset(
+            command for command, follower in self._said_by_peer[state].items() if follower is state is State.CONNECTED
+        )
+        """What the peer may say now and change nothing by it: such frames need no `check`."""
 
     @property
     def version(self) -> Version:
@@ -78,7 +90,7 @@ class Protocol:
         return self._decoder.receive(data)
 
     def check(self, frame: Frame) -> None:
-        """Take note of a frame from the peer.
+        """Take note of a frame from the peer. May be left out for a frame in `steady`.
 
         Raises: RemoteProtocolError if it may not come now.
         """

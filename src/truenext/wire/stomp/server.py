@@ -52,6 +52,7 @@ _HOP_HEADERS = frozenset(
         "truenext-attempts",
     }
 )
+_HOP_HEADER_BYTES = frozenset(name.encode() for name in _HOP_HEADERS)
 _LATER_SEND = {
     "AMQ_SCHEDULED_DELAY": "scheduled sends",
     "AMQ_SCHEDULED_PERIOD": "scheduled sends",
@@ -101,6 +102,8 @@ class StompServer:
         self._message_id_prefix = f"truenext-{identity}-"
         self._server_name = server_name
         self._protocol = Protocol(Side.SERVER)
+        self._version = Version.V1_0
+        """The agreed one, once there is one."""
         self._heads: dict[str, tuple[str, str]] = {}
         """Per subscription how its MESSAGE frames begin: up to the sequence, and, where an ACK needs an id that holds
         the sequence too, from there to the sequence of the message id."""
@@ -142,17 +145,19 @@ class StompServer:
         """
         protocol = self._protocol
         requests = self._requests
+        steady = protocol.steady
         self.receipt_in_question = None
         while frames := protocol.receive(data):
             data = b""
             for frame in frames:
                 receipt = self.receipt_in_question = frame.headers.get("receipt")
-                protocol.check(frame)
-                request = requests.get(frame.command)
-                if request is None:
-                    self._connect(frame)
-                    continue
-                yield request(frame)
+                if frame.command not in steady:
+                    protocol.check(frame)
+                    if frame.command not in requests:
+                        self._connect(frame)
+                        steady = protocol.steady
+                        continue
+                yield requests[frame.command](frame)
                 if receipt is not None:
                     yield Confirm(receipt)
 
@@ -165,6 +170,7 @@ class StompServer:
         self.sends_every_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
         self.expects_every_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
         self._protocol.agree(version)
+        self._version = version
         self.connected = self._protocol.send(
             Frame(
                 "CONNECTED",
@@ -209,6 +215,10 @@ class StompServer:
 
     def _forwarded(self, frame: Frame) -> bytes:
         """The header lines that go on to the consumer."""
+        if frame.lines and "content-length" in frame.headers and "reply-to" not in frame.headers:
+            # Nothing is escaped: leaving lines out is enough.
+            kept = [line for line in frame.lines.split(b"\n") if line.partition(b":")[0] not in _HOP_HEADER_BYTES]
+            return b"\n".join(kept)
         headers = {name: value for name, value in frame.headers.items() if name not in _HOP_HEADERS}
         headers["content-length"] = str(len(frame.body))
         reply_to = headers.get("reply-to", "")
@@ -244,7 +254,7 @@ class StompServer:
             window = _number("activemq.prefetchSize", prefetch)
             if window == 0:
                 raise RemoteProtocolError("activemq.prefetchSize of 0 (pulling) is not supported; the least is 1")
-        version = self._protocol.version
+        version = self._version
         start = "MESSAGE\n"
         if "id" in headers:
             start += header_line("subscription", subscription, version)
@@ -265,7 +275,7 @@ class StompServer:
     def _subscription_id(self, frame: Frame) -> str:
         """STOMP 1.0 lets a subscription be known by its destination."""
         subscription = frame.headers.get("id")
-        if subscription is None and self._protocol.version is Version.V1_0:
+        if subscription is None and self._version is Version.V1_0:
             subscription = frame.headers.get("destination")
         if subscription is None:
             raise RemoteProtocolError(f"{frame.command} without an id")
@@ -276,7 +286,7 @@ class StompServer:
         return Ack(subscription, sequence, frame.headers.get("transaction"))
 
     def _nack(self, frame: Frame) -> Nack:
-        if self._protocol.version is Version.V1_0:
+        if self._version is Version.V1_0:
             raise RemoteProtocolError("STOMP 1.0 has no NACK")
         _refuse_later(frame.headers, _LATER_NACK)
         subscription, sequence = self._acknowledged(frame)
@@ -285,19 +295,19 @@ class StompServer:
     def _acknowledged(self, frame: Frame) -> tuple[str | None, int]:
         """Subscription and sequence that an ACK or NACK names."""
         headers = frame.headers
-        if self._protocol.version is Version.V1_2:
-            ack = headers.get("id")
-            if ack is None:
-                raise RemoteProtocolError(f"{frame.command} without an id: the ack header of the MESSAGE")
+        if self._version is Version.V1_2:
+            ack = headers.get("id", "")
             digits, at, subscription = ack.partition("@")
-            if not at or not digits.isdecimal() or not digits.isascii() or len(digits) > 19:
-                raise RemoteProtocolError(f"{frame.command} of {ack[:100]!r}, which this broker never sent")
+            if not at or not _is_sequence(digits):
+                raise RemoteProtocolError(
+                    f"{frame.command} with the id {ack[:100]!r}, which is no ack header of a MESSAGE of this broker"
+                )
             return subscription, int(digits)
         message_id = _required(frame, "message-id")
         digits = message_id.removeprefix(self._message_id_prefix)
-        if digits == message_id or not digits.isdecimal() or not digits.isascii() or len(digits) > 19:
+        if digits == message_id or not _is_sequence(digits):
             raise RemoteProtocolError(f"{frame.command} of message {message_id[:100]!r}, which this broker never sent")
-        if self._protocol.version is Version.V1_1:
+        if self._version is Version.V1_1:
             return _required(frame, "subscription"), int(digits)
         return headers.get("subscription"), int(digits)
 
@@ -310,7 +320,7 @@ class StompServer:
     def encode_deliveries(self, subscription: str, deliveries: Iterable[Delivery], parts: list[bytes]) -> None:
         """Add the MESSAGE frames of what was dispatched to a subscription, PARTS_PER_MESSAGE parts each."""
         head, middle = self._heads[subscription]
-        is_newest = self._protocol.version is Version.V1_2
+        is_newest = self._version is Version.V1_2
         add = parts.extend
         for delivery in deliveries:
             message = delivery.message
@@ -333,7 +343,7 @@ class StompServer:
             )
 
     def _for_older_version(self, header: bytes) -> bytes:
-        version = self._protocol.version
+        version = self._version
         return "".join(
             header_line(name, value, version) for name, value in envelope.read_header(header).items()
         ).encode()
@@ -376,6 +386,10 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
     if number > PRODUCER_NUMBER_MAX:
         raise RemoteProtocolError(f"truenext-number {text} is more than {PRODUCER_NUMBER_MAX}")
     return producer, number
+
+
+def _is_sequence(digits: str) -> bool:
+    return digits.isdigit() and digits.isascii() and len(digits) < 20
 
 
 def _number(name: str, text: str) -> int:
