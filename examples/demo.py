@@ -1,0 +1,319 @@
+"""Does the order hold where ActiveMQ's breaks? `make demo` shows it with a client that is not ours.
+
+The production case of 2023: ordinary messages (persistent, priority 4) and interactive ones (non-persistent, priority
+9) share a queue. ActiveMQ keeps the two kinds in two buckets and empties one before it looks into the other, so that
+the interactive messages wait behind the batch. Here stomp.py, a package from PyPI, sends and receives over real
+sockets, with the broker in a process of its own, which is also killed and started again.
+"""
+
+import queue
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import stomp
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+RECEIVE_SECONDS = 10.0
+"""A message that does not come within this time counts as lost."""
+CONFIRM_EVERY = 500
+
+
+class Message(NamedTuple):
+    """What one case sends, in order; `number` is its place in that order."""
+
+    number: int
+    priority: int
+    persistent: bool
+
+
+class Result(NamedTuple):
+    case: str
+    prefetch: int
+    sent: list[Message]
+    delivered: list[int]
+    """Numbers, in order of delivery."""
+    seconds: float
+
+    def expected(self) -> list[int]:
+        return [message.number for message in sorted(self.sent, key=lambda each: (-each.priority, each.number))]
+
+    @property
+    def lost(self) -> int:
+        return len({message.number for message in self.sent} - set(self.delivered))
+
+    @property
+    def out_of_place(self) -> int:
+        """Deliveries that are not the message that was due at that position."""
+        return sum(due != came for due, came in zip(self.expected(), self.delivered, strict=False))
+
+    @property
+    def last_9(self) -> int:
+        """Position, from 1, of the last message of priority 9; 0 if there is none."""
+        nines = {message.number for message in self.sent if message.priority == 9}
+        return max((place for place, number in enumerate(self.delivered, 1) if number in nines), default=0)
+
+    @property
+    def is_right(self) -> bool:
+        return not self.lost and not self.out_of_place and len(self.delivered) == len(self.sent)
+
+
+class Broker:
+    """`truenext serve` as a process of its own."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "truenext", "serve", "--data", str(self._data)]
+        self._process = subprocess.Popen(
+            [*command, "--listen", "stomp://127.0.0.1:0"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith("listening on "):
+            raise SystemExit(f"the broker did not start: {line!r}")
+        self.port = int(line.rsplit(":", 1)[1])
+
+    def kill(self) -> None:
+        self._end(self._process.kill)
+
+    def stop(self) -> None:
+        self._end(self._process.terminate)
+
+    def _end(self, how: object) -> None:
+        assert callable(how)
+        how()
+        self._process.wait(30)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Client(stomp.ConnectionListener):
+    """A STOMP 1.2 connection made by stomp.py."""
+
+    def __init__(self, port: int) -> None:
+        self.messages: queue.Queue[stomp.utils.Frame] = queue.Queue()
+        self._receipts: queue.Queue[str] = queue.Queue()
+        self._refusals: list[str] = []
+        self._connection = stomp.Connection12([("127.0.0.1", port)], reconnect_attempts_max=1)
+        self._connection.set_listener("demo", self)
+        self._connection.connect(wait=True)
+
+    def on_message(self, frame: stomp.utils.Frame) -> None:
+        self.messages.put(frame)
+
+    def on_receipt(self, frame: stomp.utils.Frame) -> None:
+        self._receipts.put(frame.headers["receipt-id"])
+
+    def on_error(self, frame: stomp.utils.Frame) -> None:
+        self._refusals.append(frame.headers.get("message", "?"))
+
+    def send(self, destination: str, message: Message, **headers: str) -> None:
+        self._connection.send(
+            destination,
+            str(message.number),
+            priority=str(message.priority),
+            persistent="true" if message.persistent else "false",
+            **headers,
+        )
+
+    def subscribe(self, destination: str, prefetch: int) -> None:
+        headers = {"activemq.prefetchSize": str(prefetch)}
+        self._connection.subscribe(destination, id="1", ack="client-individual", headers=headers)
+
+    def acknowledge(self, frame: stomp.utils.Frame, receipt: str | None = None) -> None:
+        self._connection.ack(frame.headers["ack"], receipt=receipt)
+
+    def await_receipt(self, receipt: str) -> None:
+        try:
+            while self._receipts.get(timeout=RECEIVE_SECONDS) != receipt:
+                pass
+        except queue.Empty:
+            raise SystemExit(f"no receipt {receipt} within {RECEIVE_SECONDS:g} s; {self._refusals}") from None
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
+@contextmanager
+def client(broker: Broker) -> Iterator[Client]:
+    connection = Client(broker.port)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def send_all(sender: Client, destination: str, messages: list[Message]) -> None:
+    """Send in order; returns once the broker has confirmed all of it."""
+    for message in messages[:-1]:
+        if message.number % CONFIRM_EVERY == 0:
+            receipt = f"{destination}-{message.number}"
+            sender.send(destination, message, receipt=receipt)
+            sender.await_receipt(receipt)
+        else:
+            sender.send(destination, message)
+    sender.send(destination, messages[-1], receipt="last")
+    sender.await_receipt("last")
+
+
+def receive(receiver: Client, count: int, delivered: list[int], progress: Progress) -> None:
+    """Take and acknowledge `count` messages; the last acknowledgement is confirmed, and so are all before it."""
+    task = progress.add_task("  delivered", total=count)
+    for position in range(1, count + 1):
+        try:
+            frame = receiver.messages.get(timeout=RECEIVE_SECONDS)
+        except queue.Empty:
+            break
+        delivered.append(int(frame.body))
+        receiver.acknowledge(frame, "acknowledged" if position == count else None)
+        progress.advance(task)
+    else:
+        receiver.await_receipt("acknowledged")
+    progress.remove_task(task)
+
+
+def run_case(broker: Broker, name: str, messages: list[Message], prefetch: int, progress: Progress) -> Result:
+    """Send all, then receive all."""
+    destination = f"/queue/{name} {prefetch}"
+    started = time.perf_counter()
+    with client(broker) as sender:
+        send_all(sender, destination, messages)
+    delivered: list[int] = []
+    with client(broker) as receiver:
+        receiver.subscribe(destination, prefetch)
+        receive(receiver, len(messages), delivered, progress)
+    return Result(name, prefetch, messages, delivered, time.perf_counter() - started)
+
+
+def run_killed(broker: Broker, prefetch: int, progress: Progress, rng: random.Random) -> Result:
+    """A persistent run in which the broker is killed twice: while we send, and while we receive.
+
+    What was not confirmed before the first kill is sent again under its number; the broker takes it once.
+    """
+    messages = [Message(number, rng.randrange(10), True) for number in range(3000)]
+    destination = f"/queue/killed {prefetch}"
+    producer = {"truenext-producer": f"demo-{prefetch}"}
+    started = time.perf_counter()
+    sender = Client(broker.port)
+    confirmed = 0
+    for message in messages[:1700]:
+        numbered = {**producer, "truenext-number": str(message.number + 1)}
+        if message.number in (1000, 1600):
+            sender.send(destination, message, receipt=str(message.number), **numbered)
+            sender.await_receipt(str(message.number))
+            confirmed = message.number
+        else:
+            sender.send(destination, message, **numbered)
+    broker.kill()
+    progress.console.print("  kill -9 while sending, start again")
+    sender.close()
+    broker.start()
+    with client(broker) as sender:
+        for message in messages[confirmed:]:
+            sender.send(destination, message, **producer, **{"truenext-number": str(message.number + 1)})
+        sender.send(destination, messages[-1], receipt="all", **producer, **{"truenext-number": str(len(messages))})
+        sender.await_receipt("all")
+
+    delivered: list[int] = []
+    receiver = Client(broker.port)
+    receiver.subscribe(destination, prefetch)
+    receive(receiver, 1200, delivered, progress)
+    broker.kill()
+    progress.console.print("  kill -9 while receiving, start again")
+    receiver.close()
+    broker.start()
+    with client(broker) as receiver:
+        receiver.subscribe(destination, prefetch)
+        receive(receiver, len(messages) - len(delivered), delivered, progress)
+        # One more would be a double.
+        time.sleep(0.2)
+        while not receiver.messages.empty():
+            delivered.append(int(receiver.messages.get().body))
+    return Result("persistent run, kill -9 twice", prefetch, messages, delivered, time.perf_counter() - started)
+
+
+def production() -> list[Message]:
+    batch = [Message(number, 4, True) for number in range(3000)]
+    return batch + [Message(number, 9, False) for number in range(3000, 4000)]
+
+
+def alternation() -> list[Message]:
+    return [Message(number, 4, number % 2 == 0) for number in range(2000)]
+
+
+def mix(rng: random.Random) -> list[Message]:
+    return [Message(number, rng.randrange(10), rng.random() < 0.5) for number in range(3000)]
+
+
+def main() -> int:
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    console.print("[bold]The true next, under the production case that broke ActiveMQ[/bold]")
+    console.print(f"Client: stomp.py {'.'.join(map(str, stomp.__version__))}; random seed {seed}\n")
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="truenext-demo-") as folder:
+        broker = Broker(Path(folder) / "data")
+        try:
+            with Progress(console=console, transient=True) as progress:
+                for prefetch in (1, 1000):
+                    for name, messages in (
+                        ("3000 persistent 4 then 1000 transient 9", production()),
+                        ("strict alternation", alternation()),
+                        ("random mix", mix(rng)),
+                    ):
+                        progress.console.print(f"{name}, prefetch {prefetch}")
+                        results.append(run_case(broker, name, messages, prefetch, progress))
+                    progress.console.print(f"persistent run with kill -9, prefetch {prefetch}")
+                    results.append(run_killed(broker, prefetch, progress, rng))
+        finally:
+            broker.stop()
+    console.print(summary(results))
+    if all(result.is_right for result in results):
+        console.print("[bold green]Every message came, once, and in its place.[/bold green]")
+        return 0
+    console.print("[bold red]The order did not hold, or messages are missing.[/bold red]")
+    return 1
+
+
+def summary(results: list[Result]) -> Table:
+    table = Table(
+        "case",
+        "prefetch",
+        "sent",
+        "delivered",
+        "out of place",
+        "lost",
+        "last 9 at",
+        "messages/s",
+        title="What came out",
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for result in results:
+        table.add_row(
+            result.case,
+            str(result.prefetch),
+            str(len(result.sent)),
+            str(len(result.delivered)),
+            str(result.out_of_place),
+            str(result.lost),
+            str(result.last_9 or "-"),
+            f"{len(result.delivered) / result.seconds:,.0f}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
