@@ -6,6 +6,7 @@ the interactive messages wait behind the batch. Here stomp.py, a package from Py
 sockets, with the broker in a process of its own, which is also killed and started again.
 """
 
+import argparse
 import queue
 import random
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,7 +147,7 @@ class Client(stomp.ConnectionListener):
 
 
 @contextmanager
-def client(broker: Broker) -> Iterator[Client]:
+def client(broker: "Broker | RunningBroker") -> Iterator[Client]:
     connection = Client(broker.port)
     try:
         yield connection
@@ -183,9 +184,11 @@ def receive(receiver: Client, count: int, delivered: list[int], progress: Progre
     progress.remove_task(task)
 
 
-def run_case(broker: Broker, name: str, messages: list[Message], prefetch: int, progress: Progress) -> Result:
+def run_case(
+    broker: "Broker | RunningBroker", name: str, messages: list[Message], prefetch: int, progress: Progress
+) -> Result:
     """Send all, then receive all."""
-    destination = f"/queue/{name} {prefetch}"
+    destination = f"/queue/demo.{''.join(filter(str.isalnum, name))}.{prefetch}"
     started = time.perf_counter()
     with client(broker) as sender:
         send_all(sender, destination, messages)
@@ -202,7 +205,7 @@ def run_killed(broker: Broker, prefetch: int, progress: Progress, rng: random.Ra
     What was not confirmed before the first kill is sent again under its number; the broker takes it once.
     """
     messages = [Message(number, rng.randrange(10), True) for number in range(3000)]
-    destination = f"/queue/killed {prefetch}"
+    destination = f"/queue/demo.killed.{prefetch}"
     producer = {"truenext-producer": f"demo-{prefetch}"}
     started = time.perf_counter()
     sender = Client(broker.port)
@@ -256,29 +259,42 @@ def mix(rng: random.Random) -> list[Message]:
     return [Message(number, rng.randrange(10), rng.random() < 0.5) for number in range(3000)]
 
 
+class RunningBroker(NamedTuple):
+    """A broker that somebody else has started."""
+
+    port: int
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument(
+        "--port", type=int, help="a broker of any make that listens for STOMP on this loopback port; nothing is killed"
+    )
+    port = parser.parse_args().port
     console = Console(width=None if sys.stdout.isatty() else 110)
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     console.print("[bold]The true next, under the production case that broke ActiveMQ[/bold]")
-    console.print(f"Client: stomp.py {'.'.join(map(str, stomp.__version__))}; random seed {seed}\n")
+    console.print(f"Client: stomp.py {stomp.__version__}; random seed {seed}\n")
     results: list[Result] = []
-    with tempfile.TemporaryDirectory(prefix="truenext-demo-") as folder:
-        broker = Broker(Path(folder) / "data")
-        try:
-            with Progress(console=console, transient=True) as progress:
-                for prefetch in (1, 1000):
-                    for name, messages in (
-                        ("3000 persistent 4 then 1000 transient 9", production()),
-                        ("strict alternation", alternation()),
-                        ("random mix", mix(rng)),
-                    ):
-                        progress.console.print(f"{name}, prefetch {prefetch}")
-                        results.append(run_case(broker, name, messages, prefetch, progress))
-                    progress.console.print(f"persistent run with kill -9, prefetch {prefetch}")
-                    results.append(run_killed(broker, prefetch, progress, rng))
-        finally:
-            broker.stop()
+    with ExitStack() as stack, Progress(console=console, transient=True) as progress:
+        ours = None
+        if port is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="truenext-demo-"))
+            ours = Broker(Path(folder) / "data")
+            stack.callback(ours.stop)
+        broker = ours or RunningBroker(port)
+        for prefetch in (1, 1000):
+            for name, messages in (
+                ("3000 persistent 4, 1000 transient 9", production()),
+                ("strict alternation", alternation()),
+                ("random mix", mix(rng)),
+            ):
+                progress.console.print(f"{name}, prefetch {prefetch}")
+                results.append(run_case(broker, name, messages, prefetch, progress))
+            if ours is not None:
+                progress.console.print(f"persistent run, kill -9 twice, prefetch {prefetch}")
+                results.append(run_killed(ours, prefetch, progress, rng))
     console.print(summary(results))
     if all(result.is_right for result in results):
         console.print("[bold green]Every message came, once, and in its place.[/bold green]")
