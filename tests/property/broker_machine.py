@@ -36,7 +36,7 @@ SENT_TO = st.sampled_from(["a"] * 4 + ["b"])
 PRIORITY = st.sampled_from([4, 4, 9, 1])
 EXPIRES_IN = st.sampled_from([None] * 14 + [0, 1, 10])
 IS_BIG = st.sampled_from([False] * 9 + [True])
-PRODUCER = st.sampled_from(["p", "q"])
+PRODUCER = st.sampled_from(["p", "p", "q"])
 YES_OR_NO = st.booleans()
 
 SENDING = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
@@ -45,7 +45,7 @@ SUBSCRIBING = {
     "who": PICK,
     "queue": st.sampled_from(["a"] * 6 + ["b", "DLQ.a"]),
     "mode": st.sampled_from([AckMode.CLIENT] * 2 + [AckMode.INDIVIDUAL] * 2 + [AckMode.AUTO]),
-    "window": st.sampled_from([1, 2, 2, 3, 4, None]),
+    "window": st.sampled_from([1, 1, 2, 3, 4, None]),
 }
 ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "connect": (1, {}),
@@ -63,8 +63,17 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "wants_receipt": YES_OR_NO,
         },
     ),
-    "send_numbered": (1, SENDING | {"producer": PRODUCER}),
-    "repeat_send": (2, SENDING | {"which": PICK}),
+    "send_numbered": (
+        2,
+        {
+            "who": PICK,
+            "queue": SENT_TO,
+            "priority": PRIORITY,
+            "are_persistent": st.lists(YES_OR_NO, min_size=1, max_size=3),
+            "producer": PRODUCER,
+        },
+    ),
+    "repeat_send": (3, SENDING | {"which": PICK}),
     "acknowledge": (8, ANSWERING | {"wants_receipt": YES_OR_NO}),
     "refuse": (6, ANSWERING),
     "send_in_transaction": (
@@ -113,7 +122,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.marks: dict[bytes, tuple[int, int]] = {}
 
     @initialize(
-        attempts_max=st.sampled_from([2, 1, 3]),
+        attempts_max=st.sampled_from([1, 2, 1, 3]),
         never=st.sets(st.sampled_from(RARE), max_size=len(RARE)),
         readers=st.lists(st.fixed_dictionaries(SUBSCRIBING), min_size=1, max_size=4),
     )
@@ -239,8 +248,9 @@ class BrokerMachine(RuleBasedStateMachine):
         if wants_receipt:
             self.ask_receipt(who)
 
-    def send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str) -> None:
-        self._send_numbered(who, queue, priority, persistent, producer, self._next_number(producer))
+    def send_numbered(self, who: int, queue: str, priority: int, are_persistent: list[bool], producer: str) -> None:
+        for persistent in are_persistent:
+            self._send_numbered(who, queue, priority, persistent, producer, self._next_number(producer))
 
     def repeat_send(self, who: int, queue: str, priority: int, persistent: bool, which: int) -> None:
         """The newest number of some producer, or an older one."""

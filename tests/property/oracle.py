@@ -29,7 +29,7 @@ EXPIRED_COMMIT_HOLDS_BACK = True
 expired one; on the other hand nothing but its removal would wake the queue before the commit does."""
 
 
-class Disagreement(AssertionError):  # noqa: N818 - it is a finding
+class Disagreement(AssertionError):
     """The broker did something that the contract does not allow."""
 
 

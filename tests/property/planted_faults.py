@@ -71,7 +71,7 @@ class Choice:
                     for rank, lane in enumerate(queue.lanes)
                     for entry in sorted(lane, key=lambda entry: entry.sequence)
                 ]
-                candidates = self.candidates(waiting, dispatcher._dispatches)
+                candidates = self.candidates(waiting, dispatcher.dispatches)
                 if not candidates:
                     return
                 entry = candidates[0]
@@ -84,8 +84,8 @@ class Choice:
                 consumer.held[entry.sequence] = entry
                 message = entry.message
                 consumer.session.unsent_bytes += len(message.body) + len(message.header) + FRAME_OVERHEAD
-                dispatcher._dispatches += 1
-                consumer.served_at = dispatcher._dispatches
+                dispatcher.dispatches += 1
+                consumer.served_at = dispatcher.dispatches
                 deliveries.setdefault(consumer, []).append(entry)
 
         patch.setattr(Dispatcher, "dispatch", dispatch)

@@ -22,7 +22,7 @@ class Consumer:
 
     __slots__ = ("held", "mode", "queue", "served_at", "session", "subscription", "window")
 
-    def __init__(self, session: Session, queue: Queue, subscribe: Subscribe) -> None:
+    def __init__(self, session: Session, queue: Queue, subscribe: Subscribe, *, served_at: int) -> None:
         self.session = session
         self.queue = queue
         self.subscription = subscribe.subscription
@@ -30,8 +30,9 @@ class Consumer:
         self.window = _window(subscribe)
         self.held: dict[int, Entry] = {}
         """Dispatched and neither acknowledged nor given back, by sequence, in order of dispatch."""
-        self.served_at = 0
-        """When it last got a message, on the engine's count of dispatches; the smallest has waited longest."""
+        self.served_at = served_at
+        """When it last got a message, or else subscribed, on the engine's count of dispatches; the smallest has waited
+        longest."""
 
     def is_open(self) -> bool:
         """It has credit for a message."""

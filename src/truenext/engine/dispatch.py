@@ -24,10 +24,10 @@ FRAME_OVERHEAD = 200
 class Dispatcher:
     """Hands out messages; counts, so that it knows who has waited longest."""
 
-    __slots__ = ("_dispatches",)
+    __slots__ = ("dispatches",)
 
     def __init__(self) -> None:
-        self._dispatches = 0
+        self.dispatches = 0
 
     def dispatch(
         self,
@@ -65,8 +65,8 @@ class Dispatcher:
                 held[entry.sequence] = entry
                 session = consumer.session
                 session.unsent_bytes += len(message.body) + len(message.header) + FRAME_OVERHEAD
-                self._dispatches += 1
-                consumer.served_at = self._dispatches
+                self.dispatches += 1
+                consumer.served_at = self.dispatches
                 if consumer in deliveries:
                     deliveries[consumer].append(entry)
                 else:

@@ -239,7 +239,7 @@ class Engine:
             raise RemoteProtocolError("only the connection that owns a temporary queue may subscribe to it")
         queue = self._queue(destination)
         assert queue is not None, "the owner of a temporary queue is connected"
-        consumer = Consumer(session, queue, subscribe)
+        consumer = Consumer(session, queue, subscribe, served_at=self._dispatcher.dispatches)
         session.consumers[subscribe.subscription] = consumer
         queue.consumers.append(consumer)
         self._touched[queue] = None
@@ -281,7 +281,7 @@ class Engine:
             transaction = session.transaction(nack.transaction)
             make_room(session.transactions, 0)
             transaction.refused.extend(self._take_back(consumer, nack.sequence))
-            self._touched[consumer.queue] = None
+        self._touched[consumer.queue] = None
 
     def begin(self, session: Session, command: Begin) -> None:
         """Raises: RemoteProtocolError if the name is taken or there are too many."""

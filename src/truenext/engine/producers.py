@@ -50,7 +50,8 @@ class Producers:
         if producer is None:
             producer = self._producers[name] = Producer(number, now_ms, batch)
         producer.number = number
-        producer.batch = batch
+        # A transient one (batch 0) must not hide that an earlier number is not durable yet.
+        producer.batch = max(producer.batch, batch)
         self._use(name, producer, now_ms)
 
     def forget_old(self, now_ms: int) -> list[str]:

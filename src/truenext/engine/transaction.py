@@ -1,6 +1,7 @@
 """What a client has said inside a transaction and not yet committed.
 
-Nothing of it has happened, but for one thing: a message acknowledged here has left its consumer's window.
+Nothing of it has happened, but for one thing: a message acknowledged or refused here has left its consumer's window,
+and is the transaction's until that ends.
 """
 
 from __future__ import annotations

@@ -1,0 +1,206 @@
+"""How the tests run a real broker: the `truenext` command in a process of its own, on a data folder, and its end.
+
+A broker dies with the process that started it, whatever becomes of the test. Every end is looked at: a clean stop must
+exit 0, and no end may leave an error in the log.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.integration.raw_client import RawClient
+
+PATIENCE_SECONDS = 20.0
+"""Longest time that anything that must happen may take: a loaded machine is slow, not broken."""
+
+TRUENEXT = str(Path(sys.executable).parent / "truenext")
+HELD_DISK = str(Path(__file__).parent / "held_disk.py")
+
+_DIE_WITH_US = (
+    "import ctypes, os, signal, sys\n"
+    "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
+    "os.execv(sys.argv[1], sys.argv[1:])\n"
+)
+
+
+class QueueFacts(NamedTuple):
+    waiting: int
+    unacknowledged: int
+    consumers: int
+
+
+class BrokerProcess:
+    """One data folder, and the broker that runs on it now."""
+
+    def __init__(self, folder: Path, *, can_hold_disk: bool = False) -> None:
+        """With `can_hold_disk`, `hold_disk` and `break_disk` work."""
+        self.data = folder / "data"
+        self._log = folder / "broker.log"
+        self._hold = folder / "hold"
+        self._break = folder / "break"
+        self._command = [TRUENEXT]
+        if can_hold_disk:
+            self._command = [sys.executable, HELD_DISK, str(self._hold), str(self._break)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._clients: list[RawClient] = []
+        self.port = 0
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    # ---- Life ----
+
+    def start(self) -> None:
+        assert self._process is None, "it runs already"
+        self._log.unlink(missing_ok=True)
+        serve = ["serve", "--data", str(self.data), "--listen", "stomp://127.0.0.1:0"]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-ISc", _DIE_WITH_US, *self._command, *serve],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        said = self._read_line()
+        assert said.startswith("listening on stomp://127.0.0.1:"), f"broker said {said!r}, and in its log:\n{self.log}"
+        self.port = int(said.rpartition(":")[2])
+
+    def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
+        """A clean stop, which must succeed."""
+        process = self._running()
+        process.send_signal(by)
+        status = process.wait(PATIENCE_SECONDS)
+        self._forget()
+        assert status == 0, f"broker exited with {status}, log:\n{self.log}"
+        self.check_log()
+
+    def kill(self) -> None:
+        """kill -9. The clients find out by themselves."""
+        process = self._running()
+        process.kill()
+        status = process.wait(PATIENCE_SECONDS)
+        self._forget()
+        assert status == -signal.SIGKILL, f"broker had ended by itself, with {status}, log:\n{self.log}"
+        self.check_log()
+
+    def restart(self, *, is_clean: bool) -> None:
+        if is_clean:
+            self.stop()
+        else:
+            self.kill()
+        self.close_clients()
+        self.start()
+
+    def wait_for_end(self) -> int:
+        """The exit status of a broker that ends by itself."""
+        status = self._running().wait(PATIENCE_SECONDS)
+        self._forget()
+        return status
+
+    def check_log(self) -> None:
+        for line in self.log.splitlines():
+            assert not {"ERROR", "CRITICAL", "Traceback"} & set(line.split()), f"log of the broker:\n{self.log}"
+
+    def clean_up(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        self.close_clients()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._forget()
+
+    # ---- Clients ----
+
+    def connect(
+        self, *, version: str = "1.2", heart_beat: str = "0,0", receive_buffer: int = 0, says_hello: bool = True
+    ) -> RawClient:
+        """A client that is closed with the test, if not before."""
+        client = RawClient(self.port, receive_buffer=receive_buffer)
+        self._clients.append(client)
+        if says_hello:
+            client.say_hello(version, heart_beat)
+        return client
+
+    def close_clients(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+
+    def queues(self) -> dict[str, QueueFacts]:
+        """What the broker says of its queues."""
+        client = RawClient(self.port)
+        try:
+            client.say_hello("1.2", "0,0")
+            client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
+            client.say("SEND", {"destination": "/control/queues", "reply-to": "/temp-queue/answers"})
+            answer = client.message()
+            client.disconnect()
+        finally:
+            client.close()
+        return {
+            facts["name"]: QueueFacts(facts["waiting"], facts["unacknowledged"], facts["consumers"])
+            for facts in json.loads(answer.body)
+        }
+
+    def await_facts(self, queue: str, **expected: int) -> None:
+        """Wait until the broker says `expected` of a queue; for what no receipt can tell."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            facts = self.queues().get(queue, QueueFacts(0, 0, 0))
+            if expected.items() <= facts._asdict().items():
+                return
+            assert time.monotonic() < deadline, f"{queue} has {facts}, not {expected}"
+            time.sleep(0.002)
+
+    # ---- The disk ----
+
+    def hold_disk(self) -> None:
+        """From here on no batch becomes durable."""
+        self._hold.touch()
+
+    def release_disk(self) -> None:
+        self._hold.unlink()
+
+    def break_disk(self) -> None:
+        """The next batch fails, as a full disk would make it."""
+        self._break.touch()
+
+    def mend_disk(self) -> None:
+        self._break.unlink()
+
+    # ---- Inside ----
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "it does not run"
+        return self._process
+
+    def _forget(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.stdout is not None:
+            process.stdout.close()
+
+    def _read_line(self) -> str:
+        stdout = self._running().stdout
+        assert stdout is not None
+        said = b""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while not said.endswith(b"\n"):
+                assert selector.select(deadline - time.monotonic()), f"broker said only {said!r}, log:\n{self.log}"
+                chunk = os.read(stdout.fileno(), 1000)
+                if not chunk:
+                    break
+                said += chunk
+        return said.decode().strip()

@@ -1,0 +1,33 @@
+"""A broker whose disk can be held and broken from outside: what is seen while a commit is in flight?
+
+    python held_disk.py HOLD BREAK serve ...
+
+is `truenext serve ...`, but no batch is written while the file HOLD exists, and writing fails while BREAK exists.
+"""
+
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+from truenext.batch import Batch
+from truenext.cli import main, serve
+from truenext.errors import StoreError
+from truenext.store.lmdb import LmdbStore
+
+HOLD = Path(sys.argv[1])
+BREAK = Path(sys.argv[2])
+
+
+class HeldStore(LmdbStore):
+    def apply(self, batch: Batch) -> None:
+        while HOLD.exists():
+            time.sleep(0.0005)
+        if BREAK.exists():
+            raise StoreError("cannot write to the store: the disk was broken by a test")
+        super().apply(batch)
+
+
+if __name__ == "__main__":
+    with mock.patch.object(serve, "LmdbStore", HeldStore):
+        main.main(sys.argv[3:])

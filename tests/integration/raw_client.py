@@ -1,0 +1,219 @@
+"""A STOMP client that does what it is told and nothing else, so that a test knows exactly what was said and when."""
+
+import contextlib
+import socket
+import struct
+import time
+from collections import deque
+
+from truenext.wire.stomp.codec import Decoder
+from truenext.wire.stomp.frame import Frame, Version, encode
+
+RECEIVE_SECONDS = 20.0
+"""Longest wait for what must come: a loaded machine is slow, not broken."""
+
+
+class Refused(AssertionError):
+    """The broker answered with an ERROR that the test did not ask for."""
+
+
+class RawClient:
+    """One connection, blocking. Frames are kept in the order they came in until they are asked for."""
+
+    def __init__(self, port: int, *, receive_buffer: int = 0) -> None:
+        self._sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        if receive_buffer:
+            # Before the connection is made, as the window is agreed with it.
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self._sock.settimeout(RECEIVE_SECONDS)
+        self._sock.connect(("127.0.0.1", port))
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._decoder = Decoder()
+        self._version = Version.V1_2
+        self._frames: deque[Frame] = deque()
+        self._messages: deque[Frame] = deque()
+        """Passed over by a wait for something else."""
+        self._receipts = 0
+
+    # ---- Bytes and frames ----
+
+    def write(self, data: bytes) -> None:
+        self._sock.settimeout(RECEIVE_SECONDS)
+        self._sock.sendall(data)
+
+    def read(self, seconds: float = RECEIVE_SECONDS) -> bytes:
+        """Bytes as they come; empty at the end of the connection. Raises TimeoutError."""
+        self._sock.settimeout(max(seconds, 0.0001))
+        try:
+            return self._sock.recv(256 * 1024)
+        except ConnectionResetError:
+            return b""
+
+    def next_frame(self, seconds: float = RECEIVE_SECONDS) -> Frame:
+        """The next frame, whatever it is. Raises TimeoutError, or EOFError at the end of the connection."""
+        deadline = time.monotonic() + seconds
+        while not self._frames:
+            data = self.read(deadline - time.monotonic())
+            if not data:
+                raise EOFError("the broker closed the connection")
+            self._frames.extend(self._decoder.receive(data))
+        return self._frames.popleft()
+
+    def say(self, command: str, headers: dict[str, str], body: bytes = b"", *, confirmed: bool = False) -> None:
+        """Write a frame; if `confirmed`, ask for a receipt and wait for it."""
+        if confirmed:
+            headers = headers | {"receipt": self.new_receipt()}
+        self.write(encode(Frame(command, headers, body), self._version))
+        if confirmed:
+            self.await_receipt(headers["receipt"])
+
+    def say_hello(self, version: str, heart_beat: str) -> Frame:
+        headers = {"accept-version": version, "host": "test", "heart-beat": heart_beat}
+        self.say("CONNECT", headers)
+        connected = self.next_frame()
+        assert connected.command == "CONNECTED", connected
+        self._version = self._decoder.version = Version(connected.headers["version"])
+        self._frames.extend(self._decoder.receive(b""))
+        return connected
+
+    # ---- What comes ----
+
+    def new_receipt(self) -> str:
+        self._receipts += 1
+        return f"receipt-{self._receipts}"
+
+    def await_receipt(self, receipt: str) -> None:
+        """Wait for the receipt; it must be the next one."""
+        while (frame := self.next_frame()).command != "RECEIPT":
+            self._keep(frame)
+        assert frame.headers["receipt-id"] == receipt, f"{frame.headers['receipt-id']} instead of {receipt}"
+
+    def message(self, seconds: float = RECEIVE_SECONDS) -> Frame:
+        """The next MESSAGE."""
+        while not self._messages:
+            self._keep(self.next_frame(seconds))
+        return self._messages.popleft()
+
+    def messages(self, count: int) -> list[Frame]:
+        return [self.message() for _ in range(count)]
+
+    def arrived(self) -> list[Frame]:
+        """All messages that were ready for this connection up to now, and nothing later than that.
+
+        The second question is answered behind what the turn of the first one dispatched.
+        """
+        for _ in range(2):
+            self.say("BEGIN", {"transaction": "are we there"}, confirmed=True)
+            self.say("ABORT", {"transaction": "are we there"}, confirmed=True)
+        messages = list(self._messages)
+        self._messages.clear()
+        return messages
+
+    def error(self) -> Frame:
+        """The ERROR that ends the connection; messages and receipts before it are passed over."""
+        while (frame := self.next_frame()).command != "ERROR":
+            pass
+        assert not self._frames, f"after the ERROR came {self._frames}"
+        self.await_end()
+        return frame
+
+    def await_end(self) -> None:
+        """The broker closes, and says nothing more."""
+        data = self.read()
+        assert not data, f"instead of the end came {data[:200]!r}"
+        self.close()
+
+    # ---- What a client says ----
+
+    def send(
+        self,
+        queue: str,
+        body: bytes,
+        *,
+        persistent: bool = False,
+        priority: int | None = None,
+        transaction: str | None = None,
+        confirmed: bool = False,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        said = {"destination": f"/queue/{queue}"}
+        if persistent:
+            said["persistent"] = "true"
+        if priority is not None:
+            said["priority"] = str(priority)
+        if transaction is not None:
+            said["transaction"] = transaction
+        self.say("SEND", said | (headers or {}), body, confirmed=confirmed)
+
+    def subscribe(
+        self, queue: str, *, ack: str = "client-individual", prefetch: int | None = None, subscription: str = "1"
+    ) -> None:
+        headers = {"id": subscription, "destination": f"/queue/{queue}", "ack": ack}
+        if prefetch is not None:
+            headers["activemq.prefetchSize"] = str(prefetch)
+        self.say("SUBSCRIBE", headers, confirmed=True)
+
+    def unsubscribe(self, subscription: str = "1") -> None:
+        self.say("UNSUBSCRIBE", {"id": subscription}, confirmed=True)
+
+    def ack(self, message: Frame, *, transaction: str | None = None, confirmed: bool = False) -> None:
+        self.say("ACK", self._naming(message, transaction), confirmed=confirmed)
+
+    def nack(self, message: Frame, *, transaction: str | None = None, confirmed: bool = False) -> None:
+        self.say("NACK", self._naming(message, transaction), confirmed=confirmed)
+
+    def begin(self, transaction: str) -> None:
+        self.say("BEGIN", {"transaction": transaction})
+
+    def commit(self, transaction: str, *, confirmed: bool = True, headers: dict[str, str] | None = None) -> None:
+        self.say("COMMIT", {"transaction": transaction} | (headers or {}), confirmed=confirmed)
+
+    def abort(self, transaction: str, *, confirmed: bool = True) -> None:
+        self.say("ABORT", {"transaction": transaction}, confirmed=confirmed)
+
+    # ---- The end ----
+
+    def disconnect(self) -> None:
+        """Say DISCONNECT, and wait until the broker has done its part."""
+        self.say("DISCONNECT", {}, confirmed=True)
+        self.await_end()
+
+    def hang_up(self) -> None:
+        """Close the sending half without a DISCONNECT; what the broker still sends can be read."""
+        self._sock.shutdown(socket.SHUT_WR)
+
+    def crash(self) -> None:
+        """Be gone at once, as a client that was killed: what it has not read is lost."""
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    # ---- Inside ----
+
+    def _keep(self, frame: Frame) -> None:
+        if frame.command == "ERROR":
+            raise Refused(frame.body.decode() or frame.headers["message"])
+        assert frame.command == "MESSAGE", f"unexpected {frame}"
+        self._messages.append(frame)
+
+    def _naming(self, message: Frame, transaction: str | None) -> dict[str, str]:
+        headers = message.headers
+        if self._version is Version.V1_2:
+            names = {"id": headers["ack"]}
+        else:
+            names = {"message-id": headers["message-id"]}
+            if "subscription" in headers:
+                names["subscription"] = headers["subscription"]
+        return names if transaction is None else names | {"transaction": transaction}
+
+
+def numbered(producer: str, number: int) -> dict[str, str]:
+    """Headers of a SEND or COMMIT that may be repeated."""
+    return {"truenext-producer": producer, "truenext-number": str(number)}
+
+
+def bodies(messages: list[Frame]) -> list[str]:
+    return [message.body.decode() for message in messages]

@@ -1,0 +1,521 @@
+"""Does the broker keep its promises when it is killed in the middle of everything, again and again?
+
+Producers and consumers of several kinds work at full speed, each on a connection and thread of its own; at a random
+moment the broker gets a kill -9 and is started again on the same folder. What was said and what came is written into a
+ledger, and held against docs/contract.md: as it comes, after every restart, and at the end when all is drained.
+
+    TRUENEXT_KILL_CYCLES=20 TRUENEXT_SEED=7 pytest -s tests/integration/test_kill.py
+"""
+
+import os
+import random
+import threading
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.integration.broker_process import BrokerProcess
+from tests.integration.raw_client import RawClient, Refused, numbered
+from truenext.wire.stomp.frame import Frame
+
+CYCLES = int(os.environ.get("TRUENEXT_KILL_CYCLES", "3"))
+SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
+
+QUEUES = ["a", "b"]
+OUT = "out"
+"""Where what was worked on in a transaction goes."""
+ALL_QUEUES = [*QUEUES, OUT, "DLQ.a", "DLQ.b"]
+BACKLOG_MAX = 3000
+"""Producers slow down while about so many messages wait."""
+CRASHES = 0.002
+"""How often a consumer crashes, by message."""
+GONE = (OSError, EOFError)
+"""How a client notices that the broker was killed."""
+
+
+@dataclass
+class Letter:
+    """One message, as its producer knows it."""
+
+    identity: str
+    queue: str
+    priority: int
+    persistent: bool
+    cycle: int
+    source: str
+    """Who sent it; the order of one source's letters of one queue and priority is that of their numbers."""
+    number: int
+    confirmed: bool = False
+    forbidden: bool = False
+    """Its transaction was rolled back: nobody may ever see it."""
+    acknowledgement_tried: bool = False
+    """Somebody has asked the broker to forget it, with or without an answer."""
+    done: bool = False
+    """The broker has confirmed that it will not come again."""
+    cycles_seen: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Transaction:
+    name: str
+    number: int
+    letters: list[Letter]
+
+
+@dataclass
+class Work:
+    """Messages taken and others sent on in one transaction, of whose COMMIT nothing was heard."""
+
+    cycle: int
+    taken: list[Letter]
+    sent_on: list[Letter]
+
+
+class Ledger:
+    """Everything that was said and seen. Guarded by `lock`, as all threads write into it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.cycle = 0
+        self.letters: dict[str, Letter] = {}
+        self.places: dict[tuple[str, str], int] = {}
+        """Sequence of a letter in a queue; a dead letter has another one there."""
+        self.sequences: dict[int, tuple[str, str]] = {}
+        self.blocks: list[list[Letter]] = []
+        """Transactions that were committed."""
+        self.unresolved: list[Transaction] = []
+        self.unknown_work: list[Work] = []
+        self.failures: list[BaseException] = []
+        self.waiting = 0
+        """Roughly."""
+        self._numbers: dict[str, int] = defaultdict(int)
+
+    def write(self, source: str, queue: str, priority: int, *, persistent: bool) -> Letter:
+        with self.lock:
+            number = self._numbers[source] = self._numbers[source] + 1
+            letter = Letter(f"{source}-{number}", queue, priority, persistent, self.cycle, source, number)
+            self.letters[letter.identity] = letter
+            self.waiting += 1
+        return letter
+
+    def seen(self, message: Frame) -> Letter:
+        """Take note of a delivery; whatever is wrong with it by itself is found here."""
+        letter = self.letters[identity_of(message.body)]
+        queue = message.headers["destination"].removeprefix("/queue/")
+        sequence = int(message.headers["truenext-sequence"])
+        place = (queue, letter.identity)
+        with self.lock:
+            assert not letter.done, f"{letter} came again, though its acknowledgement was confirmed"
+            assert not letter.forbidden, f"{letter} came, though its transaction was rolled back"
+            assert letter.persistent or queue.startswith("DLQ.") or letter.cycle == self.cycle, (
+                f"{letter} is transient and outlived a kill"
+            )
+            assert queue.removeprefix("DLQ.") == letter.queue, f"{letter} came from {queue}"
+            assert message.headers.get("priority") == str(letter.priority), f"{letter} came as {message.headers}"
+            assert self.places.setdefault(place, sequence) == sequence, f"{letter} came as two messages"
+            assert self.sequences.setdefault(sequence, place) == place, f"sequence {sequence} was given twice"
+            letter.cycles_seen.append(self.cycle)
+        return letter
+
+    def fail(self, error: BaseException) -> None:
+        with self.lock:
+            self.failures.append(error)
+
+
+def body_of(letter: Letter, size: int) -> bytes:
+    start = f"{letter.identity} ".encode()
+    whole = start + random.Random(letter.identity).randbytes(size)
+    return whole + zlib.crc32(whole).to_bytes(4)
+
+
+def identity_of(body: bytes) -> str:
+    assert zlib.crc32(body[:-4]) == int.from_bytes(body[-4:]), f"a torn message: {body[:100]!r}"
+    return body.split(b" ", 1)[0].decode()
+
+
+# ---- Who works ----
+
+
+class Worker:
+    """One connection and thread, until the broker is gone."""
+
+    def __init__(self, ledger: Ledger, connect: Callable[[], RawClient], seed: str) -> None:
+        self.ledger = ledger
+        self.connect = connect
+        self.client = connect()
+        self.chance = random.Random(seed)
+        self.name = seed
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive(), f"{self.name} does not notice that the broker is gone"
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        try:
+            self.work()
+        except GONE:
+            pass
+        except BaseException as error:
+            self.ledger.fail(error)
+
+    def write_letter(self, source: str, *, persistent: bool) -> tuple[Letter, bytes]:
+        if self.ledger.waiting > BACKLOG_MAX:
+            time.sleep(0.005)
+        chance = self.chance
+        letter = self.ledger.write(source, chance.choice(QUEUES), chance.choice([0, 4, 4, 9]), persistent=persistent)
+        size = chance.randrange(200_000) if chance.random() < 0.005 else chance.randrange(1500)
+        return letter, body_of(letter, size)
+
+    def send(self, letter: Letter, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.client.send(letter.queue, body, persistent=letter.persistent, priority=letter.priority, headers=headers)
+
+    def send_in(self, transaction: str, letter: Letter, body: bytes) -> None:
+        self.send(letter, body, {"transaction": transaction})
+
+
+class Producer(Worker):
+    """Sends plain messages of both kinds, some with receipts, several of them outstanding."""
+
+    def work(self) -> None:
+        outstanding: list[tuple[str, list[Letter]]] = []
+        unconfirmed: list[Letter] = []
+        while True:
+            letter, body = self.write_letter(self.name, persistent=self.chance.random() < 0.7)
+            if letter.persistent:
+                unconfirmed.append(letter)
+            if self.chance.random() < 0.7:
+                # It confirms all persistent messages before it.
+                receipt = self.client.new_receipt()
+                self.send(letter, body, {"receipt": receipt})
+                outstanding.append((receipt, unconfirmed))
+                unconfirmed = []
+            else:
+                self.send(letter, body)
+            while len(outstanding) > 20:
+                receipt, confirmed = outstanding.pop(0)
+                self.client.await_receipt(receipt)
+                for letter in confirmed:
+                    letter.confirmed = True
+
+
+class NumberedProducer(Worker):
+    """Sends numbered messages, and after a crash once more all that were not confirmed."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        connect: Callable[[], RawClient],
+        seed: str,
+        unconfirmed: list[tuple[Letter, bytes]],
+    ) -> None:
+        super().__init__(ledger, connect, seed)
+        self.unconfirmed = unconfirmed
+
+    def work(self) -> None:
+        outstanding = []
+        for letter, body in self.unconfirmed:
+            outstanding.append(self._send(letter, body))
+        while True:
+            letter, body = self.write_letter("numbered", persistent=True)
+            self.unconfirmed.append((letter, body))
+            outstanding.append(self._send(letter, body))
+            while len(outstanding) > 10:
+                self._confirm(outstanding.pop(0))
+
+    def finish(self) -> None:
+        """What is not confirmed yet, without anything new."""
+        for receipt in [self._send(letter, body) for letter, body in self.unconfirmed]:
+            self._confirm(receipt)
+
+    def _send(self, letter: Letter, body: bytes) -> str:
+        receipt = self.client.new_receipt()
+        self.send(letter, body, {"receipt": receipt} | numbered("numbered", letter.number))
+        return receipt
+
+    def _confirm(self, receipt: str) -> None:
+        self.client.await_receipt(receipt)
+        letter, _ = self.unconfirmed.pop(0)
+        letter.confirmed = True
+
+
+class TransactionalProducer(Worker):
+    """Sends transactions over two queues, with a numbered COMMIT, and aborts some."""
+
+    def work(self) -> None:
+        client = self.client
+        number = 0
+        while True:
+            number += 1
+            name = f"{self.name}-{number}"
+            client.begin(name)
+            letters = []
+            for index in range(self.chance.randrange(2, 7)):
+                letter, body = self.write_letter("transacted", persistent=index == 0 or self.chance.random() < 0.8)
+                # Forbidden until it is known that COMMIT was said.
+                letter.forbidden = True
+                letters.append(letter)
+                self.send_in(name, letter, body)
+            if self.chance.random() < 0.2:
+                client.abort(name, confirmed=self.chance.random() < 0.5)
+                continue
+            transaction = Transaction(name, letters[0].number, letters)
+            with self.ledger.lock:
+                self.ledger.unresolved.append(transaction)
+                for letter in letters:
+                    letter.forbidden = False
+            client.commit(name, headers=numbered("transacted", transaction.number))
+            settle(self.ledger, transaction, is_committed=True)
+
+
+class Consumer(Worker):
+    """Acknowledges one by one, some with receipts, and NACKs a few. Crashes and comes back."""
+
+    def work(self) -> None:
+        while True:
+            for queue in QUEUES:
+                self.client.subscribe(queue, subscription=queue, prefetch=100)
+            self._serve()
+            self.client.crash()
+            self.client = self.connect()
+
+    def _serve(self) -> None:
+        """Until it crashes."""
+        asked: dict[str, Letter] = {}
+        newest: dict[tuple[str, int], int] = defaultdict(int)
+        while self.chance.random() > CRASHES:
+            frame = self.client.next_frame()
+            if frame.command == "RECEIPT":
+                asked.pop(frame.headers["receipt-id"]).done = True
+                continue
+            assert frame.command == "MESSAGE", frame
+            letter = self.ledger.seen(frame)
+            if "redelivered" not in frame.headers:
+                lane, sequence = (letter.queue, letter.priority), int(frame.headers["truenext-sequence"])
+                assert newest[lane] < sequence, f"{letter} was overtaken by sequence {newest[lane]}"
+                newest[lane] = sequence
+            if self.chance.random() < 0.03:
+                self.client.nack(frame)
+                continue
+            letter.acknowledgement_tried = True
+            self.ledger.waiting -= 1
+            if self.chance.random() < 0.3:
+                receipt = self.client.new_receipt()
+                asked[receipt] = letter
+                self.client.say("ACK", {"id": frame.headers["ack"], "receipt": receipt})
+            else:
+                self.client.ack(frame)
+
+
+class TransactionalConsumer(Worker):
+    """Takes some messages and sends others on, in one transaction; aborts some. Crashes in others and comes back."""
+
+    def work(self) -> None:
+        while True:
+            for queue in QUEUES:
+                self.client.subscribe(queue, subscription=queue, prefetch=20)
+            number = 0
+            while self._serve(f"t{number}"):
+                number += 1
+            self.client.crash()
+            self.client = self.connect()
+
+    def _serve(self, name: str) -> bool:
+        """One transaction; False if it crashes."""
+        client = self.client
+        client.begin(name)
+        work = Work(self.ledger.cycle, [], [])
+        for _ in range(self.chance.randrange(1, 6)):
+            message = client.message()
+            work.taken.append(self.ledger.seen(message))
+            client.ack(message, transaction=name)
+            sent_on = self.ledger.write(f"sent-on-{self.name}", OUT, 4, persistent=True)
+            sent_on.forbidden = True
+            work.sent_on.append(sent_on)
+            self.send_in(name, sent_on, body_of(sent_on, 50))
+            if self.chance.random() < CRASHES:
+                return False
+        if self.chance.random() < 0.1:
+            client.abort(name)
+            return True
+        with self.ledger.lock:
+            self.ledger.unknown_work.append(work)
+            for letter in work.sent_on:
+                letter.forbidden = False
+            for letter in work.taken:
+                letter.acknowledgement_tried = True
+        client.commit(name)
+        with self.ledger.lock:
+            self.ledger.waiting -= len(work.taken)
+            self.ledger.unknown_work.remove(work)
+            self.ledger.blocks.append(work.sent_on)
+            for letter in work.sent_on:
+                letter.confirmed = True
+            for letter in work.taken:
+                letter.done = True
+        return True
+
+
+def settle(ledger: Ledger, transaction: Transaction, *, is_committed: bool) -> None:
+    """It is known now what became of a transaction."""
+    with ledger.lock:
+        ledger.unresolved.remove(transaction)
+        if is_committed:
+            ledger.blocks.append(transaction.letters)
+        for letter in transaction.letters:
+            letter.confirmed = is_committed
+            letter.forbidden = not is_committed
+            assert is_committed or not letter.cycles_seen, f"{letter} was seen, and its transaction rolled back"
+
+
+# ---- What is looked at while nobody works ----
+
+
+def resolve(broker: BrokerProcess, ledger: Ledger) -> None:
+    """Ask again for every COMMIT that was not answered: it is confirmed, or refused as rolled back."""
+    for transaction in list(ledger.unresolved):
+        client = broker.connect()
+        try:
+            client.commit(transaction.name, headers=numbered("transacted", transaction.number))
+        except Refused as error:
+            assert "rolled back" in str(error)
+            settle(ledger, transaction, is_committed=False)
+        else:
+            settle(ledger, transaction, is_committed=True)
+            client.disconnect()
+
+
+def look_through(broker: BrokerProcess, ledger: Ledger, *, takes: bool) -> int:
+    """Read all queues with one consumer each, in order, and leave or take everything."""
+    count = 0
+    facts = broker.queues()
+    for queue in ALL_QUEUES:
+        client = broker.connect()
+        client.subscribe(queue, prefetch=1_000_000)
+        messages = client.messages(facts[queue].waiting if queue in facts else 0)
+        assert not client.arrived()
+        keys = [(-int(message.headers["priority"]), int(message.headers["truenext-sequence"])) for message in messages]
+        assert keys == sorted(keys), f"{queue} is out of order"
+        for message in messages:
+            assert message.headers["redelivered"] == "true"
+            letter = ledger.seen(message)
+            if takes:
+                letter.acknowledgement_tried = True
+                client.ack(message)
+        client.arrived()
+        if takes:
+            for message in messages:
+                ledger.letters[identity_of(message.body)].done = True
+        client.disconnect()
+        count += len(messages)
+    ledger.waiting = count
+    check_that_nothing_is_missing(ledger)
+    return count
+
+
+def check_that_nothing_is_missing(ledger: Ledger) -> None:
+    """After all queues were looked through: what was confirmed, or seen before, and that nobody took, was there."""
+    for letter in ledger.letters.values():
+        if not letter.persistent or letter.acknowledgement_tried:
+            continue
+        if letter.confirmed or letter.cycles_seen:
+            assert letter.cycles_seen and letter.cycles_seen[-1] == ledger.cycle, f"{letter} is lost"
+
+
+def check_work(ledger: Ledger) -> None:
+    """Of work whose COMMIT was not answered, either all has happened or nothing. To be asked when all was seen."""
+    for work in ledger.unknown_work:
+        outcomes = {bool(letter.cycles_seen) for letter in work.sent_on}
+        # A transient message went with the kill, in either case.
+        outcomes |= {letter.cycles_seen[-1] == work.cycle for letter in work.taken if letter.persistent}
+        assert len(outcomes) == 1, f"half of a transaction: {work}"
+
+
+def check_places(ledger: Ledger) -> None:
+    """What one producer sent stands in the order in which it was sent, transactions without gaps."""
+    last: dict[tuple[str, str, int, int], tuple[int, Letter]] = {}
+    for letter in sorted(ledger.letters.values(), key=lambda letter: letter.number):
+        sequence = ledger.places.get((letter.queue, letter.identity))
+        if sequence is None:
+            continue
+        # A message of the next cycle may be numbered before one of this cycle that is sent again.
+        lane = (letter.source, letter.queue, letter.priority, 0 if letter.source == "numbered" else letter.cycle)
+        before, earlier = last.get(lane, (0, letter))
+        assert before < sequence, f"{letter} stands before {earlier}"
+        last[lane] = (sequence, letter)
+    for letters in ledger.blocks:
+        starts = {
+            ledger.places[letter.queue, letter.identity] - index
+            for index, letter in enumerate(letters)
+            if (letter.queue, letter.identity) in ledger.places
+        }
+        assert len(starts) <= 1, f"a transaction with gaps: {letters}"
+
+
+# ---- The test ----
+
+
+@pytest.mark.timeout(120 + 30 * CYCLES)
+def test_a_broker_that_is_killed_under_load_keeps_every_promise(own_broker: BrokerProcess) -> None:
+    print(f"\nseed {SEED}, {CYCLES} cycles")
+    chance = random.Random(SEED)
+    ledger = Ledger()
+    unconfirmed: list[tuple[Letter, bytes]] = []
+    for cycle in range(1, CYCLES + 1):
+        ledger.cycle = cycle
+        resolve(own_broker, ledger)
+        found = look_through(own_broker, ledger, takes=False)
+        crew = hire(own_broker, ledger, unconfirmed, cycle)
+        for worker in crew:
+            worker.start()
+        seconds = chance.uniform(0.1, 1.5)
+        time.sleep(seconds)
+        own_broker.kill()
+        for worker in crew:
+            worker.join()
+        if ledger.failures:
+            raise ledger.failures[0]
+        own_broker.close_clients()
+        own_broker.start()
+        letters = ledger.letters.values()
+        print(
+            f"cycle {cycle}/{CYCLES}: found {found}, killed after {seconds:.2f} s; so far {len(letters)} sent, "
+            f"{sum(letter.confirmed for letter in letters)} confirmed, {sum(letter.done for letter in letters)} "
+            f"acknowledged for certain, {len(ledger.unresolved)} transactions and {len(ledger.unknown_work)} works unknown",
+            flush=True,
+        )
+
+    ledger.cycle += 1
+    resolve(own_broker, ledger)
+    NumberedProducer(ledger, own_broker.connect, "the end", unconfirmed).finish()
+    own_broker.restart(is_clean=False)
+    drained = look_through(own_broker, ledger, takes=True)
+    check_work(ledger)
+    check_places(ledger)
+    print(f"drained {drained}", flush=True)
+    own_broker.restart(is_clean=True)
+    assert all(facts.waiting == 0 for facts in own_broker.queues().values())
+
+
+def hire(broker: BrokerProcess, ledger: Ledger, unconfirmed: list[tuple[Letter, bytes]], cycle: int) -> list[Worker]:
+    seed = f"{SEED}-{cycle}"
+    kinds: list[Callable[[Ledger, Callable[[], RawClient], str], Worker]] = [
+        Producer,
+        Producer,
+        TransactionalProducer,
+        lambda ledger, connect, seed: NumberedProducer(ledger, connect, seed, unconfirmed),
+        Consumer,
+        Consumer,
+        TransactionalConsumer,
+    ]
+    return [kind(ledger, broker.connect, f"{seed}-{index}") for index, kind in enumerate(kinds)]

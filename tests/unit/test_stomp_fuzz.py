@@ -1,0 +1,207 @@
+"""Does anything but RemoteProtocolError ever come of hostile bytes?
+
+TRUENEXT_EXAMPLES=20000 pytest tests/unit/test_stomp_fuzz.py       longer
+"""
+
+import os
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from truenext.answers import Fault
+from truenext.commands import Command, Confirm, Disconnect, Send
+from truenext.envelope import read_header
+from truenext.errors import RemoteProtocolError
+from truenext.limits import BODY_BYTES_MAX
+from truenext.wire.stomp.codec import Decoder
+from truenext.wire.stomp.frame import Version
+from truenext.wire.stomp.server import StompServer
+
+bounded = settings(
+    max_examples=int(os.environ.get("TRUENEXT_EXAMPLES", "200")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+FRAMES = [
+    b"CONNECT\naccept-version:1.0,1.1,1.2\nheart-beat:1000,1000\n\n\0",
+    b"STOMP\naccept-version:1.1\n\n\0",
+    b"SEND\ndestination:/queue/a\npriority:7\npersistent:true\ncontent-length:3\n\na\0b\0",
+    b"SEND\ndestination:/queue/a\nx\\cy:\\n\\\\\nreceipt:r\n\nbody\0\n",
+    b"SEND\ndestination: /queue/a \nreply-to:/temp-queue/r\ntransaction:t\n\n\0",
+    b"SEND\r\ndestination:/queue/a\r\nexpires:1700000000000\r\ntruenext-producer:p\r\ntruenext-number:1\r\n\r\nbody\0\r\n",
+    b"SEND\ndestination:/control/status\nreply-to:/queue/r\ncorrelation-id:c\n\n{}\0",
+    "SEND\ndestination:/remote-temp-queue/s/r\nn\u00e4me:\u20ac\nredelivered:true\n\n\u00e9\0".encode(),
+    b"SUBSCRIBE\nid:1\ndestination:/queue/a\nack:client\nactivemq.prefetchSize:10\n\n\0",
+    b"SUBSCRIBE\nid:2\ndestination:/temp-queue/r\n\n\0\n\n",
+    b"ACK\nid:5@1\nmessage-id:truenext-b1-5\nsubscription:1\n\n\0",
+    b"NACK\nid:5@1\nmessage-id:truenext-b1-5\nsubscription:1\ntransaction:t\n\n\0",
+    b"BEGIN\ntransaction:t\nreceipt:1\n\n\0",
+    b"COMMIT\ntransaction:t\ntruenext-producer:p\ntruenext-number:2\n\n\0",
+    b"ABORT\ntransaction:t\n\n\0",
+    b"UNSUBSCRIBE\nid:1\ndestination:/queue/a\n\n\0",
+    b"DISCONNECT\nreceipt:bye\n\n\0",
+    b"MESSAGE\nmessage-id:1\n\nbody\0",
+    b"\n\n\r\n",
+]
+TOKENS = [b"\0", b"\n", b"\r", b"\r\n", b"\n\n", b":", b"\\", b"\\r", b" ", b"-", b"@", b"9" * 20, b"\xff", b"\xc3"]
+TOKENS += [b"content-length:", b"content-length:%d\n" % (BODY_BYTES_MAX + 1), b"receipt:", b"SEND\n", "\u0665".encode()]
+
+
+@st.composite
+def damaged_streams(draw: st.DrawFn) -> bytes:
+    """Frames with bytes flipped, cut out, put in or said twice."""
+    data = bytearray(b"".join(draw(st.lists(st.sampled_from(FRAMES), min_size=1, max_size=6))))
+    for _ in range(draw(st.integers(0, 4))):
+        start = draw(st.integers(0, len(data)))
+        end = min(len(data), start + draw(st.integers(0, 30)))
+        match draw(st.integers(0, 3)):
+            case 0 if start < len(data):
+                data[start] ^= 1 << draw(st.integers(0, 7))
+            case 1:
+                del data[start:end]
+            case 2:
+                data[start:start] = data[start:end]
+            case _:
+                data[start:start] = draw(st.sampled_from(TOKENS) | st.binary(max_size=4))
+    return bytes(data)
+
+
+STREAMS = damaged_streams() | st.binary(max_size=200) | st.lists(st.sampled_from(TOKENS), max_size=30).map(b"".join)
+SIZES = st.lists(st.integers(1, 60), max_size=30)
+VERSIONS = st.sampled_from(Version)
+
+
+def chunks(data: bytes, sizes: list[int]) -> list[bytes]:
+    made = []
+    for size in sizes:
+        made.append(data[:size])
+        data = data[size:]
+    return [*made, data]
+
+
+Outcome = tuple[list[tuple[str, dict[str, str], bytes]], bool]
+
+
+def outcome(version: Version | None, pieces: list[bytes], then: Version) -> Outcome:
+    """What a decoder makes of the pieces, and whether it took them all."""
+    decoder = Decoder()
+    decoder.version = version
+    contents = []
+    try:
+        for data in pieces:
+            while frames := decoder.receive(data):
+                data = b""
+                contents += [(frame.command, frame.headers, frame.body) for frame in frames]
+                decoder.version = decoder.version or then
+    except RemoteProtocolError:
+        return contents, False
+    return contents, True
+
+
+@bounded
+@given(st.none() | VERSIONS, VERSIONS, STREAMS, SIZES)
+def test_a_decoder_takes_the_same_bytes_alike_however_they_are_cut(
+    version: Version | None, then: Version, data: bytes, sizes: list[int]
+) -> None:
+    frames, is_taken = outcome(version, [data], then)
+    bytewise, is_taken_bytewise = outcome(version, [data[place : place + 1] for place in range(len(data))], then)
+    pieces, is_taken_in_pieces = outcome(version, chunks(data, sizes), then)
+    assert is_taken == is_taken_bytewise == is_taken_in_pieces
+    if is_taken:
+        assert frames == bytewise == pieces
+    else:
+        assert frames == bytewise[: len(frames)]
+        assert pieces == bytewise[: len(pieces)]
+
+
+@bounded
+@given(st.none() | VERSIONS, VERSIONS, STREAMS)
+def test_what_a_decoder_takes_is_a_frame(version: Version | None, then: Version, data: bytes) -> None:
+    for command, headers, body in outcome(version, [data], then)[0]:
+        assert command and not set("\0\n") & set(command)
+        assert "" not in headers and not any("\0" in name + value for name, value in headers.items())
+        assert len(body) == int(headers.get("content-length", len(body)))
+        assert not body or command in ("SEND", "MESSAGE", "ERROR")
+
+
+HOP_HEADERS = {
+    *("receipt", "transaction", "truenext-producer", "truenext-number", "message-id", "subscription", "ack"),
+    *("redelivered", "timestamp", "truenext-sequence", "truenext-deliveries", "truenext-attempts"),
+}
+
+
+def check_command(command: Command) -> None:
+    if isinstance(command, Send):
+        message = command.message
+        assert 0 <= message.priority <= 9 and 0 <= message.expires_ms < 2**64
+        headers = read_header(message.header)
+        assert message.header.count(b"\n") == len(headers)
+        assert int(headers["content-length"]) == len(message.body)
+        assert not headers.keys() & HOP_HEADERS
+
+
+def feed(server: StompServer, pieces: list[bytes]) -> None:
+    """All pieces, up to the first that is refused."""
+    for data in pieces:
+        commands = server.receive(data)
+        is_over = server.is_closed
+        try:
+            for command in commands:
+                assert not is_over or isinstance(command, Confirm)
+                is_over = is_over or isinstance(command, Disconnect)
+                check_command(command)
+        except RemoteProtocolError as error:
+            # Nothing more is asked, and the client can be told.
+            assert list(commands) == []
+            answer = server.encode_fault(Fault(str(error)[:200], str(error), server.receipt_in_question))
+            assert answer.startswith(b"ERROR\n") and answer.index(b"\0") == len(answer) - 1
+            return
+
+
+def new_server() -> StompServer:
+    return StompServer(session_id="s", identity="b1", server_name="truenext/0")
+
+
+@bounded
+@given(STREAMS, SIZES)
+def test_hostile_bytes_before_the_login_are_refused_or_harmless(data: bytes, sizes: list[int]) -> None:
+    feed(new_server(), chunks(data, sizes))
+
+
+@bounded
+@given(VERSIONS, STREAMS, SIZES)
+def test_hostile_bytes_after_the_login_are_refused_or_harmless(version: Version, data: bytes, sizes: list[int]) -> None:
+    server = new_server()
+    assert list(server.receive(b"CONNECT\naccept-version:%b\n\n\0" % version.value.encode())) == []
+    assert server.is_connected
+    feed(server, chunks(data, sizes))
+
+
+@bounded
+@given(VERSIONS, STREAMS)
+def test_hostile_bytes_in_the_read_of_the_login_are_refused_or_harmless(version: Version, data: bytes) -> None:
+    feed(new_server(), [b"CONNECT\naccept-version:%b\n\n\0" % version.value.encode() + data])
+
+
+@bounded
+@given(
+    VERSIONS,
+    st.sampled_from(["SEND", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "BEGIN", "COMMIT", "ABORT", "DISCONNECT"]),
+    st.dictionaries(
+        st.sampled_from([*sorted(HOP_HEADERS), "destination", "id", "ack", "priority", "persistent", "expires"])
+        | st.sampled_from(["reply-to", "activemq.prefetchSize", "correlation-id", "selector"]),
+        st.sampled_from(["/queue/a", "/temp-queue/r", "/remote-temp-queue//", "/control/x", "1", "5@s"])
+        | st.sampled_from(["", "true", "auto", "truenext-b1-5", "client", "-1", "\u0665"])
+        | st.sampled_from(["9" * 19, "9" * 20, "/queue/" + "x" * 300])
+        | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n\\:"), max_size=10),
+        max_size=8,
+    ),
+)
+def test_any_values_of_known_headers_are_refused_or_harmless(
+    version: Version, command: str, headers: dict[str, str]
+) -> None:
+    server = new_server()
+    list(server.receive(b"CONNECT\naccept-version:%b\n\n\0" % version.value.encode()))
+    lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    feed(server, [f"{command}\n{lines}\n\0".encode()])

@@ -1,0 +1,236 @@
+"""May a frame come now, and do both sides agree on version and heart-beats?
+
+The tables here are written from the STOMP specifications, not from protocol.py.
+"""
+
+import pytest
+
+from truenext.errors import LocalProtocolError, RemoteProtocolError
+from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
+
+REQUESTS = {"SEND", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "BEGIN", "COMMIT", "ABORT", "DISCONNECT"}
+LOGINS = {"CONNECT", "STOMP"}
+ANSWERS = {"CONNECTED", "MESSAGE", "RECEIPT", "ERROR"}
+STRANGE = {"", "connect", "Send", "SEND ", "PUBLISH", "GET / HTTP/1.1", "\u00c9"}
+EVERYTHING = REQUESTS | LOGINS | ANSWERS | STRANGE
+
+MAY_COME = {
+    (Side.SERVER, State.CONNECTING): LOGINS,
+    (Side.SERVER, State.CONNECTED): REQUESTS,
+    (Side.SERVER, State.CLOSED): set(),
+    (Side.CLIENT, State.CONNECTING): {"CONNECTED", "ERROR"},
+    (Side.CLIENT, State.CONNECTED): {"MESSAGE", "RECEIPT", "ERROR"},
+    # A client that said DISCONNECT still reads what was under way.
+    (Side.CLIENT, State.CLOSED): {"MESSAGE", "RECEIPT", "ERROR"},
+}
+MAY_BE_SENT = {
+    (Side.CLIENT, State.CONNECTING): LOGINS,
+    (Side.CLIENT, State.CONNECTED): REQUESTS,
+    (Side.CLIENT, State.CLOSED): set(),
+    (Side.SERVER, State.CONNECTED): {"MESSAGE", "RECEIPT"},
+    (Side.SERVER, State.CLOSED): {"MESSAGE", "RECEIPT"},
+}
+
+
+def protocol_in(side: Side, state: State, version: Version = Version.V1_2) -> Protocol:
+    """One side of a conversation, brought into a state by frames only."""
+    protocol = Protocol(side)
+    if side is Side.CLIENT:
+        protocol.send(Frame("CONNECT", {}))
+    if state is State.CONNECTING:
+        return protocol
+    protocol.check(Frame("CONNECT" if side is Side.SERVER else "CONNECTED", {}))
+    protocol.agree(version)
+    if state is State.CLOSED:
+        if side is Side.SERVER:
+            protocol.check(Frame("DISCONNECT", {}))
+        else:
+            protocol.send(Frame("DISCONNECT", {}))
+    assert protocol.state is state
+    return protocol
+
+
+@pytest.mark.parametrize("command", sorted(EVERYTHING))
+@pytest.mark.parametrize(("side", "state"), MAY_COME.keys())
+def test_a_frame_may_come_exactly_when_the_specification_says_so(side: Side, state: State, command: str) -> None:
+    protocol = protocol_in(side, state)
+    allowed = command in MAY_COME[side, state]
+    assert command not in protocol.steady or allowed
+    if allowed:
+        protocol.check(Frame(command, {}))
+    else:
+        with pytest.raises(RemoteProtocolError):
+            protocol.check(Frame(command, {}))
+        assert protocol.state is state
+
+
+@pytest.mark.parametrize("command", sorted(EVERYTHING - {"CONNECTED", "ERROR"}))
+@pytest.mark.parametrize(("side", "state"), MAY_BE_SENT.keys())
+def test_a_frame_may_be_sent_exactly_when_the_specification_says_so(side: Side, state: State, command: str) -> None:
+    protocol = protocol_in(side, state)
+    if command in MAY_BE_SENT[side, state]:
+        assert protocol.send(Frame(command, {})).startswith(command.encode() + b"\n")
+    else:
+        with pytest.raises(LocalProtocolError):
+            protocol.send(Frame(command, {}))
+        assert protocol.state is state
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_server_may_always_say_error(state: State) -> None:
+    assert protocol_in(Side.SERVER, state).send(Frame("ERROR", {"message": "x"})) == b"ERROR\nmessage:x\n\n\0"
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("command", ["CONNECTED", "ERROR"])
+def test_a_client_never_says_what_a_server_says(state: State, command: str) -> None:
+    with pytest.raises(LocalProtocolError):
+        protocol_in(Side.CLIENT, state).send(Frame(command, {}))
+
+
+@pytest.mark.parametrize(
+    ("side", "state", "command", "follower"),
+    [
+        (Side.SERVER, State.CONNECTING, "CONNECT", State.CONNECTING),
+        (Side.SERVER, State.CONNECTED, "SEND", State.CONNECTED),
+        (Side.SERVER, State.CONNECTED, "DISCONNECT", State.CLOSED),
+        (Side.CLIENT, State.CONNECTING, "CONNECTED", State.CONNECTED),
+        (Side.CLIENT, State.CONNECTING, "ERROR", State.CLOSED),
+        (Side.CLIENT, State.CONNECTED, "MESSAGE", State.CONNECTED),
+        (Side.CLIENT, State.CONNECTED, "RECEIPT", State.CONNECTED),
+        (Side.CLIENT, State.CONNECTED, "ERROR", State.CLOSED),
+        (Side.CLIENT, State.CLOSED, "RECEIPT", State.CLOSED),
+    ],
+)
+def test_a_frame_leads_to_the_next_state(side: Side, state: State, command: str, follower: State) -> None:
+    protocol = protocol_in(side, state)
+    protocol.check(Frame(command, {}))
+    assert protocol.state is follower
+
+
+@pytest.mark.parametrize(("side", "state"), MAY_COME.keys())
+def test_frames_that_need_no_check_are_those_that_change_nothing(side: Side, state: State) -> None:
+    steady = protocol_in(side, state).steady
+    if state is State.CONNECTED:
+        assert steady == MAY_COME[side, state] - {"DISCONNECT", "ERROR"}
+    for command in steady:
+        protocol = protocol_in(side, state)
+        protocol.check(Frame(command, {}))
+        assert protocol.state is state
+
+
+def test_a_frame_out_of_turn_and_an_unknown_one_are_told_apart() -> None:
+    connecting = protocol_in(Side.SERVER, State.CONNECTING)
+    with pytest.raises(RemoteProtocolError, match="SEND may not come while connecting"):
+        connecting.check(Frame("SEND", {}))
+    with pytest.raises(RemoteProtocolError, match="unknown command 'MESSAGE'"):
+        connecting.check(Frame("MESSAGE", {}))
+    with pytest.raises(RemoteProtocolError, match="CONNECT may not come while connected"):
+        protocol_in(Side.SERVER, State.CONNECTED).check(Frame("CONNECT", {}))
+    with pytest.raises(RemoteProtocolError, match="SEND may not come while closed"):
+        protocol_in(Side.SERVER, State.CLOSED).check(Frame("SEND", {}))
+    with pytest.raises(RemoteProtocolError) as refused:
+        connecting.check(Frame("X" * 100_000, {}))
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("accepted", "version"),
+    [
+        (None, Version.V1_0),
+        ("1.0", Version.V1_0),
+        ("1.1", Version.V1_1),
+        ("1.2", Version.V1_2),
+        ("1.0,1.1,2.0", Version.V1_1),
+        ("1.0,1.1,1.2", Version.V1_2),
+        ("1.2,1.1,1.0", Version.V1_2),
+        ("1.2,1.2", Version.V1_2),
+        (" 1.1 , 1.0", Version.V1_1),
+        ("2.0,,1.0", Version.V1_0),
+    ],
+)
+def test_the_highest_common_version_is_chosen(accepted: str | None, version: Version) -> None:
+    """1.2, "Protocol Negotiation"."""
+    assert choose_version(accepted) is version
+
+
+@pytest.mark.parametrize("accepted", ["", ",", "2.0", "1.3,2.1", "1.20", "1", "1.2;1.1", "V1_2"])
+def test_without_a_common_version_ours_are_named(accepted: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"Supported protocol versions are 1\.0 1\.1 1\.2"):
+        choose_version(accepted)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("0,0", (0, 0)), ("1000,0", (1000, 0)), ("0,30000", (0, 30000)), ("999999999,1", (999999999, 1))],
+)
+def test_a_heart_beat_is_two_numbers(text: str, numbers: tuple[int, int]) -> None:
+    assert parse_heart_beat(text) == numbers
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "1", "1,", ",1", "1,2,3", "-1,0", "1.5,0", "a,b", "0, 0", "1e3,0", "\u0661,0", "\u00b2,0", "1" * 5000],
+)
+def test_anything_else_is_no_heart_beat(text: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="heart-beat") as refused:
+        parse_heart_beat(text)
+    assert len(str(refused.value)) < 200
+
+
+def deliver(data: bytes, receiver: Protocol) -> list[Frame]:
+    """What one side reads of the bytes, byte by byte."""
+    frames: list[Frame] = []
+    for place in range(len(data)):
+        frames += receiver.receive(data[place : place + 1])
+    for frame in frames:
+        receiver.check(frame)
+    return frames
+
+
+@pytest.mark.parametrize("version", Version)
+def test_a_client_and_a_server_understand_each_other(version: Version) -> None:
+    client, server = Protocol(Side.CLIENT), Protocol(Side.SERVER)
+    login = Frame("CONNECT", {"accept-version": version.value, "passcode": "a\\n:b"})
+    (frame,) = deliver(client.send(login), server)
+    assert frame.headers == login.headers
+    assert server.version is client.version is Version.V1_0
+    server.agree(choose_version(frame.headers["accept-version"]))
+
+    (frame,) = deliver(server.send(Frame("CONNECTED", {"version": server.version.value})), client)
+    client.agree(Version(frame.headers["version"]))
+    assert client.version is server.version is version
+
+    text = "a:b" if version is Version.V1_0 else "a:b\n\\c"
+    (frame,) = deliver(client.send(Frame("SEND", {"text": text}, b"\0body")), server)
+    assert (frame.headers["text"], frame.body) == (text, b"\0body")
+    (frame,) = deliver(server.send(Frame("MESSAGE", {"text": text}, b"\0body")), client)
+    assert (frame.headers["text"], frame.body) == (text, b"\0body")
+
+    (frame,) = deliver(client.send(Frame("DISCONNECT", {"receipt": text})), server)
+    assert server.state is client.state is State.CLOSED
+    (frame,) = deliver(server.send(Frame("RECEIPT", {"receipt-id": frame.headers["receipt"]})), client)
+    assert frame.headers == {"receipt-id": text}
+
+
+def test_a_client_reads_what_came_with_connected_by_the_version_it_agrees_on() -> None:
+    client = protocol_in(Side.CLIENT, State.CONNECTING)
+    (frame,) = client.receive(b"CONNECTED\r\nversion:1.2\r\n\r\n\0\nMESSAGE\r\na\\c:\\r\r\n\r\nbody\0")
+    client.check(frame)
+    client.agree(Version(frame.headers["version"]))
+    (message,) = client.receive(b"")
+    client.check(message)
+    assert (message.headers, message.body) == ({"a:": "\r"}, b"body")
+
+
+def test_a_refused_client_reads_the_error() -> None:
+    client, server = Protocol(Side.CLIENT), Protocol(Side.SERVER)
+    deliver(client.send(Frame("STOMP", {"accept-version": "3.0"})), server)
+    with pytest.raises(RemoteProtocolError) as refused:
+        choose_version("3.0")
+    (frame,) = deliver(server.send(Frame("ERROR", {"message": str(refused.value)}, b"why")), client)
+    assert (frame.command, frame.body) == ("ERROR", b"why")
+    assert client.state is State.CLOSED
+    with pytest.raises(LocalProtocolError, match="SEND may not be sent while closed"):
+        client.send(Frame("SEND", {}))
