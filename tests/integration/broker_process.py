@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +49,7 @@ class BrokerProcess:
         self._command = [TRUENEXT]
         if can_hold_disk:
             self._command = [sys.executable, HELD_DISK, str(self._hold), str(self._break)]
+        self._log_checked = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[RawClient] = []
         self.port = 0
@@ -64,6 +67,7 @@ class BrokerProcess:
     def start(self) -> None:
         assert self._process is None, "it runs already"
         self._log.unlink(missing_ok=True)
+        self._log_checked = 0
         serve = ["serve", "--data", str(self.data), "--listen", "stomp://127.0.0.1:0"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -109,8 +113,11 @@ class BrokerProcess:
         return status
 
     def check_log(self) -> None:
-        for line in self.log.splitlines():
-            assert not {"ERROR", "CRITICAL", "Traceback"} & set(line.split()), f"log of the broker:\n{self.log}"
+        """No error since it was last asked for."""
+        log = self.log
+        news, self._log_checked = log[self._log_checked :], len(log)
+        for line in news.splitlines():
+            assert not {"ERROR", "CRITICAL", "Traceback"} & set(line.split()), f"log of the broker:\n{news}"
 
     def clean_up(self) -> None:
         """Leave nothing behind, whatever happened."""
@@ -119,6 +126,15 @@ class BrokerProcess:
             self._process.kill()
             self._process.wait()
             self._forget()
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """It does nothing meanwhile, and then finds all that has happened at once."""
+        self._running().send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._running().send_signal(signal.SIGCONT)
 
     # ---- Clients ----
 

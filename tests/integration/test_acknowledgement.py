@@ -594,6 +594,42 @@ def test_the_end_of_one_subscription_leaves_the_others_of_its_connection_alone(
     assert bodies(what_is_left(broker, other_queue)) == bodies(other_held)
 
 
+# ---- Crashes that are hard to notice ----
+
+
+def test_a_consumer_that_crashes_right_behind_its_last_word_is_noticed(own_broker: BrokerProcess, queue: str) -> None:
+    fill(own_broker, queue, 5)
+    reader = own_broker.connect()
+    reader.subscribe(queue)
+    held = reader.messages(5)
+    with own_broker.asleep():
+        # The broker finds the ACK and the reset of the connection in one look.
+        reader.ack(held[0])
+        reader.crash()
+
+    own_broker.await_facts(queue, consumers=0)
+    left = what_is_left(own_broker, queue)
+    assert bodies(left) == numbers(5, first=1)
+    assert attempts(left) == [1, 0, 0, 0]
+
+
+def test_consumers_that_crash_while_they_are_written_to_disturb_nobody(own_broker: BrokerProcess, queue: str) -> None:
+    sender, reader = own_broker.connect(), own_broker.connect()
+    other_queue = f"{queue}-other"
+    reader.subscribe(other_queue)
+    for number in range(30):
+        crashing = own_broker.connect()
+        crashing.subscribe(queue, ack="auto")
+        with own_broker.asleep():
+            sender.send(queue, bytes(1000))
+            sender.send(other_queue, b"%d" % number)
+            crashing.begin("t")
+            crashing.crash()
+        assert reader.message().body == b"%d" % number
+    own_broker.await_facts(queue, consumers=0)
+    own_broker.stop()
+
+
 # ---- A slow reader in auto mode ----
 
 
@@ -612,7 +648,8 @@ def test_what_the_socket_of_a_slow_auto_reader_has_not_taken_goes_to_the_next_on
     taken = []
     if end == "disconnect":
         slow.say("DISCONNECT", {})
-    slow.hang_up()
+    else:
+        slow.hang_up()
     try:
         while True:
             taken.append(slow.message())

@@ -491,7 +491,7 @@ def test_a_broker_that_is_killed_under_load_keeps_every_promise(own_broker: Brok
         print(
             f"cycle {cycle}/{CYCLES}: found {found}, killed after {seconds:.2f} s; so far {len(letters)} sent, "
             f"{sum(letter.confirmed for letter in letters)} confirmed, {sum(letter.done for letter in letters)} "
-            f"acknowledged for certain, {len(ledger.unresolved)} transactions and {len(ledger.unknown_work)} works unknown",
+            f"acknowledged for certain, {len(ledger.unresolved)} and {len(ledger.unknown_work)} transactions open",
             flush=True,
         )
 

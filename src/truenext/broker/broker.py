@@ -21,6 +21,7 @@ from truenext.broker.committer import Committer
 from truenext.commands import (
     Abort,
     Ack,
+    AckMode,
     Begin,
     Command,
     Commit,
@@ -55,9 +56,13 @@ class Peer(Protocol):
     def flush(self) -> None:
         """Write what was added; call `Broker.taken` once the socket has taken all of it."""
 
-    def settle(self, consumer: Consumer | None) -> dict[Consumer, int]:
-        """Drop what is not sent yet of one consumer's messages (None: of all), and say how many of each consumer in
-        auto mode the socket has taken since the last call of `Broker.taken`."""
+    def settle(self, consumer: Consumer | None) -> tuple[dict[Consumer, int], Consumer | None]:
+        """Drop what is not sent yet of one consumer's messages (None: of all).
+
+        Says how many messages of each consumer in auto mode the socket has taken since the last call of
+        `Broker.taken`, and whose message is half-way out: if the connection goes on that one is sent to its end, and
+        `Broker.finished` called then.
+        """
 
     def read_on(self) -> None:
         """There is room again, see `Broker.wait_for_room`."""
@@ -72,6 +77,8 @@ class Broker:
         self._committer = Committer(store, loop, committed=self._on_committed, failed=self._on_failed)
         self._peers: dict[Session, Peer] = {}
         self._waiting_for_room: dict[Peer, None] = {}
+        self._half_sent: dict[Session, Entry] = {}
+        """Messages of consumers in auto mode that went while the socket was half-way through."""
         self._is_turn_due = False
         self._lazy_commit: TimerHandle | None = None
         self._idle: Future[None] | None = None
@@ -131,9 +138,14 @@ class Broker:
 
     def forget(self, session: Session) -> None:
         """The connection is closed; nothing can be said to it any more."""
+        self._set_right(session, is_taken=False)
         peer = self._peers.pop(session, None)
         if peer is not None:
             self._waiting_for_room.pop(peer, None)
+
+    def finished(self, session: Session) -> None:
+        """The socket has taken the rest of a message that was half-way out, see `Peer.settle`."""
+        self._set_right(session, is_taken=True)
 
     @property
     def has_room(self) -> bool:
@@ -162,6 +174,7 @@ class Broker:
         await self._drain()
         for session in list(self._peers):
             self._settle(session, None)
+            self._set_right(session, is_taken=False)
         self._engine.stop()
         await self._drain()
         for batch in self._engine.last_batches():
@@ -277,6 +290,17 @@ class Broker:
 
     def _settle(self, session: Session, consumer: Consumer | None) -> None:
         peer = self._peers.get(session)
-        if peer is not None:
-            for taker, count in peer.settle(consumer).items():
-                self._engine.taken_before_loss(taker, count)
+        if peer is None:
+            return
+        taken, half_sent = peer.settle(consumer)
+        for taker, count in taken.items():
+            self._engine.taken_before_loss(taker, count)
+        if half_sent is not None and half_sent.mode is AckMode.AUTO:
+            self._half_sent[session] = self._engine.set_aside(half_sent)
+
+    def _set_right(self, session: Session, *, is_taken: bool) -> None:
+        """Acknowledge or give back the message that was half-way out, if there is one."""
+        entry = self._half_sent.pop(session, None)
+        if entry is not None:
+            self._engine.set_right(entry, is_taken=is_taken)
+            self._schedule_turn()

@@ -195,6 +195,17 @@ class Engine:
             if entry.stored:
                 self._remove(entry)
 
+    def set_aside(self, consumer: Consumer) -> Entry:
+        """Take the first message that a consumer holds from it; it is nobody's until `set_right`."""
+        return consumer.held.pop(next(iter(consumer.held)))
+
+    def set_right(self, entry: Entry, *, is_taken: bool) -> None:
+        """Acknowledge a message that was set aside, or give it back."""
+        if not is_taken:
+            self._give_back(entry, has_failed=False)
+        elif entry.stored:
+            self._remove(entry)
+
     def answer(self, session: Session, answer: Answer) -> None:
         """Say something to a connection once all that it asked for so far is durable, in order."""
         if session.batch <= self._committed:

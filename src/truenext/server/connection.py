@@ -72,6 +72,8 @@ class Connection:
         self._unsent_answer_bytes = 0
         self._first_taken = 0
         """Bytes of the first unsent frame that the socket has taken."""
+        self._is_finishing = False
+        """The first unsent frame is the last message of a consumer that is gone, half-way out when it went."""
         self._taken: dict[Consumer, int] = {}
         """Messages of consumers in auto mode that the socket took since the broker was last told `taken`."""
         self._timers: dict[str, TimerHandle] = {}
@@ -97,6 +99,9 @@ class Connection:
         elif self._is_reading:
             self._has_heard = True
             self._handle(data)
+            # uvloop reports a broken socket once, even if there was data to read before the end: look for ourselves.
+            if not self._is_closed and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._lose("connection broken")
 
     def read_on(self) -> None:
         self._is_paused = False
@@ -172,9 +177,16 @@ class Connection:
                 else:
                     self._keep(taken)
                     if not self._is_closed:
-                        self._loop.add_writer(self._sock, self._on_writable)
+                        self._await_writable()
         if self._is_leaving and not self._unsent and not self._is_closed:
             self._hang_up()
+
+    def _await_writable(self) -> None:
+        try:
+            self._loop.add_writer(self._sock, self._on_writable)
+        except RuntimeError:
+            # uvloop's way to say that it has seen the socket break.
+            self._loop.call_soon(self._lose, "connection broken")
 
     def _add(self, frame: bytes) -> None:
         self._parts.append(frame)
@@ -215,6 +227,9 @@ class Connection:
         while unsent and self._first_taken >= len(unsent[0][0]):
             frame, consumer = unsent.popleft()
             self._first_taken -= len(frame)
+            if self._is_finishing:
+                self._is_finishing = False
+                self._broker.finished(self._session)
             if consumer is None:
                 self._unsent_answer_bytes -= len(frame)
             elif consumer.mode is AckMode.AUTO:
@@ -234,18 +249,23 @@ class Connection:
             if self._is_leaving:
                 self._hang_up()
 
-    def settle(self, consumer: Consumer | None) -> dict[Consumer, int]:
+    def settle(self, consumer: Consumer | None) -> tuple[dict[Consumer, int], Consumer | None]:
         if consumer is None:
             taken, self._taken = self._taken, {}
         else:
             taken = {consumer: self._taken.pop(consumer)} if consumer in self._taken else {}
-        if self._unsent:
-            begun = [self._unsent.popleft()] if self._first_taken else []
-            kept = [
-                (frame, owner) for frame, owner in self._unsent if owner is None or (consumer and owner != consumer)
-            ]
-            self._unsent = deque(begun + kept)
-        return taken
+        begun: list[tuple[bytes, Consumer | None]] = []
+        half_sent = None
+        if self._first_taken:
+            frame, owner = self._unsent.popleft()
+            if owner is not None and consumer in (None, owner):
+                self._is_finishing = True
+                self._unsent_answer_bytes += len(frame)
+                half_sent, owner = owner, None
+            begun.append((frame, owner))
+        kept = [(frame, owner) for frame, owner in self._unsent if owner is None or consumer not in (None, owner)]
+        self._unsent = deque(begun + kept)
+        return taken, half_sent
 
     # ---- The end ----
 
