@@ -37,7 +37,7 @@ from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.session import Session
-from truenext.errors import StoreError
+from truenext.errors import StoreError, TruenextError
 from truenext.limits import LAZY_COMMIT_SECONDS
 from truenext.store.store import Store
 
@@ -84,7 +84,7 @@ class Broker:
         self._idle: Future[None] | None = None
         """Done when nothing is in flight; only while stopping."""
         self.failure: Future[None] = loop.create_future()
-        """Gets the StoreError that ends this broker, if one does."""
+        """Gets the error that ends this broker, if one does."""
         # Bound methods, so that one look-up finds what a command does.
         self._actions: dict[type[Any], Callable[[Session, Any], None]] = {
             Send: engine.send,
@@ -204,6 +204,8 @@ class Broker:
 
     def _turn(self) -> None:
         self._is_turn_due = False
+        if self.failure.done():
+            return
         engine = self._engine
         # The disk first: it works while we write to sockets.
         if engine.is_batch_awaited:
@@ -265,6 +267,10 @@ class Broker:
     def _on_failed(self, error: StoreError) -> None:
         # Nothing is tried again: after a failed sync the disk may hold less than we believe.
         logger.critical("the store failed; the broker stops", extra={"reason": str(error)})
+        self.fail(error)
+
+    def fail(self, error: TruenextError) -> None:
+        """Give up: nothing is confirmed or written any more, and `failure` says why."""
         if not self.failure.done():
             self.failure.set_exception(error)
         if self._idle is not None and not self._idle.done():

@@ -2,16 +2,18 @@
 
 import asyncio
 import gc
+import logging
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import truenext
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
-from truenext.errors import ConfigurationError
+from truenext.errors import ConfigurationError, TruenextError
 from truenext.policy import DEFAULT_POLICY
 from truenext.server.listener import Address, Listener, parse_url
 from truenext.store.lmdb import LmdbStore
@@ -22,6 +24,8 @@ if sys.platform == "win32":
     new_event_loop = asyncio.new_event_loop
 else:
     from uvloop import new_event_loop
+
+logger = logging.getLogger(__name__)
 
 SWITCH_SECONDS = 0.0005
 """How long the event loop keeps the interpreter from the store's thread: that one asks for it once per record."""
@@ -56,6 +60,8 @@ async def _run(store: Store, addresses: Sequence[Address]) -> None:
     engine, recovered = recover(store, DEFAULT_POLICY)
     _spare_the_collector()
     broker = Broker(engine, store, loop, clock_ms=lambda: time.time_ns() // 1_000_000)
+    loop.set_exception_handler(lambda _, context: broker.fail(_bug(context)))
+    broker.failure.add_done_callback(lambda _: stop.set())
     await broker.start()
     listeners: list[Listener] = []
     try:
@@ -63,17 +69,24 @@ async def _run(store: Store, addresses: Sequence[Address]) -> None:
             listener = Listener(address, broker, loop, identity=recovered.identity, version=truenext.__version__)
             listeners.append(listener)
             print(f"listening on {listener.url}", flush=True)
-        broker.failure.add_done_callback(lambda _: stop.set())
         await stop.wait()
     finally:
         for listener in listeners:
             listener.stop_reading()
+        # Also if an address cannot be listened on: what the last run wrote down must outlive this one.
+        if not broker.failure.done():
+            await broker.stop()
+        for listener in listeners:
+            listener.close()
     if broker.failure.done():
         broker.failure.result()
-    await broker.stop()
-    for listener in listeners:
-        listener.close()
     broker.failure.cancel()
+
+
+def _bug(context: dict[str, Any]) -> TruenextError:
+    """What ends the broker after an error of our own: it would otherwise go on with what it may have wrong."""
+    logger.critical("internal error", exc_info=context.get("exception"))
+    return TruenextError(f"internal error, the broker stops: {context.get('exception') or context['message']!r}")
 
 
 def _spare_the_collector() -> None:

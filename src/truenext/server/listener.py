@@ -4,6 +4,7 @@ import ipaddress
 import logging
 import socket
 from asyncio import AbstractEventLoop
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -114,6 +115,8 @@ class Listener:
                 return
             if len(self._connections) >= CONNECTIONS_MAX:
                 logger.error("connection refused", extra={"connections": CONNECTIONS_MAX})
+                with suppress(OSError):
+                    sock.send(f"ERROR\nmessage:more than {CONNECTIONS_MAX} connections\n\n\0".encode())
                 sock.close()
                 continue
             sock.setblocking(False)
