@@ -71,7 +71,7 @@ def parse(address: str, session: str) -> Destination:
         return Destination(Kind.TEMPORARY, f"/{session}/{name}", session)
     if address.startswith(REMOTE_TEMPORARY_PREFIX):
         owner, _, name = address[len(REMOTE_TEMPORARY_PREFIX) :].partition("/")
-        return Destination(Kind.TEMPORARY, f"/{owner}/{_checked(name, address)}", owner)
+        return Destination(Kind.TEMPORARY, f"/{_checked(owner, address)}/{_checked(name, address)}", owner)
     if address.startswith("/control/"):
         return Destination(Kind.CONTROL, _checked(address[9:], address))
     for prefix, feature in _LATER.items():

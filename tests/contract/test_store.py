@@ -427,7 +427,7 @@ def test_queues_keep_number_and_name(disk: Disk) -> None:
 
 
 def test_producers_come_back_in_order_of_last_use_then_name(disk: Disk) -> None:
-    states = {"d": (1, 50), "a": (9, 70), **{name: (5, 60) for name in "zyxwcb"}}
+    states = {"d": (1, 50), "a": (9, 70), **dict.fromkeys("zyxwcb", (5, 60))}
     disk.apply(producers={name: ProducerState(*state) for name, state in states.items()})
     disk.apply(producers={"d": ProducerState(2, 80)})
     producers = disk.crash().producers
@@ -732,7 +732,7 @@ def test_the_data_folder_is_made_for_its_owner_only(lmdb_disk: Disk) -> None:
 
 def test_a_new_store_syncs_every_folder_that_leads_to_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = set()
-    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.readlink(f"/proc/self/fd/{file}")))
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(str(Path(f"/proc/self/fd/{file}").readlink())))
     LmdbStore(tmp_path / "a/b").close()
     assert synced == {str(tmp_path / path) for path in ("", "a", "a/b", "a/b/lmdb")}
 

@@ -69,7 +69,6 @@ def test_an_address_that_means_nothing_is_refused_and_says_why(address: str, rea
         parse(address, "me")
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: the session in /remote-temp-queue/SESSION/NAME is not checked at all")
 @pytest.mark.parametrize("session", ["", "s" * (DESTINATION_LENGTH_MAX + 1), "a\nb", "a*", "\x00"])
 def test_the_session_of_a_remote_address_obeys_the_rules_of_names(session: str) -> None:
     with pytest.raises(RemoteProtocolError):

@@ -246,7 +246,6 @@ def test_later_versions_trim_nothing(version: Version) -> None:
     assert one(version, b"SEND\n a : b \n\n\0").headers == {" a ": " b "}
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: other blanks are trimmed only if a space stands somewhere in the header")
 @pytest.mark.parametrize("blank", ["\t", "\u00a0", "\u3000"])
 def test_what_1_0_trims_does_not_depend_on_another_header(blank: str) -> None:
     alone = one(Version.V1_0, f"SEND\na:{blank}b\n\n\0".encode()).headers
@@ -327,7 +326,6 @@ def test_what_is_no_frame_is_refused_however_it_is_cut(versions: list[Version | 
                     decode(version, chunks)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: with one header line, a colon in the command passes for the line's own")
 def test_a_colon_in_the_command_does_not_stand_for_one_in_the_header() -> None:
     for version in ALL:
         with pytest.raises(RemoteProtocolError, match="not name:value"):
@@ -343,7 +341,6 @@ def test_a_padded_content_length_is_one_in_1_0_only(length: str) -> None:
             decoder(version).receive(data)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: STOMP 1.0, SUBSCRIBE: 'The body of the SUBSCRIBE command is ignored.'")
 def test_1_0_ignores_the_body_of_subscribe() -> None:
     frame = one(Version.V1_0, b"SUBSCRIBE\ndestination: /queue/foo\n\nwhatever\0")
     assert frame.headers == {"destination": "/queue/foo"}
@@ -372,7 +369,7 @@ def test_as_many_headers_as_the_limit_and_no_more() -> None:
     for version in VERSIONS:
         assert len(one(version, data(HEADERS_MAX)).headers) == HEADERS_MAX
         for chunks in ([data(HEADERS_MAX + 1)], bytewise(data(HEADERS_MAX + 1))):
-            with pytest.raises(RemoteProtocolError, match=f"{HEADERS_MAX + 1} headers"):
+            with pytest.raises(RemoteProtocolError, match=f"more than {HEADERS_MAX} headers"):
                 decode(version, chunks)
 
 
@@ -408,7 +405,9 @@ def test_a_header_without_an_end_is_given_up_at_the_limit(version: Version, line
         while True:
             sent += len(piece)
             receiver.receive(piece)
-    assert HEADER_BYTES_MAX < sent <= HEADER_BYTES_MAX + len(piece)
+    assert sent <= HEADER_BYTES_MAX + len(piece)
+    if b"\n" not in line:
+        assert sent > HEADER_BYTES_MAX
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -570,12 +569,9 @@ def test_lines_that_need_a_change_are_not_kept(version: Version, line: bytes) ->
 # ---- There and back ----
 
 FRAMES = st.builds(Frame, COMMANDS, st.dictionaries(NAMES, TEXTS, max_size=5), BODIES)
-CARRIAGE_RETURN_BUG = pytest.mark.xfail(
-    strict=True, reason="BUG: header_line for 1.1 also turns the r behind an escaped backslash into a carriage return"
-)
 
 
-@pytest.mark.parametrize("version", [pytest.param(Version.V1_1, marks=CARRIAGE_RETURN_BUG), Version.V1_2])
+@pytest.mark.parametrize("version", [Version.V1_1, Version.V1_2])
 @given(frame=FRAMES, places=st.lists(st.integers(0, 400), max_size=4))
 @example(frame=Frame("SEND", {"path": "C:\\reports"}), places=[])
 def test_what_is_encoded_is_decoded_as_it_was(version: Version, frame: Frame, places: list[int]) -> None:

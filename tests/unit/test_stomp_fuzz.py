@@ -5,7 +5,6 @@ TRUENEXT_EXAMPLES=20000 pytest tests/unit/test_stomp_fuzz.py       longer
 
 import os
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -182,7 +181,6 @@ def test_hostile_bytes_in_the_read_of_the_login_are_refused_or_harmless(version:
     feed(new_server(), [b"CONNECT\naccept-version:%b\n\n\0" % version.value.encode() + data])
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: StompServer.receive goes on with the `steady` of before the DISCONNECT")
 @bounded
 @given(VERSIONS, STREAMS)
 @example(Version.V1_2, b"DISCONNECT\n\n\0SEND\ndestination:/queue/a\n\n\0")

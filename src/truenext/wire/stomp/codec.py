@@ -23,7 +23,7 @@ _NUMBER_LENGTH_MAX = 10
 class Decoder:
     """Bytes to frames, for either side of a connection."""
 
-    __slots__ = ("_awaits", "_missing", "_pending", "version")
+    __slots__ = ("_awaits", "_fault", "_missing", "_pending", "version")
 
     def __init__(self) -> None:
         self.version: Version | None = None
@@ -34,16 +34,31 @@ class Decoder:
         """Bytes that must come before it is worth looking at `_pending` again; 0 if not known."""
         self._awaits = b""
         """Bytes one of which must come before it is worth looking again, if `_missing` is not known."""
+        self._fault: RemoteProtocolError | None = None
+        """What is wrong behind the frames that were returned last."""
 
     def receive(self, data: bytes) -> list[Frame]:
         """The frames that `data` completes; while no version is agreed one at a time, the next by `receive(b"")`.
 
-        Raises: RemoteProtocolError if the bytes are not STOMP, or a limit is passed.
+        Raises: RemoteProtocolError if the bytes are not STOMP, or a limit is passed; after whole frames only by the
+            next call, so that it does not matter how the bytes were cut.
         """
+        if self._fault is not None:
+            raise self._fault
+        frames: list[Frame] = []
+        try:
+            self._decode(data, frames)
+        except RemoteProtocolError as error:
+            if not frames:
+                raise
+            self._fault = error
+        return frames
+
+    def _decode(self, data: bytes, frames: list[Frame]) -> None:
         if self._pending:
             self._pending += data
             if not self._is_worth_looking(data):
-                return []
+                return
             data = bytes(self._pending)
             self._pending.clear()
         self._missing = 0
@@ -52,7 +67,6 @@ class Decoder:
         has_carriage_returns = version in (None, Version.V1_2) and b"\r" in data
         may_be_padded = version is Version.V1_0
         find = data.find
-        frames: list[Frame] = []
         start = 0
         size = len(data)
         while True:
@@ -60,7 +74,7 @@ class Decoder:
             while start < size and (data[start] == _LINE_FEED or data[start] == _CARRIAGE_RETURN):
                 start += 1
             if start == size:
-                return frames
+                return
 
             head_end = find(b"\n\n", start, start + HEADER_BYTES_MAX)
             body_start = head_end + 2
@@ -83,8 +97,8 @@ class Decoder:
             headers: dict[str, str]
             if count == 1:
                 # Most acknowledgements; three times faster than the general way.
-                name, _, value = lines[0].partition(":")
-                headers = {name: value}
+                name, colon, value = lines[0].partition(":")
+                headers = {name: value} if colon else {}
             else:
                 try:
                     headers = dict([line.split(":", 1) for line in lines])
@@ -104,8 +118,9 @@ class Decoder:
                 command = command.removesuffix("\r") if has_carriage_returns else command
                 headers = self._careful_headers(command, head, has_carriage_returns)
             if count > HEADERS_MAX:
-                raise RemoteProtocolError(f"{count} headers in one frame; at most {HEADERS_MAX}")
+                raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame")
 
+            has_body = command in COMMANDS_WITH_BODY
             length = headers.get("content-length")
             if length is None:
                 body_end = find(b"\0", body_start)
@@ -120,28 +135,30 @@ class Decoder:
                 body_end = body_start + int(length)
                 if body_end - body_start > BODY_BYTES_MAX:
                     raise RemoteProtocolError(f"content-length {length} is more than {BODY_BYTES_MAX} bytes")
+                if body_end > body_start and not has_body:
+                    # Before anything is kept for it.
+                    self._refuse_body(command)
                 if body_end >= size:
                     self._missing = body_end + 1 - size
                     self._check_login(body_end - start)
                     break
                 if data[body_end]:
                     raise RemoteProtocolError(f"no NUL after the {length} bytes of the body")
-            if command in COMMANDS_WITH_BODY:
+            if has_body:
                 kept = data[start + len(command) + 1 : head_end + 1] if is_plain and count else b""
                 frames.append(Frame(command, headers, data[body_start:body_end], kept))
-            elif body_end > body_start:
-                raise RemoteProtocolError(f"{command[:100]} must not have a body")
             else:
+                if body_end > body_start:
+                    self._refuse_body(command)
                 frames.append(Frame(command, headers))
             if version is None:
                 # What follows can only be read once this frame has settled the version.
                 self._check_login(body_end - start)
                 self._pending += memoryview(data)[body_end + 1 :]
-                return frames
+                return
             start = body_end + 1
         self._pending += memoryview(data)[start:]
         self._check_pending()
-        return frames
 
     def _is_worth_looking(self, data: bytes) -> bool:
         """What came last may complete the frame that is pending."""
@@ -164,7 +181,7 @@ class Decoder:
             name, colon, value = line.partition(":")
             if self.version is Version.V1_0:
                 # The examples of STOMP 1.0 pad their headers, and many clients do as they do.
-                name, value = name.strip(), value.strip()
+                name, value = name.strip(" "), value.strip(" ")
             if not colon or not name:
                 raise RemoteProtocolError(f"header line {line[:100]!r} is not name:value")
             if "\\" in line and self.version not in (None, Version.V1_0) and command not in UNESCAPED_COMMANDS:
@@ -180,6 +197,11 @@ class Decoder:
         except KeyError as error:
             raise RemoteProtocolError(f"undefined escape {error.args[0]!r} in a header") from error
 
+    def _refuse_body(self, command: str) -> None:
+        """STOMP 1.0 alone says of a command, SUBSCRIBE, that its body is ignored."""
+        if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
+            raise RemoteProtocolError(f"{command[:100]} must not have a body")
+
     def _check_login(self, size: int) -> None:
         if self.version is None and size > LOGIN_BYTES_MAX:
             raise RemoteProtocolError(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
@@ -191,6 +213,9 @@ class Decoder:
             limit = HEADER_BYTES_MAX if self._awaits == b"\n\0" else HEADER_BYTES_MAX + BODY_BYTES_MAX
             if size > limit:
                 raise RemoteProtocolError(f"frame without an end after {limit} bytes")
+            if self._awaits == b"\n\0" and self._pending.count(b"\n") > HEADERS_MAX + 1:
+                # Now, and not after having looked at it again with every piece that comes.
+                raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame")
 
 
 def _without_carriage_returns(head: str) -> str:

@@ -36,9 +36,14 @@ def header_line(name: str, value: str, version: Version) -> str:
     if version is Version.V1_2:
         return f"{escape(name)}:{escape(value)}\n"
     if version is Version.V1_1:
-        # 1.1 has no escape for a carriage return, and none is needed: only a line feed ends its lines.
-        return f"{escape(name)}:{escape(value)}\n".replace("\\r", "\r")
+        return f"{_escape_1_1(name)}:{_escape_1_1(value)}\n"
+    name = name.replace(":", "\\c")
     return f"{name}:{value}".replace("\r", "\\r").replace("\n", "\\n") + "\n"
+
+
+def _escape_1_1(text: str) -> str:
+    """1.1 has no escape for a carriage return, and none is needed: only a line feed ends its lines."""
+    return "\r".join(map(escape, text.split("\r")))
 
 
 def encode(frame: Frame, version: Version) -> bytes:
