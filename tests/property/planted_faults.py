@@ -21,6 +21,7 @@ from truenext.engine.engine import Effects, Engine
 from truenext.engine.lane import Entry, Lane
 from truenext.engine.queue import Queue
 from truenext.engine.session import Session
+from truenext.engine.writing import mark, remove
 from truenext.limits import UNSENT_BYTES_MAX
 from truenext.message import Message
 
@@ -476,46 +477,54 @@ def a_receipt_waits_for_a_batch_too_many(patch: Patch) -> None:
 
 
 def attempts_are_not_written(patch: Patch) -> None:
-    mark, last_batches = Engine._mark, Engine.last_batches
-    stopped: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+    last_batches, start = Engine.last_batches, Engine.start
+    is_stopped = False
 
-    def faulty_mark(engine: Engine, entry: Entry) -> None:
-        if stopped.get(engine):
-            mark(engine, entry)
+    def faulty_mark(batch: Batch, entry: Entry) -> None:
+        if is_stopped:
+            mark(batch, entry)
 
     def faultless_last_batches(engine: Engine) -> Iterator[Batch]:
-        stopped[engine] = True
+        nonlocal is_stopped
+        is_stopped = True
         return last_batches(engine)
 
-    patch.setattr(Engine, "_mark", faulty_mark)
+    def starting(engine: Engine) -> None:
+        nonlocal is_stopped
+        is_stopped = False
+        start(engine)
+
+    patch.setattr("truenext.engine.engine.mark", faulty_mark)
     patch.setattr(Engine, "last_batches", faultless_last_batches)
+    patch.setattr(Engine, "start", starting)
 
 
 def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> None:
-    give_back, remove = Engine._give_back, Engine._remove
-    giving_back: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+    give_back = Engine._give_back
+    is_giving_back = False
 
     def faulty_give_back(engine: Engine, entry: Entry, *, has_failed: bool) -> None:
-        giving_back[engine] = True
+        nonlocal is_giving_back
+        is_giving_back = True
         try:
             give_back(engine, entry, has_failed=has_failed)
         finally:
-            giving_back[engine] = False
+            is_giving_back = False
 
-    def faulty_remove(engine: Engine, entry: Entry) -> None:
-        if not giving_back.get(engine):
-            remove(engine, entry)
+    def faulty_remove(batch: Batch, entry: Entry) -> None:
+        if not is_giving_back:
+            remove(batch, entry)
 
     patch.setattr(Engine, "_give_back", faulty_give_back)
-    patch.setattr(Engine, "_remove", faulty_remove)
+    patch.setattr("truenext.engine.engine.remove", faulty_remove)
 
 
 def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
     write_down = Engine._write_down
 
-    def faulty(engine: Engine, entry: Entry, lane: Lane) -> None:
+    def faulty(engine: Engine, entry: Entry) -> None:
         if entry.stored:
-            write_down(engine, entry, lane)
+            write_down(engine, entry)
 
     patch.setattr(Engine, "_write_down", faulty)
 

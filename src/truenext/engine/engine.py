@@ -22,12 +22,13 @@ from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Su
 from truenext.destination import Destination, Kind
 from truenext.engine.consumer import Consumer
 from truenext.engine.dispatch import Deliveries, Dispatcher
-from truenext.engine.lane import Entry, Lane
+from truenext.engine.lane import Entry
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import dead_letter, is_exhausted
 from truenext.engine.session import Session
 from truenext.engine.transaction import begin, make_room
+from truenext.engine.writing import mark, put, remove
 from truenext.errors import RemoteProtocolError
 from truenext.limits import (
     GATHERING_BYTES_MAX,
@@ -39,9 +40,7 @@ from truenext.limits import (
     UNSENT_BYTES_MAX,
 )
 from truenext.message import Message
-from truenext.order import rank
 from truenext.policy import DEFAULT_POLICY, Policy
-from truenext.record import encode, message_key
 
 
 class Effects(NamedTuple):
@@ -91,7 +90,7 @@ class Engine:
 
     def restore_entry(self, entry: Entry) -> None:
         """Take over a stored message; those of a lane come in the order of their sequences."""
-        lane = entry.queue.lanes[rank(entry.message.priority)]
+        lane = entry.queue.lane_of(entry.message)
         lane.arrived.append(entry)
         lane.stored += 1
         self._touched[entry.queue] = None
@@ -122,7 +121,7 @@ class Engine:
                 for entry in lane:
                     if self._batch.size >= STORE_TRANSACTION_BYTES_MAX:
                         yield self._hand_over()
-                    self._write_down(entry, lane)
+                    self._write_down(entry)
         self._batch.clean_stop = True
         yield self._hand_over()
 
@@ -185,7 +184,7 @@ class Engine:
             if held and consumer.mode is AckMode.AUTO:
                 for entry in held.values():
                     if entry.stored:
-                        self._remove(entry)
+                        remove(self._batch, entry)
                 held.clear()
 
     def taken_before_loss(self, consumer: Consumer, count: int) -> None:
@@ -193,7 +192,7 @@ class Engine:
         for sequence in list(consumer.held)[:count]:
             entry = consumer.held.pop(sequence)
             if entry.stored:
-                self._remove(entry)
+                remove(self._batch, entry)
 
     def set_aside(self, consumer: Consumer) -> Entry:
         """Take the first message that a consumer holds from it; it is nobody's until `set_right`."""
@@ -204,7 +203,7 @@ class Engine:
         if not is_taken:
             self._give_back(entry, has_failed=False)
         elif entry.stored:
-            self._remove(entry)
+            remove(self._batch, entry)
 
     def answer(self, session: Session, answer: Answer) -> None:
         """Say something to a connection once all that it asked for so far is durable, in order."""
@@ -273,12 +272,12 @@ class Engine:
         elif consumer.mode is AckMode.INDIVIDUAL:
             entry = consumer.held.pop(ack.sequence)
             if entry.stored:
-                self._remove(entry)
+                remove(self._batch, entry)
                 session.batch = self._batch.number
         else:
             for entry in self._take_back(consumer, ack.sequence):
                 if entry.stored:
-                    self._remove(entry)
+                    remove(self._batch, entry)
                     session.batch = self._batch.number
 
     def refuse(self, session: Session, nack: Nack) -> None:
@@ -319,7 +318,7 @@ class Engine:
                 self._accept(queue, send.message, batch)
         for entry in transaction.acknowledged:
             if entry.stored:
-                self._remove(entry)
+                remove(self._batch, entry)
         for entry in transaction.refused:
             self._give_back(entry, has_failed=True)
         if commit.producer is not None:
@@ -372,39 +371,15 @@ class Engine:
         assert sequence < self._sequence_limit, "commands were taken without has_room"
         self._next_sequence = sequence + 1
         message.arrived_ms = self.now_ms
-        lane = queue.lanes[rank(message.priority)]
-        is_stored = message.persistent and not queue.is_temporary
-        lane.arrived.append(Entry(sequence, message, queue, batch, is_stored))
-        if is_stored:
-            if not queue.is_known_to_store:
-                self._introduce(queue)
-            key = message_key(lane.key, sequence)
-            record = encode(key, message)
-            gathering = self._batch
-            gathering.puts.append((key, record))
-            gathering.size += len(record)
-            lane.stored += 1
-            gathering.counts[lane.key] = lane.stored
+        entry = Entry(sequence, message, queue, batch, message.persistent and not queue.is_temporary)
+        queue.lane_of(message).arrived.append(entry)
+        if entry.stored:
+            put(self._batch, entry)
         if batch:
             self._is_awaited = True
             self._waiting_queues.setdefault(batch, {})[queue] = None
         else:
             self._touched[queue] = None
-
-    def _remove(self, entry: Entry) -> None:
-        """Tell the store that a message it has is gone."""
-        lane = self._lane(entry)
-        key = message_key(lane.key, entry.sequence)
-        batch = self._batch
-        if entry.message.persistent:
-            batch.removes.append(key)
-        else:
-            batch.transient_removes.append(key)
-        if entry.marked:
-            batch.unmarks.append(key)
-        batch.size += len(key)
-        lane.stored -= 1
-        batch.counts[lane.key] = lane.stored
 
     def _give_back(self, entry: Entry, *, has_failed: bool) -> None:
         """Put a message at its place again, or into the dead-letter queue."""
@@ -413,18 +388,14 @@ class Engine:
             entry.attempts += 1
             if is_exhausted(self._policy, entry.attempts) and not queue.keeps_failures:
                 if entry.stored:
-                    self._remove(entry)
+                    remove(self._batch, entry)
                 destination, message = dead_letter(entry.message, queue.name, entry.attempts)
                 self._accept(self._open(destination), message, self._batch.number)
                 return
             if entry.stored:
-                self._mark(entry)
-        self._lane(entry).give_back(entry)
+                mark(self._batch, entry)
+        queue.lane_of(entry.message).give_back(entry)
         self._touched[queue] = None
-
-    def _mark(self, entry: Entry) -> None:
-        entry.marked = True
-        self._batch.marks[message_key(self._lane(entry).key, entry.sequence)] = (entry.attempts, entry.deliveries)
 
     def _take_back(self, consumer: Consumer, sequence: int) -> list[Entry]:
         """What an ACK or NACK of `sequence` covers; it leaves the consumer's window."""
@@ -469,7 +440,7 @@ class Engine:
 
     def _expire(self, entry: Entry) -> None:
         if entry.stored:
-            self._remove(entry)
+            remove(self._batch, entry)
 
     def _queue(self, destination: Destination) -> Queue | None:
         """The queue of this destination, made on first use; None if it went with its connection."""
@@ -499,27 +470,13 @@ class Engine:
             # An entry refers to its queue without the garbage collector's knowledge: break the circle by hand.
             lane.clear()
 
-    def _lane(self, entry: Entry) -> Lane:
-        return entry.queue.lanes[rank(entry.message.priority)]
-
-    def _introduce(self, queue: Queue) -> None:
-        queue.is_known_to_store = True
-        self._batch.queues[queue.number] = queue.name
-
-    def _write_down(self, entry: Entry, lane: Lane) -> None:
+    def _write_down(self, entry: Entry) -> None:
         """Store a waiting transient, and of any message how often it was dispatched."""
         if not entry.stored:
-            if not entry.queue.is_known_to_store:
-                self._introduce(entry.queue)
             entry.stored = True
-            key = message_key(lane.key, entry.sequence)
-            record = encode(key, entry.message)
-            self._batch.transient_puts.append((key, record))
-            self._batch.size += len(record)
-            lane.stored += 1
-            self._batch.counts[lane.key] = lane.stored
+            put(self._batch, entry)
         if entry.deliveries or entry.attempts:
-            self._mark(entry)
+            mark(self._batch, entry)
 
     def _request_sequences(self) -> None:
         self._requested_limit = self._next_sequence + SEQUENCE_BLOCK

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from truenext.destination import DEAD_LETTER_PREFIX, Destination, Kind
 from truenext.engine.lane import Lane
-from truenext.order import RANKS
+from truenext.order import RANKS, rank
 from truenext.record import lane_key
 
 if TYPE_CHECKING:
     from truenext.engine.consumer import Consumer
+    from truenext.message import Message
 
 
 class Queue:
@@ -38,6 +39,10 @@ class Queue:
     def keeps_failures(self) -> bool:
         """What fails here stays here, however often."""
         return self.is_temporary or self.name.startswith(DEAD_LETTER_PREFIX)
+
+    def lane_of(self, message: Message) -> Lane:
+        """Where a message of this queue stands."""
+        return self.lanes[rank(message.priority)]
 
     def waiting(self) -> int:
         """Messages that no consumer holds."""
