@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,11 @@ _DIE_WITH_US = (
     "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
     "os.execv(sys.argv[1], sys.argv[1:])\n"
 )
+
+
+def dying_with_us(command: Sequence[str]) -> list[str]:
+    """The command, so started that it is killed when this process ends."""
+    return [sys.executable, "-ISc", _DIE_WITH_US, *command]
 
 
 class QueueFacts(NamedTuple):
@@ -59,6 +64,10 @@ class BrokerProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
     def log(self) -> str:
         return self._log.read_text() if self._log.exists() else ""
 
@@ -71,7 +80,7 @@ class BrokerProcess:
         serve = ["serve", "--data", str(self.data), "--listen", "stomp://127.0.0.1:0"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-ISc", _DIE_WITH_US, *self._command, *serve],
+                dying_with_us([*self._command, *serve]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -161,11 +161,12 @@ class LmdbStore:
             (self._transients, batch.transient_puts),
             (self._queues, queues),
         ):
-            if txn.cursor(db).putmulti(puts, overwrite=False)[1] != len(puts):
+            if puts and txn.cursor(db).putmulti(puts, overwrite=False)[1] != len(puts):
                 raise _disagreement(batch, "puts a message or queue that is there already")
 
         # After the marks, as a message can be given back and then removed within one batch.
-        txn.cursor(self._marks).putmulti([(key, _MARK.pack(*mark)) for key, mark in batch.marks.items()])
+        if batch.marks:
+            txn.cursor(self._marks).putmulti([(key, _MARK.pack(*mark)) for key, mark in batch.marks.items()])
         for key in batch.unmarks:
             txn.delete(key, db=self._marks)
 
@@ -175,12 +176,13 @@ class LmdbStore:
         # Before the producers, as one can be forgotten and come back within one batch.
         for name in batch.forgotten_producers:
             txn.delete(_producer_key(name), db=self._producers)
-        txn.cursor(self._producers).putmulti(
-            [
-                (_producer_key(name), _PRODUCER.pack(state.number, state.used_ms) + name.encode())
-                for name, state in batch.producers.items()
-            ]
-        )
+        if batch.producers:
+            txn.cursor(self._producers).putmulti(
+                [
+                    (_producer_key(name), _PRODUCER.pack(state.number, state.used_ms) + name.encode())
+                    for name, state in batch.producers.items()
+                ]
+            )
 
         if batch.sequence_limit:
             txn.put(b"sequence limit", _NUMBER.pack(batch.sequence_limit), db=self._meta)
