@@ -90,8 +90,12 @@ def dead_letter_name(queue: str) -> str:
 def _checked(name: str, address: str) -> str:
     if not name or name.startswith("/"):
         raise RemoteProtocolError(f"destination {address!r} has no name, or one that begins with /")
-    if len(name) > DESTINATION_LENGTH_MAX:
-        raise RemoteProtocolError(f"destination name of {len(name)} characters; at most {DESTINATION_LENGTH_MAX}")
+    length_max = DESTINATION_LENGTH_MAX
+    if not name.startswith(DEAD_LETTER_PREFIX):
+        # The name of its dead-letter queue must be one too.
+        length_max -= len(DEAD_LETTER_PREFIX)
+    if len(name) > length_max:
+        raise RemoteProtocolError(f"destination name of {len(name)} characters; at most {length_max}")
     for character, feature in _LATER_CHARACTERS.items():
         if character in name:
             raise RemoteProtocolError(f"{feature} are not supported yet: {address!r}")

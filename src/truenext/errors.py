@@ -5,7 +5,7 @@ TruenextError
 ├── RemoteProtocolError    the peer did; its connection ends, nothing else does
 ├── StoreError             the store cannot keep its promise; the broker stops
 │   └── StoreInUseError    another broker holds the data folder
-└── ConfigurationError     a command line or file asks for what cannot be
+└── ConfigurationError     a command line asks for what cannot be
 """
 
 

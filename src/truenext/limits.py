@@ -1,7 +1,7 @@
 """How much of anything one peer may make the broker hold.
 
 Every limit is checked before memory is taken for what it limits. Sizes are in bytes unless the name says
-otherwise.
+otherwise. What waits in queues is not limited yet: it lives in memory, whoever sent it.
 """
 
 LOGIN_BYTES_MAX = 8 * 1024
@@ -20,13 +20,17 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 """One message's body: the largest block that one frame may make the broker allocate."""
 
 CONNECTIONS_MAX = 1000
-"""Connections at once: below the usual limit on open files, with room for the store and the listeners."""
+"""Connections at once, of one listener: one listener stays below the usual limit of 1024 open files."""
 
 SUBSCRIPTIONS_MAX = 1000
-"""Subscriptions of one connection."""
+"""Subscriptions of one connection, and temporary queues that belong to it."""
 
-QUEUES_MAX = 100_000
-"""Queues of one broker, made on first use: a peer inventing names must hit a wall before memory does."""
+QUEUES_MAX = 50_000
+"""Queues of one broker, made on first use, of about 10 KiB each. Dead-letter queues come on top: what failed must have
+a place to go."""
+
+NAME_LENGTH_MAX = 255
+"""Characters in what a client calls its subscriptions, transactions, receipts and producers: the broker keeps them."""
 
 DESTINATION_LENGTH_MAX = 255
 """Characters in a destination's name: names are kept in memory and in the store for good."""
@@ -53,20 +57,25 @@ PRODUCER_NUMBER_MAX = 2**63 - 1
 WINDOW_DEFAULT = 1000
 """Messages a consumer may hold unacknowledged when it names no window: ActiveMQ's default."""
 
-WINDOW_MAX = 1_000_000
-"""Largest window a consumer may ask for, in messages; a larger wish gets this much."""
+WINDOW_MAX = 32_767
+"""Largest window a consumer may ask for, in messages; a larger wish gets this much. One cumulative NACK can give back
+a whole window in one step, which must not take long."""
 
 UNSENT_BYTES_MAX = 1024 * 1024
 """Bytes of messages written to a connection that its socket has not taken yet; a window is shut beyond it."""
 
-UNSENT_ANSWER_BYTES_MAX = 16 * 1024 * 1024
+UNSENT_ANSWER_BYTES_MAX = 4 * 1024 * 1024
 """Bytes waiting for a peer that asks (for receipts) and does not read; beyond it the connection is cut."""
 
 READ_BYTES = 128 * 1024
 """Bytes taken from a socket in one read: large enough to share a pass among many frames, small enough to be fair."""
 
 GATHERING_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of the batch that gathers while another is made durable; beyond it no connection is read."""
+"""Bytes of the batch that gathers while another is made durable, and of the answers that wait for it, roughly; beyond
+it no connection is read."""
+
+WAITING_ANSWER_BYTES = 500
+"""What an answer that waits for the disk counts towards GATHERING_BYTES_MAX."""
 
 LAZY_COMMIT_SECONDS = 0.01
 """Longest time a batch that nobody waits for gathers before it is written."""
@@ -75,7 +84,8 @@ SEQUENCE_BLOCK = 1 << 20
 """Sequence numbers reserved, durably, at a time."""
 
 SEQUENCE_RESERVE = 1 << 18
-"""Sequence numbers that must be left for connections to be read: more than one read of each can use up."""
+"""Sequence numbers that must be left for connections to be read. Should one read use up more, what gets the others
+waits until they are reserved."""
 
 HEART_BEAT_MS_MIN = 250
 """Shortest heart-beat interval offered, in milliseconds: a timer per connection must not become a load."""
@@ -84,7 +94,7 @@ HEART_BEAT_GRACE = 2.0
 """A peer is given up after this many of its heart-beat intervals without a byte."""
 
 STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes in one write transaction of the store, client transactions apart: dirty pages stay in private memory."""
+"""Bytes in one batch of a clean stop: the dirty pages of a write transaction stay in private memory."""
 
 PAGE_SIZE = 1000
 """Messages read from the store at a time."""

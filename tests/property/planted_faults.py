@@ -16,7 +16,7 @@ from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.engine.consumer import Consumer
-from truenext.engine.dispatch import FRAME_OVERHEAD, Deliveries, Dispatcher
+from truenext.engine.dispatch import Deliveries, Dispatcher
 from truenext.engine.engine import Effects, Engine
 from truenext.engine.lane import Entry, Lane
 from truenext.engine.queue import Queue
@@ -84,7 +84,7 @@ class Choice:
                 entry.deliveries += 1
                 consumer.held[entry.sequence] = entry
                 message = entry.message
-                consumer.session.unsent_bytes += len(message.body) + len(message.header) + FRAME_OVERHEAD
+                consumer.session.unsent_bytes += len(message.body) + len(message.header) + consumer.frame_bytes
                 dispatcher.dispatches += 1
                 consumer.served_at = dispatcher.dispatches
                 deliveries.setdefault(consumer, []).append(entry)
@@ -357,17 +357,7 @@ def a_lost_connection_charges_what_an_auto_consumer_never_got(patch: Patch) -> N
 
 
 def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
-    take_back = Engine._take_back
-
-    def faulty(engine: Engine, consumer: Consumer, sequence: int) -> list[Entry]:
-        covered = take_back(engine, consumer, sequence)
-        kept = covered[:-1]
-        after = dict(consumer.held)
-        consumer.held.clear()
-        consumer.held.update({entry.sequence: entry for entry in kept} | after)
-        return covered[-1:]
-
-    patch.setattr(Engine, "_take_back", faulty)
+    patch.setattr(Consumer, "covered_by", lambda consumer, sequence: [sequence])
 
 
 def an_abort_charges_no_attempt(patch: Patch) -> None:

@@ -8,7 +8,7 @@ from truenext.destination import DEAD_LETTER_PREFIX, Destination, Kind, dead_let
 from truenext.errors import RemoteProtocolError
 from truenext.limits import DESTINATION_LENGTH_MAX
 
-LONGEST = "x" * DESTINATION_LENGTH_MAX
+LONGEST = "x" * (DESTINATION_LENGTH_MAX - len(DEAD_LETTER_PREFIX))
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/queue//a", "begin"),
         ("/temp-queue//you/r", "begin"),
         ("/remote-temp-queue/you//r", "begin"),
-        ("/queue/" + LONGEST + "x", f"at most {DESTINATION_LENGTH_MAX}"),
-        ("/temp-queue/" + LONGEST + "x", f"at most {DESTINATION_LENGTH_MAX}"),
-        ("/remote-temp-queue/you/" + LONGEST + "x", f"at most {DESTINATION_LENGTH_MAX}"),
+        ("/queue/" + LONGEST + "x", f"at most {len(LONGEST)}"),
+        ("/temp-queue/" + LONGEST + "x", f"at most {len(LONGEST)}"),
+        ("/remote-temp-queue/you/" + LONGEST + "x", f"at most {len(LONGEST)}"),
         ("/queue/a\nb", "cannot be printed"),
         ("/queue/a\x7f", "cannot be printed"),
         ("/queue/\u200b", "cannot be printed"),
@@ -103,3 +103,7 @@ def test_a_temporary_queue_belongs_to_the_connection_that_names_it() -> None:
 def test_a_dead_letter_queue_is_named_after_its_queue() -> None:
     assert dead_letter_name("orders") == "DLQ.orders"
     assert parse("/queue/" + dead_letter_name("orders"), "me").name.startswith(DEAD_LETTER_PREFIX)
+
+
+def test_the_longest_name_of_a_queue_still_has_a_dead_letter_queue() -> None:
+    assert parse(f"/queue/{dead_letter_name(LONGEST)}", "s").name == f"DLQ.{LONGEST}"

@@ -359,8 +359,8 @@ def test_a_send_may_be_numbered(number: int) -> None:
     [
         (["truenext-producer:p"], "go together"),
         (["truenext-number:1"], "go together"),
-        (["truenext-producer:", "truenext-number:1"], "1 to 255 characters"),
-        (["truenext-producer:" + "p" * 256, "truenext-number:1"], "1 to 255 characters"),
+        (["truenext-producer:", "truenext-number:1"], "is empty"),
+        (["truenext-producer:" + "p" * 256, "truenext-number:1"], "at most 255"),
         (["truenext-producer:p", "truenext-number:"], "is not a number"),
         (["truenext-producer:p", "truenext-number:-1"], "is not a number"),
         (["truenext-producer:p", "truenext-number:\u0661"], "is not a number"),
@@ -396,9 +396,9 @@ def test_a_send_to_control_is_a_question() -> None:
     ("lines", "reason"),
     [
         ([], "without the header 'reply-to'"),
-        (["reply-to:/control/x"], "must be a queue"),
+        (["reply-to:/control/x"], "temp-queue"),
         (["reply-to:nowhere"], "unknown destination"),
-        (["reply-to:/queue/r", "transaction:t"], "cannot be part of a transaction"),
+        (["reply-to:/temp-queue/r", "transaction:t"], "cannot be part of a transaction"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(lines: list[str], reason: str) -> None:

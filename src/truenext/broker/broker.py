@@ -79,6 +79,8 @@ class Broker:
         self._waiting_for_room: dict[Peer, None] = {}
         self._half_sent: dict[Session, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
+        self._control_answers: dict[str, bytes] = {}
+        """By verb, until the next turn: whoever asks a thousand times at once gets one answer a thousand times."""
         self._is_turn_due = False
         self._lazy_commit: TimerHandle | None = None
         self._idle: Future[None] | None = None
@@ -178,6 +180,9 @@ class Broker:
         self._engine.stop()
         await self._drain()
         for batch in self._engine.last_batches():
+            if self.failure.done():
+                # Not even that the stop was clean: it is not.
+                await self.failure
             self._committer.submit(batch)
             await self._drain()
         self._committer.close()
@@ -204,9 +209,11 @@ class Broker:
 
     def _turn(self) -> None:
         self._is_turn_due = False
+        self._control_answers.clear()
         if self.failure.done():
             return
         engine = self._engine
+        engine.now_ms = self._clock_ms()
         # The disk first: it works while we write to sockets.
         if engine.is_batch_awaited:
             self._commit()
@@ -254,7 +261,6 @@ class Broker:
             self._committer.submit(batch)
 
     def _on_committed(self, batch: Batch) -> None:
-        self._engine.now_ms = self._clock_ms()
         self._engine.committed(batch)
         self._turn()
         if self._waiting_for_room and self._engine.has_room:
@@ -282,7 +288,10 @@ class Broker:
         self._engine.answer(session, Receipt(confirm.receipt))
 
     def _control(self, session: Session, question: Control) -> None:
-        self._engine.send(session, control.answer(self._engine, question))
+        body = self._control_answers.get(question.verb)
+        if body is None:
+            body = self._control_answers[question.verb] = control.ask(self._engine, question.verb)
+        self._engine.send(session, control.reply(question, body, self._engine.now_ms))
 
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         consumer = session.consumers.get(unsubscribe.subscription)

@@ -16,25 +16,29 @@ REPLY_LIFETIME_MS = 60_000
 """Milliseconds an answer waits for whoever asked."""
 
 
-def answer(engine: Engine, control: Control) -> Send:
-    """The message that answers a question.
+def ask(engine: Engine, verb: str) -> bytes:
+    """The answer to a question, as JSON.
 
     Raises: RemoteProtocolError if the question is not one of VERBS.
     """
-    verb = VERBS.get(control.verb)
-    if verb is None:
-        raise RemoteProtocolError(f"there is no control verb {control.verb!r}; there are: {', '.join(sorted(VERBS))}")
-    body = msgspec.json.encode(verb(engine))
-    headers = {"destination": control.reply_to.address, "content-type": "application/json"}
-    if control.correlation is not None:
-        headers["correlation-id"] = control.correlation
+    question = VERBS.get(verb)
+    if question is None:
+        raise RemoteProtocolError(f"there is no control verb {verb!r}; there are: {', '.join(sorted(VERBS))}")
+    return msgspec.json.encode(question(engine))
+
+
+def reply(question: Control, body: bytes, now_ms: int) -> Send:
+    """The message that carries an answer to whoever asked."""
+    headers = {"destination": question.reply_to.address, "content-type": "application/json"}
+    if question.correlation is not None:
+        headers["correlation-id"] = question.correlation
     headers["content-length"] = str(len(body))
     return Send(
-        control.reply_to,
+        question.reply_to,
         Message(
             priority=PRIORITY_MAX,
             persistent=False,
-            expires_ms=engine.now_ms + REPLY_LIFETIME_MS,
+            expires_ms=now_ms + REPLY_LIFETIME_MS,
             header=envelope.write_header(headers),
             body=body,
         ),

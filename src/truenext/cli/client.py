@@ -10,8 +10,9 @@ from rich.table import Table
 
 from truenext.client.connection import Connection
 from truenext.errors import TruenextError
+from truenext.url import DEFAULT_URL
 
-DEFAULT_URL = "stomp://127.0.0.1:61613"
+OWN_HEADERS = frozenset({"destination", "content-length", "priority", "persistent", "receipt", "transaction"})
 CONFIRM_EVERY = 500
 """Messages between two receipts when many are sent."""
 
@@ -52,6 +53,8 @@ def send(
         name, equals, value = header.partition("=")
         if not equals or not name:
             raise click.UsageError(f"--header {header!r} is not NAME=VALUE")
+        if name in OWN_HEADERS:
+            raise click.UsageError(f"--header {name} is what the command itself says")
         fields[name] = value
     bodies: Iterable[bytes]
     if lines:

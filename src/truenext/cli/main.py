@@ -6,9 +6,10 @@ import click
 
 import truenext
 from truenext.cli import logs
-from truenext.cli.client import DEFAULT_URL, Failure, queues, receive, send
+from truenext.cli.client import Failure, queues, receive, send
 from truenext.cli.serve import serve as run_broker
 from truenext.errors import TruenextError
+from truenext.url import DEFAULT_URL
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,10 +15,11 @@ from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.policy import DEFAULT_POLICY
-from truenext.server.listener import Address, Listener, parse_url
+from truenext.server.listener import Listener
 from truenext.store.lmdb import LmdbStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
+from truenext.url import Address, parse_url
 
 if sys.platform == "win32":
     new_event_loop = asyncio.new_event_loop
@@ -77,7 +78,7 @@ async def _run(store: Store, addresses: Sequence[Address]) -> None:
         if not broker.failure.done():
             await broker.stop()
         for listener in listeners:
-            listener.close()
+            await listener.close()
     if broker.failure.done():
         broker.failure.result()
     broker.failure.cancel()
@@ -93,4 +94,4 @@ def _spare_the_collector() -> None:
     """What lives long is not looked at again, and what is made per message is not garbage that needs a collector."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 50, 100)
+    gc.set_threshold(50_000, 10, 10)

@@ -7,14 +7,13 @@ import socket
 import time
 from collections import deque
 from types import TracebackType
-from urllib.parse import urlsplit
 
-from truenext.errors import ConfigurationError, RemoteProtocolError, TruenextError
+from truenext.errors import RemoteProtocolError, TruenextError
 from truenext.limits import READ_BYTES
+from truenext.url import parse_url
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Protocol, Side
 
-STOMP_PORT = 61613
 CONNECT_SECONDS = 10.0
 
 
@@ -34,9 +33,7 @@ class Connection:
 
         Raises: ConfigurationError if the URL is not one, ConnectionLost, Refused
         """
-        parts = urlsplit(url)
-        if parts.scheme != "stomp" or not parts.hostname:
-            raise ConfigurationError(f"{url!r} is not stomp://HOST:PORT")
+        address = parse_url(url)
         self._url = url
         self._protocol = Protocol(Side.CLIENT)
         self._frames: deque[Frame] = deque()
@@ -45,13 +42,21 @@ class Connection:
         """Messages that came while a receipt was awaited."""
         self._receipts = 0
         try:
-            self._sock = socket.create_connection((parts.hostname, parts.port or STOMP_PORT), timeout=CONNECT_SECONDS)
-        except OSError as error:
-            raise ConnectionLost(f"no broker at {url}: {error.strerror or error}") from error
-        self._write(Frame("CONNECT", {"accept-version": "1.2", "host": parts.hostname}))
+            self._sock = socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise ConnectionLost(f"no broker at {url}: {reason or error}") from error
+        try:
+            self._log_in(address.host)
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def _log_in(self, host: str) -> None:
+        self._write(Frame("CONNECT", {"accept-version": "1.2", "host": host}))
         connected = self._next(time.monotonic() + CONNECT_SECONDS)
         if connected is None or connected.headers.get("version") != "1.2":
-            raise RemoteProtocolError(f"{url} does not speak STOMP 1.2")
+            raise RemoteProtocolError(f"{self._url} does not speak STOMP 1.2")
         self._protocol.agree(Version.V1_2)
 
     def __enter__(self) -> "Connection":

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from truenext.engine.session import Session
 
 
+FRAME_BYTES = 200
+"""Bytes of a MESSAGE frame that are the broker's own, roughly, its subscription's name apart."""
+
+
 class Consumer:
     """One subscription of one connection."""
 
-    __slots__ = ("held", "mode", "queue", "served_at", "session", "subscription", "window")
+    __slots__ = ("frame_bytes", "held", "mode", "queue", "served_at", "session", "subscription", "window")
 
     def __init__(self, session: Session, queue: Queue, subscribe: Subscribe, *, served_at: int) -> None:
         self.session = session
@@ -28,6 +32,8 @@ class Consumer:
         self.subscription = subscribe.subscription
         self.mode = subscribe.mode
         self.window = _window(subscribe)
+        self.frame_bytes = FRAME_BYTES + 2 * len(subscribe.subscription)
+        """What a message costs on the connection beside its header and body, roughly."""
         self.held: dict[int, Entry] = {}
         """Dispatched and neither acknowledged nor given back, by sequence, in order of dispatch."""
         self.served_at = served_at
@@ -37,6 +43,17 @@ class Consumer:
     def is_open(self) -> bool:
         """It has credit for a message."""
         return len(self.held) < self.window and self.session.unsent_bytes < UNSENT_BYTES_MAX
+
+    def covered_by(self, sequence: int) -> list[int]:
+        """The sequences that an ACK or NACK of a held one covers, in order of dispatch."""
+        if self.mode is not AckMode.CLIENT:
+            return [sequence]
+        covered = []
+        for earlier in self.held:
+            covered.append(earlier)
+            if earlier == sequence:
+                break
+        return covered
 
 
 def _window(subscribe: Subscribe) -> int:

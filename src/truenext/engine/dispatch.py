@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 Deliveries = dict["Consumer", list["Entry"]]
 
-FRAME_OVERHEAD = 200
-"""Bytes that a message costs on a connection beside its header and body, roughly."""
-
 
 class Dispatcher:
     """Hands out messages; counts, so that it knows who has waited longest."""
@@ -35,7 +32,7 @@ class Dispatcher:
         committed: int,
         now_ms: int,
         deliveries: Deliveries,
-        expire: Callable[[Entry], None],
+        expire: Callable[[Entry], object],
     ) -> None:
         """Give out true nexts until no consumer has credit or no message is ready.
 
@@ -64,7 +61,7 @@ class Dispatcher:
                 held = consumer.held
                 held[entry.sequence] = entry
                 session = consumer.session
-                session.unsent_bytes += len(message.body) + len(message.header) + FRAME_OVERHEAD
+                session.unsent_bytes += len(message.body) + len(message.header) + consumer.frame_bytes
                 self.dispatches += 1
                 consumer.served_at = self.dispatches
                 if consumer in deliveries:

@@ -38,6 +38,7 @@ from truenext.limits import (
     STORE_TRANSACTION_BYTES_MAX,
     SUBSCRIPTIONS_MAX,
     UNSENT_BYTES_MAX,
+    WAITING_ANSWER_BYTES,
 )
 from truenext.message import Message
 from truenext.policy import DEFAULT_POLICY, Policy
@@ -68,6 +69,9 @@ class Engine:
         self._next_sequence = sequence_limit
         self._sequence_limit = sequence_limit
         self._requested_limit = sequence_limit
+        """What the store was last asked to reserve."""
+        self._requested_in = 0
+        """The batch that asked for it."""
         self._committed = 0
         self._batch = Batch(1)
         self._is_awaited = False
@@ -110,7 +114,8 @@ class Engine:
             self.disconnect(session, is_clean=True)
 
     def last_batches(self) -> Iterator[Batch]:
-        """What a clean stop writes down: waiting transients, delivery counts, and last that the stop was clean.
+        """What a clean stop writes down: waiting transients, delivery counts, the numbers of producers that only sent
+        transients, and last that the stop was clean.
 
         Each must be durable before the next is asked for. To be called after `stop`, with no batch in flight.
         """
@@ -122,6 +127,11 @@ class Engine:
                     if self._batch.size >= STORE_TRANSACTION_BYTES_MAX:
                         yield self._hand_over()
                     self._write_down(entry)
+        for name, state in self._producers.unstored():
+            if self._batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                yield self._hand_over()
+            self._batch.producers[name] = state
+            self._batch.size += len(name)
         self._batch.clean_stop = True
         yield self._hand_over()
 
@@ -183,16 +193,13 @@ class Engine:
                 self._touched[consumer.queue] = None
             if held and consumer.mode is AckMode.AUTO:
                 for entry in held.values():
-                    if entry.stored:
-                        remove(self._batch, entry)
+                    self._forget(entry)
                 held.clear()
 
     def taken_before_loss(self, consumer: Consumer, count: int) -> None:
         """The socket took the first `count` messages dispatched to a consumer in auto mode, and will take no more."""
         for sequence in list(consumer.held)[:count]:
-            entry = consumer.held.pop(sequence)
-            if entry.stored:
-                remove(self._batch, entry)
+            self._forget(consumer.held.pop(sequence))
 
     def set_aside(self, consumer: Consumer) -> Entry:
         """Take the first message that a consumer holds from it; it is nobody's until `set_right`."""
@@ -200,10 +207,10 @@ class Engine:
 
     def set_right(self, entry: Entry, *, is_taken: bool) -> None:
         """Acknowledge a message that was set aside, or give it back."""
-        if not is_taken:
+        if is_taken:
+            self._forget(entry)
+        else:
             self._give_back(entry, has_failed=False)
-        elif entry.stored:
-            remove(self._batch, entry)
 
     def answer(self, session: Session, answer: Answer) -> None:
         """Say something to a connection once all that it asked for so far is durable, in order."""
@@ -211,6 +218,7 @@ class Engine:
             self._answers.append((session, answer))
         else:
             self._waiting_answers.setdefault(session.batch, []).append((session, answer))
+            self._batch.size += WAITING_ANSWER_BYTES
             if session.batch == self._batch.number:
                 self._is_awaited = True
 
@@ -223,7 +231,7 @@ class Engine:
                 raise RemoteProtocolError("a send inside a transaction has no number of its own: number the COMMIT")
             transaction = session.transaction(send.transaction)
             size = len(send.message.header) + len(send.message.body)
-            make_room(session.transactions, size)
+            make_room(session.transactions, size=size)
             transaction.sends.append(send)
             transaction.size += size
             return
@@ -265,33 +273,36 @@ class Engine:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(ack.subscription, ack.sequence)
         self._touched[consumer.queue] = None
-        if ack.transaction is not None:
-            transaction = session.transaction(ack.transaction)
-            make_room(session.transactions, 0)
-            transaction.acknowledged.extend(self._take_back(consumer, ack.sequence))
-        elif consumer.mode is AckMode.INDIVIDUAL:
+        if ack.transaction is None and consumer.mode is AckMode.INDIVIDUAL:
+            # The general way below, without its lists.
             entry = consumer.held.pop(ack.sequence)
             if entry.stored:
                 remove(self._batch, entry)
                 session.batch = self._batch.number
-        else:
-            for entry in self._take_back(consumer, ack.sequence):
-                if entry.stored:
-                    remove(self._batch, entry)
-                    session.batch = self._batch.number
+            return
+        covered = consumer.covered_by(ack.sequence)
+        if ack.transaction is not None:
+            transaction = session.transaction(ack.transaction)
+            make_room(session.transactions, count=len(covered))
+            transaction.acknowledged.extend(map(consumer.held.pop, covered))
+            return
+        for sequence in covered:
+            if self._forget(consumer.held.pop(sequence)):
+                session.batch = self._batch.number
 
     def refuse(self, session: Session, nack: Nack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(nack.subscription, nack.sequence)
-        if nack.transaction is None:
-            for entry in self._take_back(consumer, nack.sequence):
-                self._give_back(entry, has_failed=True)
-            session.batch = self._latest_batch()
-        else:
-            transaction = session.transaction(nack.transaction)
-            make_room(session.transactions, 0)
-            transaction.refused.extend(self._take_back(consumer, nack.sequence))
         self._touched[consumer.queue] = None
+        covered = consumer.covered_by(nack.sequence)
+        if nack.transaction is not None:
+            transaction = session.transaction(nack.transaction)
+            make_room(session.transactions, count=len(covered))
+            transaction.refused.extend(map(consumer.held.pop, covered))
+            return
+        for sequence in covered:
+            self._give_back(consumer.held.pop(sequence), has_failed=True)
+        session.batch = self._latest_batch()
 
     def begin(self, session: Session, command: Begin) -> None:
         """Raises: RemoteProtocolError if the name is taken or there are too many."""
@@ -317,8 +328,7 @@ class Engine:
             if queue is not None:
                 self._accept(queue, send.message, batch)
         for entry in transaction.acknowledged:
-            if entry.stored:
-                remove(self._batch, entry)
+            self._forget(entry)
         for entry in transaction.refused:
             self._give_back(entry, has_failed=True)
         if commit.producer is not None:
@@ -341,7 +351,7 @@ class Engine:
         if self._touched:
             touched, self._touched = self._touched, {}
             for queue in touched:
-                self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries, self._expire)
+                self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries, self._forget)
         answers, self._answers = self._answers, []
         return Effects(answers, deliveries)
 
@@ -368,15 +378,19 @@ class Engine:
     def _accept(self, queue: Queue, message: Message, batch: int) -> None:
         """Give a new message its place. It is visible with `batch`, whether itself stored or not."""
         sequence = self._next_sequence
-        assert sequence < self._sequence_limit, "commands were taken without has_room"
         self._next_sequence = sequence + 1
+        if sequence >= self._sequence_limit:
+            # Not reserved yet: nobody may see it before it is.
+            if sequence >= self._requested_limit:
+                self._request_sequences()
+            batch = max(batch, self._requested_in)
         message.arrived_ms = self.now_ms
         entry = Entry(sequence, message, queue, batch, message.persistent and not queue.is_temporary)
         queue.lane_of(message).arrived.append(entry)
         if entry.stored:
             put(self._batch, entry)
         if batch:
-            self._is_awaited = True
+            self._is_awaited |= batch == self._batch.number
             self._waiting_queues.setdefault(batch, {})[queue] = None
         else:
             self._touched[queue] = None
@@ -384,30 +398,22 @@ class Engine:
     def _give_back(self, entry: Entry, *, has_failed: bool) -> None:
         """Put a message at its place again, or into the dead-letter queue."""
         queue = entry.queue
+        if self._queues.get(queue.name) is not queue:
+            # A temporary queue that went with its connection.
+            return
         if has_failed:
             entry.attempts += 1
             if is_exhausted(self._policy, entry.attempts) and not queue.keeps_failures:
-                if entry.stored:
-                    remove(self._batch, entry)
+                self._forget(entry)
                 destination, message = dead_letter(entry.message, queue.name, entry.attempts)
-                self._accept(self._open(destination), message, self._batch.number)
+                # Without asking for QUEUES_MAX: what failed must have a place to go.
+                dead_letters = self._queues.get(destination.name) or self._make_queue(destination)
+                self._accept(dead_letters, message, self._batch.number)
                 return
             if entry.stored:
                 mark(self._batch, entry)
         queue.lane_of(entry.message).give_back(entry)
         self._touched[queue] = None
-
-    def _take_back(self, consumer: Consumer, sequence: int) -> list[Entry]:
-        """What an ACK or NACK of `sequence` covers; it leaves the consumer's window."""
-        held = consumer.held
-        if consumer.mode is AckMode.INDIVIDUAL:
-            return [held.pop(sequence)]
-        covered = []
-        for earlier in held:
-            covered.append(earlier)
-            if earlier == sequence:
-                break
-        return [held.pop(earlier) for earlier in covered]
 
     def _release(self, consumer: Consumer, *, has_begun: bool) -> None:
         """End a consumer; `has_begun` charges an attempt to the first message it holds."""
@@ -437,29 +443,39 @@ class Engine:
         self._producers.record(producer, number, self._batch.number if is_stored else 0, self.now_ms)
         if is_stored:
             self._batch.producers[producer] = ProducerState(number, self.now_ms)
+            self._batch.size += len(producer)
 
-    def _expire(self, entry: Entry) -> None:
+    def _forget(self, entry: Entry) -> bool:
+        """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
         if entry.stored:
             remove(self._batch, entry)
+        return entry.stored
 
     def _queue(self, destination: Destination) -> Queue | None:
-        """The queue of this destination, made on first use; None if it went with its connection."""
+        """The queue a client names, made on first use; None if it went with its connection."""
         queue = self._queues.get(destination.name)
-        if queue is None:
-            if destination.kind is Kind.TEMPORARY and destination.session not in self._sessions:
+        if queue is not None:
+            return queue
+        owner = None
+        if destination.kind is Kind.TEMPORARY:
+            owner = self._sessions.get(destination.session)
+            if owner is None:
                 return None
-            if len(self._queues) >= QUEUES_MAX:
-                raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
-            queue = self._open(destination)
-            if destination.kind is Kind.TEMPORARY:
-                self._sessions[destination.session].temporary_queues.append(queue)
+            if len(owner.temporary_queues) >= SUBSCRIPTIONS_MAX:
+                raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection")
+        if len(self._queues) >= QUEUES_MAX:
+            raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
+        queue = self._make_queue(destination)
+        if owner is not None:
+            owner.temporary_queues.append(queue)
         return queue
 
-    def _open(self, destination: Destination) -> Queue:
-        queue = self._queues.get(destination.name)
-        if queue is None:
-            self._queue_number += 1
-            queue = self._queues[destination.name] = Queue(destination, self._queue_number)
+    def _make_queue(self, destination: Destination) -> Queue:
+        number = 0
+        if destination.kind is Kind.QUEUE:
+            # The store never hears of the others.
+            number = self._queue_number = self._queue_number + 1
+        queue = self._queues[destination.name] = Queue(destination, number)
         return queue
 
     def _drop(self, queue: Queue) -> None:
@@ -480,6 +496,7 @@ class Engine:
 
     def _request_sequences(self) -> None:
         self._requested_limit = self._next_sequence + SEQUENCE_BLOCK
+        self._requested_in = self._batch.number
         self._batch.sequence_limit = self._requested_limit
         self._is_awaited = True
 

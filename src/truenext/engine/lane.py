@@ -44,7 +44,7 @@ class Lane:
         self.key = key
         """What the store's keys of this lane begin with, see record.py."""
         self.arrived: deque[Entry] = deque()
-        """Never dispatched, in order of sequence. Whoever appends keeps it so."""
+        """Not given back in this run, in order of sequence. Whoever appends keeps it so."""
         self.returned: list[tuple[int, Entry]] = []
         """Given back, as a heap by sequence."""
         self.stored = 0

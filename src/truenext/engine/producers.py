@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -22,10 +22,12 @@ class Producer(msgspec.Struct, gc=False):
 class Producers:
     """The last number of every producer, in order of last use."""
 
-    __slots__ = ("_producers",)
+    __slots__ = ("_producers", "_unstored")
 
     def __init__(self) -> None:
         self._producers: dict[str, Producer] = {}
+        self._unstored: set[str] = set()
+        """Used since the store was last told of them."""
 
     def restore(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         """Take over what the store recovered, in order of last use."""
@@ -42,6 +44,7 @@ class Producers:
         if number > producer.number:
             return None
         self._use(name, producer, now_ms)
+        self._unstored.add(name)
         return producer
 
     def record(self, name: str, number: int, batch: int, now_ms: int) -> None:
@@ -50,6 +53,7 @@ class Producers:
         if producer is None:
             producer = self._producers[name] = Producer(number, now_ms, batch)
         producer.number = number
+        (self._unstored.discard if batch else self._unstored.add)(name)
         # A transient one (batch 0) must not hide that an earlier number is not durable yet.
         producer.batch = max(producer.batch, batch)
         self._use(name, producer, now_ms)
@@ -63,7 +67,14 @@ class Producers:
             forgotten.append(name)
         for name in forgotten:
             del self._producers[name]
+            self._unstored.discard(name)
         return forgotten
+
+    def unstored(self) -> Iterator[tuple[str, ProducerState]]:
+        """What the store does not know of yet: a clean stop writes it down."""
+        for name in self._unstored:
+            producer = self._producers[name]
+            yield name, ProducerState(producer.number, producer.used_ms)
 
     def _use(self, name: str, producer: Producer, now_ms: int) -> None:
         producer.used_ms = now_ms

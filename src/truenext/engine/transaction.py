@@ -52,15 +52,14 @@ def begin(transactions: dict[str, Transaction], name: str) -> None:
     transactions[name] = Transaction()
 
 
-def make_room(transactions: Mapping[str, Transaction], size: int) -> None:
-    """Check that one more frame, with `size` bytes of message, fits in what one connection may keep open.
+def make_room(transactions: Mapping[str, Transaction], *, count: int = 1, size: int = 0) -> None:
+    """Check that `count` more messages, with `size` bytes, fit in what one connection may keep open.
 
-    The limits are on all open transactions of a connection together, so that one read of its socket can never commit
-    more than they allow.
+    The limits are on all open transactions of a connection together.
 
-    Raises: RemoteProtocolError if it does not.
+    Raises: RemoteProtocolError if they do not.
     """
-    if sum(map(len, transactions.values())) >= TRANSACTION_MESSAGES_MAX:
+    if sum(map(len, transactions.values())) + count > TRANSACTION_MESSAGES_MAX:
         raise RemoteProtocolError(
             f"more than {TRANSACTION_MESSAGES_MAX} sends and acknowledgements in open transactions; commit more often"
         )

@@ -45,3 +45,4 @@ def mark(batch: Batch, entry: Entry) -> None:
     entry.marked = True
     key = message_key(entry.queue.lane_of(entry.message).key, entry.sequence)
     batch.marks[key] = (entry.attempts, entry.deliveries)
+    batch.size += len(key)

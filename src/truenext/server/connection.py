@@ -9,7 +9,7 @@ has taken its bytes, so we must know exactly which bytes it has taken, at the mo
 import logging
 import socket
 from asyncio import AbstractEventLoop, TimerHandle
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from truenext.answers import Answer, Farewell, Fault, Receipt
@@ -29,8 +29,10 @@ from truenext.wire.stomp.server import PARTS_PER_MESSAGE, StompServer
 
 logger = logging.getLogger(__name__)
 
+FAREWELL_SECONDS = 30.0
+"""Longest time a client may take to read what is left when its connection ends."""
 LINGER_SECONDS = 2.0
-"""Longest time a client that was told goodbye may take to hang up."""
+"""Longest time a client that has been sent everything may take to hang up."""
 WRITE_BYTES = 256 * 1024
 """Bytes offered at once to a socket that could not take everything."""
 
@@ -60,6 +62,10 @@ class Connection:
         """Nothing is read until the broker has room."""
         self._is_leaving = False
         """Everything was said; the socket closes once it has taken it."""
+        self._is_stopping = False
+        """The broker stops: what the socket does not take at once stays here."""
+        self._has_ended = False
+        """The client has closed its side."""
         self._is_closed = False
         self._has_heard = True
         self._has_spoken = False
@@ -69,6 +75,8 @@ class Connection:
         """Whose frames stand in `_parts`: consumer and number of messages; None and 1 for one part of anything else."""
         self._unsent: deque[tuple[bytes, Consumer | None]] = deque()
         """Frames the socket could not take yet. Empty but for slow readers."""
+        self._unsent_messages: Counter[Consumer] = Counter()
+        """How many of the unsent frames are messages, by consumer."""
         self._unsent_answer_bytes = 0
         self._first_taken = 0
         """Bytes of the first unsent frame that the socket has taken."""
@@ -83,7 +91,7 @@ class Connection:
     # ---- Reading ----
 
     def _on_readable(self) -> None:
-        if not self._broker.has_room and self._is_reading:
+        if self._is_reading and not self._broker.has_room:
             self._is_paused = True
             self._loop.remove_reader(self._sock)
             self._broker.wait_for_room(self)
@@ -92,10 +100,11 @@ class Connection:
             data = self._sock.recv(READ_BYTES if self._stomp.is_connected else LOGIN_BYTES_MAX)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
-            data = b""
+        except OSError as error:
+            self._lose(f"connection broken: {error}")
+            return
         if not data:
-            self._lose("closed by the client")
+            self._on_end()
         elif self._is_reading:
             self._has_heard = True
             self._handle(data)
@@ -103,11 +112,30 @@ class Connection:
             if not self._is_closed and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._lose("connection broken")
 
+    def _on_end(self) -> None:
+        """The client says nothing more. What it is still owed is sent; it may be listening."""
+        self._has_ended = True
+        self._loop.remove_reader(self._sock)
+        if "linger" in self._timers:
+            self._close()
+        elif self._is_reading:
+            logger.info("client lost", extra={"client": self._name, "reason": "no DISCONNECT"})
+            self._is_reading = False
+            self._broker.disconnect(self._session, is_clean=False)
+            self._broker.answer(self._session, Farewell())
+
     def read_on(self) -> None:
         self._is_paused = False
         self._has_heard = True
-        if not self._is_closed:
-            self._loop.add_reader(self._sock, self._on_readable)
+        if self._is_reading:
+            self._watch(self._loop.add_reader, self._on_readable)
+
+    def _watch(self, add: Callable[[socket.socket, Callable[[], None]], object], action: Callable[[], None]) -> None:
+        try:
+            add(self._sock, action)
+        except RuntimeError:
+            # uvloop's way to say that it has seen the socket break.
+            self._loop.call_soon(self._lose, "connection broken")
 
     def _handle(self, data: bytes) -> None:
         try:
@@ -157,6 +185,7 @@ class Connection:
                 self._add(self._stomp.encode_fault(answer))
             case Farewell():
                 self._is_leaving = True
+                self._after(FAREWELL_SECONDS, "farewell", self._close)
 
     def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
         self._stomp.encode_deliveries(consumer.subscription, entries, self._parts)
@@ -176,17 +205,10 @@ class Connection:
                     self._broker.taken(self._session)
                 else:
                     self._keep(taken)
-                    if not self._is_closed:
-                        self._await_writable()
+                    if not self._is_closed and not self._is_stopping:
+                        self._watch(self._loop.add_writer, self._on_writable)
         if self._is_leaving and not self._unsent and not self._is_closed:
             self._hang_up()
-
-    def _await_writable(self) -> None:
-        try:
-            self._loop.add_writer(self._sock, self._on_writable)
-        except RuntimeError:
-            # uvloop's way to say that it has seen the socket break.
-            self._loop.call_soon(self._lose, "connection broken")
 
     def _add(self, frame: bytes) -> None:
         self._parts.append(frame)
@@ -215,6 +237,8 @@ class Connection:
                 self._unsent.append((frame, consumer))
                 if consumer is None:
                     self._unsent_answer_bytes += len(frame)
+            if consumer is not None:
+                self._unsent_messages[consumer] += count
         self._parts.clear()
         self._runs.clear()
         self._count_taken(taken)
@@ -232,7 +256,9 @@ class Connection:
                 self._broker.finished(self._session)
             if consumer is None:
                 self._unsent_answer_bytes -= len(frame)
-            elif consumer.mode is AckMode.AUTO:
+                continue
+            self._unsent_messages[consumer] -= 1
+            if consumer.mode is AckMode.AUTO:
                 self._taken[consumer] = self._taken.get(consumer, 0) + 1
 
     def _on_writable(self) -> None:
@@ -254,17 +280,23 @@ class Connection:
             taken, self._taken = self._taken, {}
         else:
             taken = {consumer: self._taken.pop(consumer)} if consumer in self._taken else {}
+            if not self._unsent_messages.pop(consumer, 0):
+                # There may be very many answers, and very many subscriptions that come and go.
+                return taken, None
         begun: list[tuple[bytes, Consumer | None]] = []
         half_sent = None
         if self._first_taken:
             frame, owner = self._unsent.popleft()
             if owner is not None and consumer in (None, owner):
+                self._unsent_messages[owner] -= 1
                 self._is_finishing = True
                 self._unsent_answer_bytes += len(frame)
                 half_sent, owner = owner, None
             begun.append((frame, owner))
         kept = [(frame, owner) for frame, owner in self._unsent if owner is None or consumer not in (None, owner)]
         self._unsent = deque(begun + kept)
+        if consumer is None:
+            self._unsent_messages.clear()
         return taken, half_sent
 
     # ---- The end ----
@@ -273,12 +305,20 @@ class Connection:
         """Everything is said. Wait a little for the client to close, so that the last frame is not lost to a reset."""
         if "linger" in self._timers:
             return
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._close()
             return
+        if self._has_ended:
+            self._close()
+            return
         self._after(LINGER_SECONDS, "linger", self._close)
+        # What still comes is taken and thrown away: closing a socket with something unread resets the connection.
+        self._watch(self._loop.add_reader, self._on_readable)
 
     def _lose(self, reason: str) -> None:
         """The client is gone, or is given up."""
@@ -290,15 +330,19 @@ class Connection:
         self._broker.disconnect(self._session, is_clean=False)
         self._close()
 
-    def end(self) -> None:
-        """Close at a stop of the broker; what the client holds must have been taken back."""
-        self._close()
-
     def stop_reading(self) -> None:
-        """The broker stops: nothing more is taken from the client."""
+        """The broker stops: nothing more is taken from the client, and no message more is sent to it."""
         self._is_reading = False
-        if not self._is_closed and not self._is_paused:
-            self._loop.remove_reader(self._sock)
+        self._is_stopping = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+
+    def end(self) -> None:
+        """Close at a stop of the broker, once what the client holds has been taken back."""
+        self._timers.clear()
+        self._hang_up()
 
     def _close(self) -> None:
         if self._is_closed:
@@ -329,7 +373,11 @@ class Connection:
 
     def _on_silence(self) -> None:
         if not self._has_heard and not self._is_paused:
+            # We may be the one that was away: what came meanwhile is in the socket.
+            self._on_readable()
+        if not self._has_heard and self._is_reading and not self._is_paused:
             self._lose("missed its heart-beats")
+        if self._is_closed or not self._is_reading:
             return
         self._has_heard = False
         self._after(self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000, "silence", self._on_silence)

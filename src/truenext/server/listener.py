@@ -1,63 +1,21 @@
 """Where clients connect: listening sockets, and the connections made from them."""
 
-import ipaddress
 import logging
 import socket
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, Event
 from contextlib import suppress
-from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from truenext.broker.broker import Broker
 from truenext.errors import ConfigurationError
 from truenext.limits import CONNECTIONS_MAX
 from truenext.server.connection import Connection
+from truenext.url import Address
 
 logger = logging.getLogger(__name__)
 
-STOMP_PORT = 61613
 BACKLOG = 1024
 RETRY_SECONDS = 1.0
 """Pause after an accept failed, for lack of file descriptors most likely."""
-SCHEMES = ("stomp",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where to listen."""
-
-    host: str
-    port: int
-    """0 picks a free one."""
-
-    @property
-    def is_loopback(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-
-def parse_url(url: str) -> Address:
-    """The address in `stomp://HOST:PORT`; the port may be left out.
-
-    >>> parse_url("stomp://127.0.0.1:0")
-    Address(host='127.0.0.1', port=0)
-
-    Raises: ConfigurationError if it is not one.
-    """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ConfigurationError(f"cannot listen on {url!r}: {error}") from error
-    if parts.scheme not in SCHEMES:
-        raise ConfigurationError(f"cannot listen on {url!r}: it must begin with stomp://")
-    if not parts.hostname or parts.path or parts.query or parts.username:
-        raise ConfigurationError(f"cannot listen on {url!r}: it must be stomp://HOST:PORT")
-    return Address(host=parts.hostname, port=STOMP_PORT if port is None else port)
 
 
 class Listener:
@@ -72,14 +30,17 @@ class Listener:
         self._identity = identity
         self._server_name = f"truenext/{version}"
         self._connections: set[Connection] = set()
+        self._has_none = Event()
+        """All connections are closed; looked at only while closing."""
         self._is_stopping = False
         try:
             family, _, _, _, where = socket.getaddrinfo(
                 address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             self._sock = socket.create_server(where[:2], family=family, backlog=BACKLOG, reuse_port=False)
-        except OSError as error:
-            raise ConfigurationError(f"cannot listen on {address.host}:{address.port}: {error.strerror}") from error
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not the name of a host"
+            raise ConfigurationError(f"cannot listen on {address.host}:{address.port}: {reason}") from error
         self._sock.setblocking(False)
         loop.add_reader(self._sock, self._on_acceptable)
 
@@ -97,10 +58,17 @@ class Listener:
         for connection in self._connections:
             connection.stop_reading()
 
-    def close(self) -> None:
-        """Close all connections."""
+    async def close(self) -> None:
+        """Close all connections; returns once the clients have closed theirs, or were given enough time to."""
         for connection in list(self._connections):
             connection.end()
+        if self._connections:
+            await self._has_none.wait()
+
+    def _on_closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._has_none.set()
 
     def _on_acceptable(self) -> None:
         while True:
@@ -130,7 +98,7 @@ class Listener:
                     self._loop,
                     identity=self._identity,
                     server_name=self._server_name,
-                    on_closed=self._connections.discard,
+                    on_closed=self._on_closed,
                 )
             )
 

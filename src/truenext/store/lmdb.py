@@ -198,7 +198,7 @@ class LmdbStore:
     def _drop_transients(self, txn: lmdb.Transaction[bytes]) -> None:
         transients = txn.cursor(self._transients)
         for lane in {key[:LANE_KEY_SIZE] for key in transients.iternext(values=False)}:
-            # Counted, not subtracted: the broker leaves messages it cannot decode out of its counts.
+            # Counted, not subtracted: nobody wrote down how many of a lane's messages are transient.
             self._write_count(txn, lane, _length(txn.cursor(self._messages), lane))
         marked = [key for key in txn.cursor(self._marks).iternext(values=False) if transients.set_key(key)]
         for key in marked:

@@ -144,6 +144,8 @@ class Decoder:
                     break
                 if data[body_end]:
                     raise RemoteProtocolError(f"no NUL after the {length} bytes of the body")
+            if version is None:
+                self._check_login(body_end - start)
             if has_body:
                 kept = data[start + len(command) + 1 : head_end + 1] if is_plain and count else b""
                 frames.append(Frame(command, headers, data[body_start:body_end], kept))
@@ -153,7 +155,6 @@ class Decoder:
                 frames.append(Frame(command, headers))
             if version is None:
                 # What follows can only be read once this frame has settled the version.
-                self._check_login(body_end - start)
                 self._pending += memoryview(data)[body_end + 1 :]
                 return
             start = body_end + 1

@@ -26,7 +26,7 @@ from truenext.commands import (
 )
 from truenext.destination import TEMPORARY_PREFIX, Destination, Kind, parse
 from truenext.errors import RemoteProtocolError
-from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX
+from truenext.limits import HEART_BEAT_MS_MIN, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.wire.stomp.frame import Frame, Version, header_line
@@ -107,17 +107,6 @@ class StompServer:
         self._heads: dict[str, tuple[str, str]] = {}
         """Per subscription how its MESSAGE frames begin: up to the sequence, and, where an ACK needs an id that holds
         the sequence too, from there to the sequence of the message id."""
-        self._requests: dict[str, Callable[[Frame], Command]] = {
-            "SEND": self._send,
-            "ACK": self._ack,
-            "NACK": self._nack,
-            "SUBSCRIBE": self._subscribe,
-            "UNSUBSCRIBE": self._unsubscribe,
-            "BEGIN": lambda frame: Begin(_required(frame, "transaction")),
-            "COMMIT": self._commit,
-            "ABORT": lambda frame: Abort(_required(frame, "transaction")),
-            "DISCONNECT": lambda frame: Disconnect(),
-        }
         self.receipt_in_question: str | None = None
         """The receipt asked for by the frame that was read last; a refusal names it."""
         self.connected: bytes | None = None
@@ -144,7 +133,7 @@ class StompServer:
         Raises: RemoteProtocolError at the frame that may not be, or means nothing; all before it stands.
         """
         protocol = self._protocol
-        requests = self._requests
+        requests = REQUESTS
         steady = protocol.steady
         self.receipt_in_question = None
         while frames := protocol.receive(data):
@@ -158,9 +147,11 @@ class StompServer:
                         self._connect(frame)
                         steady = protocol.steady
                         continue
-                yield requests[frame.command](frame)
+                yield requests[frame.command](self, frame)
                 if receipt is not None:
-                    yield Confirm(receipt)
+                    yield Confirm(_name("receipt", receipt))
+            # What may be wrong behind these is no frame that asked for anything.
+            self.receipt_in_question = None
 
     def _connect(self, frame: Frame) -> None:
         headers = frame.headers
@@ -230,8 +221,8 @@ class StompServer:
 
     def _control(self, frame: Frame, destination: Destination) -> Control:
         reply_to = parse(_required(frame, "reply-to"), self._session_id)
-        if reply_to.kind is Kind.CONTROL:
-            raise RemoteProtocolError("reply-to must be a queue")
+        if reply_to.kind is not Kind.TEMPORARY or reply_to.session != self._session_id:
+            raise RemoteProtocolError("the answer to a question goes to a /temp-queue/ of the connection that asks")
         if "transaction" in frame.headers:
             raise RemoteProtocolError("a question to the broker cannot be part of a transaction")
         return Control(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
@@ -280,7 +271,7 @@ class StompServer:
             subscription = frame.headers.get("destination")
         if subscription is None:
             raise RemoteProtocolError(f"{frame.command} without an id")
-        return subscription
+        return _name("id", subscription)
 
     def _ack(self, frame: Frame) -> Ack:
         subscription, sequence = self._acknowledged(frame)
@@ -312,9 +303,18 @@ class StompServer:
             return _required(frame, "subscription"), int(digits)
         return headers.get("subscription"), int(digits)
 
+    def _begin(self, frame: Frame) -> Begin:
+        return Begin(_name("transaction", _required(frame, "transaction")))
+
     def _commit(self, frame: Frame) -> Commit:
         producer, number = _numbered(frame.headers)
         return Commit(_required(frame, "transaction"), producer, number)
+
+    def _abort(self, frame: Frame) -> Abort:
+        return Abort(_required(frame, "transaction"))
+
+    def _disconnect(self, _: Frame) -> Disconnect:
+        return Disconnect()
 
     # ---- To the client ----
 
@@ -367,6 +367,21 @@ class StompServer:
         return self._protocol.send(Frame("ERROR", headers, (fault.detail or fault.summary).encode()))
 
 
+REQUESTS: dict[str, Callable[[StompServer, Frame], Command]] = {
+    "SEND": StompServer._send,
+    "ACK": StompServer._ack,
+    "NACK": StompServer._nack,
+    "SUBSCRIBE": StompServer._subscribe,
+    "UNSUBSCRIBE": StompServer._unsubscribe,
+    "BEGIN": StompServer._begin,
+    "COMMIT": StompServer._commit,
+    "ABORT": StompServer._abort,
+    "DISCONNECT": StompServer._disconnect,
+}
+"""What each frame of a connected client asks for. Of the class, not of each connection: bound methods kept by their own
+object would be a circle that holds what the connection last received."""
+
+
 def _required(frame: Frame, name: str) -> str:
     value = frame.headers.get(name)
     if value is None:
@@ -397,12 +412,19 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
         raise RemoteProtocolError("truenext-producer and truenext-number go together")
     if producer is None or text is None:
         return None, 0
-    if not 0 < len(producer) <= 255:
-        raise RemoteProtocolError("truenext-producer must have 1 to 255 characters")
+    if not producer:
+        raise RemoteProtocolError("truenext-producer is empty")
     number = _number("truenext-number", text)
     if number > PRODUCER_NUMBER_MAX:
         raise RemoteProtocolError(f"truenext-number {text} is more than {PRODUCER_NUMBER_MAX}")
-    return producer, number
+    return _name("truenext-producer", producer), number
+
+
+def _name(header: str, name: str) -> str:
+    """A name that the broker keeps for the client."""
+    if len(name) > NAME_LENGTH_MAX:
+        raise RemoteProtocolError(f"{header} of {len(name)} characters; at most {NAME_LENGTH_MAX}")
+    return name
 
 
 def _is_sequence(digits: str) -> bool:
