@@ -1,0 +1,1277 @@
+"""Does the broker stay whole, and polite, whatever a client says or leaves unsaid, over real sockets?
+
+What is refused, what is agreed (versions, heart-beats, receipts, temporary queues, numbered sends), and how the
+`truenext` command begins, ends and talks to a broker. Source of what is expected: docs/contract.md, docs/decisions/0009
+and src/truenext/limits.py.
+
+    TRUENEXT_SEED=7 pytest -s tests/integration/test_wire.py -k garbage
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import HELD_DISK, PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration.raw_client import RawClient, bodies, numbered
+from truenext.limits import (
+    BODY_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    HEADERS_MAX,
+    LOGIN_BYTES_MAX,
+    LOGIN_SECONDS_MAX,
+    UNSENT_ANSWER_BYTES_MAX,
+)
+from truenext.wire.stomp.frame import Frame, Version, encode
+
+SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
+
+VERSIONS = pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])
+AMID_TRAFFIC = pytest.mark.usefixtures("traffic")
+"""Another client's messages go on before, during and after the test, and none is lost."""
+
+
+# ---- What goes on beside ----
+
+
+@contextmanager
+def traffic_on(broker: BrokerProcess, queue: str) -> Iterator[None]:
+    """Others send, receive and hold messages meanwhile; nothing that happens may be noticed by them."""
+    sender, receiver, holder = broker.connect(), broker.connect(), broker.connect()
+    held_queue = f"{queue}.held"
+    for number in range(4):
+        sender.send(held_queue, b"%d" % number, persistent=number % 2 == 0, confirmed=True)
+    holder.subscribe(held_queue, prefetch=2)
+    held = holder.messages(2)
+    receiver.subscribe(queue)
+    rounds = 0
+    is_over = False
+    failures: list[BaseException] = []
+
+    def exchange() -> None:
+        nonlocal rounds
+        try:
+            while not is_over:
+                sender.send(queue, b"%d" % rounds, persistent=rounds % 2 == 0, confirmed=True)
+                message = receiver.message()
+                assert message.body == b"%d" % rounds
+                receiver.ack(message, confirmed=True)
+                rounds += 1
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=exchange, name="traffic")
+    thread.start()
+    try:
+        yield
+        # One round may have begun before.
+        enough = rounds + 2
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while rounds < enough and not failures:
+            assert time.monotonic() < deadline, "the traffic of others has stopped"
+            time.sleep(0.002)
+    finally:
+        is_over = True
+        thread.join()
+    assert not failures, f"the traffic of others was disturbed: {failures[0]!r}"
+    assert receiver.arrived() == []
+    for message in held:
+        holder.ack(message)
+    rest = holder.messages(2)
+    assert bodies(held + rest) == ["0", "1", "2", "3"]
+    assert {message.headers["truenext-deliveries"] for message in held + rest} == {"1"}
+    for message in rest:
+        holder.ack(message, confirmed=True)
+    for client in (sender, receiver, holder):
+        client.disconnect()
+
+
+@pytest.fixture
+def traffic(broker: BrokerProcess, new_queue: Callable[[], str]) -> Iterator[None]:
+    with traffic_on(broker, new_queue()):
+        yield
+
+
+def refused(client: RawClient, fault: str) -> Frame:
+    """The connection ends with an ERROR whose `message` header names the fault, and whose body says no less."""
+    error = client.error()
+    summary = error.headers["message"]
+    assert fault in summary
+    # Before a version is agreed nobody knows whether a backslash is an escape: there are none then.
+    assert summary.replace("\\", "/") in error.body.decode().replace("\\", "/")
+    return error
+
+
+def what_is_left(broker: BrokerProcess, queue: str) -> list[Frame]:
+    """Everything that waits in a queue; it stays there."""
+    reader = broker.connect()
+    reader.subscribe(queue)
+    messages = reader.arrived()
+    reader.disconnect()
+    return messages
+
+
+def hello(version: str = "1.2", **headers: str) -> bytes:
+    said = {"accept-version": version, "host": "test"} | {name.replace("_", "-"): headers[name] for name in headers}
+    return encode(Frame("CONNECT", said), Version.V1_0)
+
+
+def by_fault(value: object) -> str:
+    """Names a case by what is wrong with it, not by its bytes."""
+    return value if isinstance(value, str) else ""
+
+
+# ---- Faults: what is not STOMP, or not its turn ----
+
+
+@AMID_TRAFFIC
+@pytest.mark.parametrize("length", ["-1", "-0", "+1", "abc", "0x1", "1e3", "1 ", "", "1,5", "\u0663", "9" * 4000])
+def test_a_content_length_that_is_no_number_is_refused(broker: BrokerProcess, queue: str, length: str) -> None:
+    client = broker.connect()
+    client.write(f"SEND\ndestination:/queue/{queue}\ncontent-length:{length}\n\nx\0".encode())
+    refused(client, f"content-length {length[:100]!r} is not a possible number of bytes")
+    assert what_is_left(broker, queue) == []
+
+
+@AMID_TRAFFIC
+@pytest.mark.parametrize("length", [BODY_BYTES_MAX + 1, 2**32, 9_999_999_999])
+def test_a_content_length_beyond_the_limit_is_refused_before_the_body_comes(
+    broker: BrokerProcess, queue: str, length: int
+) -> None:
+    client = broker.connect()
+    client.write(f"SEND\ndestination:/queue/{queue}\ncontent-length:{length}\n\n".encode())
+    refused(client, f"content-length {length} is more than {BODY_BYTES_MAX} bytes")
+
+
+@AMID_TRAFFIC
+@pytest.mark.parametrize(
+    ("frame", "fault"),
+    [
+        (b"HELLO\n\n\0", "unknown command 'HELLO'"),
+        (b"send\ndestination:/queue/q\n\n\0", "unknown command 'send'"),
+        (b"MESSAGE\ndestination:/queue/q\n\n\0", "unknown command 'MESSAGE'"),
+        (hello(), "CONNECT may not come while connected"),
+        (hello().replace(b"CONNECT", b"STOMP"), "STOMP may not come while connected"),
+        (b"SEND\ndestination:/queue/q\ncontent-length:1\n\nxyz\0", "no NUL after the 1 bytes of the body"),
+        (b"SEND\ndestination:/queue/q\n" + b"x:y\n" * HEADERS_MAX + b"\n\0", f"more than {HEADERS_MAX} headers"),
+        (b"SEND\n" + b"".join(b"x%d:y\n" % number for number in range(3 * HEADERS_MAX)), "headers in one frame"),
+        (b"SEND\ndestination:" + b"x" * HEADER_BYTES_MAX, f"frame without an end after {HEADER_BYTES_MAX} bytes"),
+        (b"x" * (HEADER_BYTES_MAX + 1), f"frame without an end after {HEADER_BYTES_MAX} bytes"),
+        (b"SEND\ndestination:/queue/q\rpersistent:true\n\n\0", "carriage return inside a header"),
+        (b"SEND\ndestination:/queue/q\nno\rte:x\n\n\0", "carriage return inside a header"),
+        (b"SEND\ndestination:/queue/q\nnote:x\0\n\n\0", "NUL inside a frame's header"),
+        (b"SEND\ndestination:/queue/q\0\n\n\0", "NUL inside a frame's header"),
+        (b"SEND\0\ndestination:/queue/q\n\n\0", "NUL inside a frame's header"),
+        (b"SEND\ndestination:/queue/q\nnote:\\t\n\n\0", "undefined escape '\\\\t'"),
+        (b"SEND\ndestination:/queue/q\nnote:\xff\n\n\0", "header is not UTF-8"),
+        (b"SEND\ndestination:/queue/q\nnonsense\n\n\0", "header line 'nonsense' is not name:value"),
+        (b"SEND\ndestination:/queue/q\n:x\n\n\0", "header line ':x' is not name:value"),
+        (b"BEGIN\ntransaction:t\n\nbody\0", "BEGIN must not have a body"),
+        (b"SEND\n\nx\0", "SEND without a destination"),
+        (b"SEND\ndestination:/queue/a\\nb\n\nx\0", "has characters that cannot be printed"),
+        (b"SEND\ndestination:/queue/" + b"x" * 300 + b"\n\n\0", "destination name of 300 characters; at most 2"),
+        (b"SEND\ndestination:/queue/q\npriority:high\n\n\0", "priority 'high' is not a number"),
+        (b"SEND\ndestination:/queue/q\npersistent:yes\n\n\0", "persistent 'yes' is not true or false"),
+        (b"SEND\ndestination:/queue/q\nexpires:-1\n\n\0", "expires '-1' is not a number"),
+        (b"SUBSCRIBE\ndestination:/queue/q\n\n\0", "SUBSCRIBE without an id"),
+        (b"SUBSCRIBE\nid:1\ndestination:/queue/q\nack:never\n\n\0", "ack mode 'never' is not auto, client or"),
+        (b"UNSUBSCRIBE\nid:7\n\n\0", "there is no subscription '7' on this connection"),
+        (b"ACK\n\n\0", "ACK with the id '', which is no ack header"),
+        (b"COMMIT\n\n\0", "COMMIT without the header 'transaction'"),
+    ],
+    ids=by_fault,
+)
+def test_a_fault_ends_the_connection_with_an_error_that_names_it_behind_the_receipts_that_are_due(
+    broker: BrokerProcess, queue: str, frame: bytes, fault: str
+) -> None:
+    client = broker.connect()
+    said = {"destination": f"/queue/{queue}", "persistent": "true", "receipt": "due"}
+    before = encode(Frame("SEND", said, b"stands"), Version.V1_2)
+    after = encode(Frame("SEND", said, b"does not"), Version.V1_2) if frame.endswith(b"\0") else b""
+    client.write(before + frame + after)
+    client.await_receipt("due")
+    assert "receipt-id" not in refused(client, fault).headers
+    assert bodies(what_is_left(broker, queue)) == ["stands"]
+
+
+@AMID_TRAFFIC
+def test_a_refused_client_loses_what_it_held_at_once_and_is_not_listened_to_any_more(
+    broker: BrokerProcess, queue: str
+) -> None:
+    sender, client, other = broker.connect(), broker.connect(), broker.connect()
+    sender.send(queue, b"held", persistent=True, confirmed=True)
+    client.subscribe(queue)
+    client.message()
+    client.say("HELLO", {})
+    assert client.next_frame().command == "ERROR"
+    # It does not hang up.
+    client.send(queue, b"thrown away")
+    other.subscribe(queue)
+    message = other.message()
+    assert (message.body, message.headers["truenext-attempts"]) == (b"held", "1")
+    assert other.arrived() == []
+    client.await_end()
+
+
+@AMID_TRAFFIC
+def test_a_body_without_an_end_is_refused(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    client.write(f"SEND\ndestination:/queue/{queue}\n\n".encode())
+    piece = b"x" * 1024 * 1024
+    for _ in range(BODY_BYTES_MAX // len(piece) + 1):
+        client.write(piece)
+    refused(client, "without an end")
+    assert what_is_left(broker, queue) == []
+
+
+@AMID_TRAFFIC
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        (b"SEND\ndestination:/queue/q\n\nx\0", "SEND may not come while connecting"),
+        (b"DISCONNECT\n\n\0", "DISCONNECT may not come while connecting"),
+        (b"HELLO\n\n\0", "unknown command 'HELLO'"),
+        (b"CONNECTED\nversion:1.2\n\n\0", "unknown command 'CONNECTED'"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n\0", "unknown command 'GET / HTTP/1.1'"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "NUL inside a frame's header"),
+        (b"x" * (LOGIN_BYTES_MAX + 1), f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
+        (b"CONNECT\nlogin:" + b"x" * LOGIN_BYTES_MAX, f"more than {LOGIN_BYTES_MAX} bytes before CONNECT"),
+        (hello(login="x" * LOGIN_BYTES_MAX), f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
+        (hello(content_length="8200"), "CONNECT must not have a body"),
+        (b"SEND\ncontent-length:99999\n\n", f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
+        (hello(receipt="1"), "CONNECT cannot ask for a receipt"),
+        (hello(heart_beat="soon"), "heart-beat 'soon' is not two numbers of milliseconds"),
+        (hello(heart_beat="-1,0"), "heart-beat '-1,0' is not two numbers of milliseconds"),
+    ],
+    ids=by_fault,
+)
+def test_a_fault_before_connect_is_refused_with_the_supported_versions(
+    broker: BrokerProcess, said: bytes, fault: str
+) -> None:
+    client = broker.connect(says_hello=False)
+    client.write(said)
+    assert refused(client, fault).headers["version"] == "1.0,1.1,1.2"
+
+
+@AMID_TRAFFIC
+def test_more_bytes_than_a_login_needs_are_refused_however_they_are_cut(broker: BrokerProcess) -> None:
+    client = broker.connect(says_hello=False)
+    client.write(b"CONNECT\n")
+    with contextlib.suppress(OSError):
+        for _ in range(LOGIN_BYTES_MAX // 512 + 1):
+            client.write(b"x" * 512)
+            time.sleep(0.001)
+    refused(client, f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
+
+
+@AMID_TRAFFIC
+def test_without_a_connect_in_five_seconds_a_connection_ends_whatever_trickles_in(broker: BrokerProcess) -> None:
+    started = time.monotonic()
+    silent, beating, slow, kept = (broker.connect(says_hello=False) for _ in range(4))
+    slow.write(b"CONNECT\naccept-version:1.2\n")
+    kept.say_hello("1.2", "0,0")
+    frames: list[Frame] = []
+    while not frames:
+        beating.write(b"\n")
+        slow.write(b"x:y\n")
+        with contextlib.suppress(TimeoutError):
+            frames.append(silent.next_frame(0.1))
+        assert time.monotonic() - started < LOGIN_SECONDS_MAX + PATIENCE_SECONDS
+    assert time.monotonic() - started > LOGIN_SECONDS_MAX - 0.1
+
+    assert frames[0].command == "ERROR"
+    assert "no CONNECT within 5 seconds" in frames[0].headers["message"]
+    silent.await_end()
+    # Nothing they said has put it off.
+    for client in (beating, slow):
+        error = client.next_frame(LOGIN_SECONDS_MAX / 2)
+        assert (error.command, error.headers["message"]) == ("ERROR", "no CONNECT within 5 seconds")
+        client.await_end()
+    assert kept.arrived() == []
+
+
+@AMID_TRAFFIC
+@VERSIONS
+@pytest.mark.parametrize("command", ["ACK", "NACK"])
+@pytest.mark.parametrize("whose", ["nobody's", "another connection's", "one's own in auto mode", "another broker's"])
+def test_what_a_connection_does_not_hold_it_cannot_acknowledge(
+    broker: BrokerProcess, new_queue: Callable[[], str], version: str, command: str, whose: str
+) -> None:
+    queue, other_queue = new_queue(), new_queue()
+    sender, holder, client = broker.connect(), broker.connect(), broker.connect(version=version)
+    sender.send(queue, b"held", persistent=True, confirmed=True)
+    holder.subscribe(queue)
+    held = holder.message()
+    sequence = held.headers["truenext-sequence"]
+    is_auto = whose == "one's own in auto mode"
+    client.subscribe(other_queue, ack="auto" if is_auto else "client-individual")
+    identity = held.headers["message-id"]
+    if is_auto:
+        sender.send(other_queue, b"taken", confirmed=True)
+        taken = client.message()
+        sequence, identity = taken.headers["truenext-sequence"], taken.headers["message-id"]
+    elif whose == "nobody's":
+        sequence, identity = "4711", identity.removesuffix(sequence) + "4711"
+    elif whose == "another broker's":
+        sequence, identity = "ID:activemq-1", "ID:activemq-1:2:3"
+
+    said = {
+        "1.0": {"message-id": identity},
+        "1.1": {"message-id": identity, "subscription": "1"},
+        "1.2": {"id": f"{sequence}@1"},
+    }[version]
+    client.say(command, said | {"receipt": "in question"})
+
+    if (version, command) == ("1.0", "NACK"):
+        fault = "STOMP 1.0 has no NACK"
+    elif whose == "another broker's":
+        fault = "which is no ack header" if version == "1.2" else "which this broker never sent"
+    elif is_auto and version != "1.0":
+        fault = "subscription '1' acknowledges by itself (ack:auto)"
+    else:
+        fault = f"message {sequence} is not held by this connection's subscription"
+    assert refused(client, fault).headers["receipt-id"] == "in question"
+    holder.ack(held, confirmed=True)
+    assert broker.queues()[queue].waiting == 0
+
+
+# ---- Faults: what is not there yet ----
+
+
+@AMID_TRAFFIC
+@pytest.mark.parametrize(
+    ("command", "headers", "feature"),
+    [
+        ("SEND", {"destination": "/topic/news"}, "topics"),
+        ("SUBSCRIBE", {"destination": "/topic/news"}, "topics"),
+        ("SUBSCRIBE", {"destination": "/temp-topic/news"}, "temporary topics"),
+        ("SEND", {"destination": "/temp-topic/news"}, "temporary topics"),
+        ("SUBSCRIBE", {"destination": "/dsub/news"}, "durable subscriptions"),
+        ("SEND", {"destination": "/exchange/news"}, "exchanges"),
+        ("SUBSCRIBE", {"destination": "/queue/a.*"}, "wildcard destinations"),
+        ("SUBSCRIBE", {"destination": "/queue/a.>"}, "wildcard destinations"),
+        ("SEND", {"destination": "/queue/a,b"}, "composite destinations"),
+        ("SEND", {"destination": "/queue/a,/queue/b"}, "composite destinations"),
+        ("SEND", {"destination": "/queue/q", "AMQ_SCHEDULED_DELAY": "1000"}, "scheduled sends"),
+        ("SEND", {"destination": "/queue/q", "AMQ_SCHEDULED_CRON": "* * * * *"}, "scheduled sends"),
+        ("SEND", {"destination": "/queue/q", "JMSXGroupID": "g"}, "message groups"),
+        ("SUBSCRIBE", {"destination": "/queue/q", "selector": "a > 1"}, "selectors"),
+        ("SUBSCRIBE", {"destination": "/queue/q", "browser": "true"}, "browsing"),
+        ("SUBSCRIBE", {"destination": "/queue/q", "durable": "true"}, "durable subscriptions"),
+        ("SUBSCRIBE", {"destination": "/queue/q", "activemq.subscriptionName": "s"}, "durable subscriptions"),
+        ("SUBSCRIBE", {"destination": "/queue/q", "activemq.exclusive": "true"}, "exclusive consumers"),
+        ("SUBSCRIBE", {"destination": "/queue/q", "activemq.priority": "5"}, "consumer priorities"),
+        ("SUBSCRIBE", {"destination": "/queue/q", "truenext-express": "true"}, "the express lane"),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_by_name(
+    broker: BrokerProcess, command: str, headers: dict[str, str], feature: str
+) -> None:
+    client = broker.connect()
+    client.say(command, headers | {"id": "1", "receipt": "in question"})
+    error = refused(client, f"{feature} are not supported yet")
+    assert error.headers["receipt-id"] == "in question"
+    # What it is about is named too.
+    assert any(repr(text) in error.body.decode() for text in (*headers, *headers.values()))
+
+
+@AMID_TRAFFIC
+@pytest.mark.parametrize(
+    ("command", "headers", "fault"),
+    [
+        ("SUBSCRIBE", {"destination": "/queue/q", "activemq.prefetchSize": "0"}, "prefetchSize of 0 (pulling) is not"),
+        ("SUBSCRIBE", {"destination": "/control/queues"}, "/control/queues is for questions"),
+        ("SEND", {"destination": "queue/q"}, "unknown destination 'queue/q': it must begin with /queue/"),
+        ("SEND", {"destination": "/queue/"}, "destination '/queue/' has no name"),
+        (
+            "SEND",
+            {"destination": "/control/shutdown", "reply-to": "/temp-queue/q"},
+            "there is no control verb 'shutdown'",
+        ),
+        ("SEND", {"destination": "/control/queues"}, "SEND without the header 'reply-to'"),
+        ("SEND", {"destination": "/control/queues", "reply-to": "/topic/news"}, "topics are not supported yet"),
+        ("SEND", {"destination": "/queue/q", "truenext-number": "1"}, "truenext-producer and truenext-number go"),
+    ],
+)
+def test_what_means_nothing_is_refused_and_says_what_would(
+    broker: BrokerProcess, command: str, headers: dict[str, str], fault: str
+) -> None:
+    client = broker.connect()
+    client.say(command, headers | {"id": "1"})
+    refused(client, fault)
+
+
+# ---- Smuggling ----
+
+
+@pytest.mark.parametrize("sender_version", ["1.1", "1.2"])
+@pytest.mark.parametrize("reader_version", ["1.0", "1.1", "1.2"])
+def test_what_a_producer_escapes_cannot_become_a_header_or_a_frame_of_its_own(
+    broker: BrokerProcess, queue: str, sender_version: str, reader_version: str
+) -> None:
+    sender, reader = broker.connect(version=sender_version), broker.connect(version=reader_version)
+    forged = "x\nredelivered:true\n\n\nMESSAGE\nsubscription:forged\n\n"
+    poses = ["subscription", "redelivered", "ack", "message-id", "content-length"]
+    headers = (
+        {"note": forged, forged: "x"} | {f"{name}:0": "x" for name in poses} | {f" {name} ": "x" for name in poses}
+    )
+    sender.send(queue, b"body", headers=headers, confirmed=True)
+    sender.send(queue, b"next", confirmed=True)
+    reader.subscribe(queue, ack="client")
+    message, following = reader.messages(2)
+
+    assert bodies([message, following]) == ["body", "next"]
+    assert message.headers["subscription"] == "1"
+    assert message.headers["content-length"] == "4"
+    # Readers of 1.0 may trim names; in later versions the blanks belong to them.
+    trimmed = {name.strip(): value for name, value in message.headers.items()}
+    if reader_version == "1.0":
+        assert not [name for name in poses if trimmed.get(name) == "x"]
+    assert "redelivered" not in message.headers
+    reader.ack(following, confirmed=True)
+    assert what_is_left(broker, queue) == []
+
+
+@VERSIONS
+def test_what_the_broker_repeats_of_a_client_cannot_become_a_header_of_its_answers(
+    broker: BrokerProcess, queue: str, version: str
+) -> None:
+    client = broker.connect(version=version)
+    forged = "x:y\nreceipt-id:forged\n\nMESSAGE\n" if version != "1.0" else r"x:y\nreceipt-id:forged"
+    client.say("SUBSCRIBE", {"id": forged, "destination": f"/queue/{queue}", "ack": "client", "receipt": forged})
+    receipt = client.next_frame()
+    assert (receipt.command, receipt.headers) == ("RECEIPT", {"receipt-id": forged})
+    client.send(queue, b"body")
+    message = client.message()
+    assert message.headers["subscription"] == forged
+    client.ack(message, confirmed=True)
+    client.say("ABORT", {"transaction": forged, "receipt": forged})
+    error = refused(client, f"transaction {forged!r} is not open")
+    assert error.headers.keys() == {"message", "content-type", "receipt-id", "content-length"}
+
+
+def test_a_reader_that_believes_the_last_of_repeated_headers_is_not_fooled_either(
+    broker: BrokerProcess, queue: str
+) -> None:
+    """STOMP 1.0 has no escapes, no rule for repeated headers, and readers that trim."""
+    sender, reader = broker.connect(), broker.connect(version="1.0")
+    reader.subscribe(queue)
+    for name in ("subscription", "redelivered", "ack", "message-id", "content-length", "truenext-sequence"):
+        forms = [
+            f"{name}:0",
+            f" {name}",
+            f"{name} ",
+            f" {name} :0",
+            f"x\n{name}",
+            f"x\r{name}",
+            f"\r{name}",
+            f"\n{name}",
+        ]
+        sender.send(queue, name.encode(), headers=dict.fromkeys(forms, "forged"), confirmed=True)
+        data = b""
+        while not data.endswith(b"\n\n%s\0" % name.encode()):
+            data += reader.read()
+        lines = [line.partition(":") for line in data.decode().splitlines()]
+        headers = {key.strip(): value for key, _, value in lines}
+        assert headers["subscription"] == "1"
+        assert headers["content-length"] == str(len(name))
+        assert headers["message-id"].endswith(f"-{int(headers['truenext-sequence'])}")
+        assert not headers.keys() & {"redelivered", "ack"}
+
+
+def test_a_destination_may_not_hold_what_breaks_lines(broker: BrokerProcess) -> None:
+    for character in ("\r", "\n", "\t", "\x7f", "\u2028", "\u200e"):
+        client = broker.connect()
+        client.say("SEND", {"destination": f"/queue/a{character}b"})
+        refused(client, "has characters that cannot be printed")
+
+
+# ---- Who does not listen, and who makes noise ----
+
+
+RECEIPT_BYTES = len(encode(Frame("RECEIPT", {"receipt-id": "x" * 250}), Version.V1_2))
+
+
+def ask_for_receipts(client: RawClient, count: int) -> list[str]:
+    """Ask for `count` receipts, an even number, of RECEIPT_BYTES each, and read none.
+
+    Raises OSError if the broker has enough.
+    """
+    receipts = [f"{number:06}".ljust(250, "x") for number in range(count)]
+    for start in range(0, count, 1000):
+        frames = [
+            Frame(("BEGIN", "ABORT")[number % 2], {"transaction": "t", "receipt": receipt})
+            for number, receipt in enumerate(receipts[start : start + 1000])
+        ]
+        client.write(b"".join(encode(frame, Version.V1_2) for frame in frames))
+    return receipts
+
+
+@AMID_TRAFFIC
+def test_a_client_that_asks_for_receipts_endlessly_and_reads_none_is_cut(broker: BrokerProcess, queue: str) -> None:
+    greedy, sender = broker.connect(receive_buffer=4096), broker.connect()
+    sender.send(queue, b"held", persistent=True, confirmed=True)
+    greedy.subscribe(queue)
+    greedy.message()
+    asked_for = 0
+    with pytest.raises(OSError, match=r"reset|Broken pipe"):
+        # What the sockets hold between the two comes on top.
+        while asked_for < 2 * UNSENT_ANSWER_BYTES_MAX + 32 * 1024 * 1024:
+            ask_for_receipts(greedy, 1000)
+            asked_for += 1000 * RECEIPT_BYTES
+    assert asked_for > UNSENT_ANSWER_BYTES_MAX
+
+    # What it held is free again.
+    (message,) = what_is_left(broker, queue)
+    assert message.headers["truenext-attempts"] == "1"
+
+
+@AMID_TRAFFIC
+def test_a_client_that_reads_its_receipts_late_gets_them_all_in_order(broker: BrokerProcess) -> None:
+    lazy = broker.connect(receive_buffer=4096)
+    receipts = ask_for_receipts(lazy, UNSENT_ANSWER_BYTES_MAX // RECEIPT_BYTES // 2 * 2)
+    for receipt in receipts:
+        lazy.await_receipt(receipt)
+    lazy.disconnect()
+
+
+def frames_of_everything(rng: random.Random, queue: str) -> list[bytes]:
+    """One frame of each kind, all of them right."""
+    to, temporary = {"destination": f"/queue/{queue}"}, "/temp-queue/t"
+    frames = [
+        Frame("SUBSCRIBE", to | {"id": "1", "ack": rng.choice(["auto", "client", "client-individual"])}),
+        Frame("SUBSCRIBE", {"destination": temporary, "id": "2"}),
+        Frame("SEND", to | {"persistent": "true", "receipt": "1", "reply-to": temporary}, rng.randbytes(50)),
+        Frame("SEND", to | {"priority": "9", "expires": "1", "note": "a\\b:c\nd"}, b"\0\n\n"),
+        Frame("SEND", to | numbered("fuzz", rng.randrange(10)), b"numbered"),
+        Frame("BEGIN", {"transaction": "t"}),
+        Frame("SEND", to | {"transaction": "t", "persistent": "true"}, b"in transaction"),
+        Frame("ACK", {"id": f"{rng.randrange(1000)}@1", "transaction": "t"}),
+        Frame("COMMIT", {"transaction": "t"} | numbered("fuzz", rng.randrange(10))),
+        Frame("SEND", {"destination": "/control/queues", "reply-to": temporary}),
+        Frame("NACK", {"id": f"{rng.randrange(1000)}@1"}),
+        Frame("ABORT", {"transaction": "t"}),
+        Frame("UNSUBSCRIBE", {"id": "1"}),
+        Frame("DISCONNECT", {"receipt": "2"}),
+    ]
+    return [encode(frame, Version.V1_2) for frame in frames]
+
+
+def garbage(rng: random.Random, queue: str) -> bytes:
+    """What might come from a client: anything from noise to a conversation that is almost right."""
+    if rng.random() < 0.15:
+        return rng.randbytes(rng.randrange(1, 3000))
+    start = hello(rng.choice(["1.0", "1.1", "1.2", "1.2", "1.2"]), heart_beat=rng.choice(["0,0", "250,250"]))
+    frames = frames_of_everything(rng, queue)
+    kind = rng.random()
+    if kind < 0.2:
+        return start + rng.randbytes(rng.randrange(1, 3000))
+    if kind < 0.4:
+        rng.shuffle(frames)
+    elif kind < 0.6:
+        frames = rng.choices(frames[:-1], k=30)
+    data = bytearray(b"".join(frames))
+    for _ in range(rng.choice([0, 0, 1, 1, 2, 5, 50])):
+        at = rng.randrange(len(data))
+        match rng.randrange(4):
+            case 0:
+                data[at] = rng.choice([0, 10, 13, 58, 92, rng.randrange(256)])
+            case 1:
+                del data[at : at + rng.randrange(1, 20)]
+            case 2:
+                data[at:at] = rng.choice([b"\0", b"\n", b"\r\n", b"\\", b":", rng.randbytes(10)])
+            case _:
+                data[at:at] = data[max(0, at - 40) : at]
+    return start + bytes(data)
+
+
+def test_garbage_harms_nobody_but_the_connection_it_comes_on(own_broker: BrokerProcess) -> None:
+    print(f"TRUENEXT_SEED={SEED}")
+    rng = random.Random(SEED)
+    keeper = own_broker.connect()
+    for number in range(5):
+        keeper.send("kept", b"%d" % number, persistent=True, confirmed=True)
+    keeper.disconnect()
+    with traffic_on(own_broker, "traffic"):
+        for _ in range(300):
+            client = RawClient(own_broker.port)
+            data = garbage(rng, f"fuzz{rng.randrange(3)}")
+            cuts = sorted(rng.choices(range(len(data)), k=rng.randrange(3)))
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+                    client.write(data[start:end])
+                match rng.randrange(3):
+                    case 0:
+                        client.crash()
+                    case 1:
+                        client.hang_up()
+                        while client.read():
+                            pass
+                        client.close()
+                    case _:
+                        client.close()
+            client.close()
+            if not own_broker.is_running:
+                pytest.fail(f"seed {SEED}: the broker has ended, after {data!r}; log:\n{own_broker.log}")
+        for number in range(3):
+            own_broker.await_facts(f"fuzz{number}", consumers=0, unacknowledged=0)
+    own_broker.restart(is_clean=True)
+    assert bodies(what_is_left(own_broker, "kept")) == ["0", "1", "2", "3", "4"]
+
+
+# ---- Heart-beats ----
+
+
+@pytest.mark.parametrize("wanted", ["250", "1"])
+def test_the_broker_beats_at_the_agreed_rate_and_never_faster_than_it_offers(
+    broker: BrokerProcess, wanted: str
+) -> None:
+    client = broker.connect(says_hello=False)
+    connected = client.say_hello("1.2", f"0,{wanted}")
+    assert connected.headers["heart-beat"] == "250,250"
+    started = time.monotonic()
+    beats = b""
+    times = [started]
+    while times[-1] - started < 1.1:
+        beats += client.read()
+        times.append(time.monotonic())
+    # A reader allows for twice the interval.
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 0.5
+    assert beats == b"\n" * len(beats)
+    assert 4 <= len(beats) <= 12
+    client.disconnect()
+
+
+def test_without_an_agreement_nobody_beats(broker: BrokerProcess) -> None:
+    client = broker.connect(heart_beat="0,0")
+    with pytest.raises(TimeoutError):
+        client.read(0.6)
+    assert client.arrived() == []
+
+
+def test_a_client_that_misses_its_heart_beats_loses_what_it_held_to_one_that_keeps_them(
+    broker: BrokerProcess, queue: str
+) -> None:
+    sender, silent = broker.connect(), broker.connect(heart_beat="250,0")
+    sender.send(queue, b"0", persistent=True)
+    sender.send(queue, b"1", confirmed=True)
+    silent.subscribe(queue)
+    held = silent.messages(2)
+    assert bodies(held) == ["0", "1"]
+    last_heard = time.monotonic()
+    beating, quiet = broker.connect(heart_beat="250,0"), broker.connect(heart_beat="0,0")
+    beating.subscribe(queue)
+
+    messages: list[Frame] = []
+    while len(messages) < 2:
+        beating.write(b"\n")
+        with contextlib.suppress(TimeoutError):
+            messages.append(beating.message(0.1))
+        assert time.monotonic() - last_heard < PATIENCE_SECONDS, "the silent client is not given up"
+    given_up_after = time.monotonic() - last_heard
+    assert given_up_after > 0.25
+    assert bodies(messages) == ["0", "1"]
+    # It had begun with the first.
+    assert [message.headers["truenext-attempts"] for message in messages] == ["1", "0"]
+    assert [message.headers["redelivered"] for message in messages] == ["true", "true"]
+    silent.await_end()
+
+    # Three times as long as the other had; half of the beats are frames.
+    for number in range(15):
+        if number % 2:
+            beating.write(b"\n")
+        else:
+            beating.say("BEGIN", {"transaction": str(number)})
+        with pytest.raises(TimeoutError):
+            beating.next_frame(0.1)
+    for message in messages:
+        beating.ack(message, confirmed=True)
+    assert quiet.arrived() == []
+    assert broker.queues()[queue].waiting == 0
+
+
+# ---- Receipts ----
+
+
+def assert_nothing_came(broker: BrokerProcess, client: RawClient) -> None:
+    """The broker has done all it can, and has said nothing to this client."""
+    assert broker.connect().arrived() == []
+    with pytest.raises(TimeoutError):
+        client.next_frame(0.05)
+
+
+def test_receipts_come_in_order_and_only_once_what_was_sent_is_durable(held_broker: BrokerProcess) -> None:
+    sender, other, committing = (held_broker.connect() for _ in range(3))
+    held_broker.hold_disk()
+    sender.send("q", b"0", persistent=True, headers={"receipt": "a"})
+    # A receipt, to whatever frame, confirms all that came before it.
+    sender.send("q", b"transient", headers={"receipt": "b"})
+    sender.say("SUBSCRIBE", {"id": "1", "destination": "/queue/elsewhere", "receipt": "c"})
+    sender.send("q", b"1", persistent=True, headers={"receipt": "d"})
+    committing.begin("t")
+    # Inside a transaction it says only that the frame was taken.
+    committing.send("q", b"2", persistent=True, transaction="t", confirmed=True)
+    committing.commit("t", confirmed=False, headers={"receipt": "committed"})
+    other.send("other", b"waits for nobody", confirmed=True)
+    assert_nothing_came(held_broker, sender)
+    assert_nothing_came(held_broker, committing)
+    assert what_is_left(held_broker, "q") == []
+
+    held_broker.release_disk()
+    for receipt in "abcd":
+        sender.await_receipt(receipt)
+    committing.await_receipt("committed")
+    held_broker.restart(is_clean=False)
+    assert bodies(what_is_left(held_broker, "q")) == ["0", "1", "2"]
+
+
+def test_what_was_not_durable_at_a_kill_was_not_confirmed(held_broker: BrokerProcess) -> None:
+    sender = held_broker.connect()
+    sender.send("q", b"durable", persistent=True, confirmed=True)
+    held_broker.hold_disk()
+    sender.send("q", b"not durable", persistent=True, headers={"receipt": "never"})
+    assert_nothing_came(held_broker, sender)
+    held_broker.kill()
+    with pytest.raises(EOFError):
+        sender.next_frame()
+    held_broker.release_disk()
+    held_broker.start()
+    assert bodies(what_is_left(held_broker, "q")) == ["durable"]
+
+
+def test_a_broken_disk_stops_the_broker_with_a_clear_message_and_without_a_receipt(held_broker: BrokerProcess) -> None:
+    sender, reader = held_broker.connect(), held_broker.connect()
+    sender.send("q", b"durable", persistent=True, confirmed=True)
+    reader.subscribe("q")
+    message = reader.message()
+    held_broker.break_disk()
+    sender.send("q", b"not durable", persistent=True, headers={"receipt": "never"})
+    for client in (sender, reader):
+        with pytest.raises(EOFError):
+            client.next_frame()
+        client.close()
+    assert held_broker.wait_for_end() == 1
+    *_, before_last, last = held_broker.log.splitlines()
+    assert "CRITICAL the store failed; the broker stops" in before_last
+    assert last == "truenext: cannot write to the store: the disk was broken by a test"
+    assert "Traceback" not in held_broker.log
+
+    held_broker.mend_disk()
+    held_broker.start()
+    (again,) = what_is_left(held_broker, "q")
+    assert again.body == message.body == b"durable"
+    assert again.headers["truenext-attempts"] == "0"
+
+
+def test_a_disk_that_breaks_at_the_last_moment_makes_the_stop_fail(held_broker: BrokerProcess) -> None:
+    sender = held_broker.connect()
+    sender.send("q", b"persistent", persistent=True, confirmed=True)
+    sender.send("q", b"transient", confirmed=True)
+    held_broker.break_disk()
+    os.kill(held_broker.pid, signal.SIGTERM)
+    assert held_broker.wait_for_end() == 1
+    assert held_broker.log.splitlines()[-1] == "truenext: cannot write to the store: the disk was broken by a test"
+    assert "Traceback" not in held_broker.log
+
+    held_broker.mend_disk()
+    held_broker.start()
+    assert bodies(what_is_left(held_broker, "q")) == ["persistent"]
+
+
+# ---- How a connection begins ----
+
+
+@pytest.mark.parametrize(
+    ("accepted", "version"),
+    [
+        ("1.0", "1.0"),
+        ("1.1", "1.1"),
+        ("1.2", "1.2"),
+        ("1.0,1.1,1.2", "1.2"),
+        ("1.1,1.0", "1.1"),
+        ("2.0, 1.1", "1.1"),
+        (None, "1.0"),
+    ],
+)
+@pytest.mark.parametrize("command", ["CONNECT", "STOMP"])
+def test_the_highest_version_that_both_know_is_agreed(
+    broker: BrokerProcess, queue: str, command: str, accepted: str | None, version: str
+) -> None:
+    client = broker.connect(says_hello=False)
+    client.say(command, {"host": "test"} | ({} if accepted is None else {"accept-version": accepted}))
+    connected = client.next_frame()
+    assert connected.command == "CONNECTED"
+    assert connected.headers["version"] == version
+    assert connected.headers["server"].startswith("truenext/")
+    assert connected.headers["session"]
+
+
+@pytest.mark.parametrize("accepted", ["2.0", "1.3", "1", "", "1.2.1"])
+def test_a_version_that_is_not_known_is_refused_with_those_that_are(broker: BrokerProcess, accepted: str) -> None:
+    client = broker.connect(says_hello=False)
+    client.write(hello(accepted))
+    error = refused(client, "Supported protocol versions are 1.0 1.1 1.2")
+    assert error.headers["version"] == "1.0,1.1,1.2"
+
+
+@VERSIONS
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+def test_frames_behind_connect_are_read_by_the_version_that_it_agrees_on(
+    broker: BrokerProcess, queue: str, version: str, piece: int
+) -> None:
+    """In one packet, or byte by byte."""
+    note = r"a\\b" if version != "1.0" else r"a\b"
+    line_end = "\r\n" if version == "1.2" else "\n"
+    said = [
+        hello(version),
+        *(
+            line_end.join(lines).encode() + b"\0\n"
+            for lines in (
+                ["SUBSCRIBE", "id:1", f"destination:/queue/{queue}", "ack:auto", "", ""],
+                ["SEND", f"destination:/queue/{queue}", "persistent:true", f"note:{note}", "receipt:sent", "", "body"],
+                ["DISCONNECT", "receipt:left", "", ""],
+            )
+        ),
+    ]
+    client = broker.connect(says_hello=False)
+    data = b"\n\n" + b"".join(said)
+    for start in range(0, len(data), piece):
+        client.write(data[start : start + piece])
+    # By hand, as nobody has told the client the version.
+    answer = b""
+    while more := client.read():
+        answer += more
+    text = answer.decode()
+    assert text.startswith(f"CONNECTED\nversion:{version}\n")
+    assert text.count("\0") == (4 if "MESSAGE\n" in text else 3)
+    assert "RECEIPT\nreceipt-id:sent\n" in text
+    assert "RECEIPT\nreceipt-id:left\n" in text
+    assert text.index("receipt-id:sent") < text.index("receipt-id:left")
+    # DISCONNECT may come before the message is durable: then it waits for the next one.
+    if "MESSAGE\n" in text:
+        assert f"note:{note}\n" in text
+        assert what_is_left(broker, queue) == []
+    else:
+        (message,) = what_is_left(broker, queue)
+        assert message.headers["note"] == r"a\b"
+
+
+def test_what_is_said_behind_disconnect_is_not_done(broker: BrokerProcess, queue: str) -> None:
+    sender, client = broker.connect(), broker.connect()
+    sender.send(queue, b"held", persistent=True, confirmed=True)
+    client.subscribe(queue)
+    held = client.message()
+    to = {"destination": f"/queue/{queue}"}
+    said = [Frame("SEND", to, b"sent"), Frame("DISCONNECT", {"receipt": "left"}), Frame("SEND", to, b"not sent")]
+    said.append(Frame("ACK", {"id": held.headers["ack"]}))
+    client.write(b"".join(encode(frame, Version.V1_2) for frame in said))
+    client.await_receipt("left")
+    refused(client, "SEND may not come while closed")
+
+    left = what_is_left(broker, queue)
+    assert bodies(left) == ["held", "sent"]
+    assert left[0].headers["truenext-attempts"] == "0"
+
+
+# ---- Temporary queues ----
+
+
+@pytest.mark.parametrize(("version", "service_version"), [("1.0", "1.2"), ("1.1", "1.0"), ("1.2", "1.1")])
+def test_a_request_finds_its_way_back_through_a_temporary_queue(
+    broker: BrokerProcess, queue: str, version: str, service_version: str
+) -> None:
+    service, requester = broker.connect(version=service_version), broker.connect(version=version)
+    other = broker.connect()
+    service.subscribe(queue)
+    for client, name in ((requester, "requester"), (other, "other")):
+        client.say("SUBSCRIBE", {"id": "r", "destination": "/temp-queue/replies"}, confirmed=True)
+        headers = {"reply-to": "/temp-queue/replies", "correlation-id": name}
+        client.send(queue, name.encode(), persistent=True, headers=headers, confirmed=True)
+
+    requests = service.messages(2)
+    addresses = [request.headers["reply-to"] for request in requests]
+    assert bodies(requests) == ["requester", "other"]
+    assert all(address.startswith("/remote-temp-queue/") for address in addresses)
+    assert addresses[0] != addresses[1]
+    for request in requests:
+        said = {"destination": request.headers["reply-to"], "correlation-id": request.headers["correlation-id"]}
+        service.say("SEND", said | {"persistent": "true"}, b"answer to " + request.body)
+        service.ack(request, confirmed=True)
+
+    for client, name in ((requester, "requester"), (other, "other")):
+        reply = client.message()
+        assert (reply.body.decode(), reply.headers["correlation-id"]) == (f"answer to {name}", name)
+        assert client.arrived() == []
+    assert not [name for name in broker.queues() if "replies" in name]
+
+
+@AMID_TRAFFIC
+def test_a_temporary_queue_is_nobody_elses_and_goes_with_its_connection(broker: BrokerProcess, queue: str) -> None:
+    service, requester = broker.connect(), broker.connect()
+    service.subscribe(queue)
+    requester.send(queue, b"request", headers={"reply-to": "/temp-queue/replies"}, confirmed=True)
+    address = service.message().headers["reply-to"]
+    service.say("SEND", {"destination": address}, b"secret", confirmed=True)
+
+    thief = broker.connect()
+    thief.say("SUBSCRIBE", {"id": "1", "destination": address})
+    refused(thief, "only the connection that owns a temporary queue may subscribe to it")
+    namesake = broker.connect()
+    namesake.say("SUBSCRIBE", {"id": "1", "destination": "/temp-queue/replies"}, confirmed=True)
+    assert namesake.arrived() == []
+    # The owner may come late, and call it by either name.
+    requester.say("SUBSCRIBE", {"id": "1", "destination": address}, confirmed=True)
+    assert bodies(requester.arrived()) == ["secret"]
+    requester.disconnect()
+
+    service.say("SEND", {"destination": address, "persistent": "true"}, b"too late", confirmed=True)
+    service.begin("t")
+    service.say("SEND", {"destination": address, "transaction": "t"}, b"too late")
+    service.commit("t")
+    assert service.arrived() == []
+    late = broker.connect()
+    late.say("SUBSCRIBE", {"id": "1", "destination": address})
+    refused(late, "only the connection that owns a temporary queue may subscribe to it")
+
+
+# ---- Numbered sends (L5) ----
+
+
+@pytest.mark.parametrize("end", ["same connection", "new connection", "clean", "kill -9"])
+def test_a_repeat_of_a_numbered_send_or_commit_is_accepted_once(own_broker: BrokerProcess, end: str) -> None:
+    def say_everything(client: RawClient) -> None:
+        client.send("q", b"1", persistent=True, headers=numbered("p", 1), confirmed=True)
+        client.send("q", b"2", persistent=True, headers=numbered("p", 2), confirmed=True)
+        client.begin("t")
+        client.send("q", b"3", persistent=True, transaction="t")
+        client.send("q", b"4", persistent=True, transaction="t")
+        client.commit("t", headers=numbered("p", 3))
+
+    client = own_broker.connect()
+    say_everything(client)
+    if end == "new connection":
+        client.crash()
+        client = own_broker.connect()
+    elif end != "same connection":
+        if end == "clean":
+            client.disconnect()
+        own_broker.restart(is_clean=end == "clean")
+        client = own_broker.connect()
+    say_everything(client)
+    # A client that only missed the last receipt says only the last again.
+    client.commit("t", headers=numbered("p", 3))
+    # Another producer's numbers are others.
+    client.send("q", b"5", persistent=True, headers=numbered("p2", 1), confirmed=True)
+    client.send("q", b"6", persistent=True, headers=numbered("p", 4), confirmed=True)
+
+    assert bodies(what_is_left(own_broker, "q")) == ["1", "2", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize("kind", ["send", "commit"])
+def test_the_receipt_of_a_repeat_waits_until_the_first_is_durable(held_broker: BrokerProcess, kind: str) -> None:
+    def say(client: RawClient) -> None:
+        if kind == "send":
+            client.send("q", b"1", persistent=True, headers=numbered("p", 1) | {"receipt": "r"})
+        else:
+            client.begin("t")
+            client.send("q", b"1", persistent=True, transaction="t")
+            client.commit("t", confirmed=False, headers=numbered("p", 1) | {"receipt": "r"})
+
+    held_broker.hold_disk()
+    first, second = held_broker.connect(), held_broker.connect()
+    say(first)
+    assert_nothing_came(held_broker, first)
+    first.crash()
+    say(second)
+    assert_nothing_came(held_broker, second)
+    held_broker.release_disk()
+    second.await_receipt("r")
+    held_broker.restart(is_clean=False)
+    assert bodies(what_is_left(held_broker, "q")) == ["1"]
+
+
+def test_a_numbered_commit_of_a_transaction_that_was_rolled_back_is_refused(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    client.begin("t")
+    client.send("q", b"never", persistent=True, transaction="t", confirmed=True)
+    own_broker.restart(is_clean=False)
+    client = own_broker.connect()
+    client.commit("t", confirmed=False, headers=numbered("p", 1) | {"receipt": "r"})
+    error = refused(client, "transaction 't' is not open: it was rolled back")
+    assert error.headers["receipt-id"] == "r"
+
+    # A refused number is not used up.
+    client = own_broker.connect()
+    client.begin("t")
+    client.send("q", b"once", persistent=True, transaction="t")
+    client.commit("t", headers=numbered("p", 1))
+    assert bodies(what_is_left(own_broker, "q")) == ["once"]
+
+
+# ---- Questions to the broker ----
+
+
+def test_the_broker_says_in_json_what_its_queues_hold(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    for body in (b"0", b"1", b"2"):
+        client.send(queue, body)
+    client.subscribe(queue, prefetch=1)
+    client.message()
+    client.say("SUBSCRIBE", {"id": "a", "destination": "/temp-queue/answers"}, confirmed=True)
+    said = {"destination": "/control/queues", "reply-to": "/temp-queue/answers", "correlation-id": "why"}
+    client.say("SEND", said)
+    answer = client.message()
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["correlation-id"] == "why"
+    facts = json.loads(answer.body)
+    assert {"name": queue, "waiting": 2, "unacknowledged": 1, "consumers": 1} in facts
+    assert [fact["name"] for fact in facts] == sorted(fact["name"] for fact in facts)
+
+
+@AMID_TRAFFIC
+def test_a_control_verb_that_is_not_there_is_refused_with_those_that_are(broker: BrokerProcess) -> None:
+    client = broker.connect()
+    client.say("SEND", {"destination": "/control/shutdown", "reply-to": "/temp-queue/answers", "receipt": "r"})
+    assert refused(client, "there is no control verb 'shutdown'; there are: queues").headers["receipt-id"] == "r"
+
+
+# ---- The command: how a broker begins and ends ----
+
+
+def truenext(*arguments: str, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run the command to its end."""
+    return subprocess.run(
+        dying_with_us([TRUENEXT, *arguments]), input=said, capture_output=True, timeout=PATIENCE_SECONDS
+    )
+
+
+def failed(*arguments: str, status: int = 1, said: bytes = b"") -> str:
+    """What the command says when it fails, which is one line."""
+    ended = truenext(*arguments, said=said)
+    assert ended.returncode == status, ended
+    complaint = ended.stderr.decode()
+    assert complaint.count("\n") == 1, complaint
+    assert complaint.startswith("truenext: ")
+    return complaint
+
+
+@contextmanager
+def serving(*arguments: str, listeners: int = 1) -> Iterator[list[str]]:
+    """A broker that says where it listens; must stop cleanly."""
+    command = dying_with_us([TRUENEXT, "serve", *arguments])
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            said = [process.stdout.readline().decode() for _ in range(listeners)]
+            assert all(line.startswith("listening on stomp://") for line in said), (said, process.stderr)
+            yield [line.removeprefix("listening on ").strip() for line in said]
+            process.terminate()
+            assert process.communicate(timeout=PATIENCE_SECONDS) == (b"", b"")
+            assert process.returncode == 0
+        finally:
+            process.kill()
+
+
+def test_a_second_broker_on_the_same_folder_is_refused(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    client.send("q", b"0", persistent=True, confirmed=True)
+    complaint = failed("serve", "--data", str(own_broker.data), "--listen", "stomp://127.0.0.1:0")
+    assert f"data folder {own_broker.data} is in use by the broker of process {own_broker.pid}" in complaint
+    client.send("q", b"1", persistent=True, confirmed=True)
+    own_broker.restart(is_clean=False)
+    assert bodies(what_is_left(own_broker, "q")) == ["0", "1"]
+
+
+def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    client.send("q", b"transient")
+    client.send("q", b"persistent", persistent=True, confirmed=True)
+    client.disconnect()
+    own_broker.stop()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        complaint = failed("serve", "--data", str(own_broker.data), "--listen", f"stomp://127.0.0.1:{port}")
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in complaint
+    own_broker.start()
+    assert bodies(what_is_left(own_broker, "q")) == ["transient", "persistent"]
+
+
+def test_an_address_that_others_can_reach_must_be_allowed() -> None:
+    everywhere = ("--memory", "--listen", "stomp://0.0.0.0:0")
+    assert "0.0.0.0 can be reached from other machines" in failed("serve", *everywhere)
+    with serving(*everywhere, "--allow-anonymous") as (url,):
+        assert url.startswith("stomp://0.0.0.0:")
+        client = RawClient(int(url.rpartition(":")[2]))
+        client.say_hello("1.2", "0,0")
+        client.disconnect()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:0",
+        "127.0.0.1:61613",
+        "stomp://127.0.0.1:99999",
+        "stomp://127.0.0.1:0/queue",
+        "stomp://somebody@127.0.0.1:0",
+        "stomp://:0",
+        "stomp://[::1",
+    ],
+)
+def test_a_url_that_is_none_is_refused_before_anything_is_made(tmp_path: Path, url: str) -> None:
+    data = tmp_path / "data"
+    complaint = failed("serve", "--data", str(data), "--listen", "stomp://127.0.0.1:0", "--listen", url)
+    assert repr(url) in complaint
+    assert not data.exists()
+
+
+def test_a_host_that_cannot_be_is_refused() -> None:
+    for host in ("nosuch.invalid", "a..b"):
+        arguments = ("--memory", "--allow-anonymous", "--listen", f"stomp://{host}:0")
+        assert f"cannot listen on {host}:0" in failed("serve", *arguments)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--memory", "--data", "somewhere"]])
+def test_where_messages_are_kept_must_be_said(arguments: list[str]) -> None:
+    ended = truenext("serve", *arguments)
+    assert ended.returncode == 2
+    assert b"say where messages are kept: --data DIR, or --memory for nowhere" in ended.stderr
+    assert not Path("somewhere").exists()
+
+
+def test_a_disk_that_is_broken_at_the_start_is_reported(tmp_path: Path) -> None:
+    hold, broken = tmp_path / "hold", tmp_path / "broken"
+    broken.touch()
+    command = [sys.executable, HELD_DISK, str(hold), str(broken), "serve", "--data", str(tmp_path / "data")]
+    ended = subprocess.run(
+        dying_with_us([*command, "--listen", "stomp://127.0.0.1:0"]), capture_output=True, timeout=PATIENCE_SECONDS
+    )
+    assert ended.returncode == 1
+    assert ended.stdout == b""
+    last = ended.stderr.decode().splitlines()[-1]
+    assert last == "truenext: cannot write to the store: the disk was broken by a test"
+    assert b"Traceback" not in ended.stderr
+
+
+def test_a_broker_in_memory_serves_on_every_address_it_was_told() -> None:
+    listen = ("--listen", "stomp://127.0.0.1:0")
+    with serving("--memory", *listen, *listen, listeners=2) as urls:
+        assert truenext("send", "q", "kept nowhere", "--url", urls[0]).returncode == 0
+        assert truenext("receive", "q", "--url", urls[1]).stdout == b"kept nowhere\n"
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_either_signal_stops_the_broker_cleanly(own_broker: BrokerProcess, by: signal.Signals) -> None:
+    client = own_broker.connect()
+    client.send("q", b"transient")
+    client.send("q", b"persistent", persistent=True, confirmed=True)
+    client.subscribe("q", prefetch=1)
+    client.message()
+    os.kill(own_broker.pid, by)
+    client.await_end()
+    assert own_broker.wait_for_end() == 0
+    own_broker.check_log()
+    own_broker.start()
+    left = what_is_left(own_broker, "q")
+    assert bodies(left) == ["transient", "persistent"]
+    assert [message.headers["truenext-attempts"] for message in left] == ["0", "0"]
+
+
+# ---- The command: what a client can do with it ----
+
+
+@pytest.fixture
+def url(broker: BrokerProcess) -> str:
+    return f"stomp://127.0.0.1:{broker.port}"
+
+
+def test_what_the_command_sends_it_receives_in_true_order(url: str, queue: str) -> None:
+    for priority, body in (("1", "last"), ("9", "first"), ("4", "between: \u00e4\n")):
+        ended = truenext("send", queue, body, "--priority", priority, "--url", url)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+    received = truenext("receive", queue, "--count", "3", "--url", url)
+    assert (received.returncode, received.stderr) == (0, b"")
+    assert received.stdout.decode() == "first\nbetween: \u00e4\n\nlast\n"
+    # They were acknowledged.
+    assert failed("receive", queue, "--timeout", "0.1", "--url", url) == (
+        "truenext: 0 of 1 messages came within 0.1 seconds\n"
+    )
+
+
+def test_the_command_sends_what_comes_on_standard_input(url: str, queue: str) -> None:
+    body = b"\xff\0\r\n binary \n"
+    assert truenext("send", queue, "--url", url, said=body).returncode == 0
+    ended = truenext("send", queue, "--lines", "--url", url, said=b"a\n\nb \r\nno line end")
+    assert (ended.returncode, ended.stderr) == (0, b"4 sent\n")
+    received = truenext("receive", queue, "--all", "--timeout", "0.2", "--url", url)
+    assert received.returncode == 0
+    assert received.stdout == body + b"\na\n\nb \r\nno line end\n"
+
+
+def test_the_command_shows_headers_as_json(url: str, queue: str) -> None:
+    sent = ["--header", "note=a=b: c\\d\ne", "--header", "kind=x", "--transient", "--priority", "7"]
+    assert truenext("send", queue, "body", *sent, "--url", url).returncode == 0
+    assert truenext("send", queue, "next", "--url", url).returncode == 0
+    received = truenext("receive", queue, "--count", "2", "--headers", "--url", url)
+    first, second = (json.loads(line) for line in received.stdout.splitlines())
+    assert first["body"] == "body"
+    expected = {"note": "a=b: c\\d\ne", "kind": "x", "persistent": "false", "priority": "7"}
+    assert first["headers"] | expected == first["headers"]
+    assert first["headers"]["destination"] == f"/queue/{queue}"
+    assert (second["body"], second["headers"]["persistent"]) == ("next", "true")
+
+
+def test_the_command_lists_the_queues(url: str, queue: str) -> None:
+    assert truenext("send", queue, "--lines", "--url", url, said=b"1\n2\n3\n").returncode == 0
+    listed = truenext("queues", "--url", url)
+    assert re.search(rf"^ *{queue} +3 +0 +0 *$", listed.stdout.decode(), re.MULTILINE), listed
+    facts = json.loads(truenext("queues", "--json", "--url", url).stdout)
+    assert {"name": queue, "waiting": 3, "unacknowledged": 0, "consumers": 0} in facts
+
+
+def test_fewer_messages_than_asked_for_are_printed_and_the_command_fails(url: str, queue: str) -> None:
+    assert truenext("send", queue, "only one", "--url", url).returncode == 0
+    ended = truenext("receive", queue, "--count", "2", "--timeout", "0.1", "--url", url)
+    assert (ended.returncode, ended.stdout) == (1, b"only one\n")
+    assert ended.stderr == b"truenext: 1 of 2 messages came within 0.1 seconds\n"
+
+
+def test_what_could_not_be_printed_is_not_acknowledged(broker: BrokerProcess, url: str, queue: str) -> None:
+    assert truenext("send", queue, "kept", "--url", url).returncode == 0
+    with Path("/dev/full").open("wb") as full:
+        command = dying_with_us([TRUENEXT, "receive", queue, "--url", url])
+        assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, timeout=PATIENCE_SECONDS).returncode
+    assert bodies(what_is_left(broker, queue)) == ["kept"]
+
+
+@pytest.mark.parametrize("command", [["send", "q", "body"], ["receive", "q"], ["queues"]])
+def test_without_a_broker_the_command_says_so_in_one_line(command: list[str]) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"stomp://127.0.0.1:{nobody.getsockname()[1]}"
+        assert failed(*command, "--url", url) == f"truenext: no broker at {url}: Connection refused\n"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:61613", "stomp://127.0.0.1:99999", "stomp://[::1", "stomp://a..b:1"])
+def test_a_url_that_leads_nowhere_is_refused_in_one_line(url: str) -> None:
+    assert url in failed("send", "q", "body", "--url", url)
+
+
+def test_what_the_broker_refuses_the_command_reports_in_one_line(url: str, queue: str) -> None:
+    assert "topics are not supported yet: '/topic/news'" in failed("send", "/topic/news", "body", "--url", url)
+    assert "topics are not supported yet: '/topic/news'" in failed("receive", "/topic/news", "--url", url)
+    said = b"x" * (BODY_BYTES_MAX + 1)
+    assert f"is more than {BODY_BYTES_MAX} bytes" in failed("send", queue, "--url", url, said=said)
