@@ -77,7 +77,7 @@ it no connection is read."""
 WAITING_ANSWER_BYTES = 500
 """What an answer that waits for the disk counts towards GATHERING_BYTES_MAX."""
 
-LAZY_COMMIT_SECONDS = 0.01
+LAZY_COMMIT_SECONDS = 0.025
 """Longest time a batch that nobody waits for gathers before it is written."""
 
 SEQUENCE_BLOCK = 1 << 20

@@ -703,6 +703,15 @@ def test_a_client_that_misses_its_heart_beats_loses_what_it_held_to_one_that_kee
     assert broker.queues()[queue].waiting == 0
 
 
+def test_a_broker_that_was_away_does_not_blame_the_clients_that_were_there(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect(heart_beat="250,0")
+    with own_broker.asleep():
+        for _ in range(12):
+            client.write(b"\n")
+            time.sleep(0.1)
+    assert client.arrived() == []
+
+
 # ---- Receipts ----
 
 

@@ -52,7 +52,6 @@ _HOP_HEADERS = frozenset(
         "truenext-attempts",
     }
 )
-_HOP_HEADER_BYTES = frozenset(name.encode() for name in _HOP_HEADERS)
 _LATER_SEND = {
     "AMQ_SCHEDULED_DELAY": "scheduled sends",
     "AMQ_SCHEDULED_PERIOD": "scheduled sends",
@@ -209,8 +208,11 @@ class StompServer:
         """The header lines that go on to the consumer."""
         if frame.lines and "content-length" in frame.headers and "reply-to" not in frame.headers:
             # Nothing is escaped: leaving lines out is enough.
-            kept = [line for line in frame.lines.split(b"\n") if line.partition(b":")[0] not in _HOP_HEADER_BYTES]
-            return b"\n".join(kept)
+            kept = b"\n" + frame.lines
+            for name in _HOP_HEADERS & frame.headers.keys():
+                before, _, behind = kept.partition(f"\n{name}:".encode())
+                kept = before + behind[behind.index(b"\n") :]
+            return kept[1:]
         headers = {name: value for name, value in frame.headers.items() if name not in _HOP_HEADERS}
         headers["content-length"] = str(len(frame.body))
         reply_to = headers.get("reply-to", "")
@@ -400,7 +402,8 @@ def _trimmed(headers: dict[str, str]) -> dict[str, str]:
 
 
 def _refuse_later(headers: dict[str, str], later: dict[str, str]) -> None:
-    for name in headers.keys() & later.keys():
+    if not later.keys().isdisjoint(headers):
+        name = next(iter(headers.keys() & later.keys()))
         raise RemoteProtocolError(f"{later[name]} are not supported yet: header {name!r}")
 
 
