@@ -145,6 +145,10 @@ class Client(stomp.ConnectionListener):
     def close(self) -> None:
         self._connection.disconnect()
 
+    def abandon(self) -> None:
+        """Close the socket to a broker that is dead, without a last word to it."""
+        self._connection.transport.disconnect_socket()
+
 
 @contextmanager
 def client(broker: "Broker | RunningBroker") -> Iterator[Client]:
@@ -220,7 +224,7 @@ def run_killed(broker: Broker, prefetch: int, progress: Progress, rng: random.Ra
             sender.send(destination, message, **numbered)
     broker.kill()
     progress.console.print("  kill -9 while sending, start again")
-    sender.close()
+    sender.abandon()
     broker.start()
     with client(broker) as sender:
         for message in messages[confirmed:]:
@@ -234,7 +238,7 @@ def run_killed(broker: Broker, prefetch: int, progress: Progress, rng: random.Ra
     receive(receiver, 1200, delivered, progress)
     broker.kill()
     progress.console.print("  kill -9 while receiving, start again")
-    receiver.close()
+    receiver.abandon()
     broker.start()
     with client(broker) as receiver:
         receiver.subscribe(destination, prefetch)
