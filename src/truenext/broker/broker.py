@@ -131,11 +131,11 @@ class Broker:
         if self._engine.has_work or self._engine.has_batch:
             self._schedule_turn()
 
-    def disconnect(self, session: Session, *, is_clean: bool) -> None:
-        """End a connection's session; answers may still follow until `forget`."""
+    def lose(self, session: Session) -> None:
+        """End the session of a client that took no leave; answers may still follow until `forget`."""
         self._engine.now_ms = self._clock_ms()
         self._settle(session, None)
-        self._engine.disconnect(session, is_clean=is_clean)
+        self._engine.disconnect(session, is_clean=False)
         self._schedule_turn()
 
     def forget(self, session: Session) -> None:

@@ -121,7 +121,7 @@ class Connection:
         elif self._is_reading:
             logger.info("client lost", extra={"client": self._name, "reason": "no DISCONNECT"})
             self._is_reading = False
-            self._broker.disconnect(self._session, is_clean=False)
+            self._broker.lose(self._session)
             self._broker.answer(self._session, Farewell())
 
     def read_on(self) -> None:
@@ -170,7 +170,7 @@ class Connection:
             return
         logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._is_reading = False
-        self._broker.disconnect(self._session, is_clean=False)
+        self._broker.lose(self._session)
         summary, _, _ = reason.partition("\n")
         self._broker.answer(self._session, Fault(summary[:200], reason, receipt))
         self._broker.answer(self._session, Farewell())
@@ -327,7 +327,7 @@ class Connection:
         if self._is_reading:
             logger.info("client lost", extra={"client": self._name, "reason": reason})
             self._is_reading = False
-        self._broker.disconnect(self._session, is_clean=False)
+        self._broker.lose(self._session)
         self._close()
 
     def stop_reading(self) -> None:
