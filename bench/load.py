@@ -46,7 +46,7 @@ LOADS = (
     Load("2", "transient, individual ack", False, True, GROUP, 0, 300_000, 2.0, 0.29),
     Load("3", "persistent, receipt per 200, auto ack", True, False, GROUP, 2, 100_000, 3.0, 0.20),
     Load("4", "persistent, receipt per 200, individual ack", True, True, GROUP, 2, 100_000, 3.0, 0.19),
-    Load("5", "persistent, one at a time", True, False, 1, 1, 5_000, 0.8, 0.03),
+    Load("5", "persistent, one at a time", True, False, 1, 1, 20_000, 0.8, 0.1),
 )
 
 

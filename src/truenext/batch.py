@@ -20,7 +20,6 @@ class Batch:
 
     __slots__ = (
         "clean_stop",
-        "counts",
         "forgotten_producers",
         "marks",
         "number",
@@ -49,8 +48,6 @@ class Batch:
         """Message key to (attempts, deliveries), for messages of either kind that were given back."""
         self.unmarks: list[bytes] = []
         """Message keys whose mark goes, always together with the message."""
-        self.counts: dict[bytes, int] = {}
-        """Lane key to the number of messages of either kind stored there after this batch."""
         self.queues: dict[int, str] = {}
         """Queue number to name, for each queue that is new to the store."""
         self.producers: dict[str, ProducerState] = {}
@@ -69,7 +66,6 @@ class Batch:
             or self.marks
             or self.transient_puts
             or self.transient_removes
-            or self.counts
             or self.queues
             or self.producers
             or self.forgotten_producers

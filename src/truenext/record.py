@@ -37,6 +37,8 @@ _PERSISTENT = 1
 LANE_KEY_SIZE = _LANE.size
 """A message key begins with the key of its lane."""
 
+MESSAGE_KEY_SIZE = _KEY.size
+
 
 class DamagedRecord(ValueError):
     """A record that is not what was written."""

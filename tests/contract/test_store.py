@@ -1,123 +1,26 @@
 """Does every store keep what store.py promises?
 
-One suite for all stores. `Disk` is what outlives the broker: it opens a store, stops it cleanly, or crashes it, and
-keeps the lane counts that a broker would keep. Tests of what only LMDB can do wrong are at the end.
+One suite for all stores; what only a disk can do wrong is in test_embedded_store.py.
 """
 
-import os
-import resource
 import shutil
-import signal
-import stat
-import struct
-import subprocess
 import sys
 import tempfile
 import threading
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import lmdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.contract.disk import KINDS, LANE, NEXT_QUEUE, OTHER_LANE, Disk, embedded, key, put, sequences
 from truenext.batch import Batch, ProducerState
-from truenext.errors import StoreError, StoreInUseError
+from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, lane_key, message_key, sequence_of
-from truenext.store.lmdb import LmdbStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store
-
-KINDS = ["memory", "lmdb"]
-LANE = lane_key(1, 5)
-OTHER_LANE = lane_key(1, 6)
-NEXT_QUEUE = lane_key(2, 5)
-
-
-class Disk:
-    """What is there when the broker is not: restarts a store and counts messages for it."""
-
-    store: Store
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind = kind
-        self.folder = folder
-        self.memory = MemoryStore()
-        self.number = 0
-        self.counts: Counter[bytes] = Counter()
-        self.open()
-
-    def open(self) -> Recovered:
-        self.store = LmdbStore(self.folder) if self.kind == "lmdb" else self.memory
-        recovered = self.store.recover()
-        self.number = 0
-        self.counts = Counter(recovered.counts)
-        return recovered
-
-    def apply(self, **changes: Any) -> None:
-        self.store.apply(self.batch(**changes))
-
-    def batch(self, **changes: Any) -> Batch:
-        self.number += 1
-        batch = Batch(self.number)
-        for name, value in changes.items():
-            setattr(batch, name, value)
-        for key, _ in (*batch.puts, *batch.transient_puts):
-            self._count(batch, key, 1)
-        for key in (*batch.removes, *batch.transient_removes):
-            self._count(batch, key, -1)
-        return batch
-
-    def _count(self, batch: Batch, key: bytes, change: int) -> None:
-        lane = key[:LANE_KEY_SIZE]
-        self.counts[lane] += change
-        batch.counts[lane] = self.counts[lane]
-
-    def crash(self) -> Recovered:
-        self.store.close()
-        return self.open()
-
-    def stop(self) -> Recovered:
-        self.apply(clean_stop=True)
-        self.store.close()
-        return self.open()
-
-
-@pytest.fixture(params=KINDS)
-def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    disk = Disk(request.param, tmp_path / "data")
-    yield disk
-    disk.store.close()
-
-
-@pytest.fixture
-def lmdb_disk(tmp_path: Path) -> Iterator[Disk]:
-    disk = Disk("lmdb", tmp_path / "data")
-    yield disk
-    disk.store.close()
-
-
-@pytest.fixture
-def memory_disk(tmp_path: Path) -> Disk:
-    return Disk("memory", tmp_path)
-
-
-def key(sequence: int, lane: bytes = LANE) -> bytes:
-    return message_key(lane, sequence)
-
-
-def put(*sequences: int, lane: bytes = LANE) -> list[tuple[bytes, bytes]]:
-    return [(key(sequence, lane), b"record %d" % sequence) for sequence in sequences]
-
-
-def sequences(store: Store, lane: bytes = LANE, after: int = 0, limit: int = 1000) -> list[int]:
-    return [sequence_of(message.key) for message in store.page(lane, after, limit).messages]
-
 
 # A new store
 
@@ -142,7 +45,7 @@ def test_the_identity_is_eight_hexadecimal_digits_and_never_changes(disk: Disk, 
 
 
 def test_a_batch_before_recover_is_refused(disk: Disk, tmp_path: Path) -> None:
-    store: Store = LmdbStore(tmp_path / "other") if disk.kind == "lmdb" else MemoryStore()
+    store: Store = MemoryStore() if disk.kind == "memory" else embedded(disk.kind, tmp_path / "other")
     with pytest.raises(StoreError, match=r"recover\(\) comes first"):
         store.apply(Batch(1))
     store.close()
@@ -505,17 +408,6 @@ def test_a_crash_drops_the_transients_of_an_earlier_clean_stop_too(disk: Disk) -
     assert sequences(disk.store) == [1, 4]
 
 
-def test_a_crash_after_counts_that_left_a_damaged_message_out_is_recovered_from(lmdb_disk: Disk) -> None:
-    """A broker does not count what it cannot decode; such a message must not keep it from starting."""
-    lmdb_disk.apply(puts=put(1), transient_puts=[*put(2), *put(3, lane=NEXT_QUEUE)], clean_stop=False)
-    batch = lmdb_disk.batch(removes=[key(1)])
-    batch.counts = {LANE: 0, NEXT_QUEUE: 0}
-    lmdb_disk.store.apply(batch)
-    assert lmdb_disk.crash().counts == {}
-    lmdb_disk.apply(puts=put(4))
-    assert lmdb_disk.crash().counts == {LANE: 1}
-
-
 def test_a_crash_before_the_run_has_begun_keeps_a_clean_stop(disk: Disk) -> None:
     disk.apply(transient_puts=put(1), clean_stop=False)
     disk.stop()
@@ -538,6 +430,8 @@ class Model:
     """store.py once more, as plainly as it can be said."""
 
     messages: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)
+    used: set[bytes] = field(default_factory=set)
+    """A broker never uses a key twice."""
     marks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     queues: dict[int, str] = field(default_factory=dict)
     producers: dict[str, ProducerState] = field(default_factory=dict)
@@ -611,9 +505,7 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     """Apply one random batch that a broker could make, to the store and to the model."""
     some = st.sampled_from([LANE, OTHER_LANE, NEXT_QUEUE])
     fresh = (
-        st.tuples(some, st.integers(1, 300))
-        .map(lambda pair: message_key(*pair))
-        .filter(lambda k: k not in model.messages)
+        st.tuples(some, st.integers(1, 300)).map(lambda pair: message_key(*pair)).filter(lambda k: k not in model.used)
     )
     new = data.draw(st.dictionaries(fresh, st.tuples(st.binary(max_size=9), st.booleans()), max_size=6), label="puts")
     held = sorted(model.messages)
@@ -647,6 +539,7 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
         del model.messages[one]
         model.marks.pop(one, None)
     model.messages.update(new)
+    model.used.update(new)
     model.marks.update(marks)
     model.queues.update(queues)
     for name in forgotten:
@@ -656,28 +549,6 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
 
 
 # Memory only: bugs of the broker that it refuses, so that tests meet them
-
-
-@pytest.mark.parametrize("said", [0, 1, 3])
-def test_memory_refuses_a_wrong_count(memory_disk: Disk, said: int) -> None:
-    batch = memory_disk.batch(puts=put(1), transient_puts=put(2))
-    batch.counts[LANE] = said
-    with pytest.raises(StoreError, match=f"has {said} messages; it has 2"):
-        memory_disk.store.apply(batch)
-
-
-def test_memory_refuses_a_missing_count(memory_disk: Disk) -> None:
-    batch = memory_disk.batch(puts=put(1))
-    batch.counts.clear()
-    with pytest.raises(StoreError, match="has 0 messages; it has 1"):
-        memory_disk.store.apply(batch)
-
-
-def test_memory_refuses_a_count_of_a_lane_that_did_not_change(memory_disk: Disk) -> None:
-    batch = memory_disk.batch()
-    batch.counts[LANE] = 1
-    with pytest.raises(StoreError, match="has 1 messages; it has 0"):
-        memory_disk.store.apply(batch)
 
 
 def test_memory_refuses_a_mark_without_a_message(memory_disk: Disk) -> None:
@@ -695,241 +566,3 @@ def test_memory_refuses_a_mark_that_outlives_its_message(memory_disk: Disk) -> N
 def test_memory_refuses_one_key_in_both_kinds(memory_disk: Disk) -> None:
     with pytest.raises(StoreError, match="there already"):
         memory_disk.apply(puts=put(1), transient_puts=put(1))
-
-
-# LMDB only
-
-
-def test_a_second_broker_is_refused_and_told_who_holds_the_folder(lmdb_disk: Disk) -> None:
-    with pytest.raises(StoreInUseError) as refusal:
-        LmdbStore(lmdb_disk.folder)
-    assert str(lmdb_disk.folder) in str(refusal.value)
-    assert f"process {os.getpid()}" in str(refusal.value)
-    lmdb_disk.apply(puts=put(1))
-    lmdb_disk.crash()
-    assert sequences(lmdb_disk.store) == [1]
-
-
-def test_a_refused_broker_leaves_the_pid_of_the_holder(lmdb_disk: Disk) -> None:
-    for _ in range(2):
-        with pytest.raises(StoreInUseError, match=f"process {os.getpid()}"):
-            LmdbStore(lmdb_disk.folder)
-    assert (lmdb_disk.folder / "lock").read_text() == f"{os.getpid()}\n"
-
-
-def test_the_pid_of_an_earlier_broker_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_text("12345678901234567\n")
-    LmdbStore(tmp_path).close()
-    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-
-
-def test_the_data_folder_is_made_for_its_owner_only(lmdb_disk: Disk) -> None:
-    for path in (lmdb_disk.folder, lmdb_disk.folder / "lmdb"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    for path in (lmdb_disk.folder / "lock", lmdb_disk.folder / "lmdb/data.mdb"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_a_new_store_syncs_every_folder_that_leads_to_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced = set()
-    monkeypatch.setattr(os, "fsync", lambda file: synced.add(str(Path(f"/proc/self/fd/{file}").readlink())))
-    LmdbStore(tmp_path / "a/b").close()
-    assert synced == {str(tmp_path / path) for path in ("", "a", "a/b", "a/b/lmdb")}
-
-
-def test_lmdb_syncs_every_batch(lmdb_disk: Disk) -> None:
-    """Only a power cut would show the difference; a killed process loses nothing either way."""
-    assert isinstance(lmdb_disk.store, LmdbStore)
-    flags = lmdb_disk.store._env.flags()
-    assert flags["sync"]
-    assert flags["metasync"]
-    assert not flags["writemap"]
-
-
-def test_the_file_stays_small(lmdb_disk: Disk) -> None:
-    file = lmdb_disk.folder / "lmdb/data.mdb"
-    assert file.stat().st_size < 1 << 20
-
-
-def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"cannot open the store in .*/file/data: .*Not a directory"):
-        LmdbStore(tmp_path / "file" / "data")
-
-
-def test_a_file_that_is_no_store_is_refused_and_the_lock_let_go(tmp_path: Path) -> None:
-    (tmp_path / "lmdb").mkdir()
-    (tmp_path / "lmdb/data.mdb").write_bytes(b"no store" * 10_000)
-    for _ in range(2):
-        with pytest.raises(StoreError, match="cannot open the store") as refusal:
-            LmdbStore(tmp_path)
-        assert not isinstance(refusal.value, StoreInUseError)
-
-
-def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "lmdb"
-    with lmdb.open(str(folder), max_dbs=1, lib_version=0) as env, env.begin(write=True) as txn:
-        txn.put(b"format", struct.pack(">I", 2), db=env.open_db(b"meta", txn=txn))
-    before = (folder / "data.mdb").read_bytes()
-    for _ in range(2):
-        with pytest.raises(StoreError, match="has format 2, this truenext reads format 1"):
-            LmdbStore(tmp_path)
-    assert (folder / "data.mdb").read_bytes() == before
-
-
-def test_the_environment_does_not_choose_the_format_of_a_new_store(tmp_path: Path) -> None:
-    code = "import sys, pathlib, truenext.store.lmdb as m; m.LmdbStore(pathlib.Path(sys.argv[1])).close()"
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    subprocess.run(command, env={**os.environ, "LMDB_DEFAULT_LIB_VERSION": "1"}, check=True)
-    meta_page = (tmp_path / "lmdb/data.mdb").read_bytes()[16:24]
-    assert struct.unpack("=II", meta_page) == (0xBEEFC0DE, 1)
-
-
-def test_a_full_map_is_named_and_nothing_of_the_batch_is_there(tmp_path: Path) -> None:
-    store = LmdbStore(tmp_path, map_size=1 << 18)
-    store.recover()
-    batch = Batch(1)
-    batch.puts = [(key(n), bytes(10_000)) for n in range(1, 100)]
-    batch.counts = {LANE: 99}
-    with pytest.raises(StoreError, match="as large as its map allows") as failure:
-        store.apply(batch)
-    assert isinstance(failure.value.__cause__, lmdb.MapFullError)
-    with pytest.raises(StoreError, match="refused"):
-        store.apply(Batch(2))
-    store.close()
-    store = LmdbStore(tmp_path)
-    assert store.recover().counts == {}
-    assert sequences(store) == []
-    store.close()
-
-
-def test_a_disk_that_takes_no_more_fails_the_batch_as_a_whole(lmdb_disk: Disk) -> None:
-    lmdb_disk.apply(puts=put(1))
-    batch = lmdb_disk.batch(puts=[(key(n), bytes(10_000)) for n in range(2, 200)], removes=[key(1)])
-    size = (lmdb_disk.folder / "lmdb/data.mdb").stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 500_000, limits[1]))
-    try:
-        with pytest.raises(StoreError, match=r"cannot write to the store in .*check the disk") as failure:
-            lmdb_disk.store.apply(batch)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert isinstance(failure.value.__cause__, lmdb.Error)
-    with pytest.raises(StoreError, match="refused"):
-        lmdb_disk.store.apply(Batch(3))
-    assert lmdb_disk.crash().counts == {LANE: 1}
-    assert sequences(lmdb_disk.store) == [1]
-
-
-def test_a_full_disk_is_named(lmdb_disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise lmdb.DiskError("mdb_put")
-
-    monkeypatch.setattr(LmdbStore, "_write", full)
-    with pytest.raises(StoreError, match="the disk is full; make room"):
-        lmdb_disk.apply(puts=put(1))
-
-
-def test_a_damaged_value_is_named(lmdb_disk: Disk) -> None:
-    lmdb_disk.store.close()
-    with lmdb.open(str(lmdb_disk.folder / "lmdb"), max_dbs=7) as env, env.begin(write=True) as txn:
-        txn.put(LANE, b"short", db=env.open_db(b"counts", txn=txn))
-    with pytest.raises(StoreError, match="a value is damaged"):
-        lmdb_disk.open()
-
-
-def test_a_page_of_a_closed_store_is_a_store_error(lmdb_disk: Disk) -> None:
-    lmdb_disk.store.close()
-    with pytest.raises(StoreError, match="cannot read the store"):
-        lmdb_disk.store.page(LANE, 0, 1)
-
-
-def test_a_page_read_in_the_middle_of_a_batch_shows_nothing_of_it(lmdb_disk: Disk) -> None:
-    half_done, go_on = threading.Event(), threading.Event()
-
-    class Halting(list[tuple[bytes, bytes]]):
-        def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
-            for n, one in enumerate(super().__iter__()):
-                if n == 2:
-                    half_done.set()
-                    assert go_on.wait(10)
-                yield one
-
-    lmdb_disk.apply(puts=put(1, 2), marks={key(2): (1, 1)})
-    batch = lmdb_disk.batch(removes=[key(1)], puts=put(3, 4, 5, 6), marks={key(2): (2, 2)})
-    batch.puts = Halting(batch.puts)
-    thread = threading.Thread(target=lmdb_disk.store.apply, args=(batch,))
-    thread.start()
-    assert half_done.wait(10)
-    page = lmdb_disk.store.page(LANE, 0, 10)
-    go_on.set()
-    thread.join()
-    assert [(sequence_of(m.key), m.attempts) for m in page.messages] == [(1, 0), (2, 1)]
-    assert page.as_of == 1
-    page = lmdb_disk.store.page(LANE, 0, 10)
-    assert [(sequence_of(m.key), m.attempts) for m in page.messages] == [(2, 2), (3, 0), (4, 0), (5, 0), (6, 0)]
-    assert page.as_of == 2
-
-
-def test_a_batch_that_becomes_durable_while_a_page_opens_is_not_claimed(
-    lmdb_disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The instant between reading the batch number and opening the read transaction, made long."""
-    store = lmdb_disk.store
-    assert isinstance(store, LmdbStore)
-
-    class LateEnvironment:
-        def begin(self) -> Any:
-            txn = env.begin()
-            monkeypatch.undo()
-            lmdb_disk.apply(puts=put(1))
-            return txn
-
-    env = store._env
-    monkeypatch.setattr(store, "_env", LateEnvironment())
-    page = store.page(LANE, 0, 10)
-    assert (page.messages, page.as_of) == ([], 0)
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from truenext.batch import Batch
-from truenext.record import lane_key, message_key
-from truenext.store.lmdb import LmdbStore
-
-store = LmdbStore(Path(sys.argv[1]))
-store.recover()
-lane = lane_key(1, 5)
-number = 0
-while True:
-    number += 1
-    batch = Batch(number)
-    batch.clean_stop = False
-    batch.puts = [(message_key(lane, number), bytes(number))]
-    batch.transient_puts = [(message_key(lane, 1000000 + number), b"")]
-    batch.counts = {lane: 2 * number}
-    batch.sequence_limit = number + 1
-    store.apply(batch)
-    print(number, flush=True)
-"""
-
-
-def test_everything_applied_is_there_after_kill_9(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        while int(process.stdout.readline()) < 30:
-            pass
-        process.send_signal(signal.SIGKILL)
-        applied = [30, *map(int, process.stdout.read().split())][-1]
-    store = LmdbStore(tmp_path)
-    recovered = store.recover()
-    messages = store.page(LANE, 0, 10_000).messages
-    store.close()
-    # The batch under way at the kill may be there as well, but only as a whole.
-    assert applied <= len(messages) <= applied + 1
-    assert [sequence_of(m.key) for m in messages] == list(range(1, len(messages) + 1))
-    assert [len(m.record) for m in messages] == list(range(1, len(messages) + 1))
-    assert recovered.counts == {LANE: len(messages)}
-    assert recovered.sequence_limit == len(messages) + 1
-    assert not recovered.clean_stop

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.integration.raw_client import RawClient
+from truenext.wire.stomp.frame import Frame
 
 PATIENCE_SECONDS = 20.0
 """Longest time that anything that must happen may take: a loaded machine is slow, not broken."""
@@ -187,6 +188,20 @@ class BrokerProcess:
                 return
             assert time.monotonic() < deadline, f"{queue} has {facts}, not {expected}"
             time.sleep(0.002)
+
+    def what_is_left(self, queue: str, *, once_durable: bool = False) -> list[Frame]:
+        """Everything that waits in a queue; it stays there.
+
+        `once_durable` waits for what other connections sent before without asking for a receipt.
+        """
+        reader = self.connect()
+        if once_durable:
+            # Batches are written in order: once this is durable, so is all that was accepted before, and visible.
+            reader.send("barrier", b"", persistent=True, confirmed=True)
+        reader.subscribe(queue)
+        messages = reader.arrived()
+        reader.disconnect()
+        return messages
 
     # ---- The disk ----
 

@@ -2,7 +2,8 @@
 
     python held_disk.py HOLD BREAK serve ...
 
-is `truenext serve ...`, but no batch is written while the file HOLD exists, and writing fails while BREAK exists.
+is `truenext serve ...`, but no batch is written while the file HOLD exists, and writing fails while BREAK exists. The
+journal's segments are small, so that whatever a test does, messages move into the checkpoint meanwhile.
 """
 
 import sys
@@ -13,13 +14,16 @@ from unittest import mock
 from truenext.batch import Batch
 from truenext.cli import main, serve
 from truenext.errors import StoreError
-from truenext.store.lmdb import LmdbStore
+from truenext.store.embedded import EmbeddedStore
 
 HOLD = Path(sys.argv[1])
 BREAK = Path(sys.argv[2])
 
 
-class HeldStore(LmdbStore):
+class HeldStore(EmbeddedStore):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, segment_bytes=64 * 1024, segments_max=2)
+
     def apply(self, batch: Batch) -> None:
         while HOLD.exists():
             time.sleep(0.0005)
@@ -29,5 +33,5 @@ class HeldStore(LmdbStore):
 
 
 if __name__ == "__main__":
-    with mock.patch.object(serve, "LmdbStore", HeldStore):
+    with mock.patch.object(serve, "EmbeddedStore", HeldStore):
         main.main(sys.argv[3:])

@@ -27,17 +27,6 @@ def fill(broker: BrokerProcess, queue: str, count: int) -> None:
     sender.disconnect()
 
 
-def what_is_left(broker: BrokerProcess, queue: str) -> list[Frame]:
-    """Everything that waits in a queue; it stays there."""
-    reader = broker.connect()
-    # Batches are written in order: once this is durable, so is all that was accepted before, and visible.
-    reader.send("barrier", b"", persistent=True, confirmed=True)
-    reader.subscribe(queue)
-    messages = reader.arrived()
-    reader.disconnect()
-    return messages
-
-
 def numbers(count: int, *, first: int = 0) -> list[str]:
     return [str(number) for number in range(first, count)]
 
@@ -62,7 +51,7 @@ def test_in_auto_mode_a_message_is_gone_once_it_was_sent(broker: BrokerProcess, 
     reader.crash()
 
     broker.await_facts(queue, waiting=0, unacknowledged=0, consumers=0)
-    assert what_is_left(broker, queue) == []
+    assert broker.what_is_left(queue, once_durable=True) == []
 
 
 @VERSIONS
@@ -74,7 +63,7 @@ def test_in_client_mode_an_ack_covers_all_that_came_before_it(broker: BrokerProc
     reader.ack(messages[3], confirmed=True)
     reader.disconnect()
 
-    assert bodies(what_is_left(broker, queue)) == ["4", "5"]
+    assert bodies(broker.what_is_left(queue, once_durable=True)) == ["4", "5"]
 
 
 @VERSIONS
@@ -87,7 +76,7 @@ def test_in_client_individual_mode_an_ack_covers_one_message(broker: BrokerProce
     reader.ack(messages[0], confirmed=True)
     reader.disconnect()
 
-    assert bodies(what_is_left(broker, queue)) == ["1", "2", "4", "5"]
+    assert bodies(broker.what_is_left(queue, once_durable=True)) == ["1", "2", "4", "5"]
 
 
 def test_in_client_mode_all_is_by_order_of_dispatch_not_by_order_of_arrival(broker: BrokerProcess, queue: str) -> None:
@@ -100,7 +89,7 @@ def test_in_client_mode_all_is_by_order_of_dispatch_not_by_order_of_arrival(brok
     reader.ack(low, confirmed=True)
     reader.disconnect()
 
-    assert bodies(what_is_left(broker, queue)) == ["high"]
+    assert bodies(broker.what_is_left(queue, once_durable=True)) == ["high"]
 
 
 @MODES
@@ -175,7 +164,7 @@ def test_attempts_are_remembered_over_a_restart(own_broker: BrokerProcess, queue
 
     own_broker.restart(is_clean=is_clean)
 
-    left = what_is_left(own_broker, queue)
+    left = own_broker.what_is_left(queue, once_durable=True)
     assert attempts(left) == [3]
     assert left[0].headers["redelivered"] == "true"
 
@@ -196,14 +185,14 @@ def test_a_transaction_over_two_queues_is_done_as_a_whole_at_commit(
     worker.ack(held[1], transaction="t")
     worker.send(target, b"to one", persistent=True, transaction="t")
     worker.send(other_target, b"to the other", transaction="t", confirmed=True)
-    assert what_is_left(broker, target) == what_is_left(broker, other_target) == []
+    assert broker.what_is_left(target, once_durable=True) == broker.what_is_left(other_target, once_durable=True) == []
 
     worker.commit("t")
 
-    assert bodies(what_is_left(broker, target)) == ["to one"]
-    assert bodies(what_is_left(broker, other_target)) == ["to the other"]
+    assert bodies(broker.what_is_left(target, once_durable=True)) == ["to one"]
+    assert bodies(broker.what_is_left(other_target, once_durable=True)) == ["to the other"]
     worker.disconnect()
-    assert bodies(what_is_left(broker, source)) == ["2"]
+    assert bodies(broker.what_is_left(source, once_durable=True)) == ["2"]
 
 
 def test_a_transaction_over_two_queues_is_undone_as_a_whole_at_abort(
@@ -226,7 +215,7 @@ def test_a_transaction_over_two_queues_is_undone_as_a_whole_at_abort(
     again = worker.arrived()
     assert sorted(bodies(again)) == ["0", "0", "1", "1"]
     assert attempts(again) == [1, 1, 1, 1]
-    assert what_is_left(broker, target) == []
+    assert broker.what_is_left(target, once_durable=True) == []
 
 
 @pytest.mark.parametrize("has_begun_to_end", ["disconnect", "crash", "kill -9"])
@@ -249,11 +238,11 @@ def test_a_transaction_that_is_not_committed_never_happened(
     else:
         own_broker.restart(is_clean=False)
 
-    left = what_is_left(own_broker, source)
+    left = own_broker.what_is_left(source, once_durable=True)
     assert bodies(left) == ["work"]
     # Whoever crashed in an open transaction had failed with what it acknowledged there.
     assert attempts(left) == ([1] if has_begun_to_end == "crash" else [0])
-    assert what_is_left(own_broker, target) == []
+    assert own_broker.what_is_left(target, once_durable=True) == []
 
 
 def test_an_acknowledgement_inside_a_transaction_gives_its_credit_back_at_once(
@@ -270,7 +259,7 @@ def test_an_acknowledgement_inside_a_transaction_gives_its_credit_back_at_once(
     reader.commit("t")
     reader.disconnect()
 
-    assert what_is_left(broker, queue) == []
+    assert broker.what_is_left(queue, once_durable=True) == []
 
 
 def test_a_nack_inside_a_transaction_takes_effect_at_commit(broker: BrokerProcess, queue: str) -> None:
@@ -307,7 +296,7 @@ def test_a_receipt_for_an_acknowledgement_is_followed_by_no_redelivery_after_a_c
 
     own_broker.restart(is_clean=False)
 
-    assert bodies(what_is_left(own_broker, queue)) == numbers(20, first=15)
+    assert bodies(own_broker.what_is_left(queue, once_durable=True)) == numbers(20, first=15)
 
 
 # ---- Bounds of a transaction ----
@@ -336,7 +325,7 @@ def test_more_bytes_in_open_transactions_than_allowed_are_refused(broker: Broker
     client.send(queue, half, transaction="t1", confirmed=True)
     client.send(queue, half, transaction="t2")
     refused(client, f"more than {TRANSACTION_BYTES_MAX} bytes")
-    assert what_is_left(broker, queue) == []
+    assert broker.what_is_left(queue, once_durable=True) == []
 
 
 def test_more_messages_in_open_transactions_than_allowed_are_refused(broker: BrokerProcess, queue: str) -> None:
@@ -346,7 +335,7 @@ def test_more_messages_in_open_transactions_than_allowed_are_refused(broker: Bro
     client.write(send * TRANSACTION_MESSAGES_MAX)
     client.send(queue, b"one too many", transaction="t")
     refused(client, f"more than {TRANSACTION_MESSAGES_MAX} sends and acknowledgements")
-    assert what_is_left(broker, queue) == []
+    assert broker.what_is_left(queue, once_durable=True) == []
 
 
 @pytest.mark.parametrize("command", ["SEND", "ACK", "NACK", "COMMIT", "ABORT"])
@@ -443,7 +432,7 @@ def test_after_seven_attempts_a_message_is_a_dead_letter(broker: BrokerProcess, 
         reader.nack(message, confirmed=True)
     assert reader.message().body == b"good"
 
-    dead = what_is_left(broker, f"DLQ.{queue}")
+    dead = broker.what_is_left(f"DLQ.{queue}", once_durable=True)
     assert bodies(dead) == ["poison"]
     headers = dead[0].headers
     assert headers["destination"] == f"/queue/DLQ.{queue}"
@@ -470,7 +459,7 @@ def test_what_fails_in_a_dead_letter_queue_stays_there_at_its_place(broker: Brok
         reader.nack(message)
     reader.disconnect()
 
-    assert bodies(what_is_left(broker, dead_letters)) == numbers(3)
+    assert bodies(broker.what_is_left(dead_letters, once_durable=True)) == numbers(3)
 
 
 @pytest.mark.parametrize("is_transient", [True, False], ids=["transient", "persistent"])
@@ -485,8 +474,8 @@ def test_a_dead_letter_is_confirmed_with_the_nack_that_made_it(
 
     own_broker.restart(is_clean=False)
 
-    assert what_is_left(own_broker, queue) == []
-    assert bodies(what_is_left(own_broker, f"DLQ.{queue}")) == ["poison"]
+    assert own_broker.what_is_left(queue, once_durable=True) == []
+    assert bodies(own_broker.what_is_left(f"DLQ.{queue}", once_durable=True)) == ["poison"]
 
 
 def test_seven_aborts_make_a_dead_letter_too(broker: BrokerProcess, queue: str) -> None:
@@ -502,9 +491,9 @@ def test_seven_aborts_make_a_dead_letter_too(broker: BrokerProcess, queue: str) 
         reader.abort(f"t{number}")
     reader.disconnect()
 
-    left = what_is_left(broker, queue)
+    left = broker.what_is_left(queue, once_durable=True)
     assert (bodies(left), attempts(left)) == (["1"], [0])
-    assert bodies(what_is_left(broker, f"DLQ.{queue}")) == ["0"]
+    assert bodies(broker.what_is_left(f"DLQ.{queue}", once_durable=True)) == ["0"]
 
 
 @MODES
@@ -523,10 +512,10 @@ def test_a_consumer_that_crashes_ten_times_kills_nothing_but_the_message_it_was_
         reader.crash()
 
     broker.await_facts(queue, waiting=49, consumers=0)
-    left = what_is_left(broker, queue)
+    left = broker.what_is_left(queue, once_durable=True)
     assert bodies(left) == numbers(50, first=1)
     assert attempts(left) == [3] + [0] * 48
-    assert bodies(what_is_left(broker, f"DLQ.{queue}")) == ["0"]
+    assert bodies(broker.what_is_left(f"DLQ.{queue}", once_durable=True)) == ["0"]
 
 
 def test_ten_clean_disconnects_charge_nothing(broker: BrokerProcess, queue: str) -> None:
@@ -537,7 +526,7 @@ def test_ten_clean_disconnects_charge_nothing(broker: BrokerProcess, queue: str)
         assert bodies(reader.messages(20)) == numbers(20)
         reader.disconnect()
 
-    left = what_is_left(broker, queue)
+    left = broker.what_is_left(queue, once_durable=True)
     assert bodies(left) == numbers(20)
     assert attempts(left) == [0] * 20
     assert deliveries(left) == [11] * 20
@@ -553,7 +542,7 @@ def test_ten_ends_of_the_broker_charge_nothing(own_broker: BrokerProcess, queue:
         assert bodies(reader.messages(5)) == numbers(5)
         own_broker.restart(is_clean=time % 2 == 0)
 
-    left = what_is_left(own_broker, queue)
+    left = own_broker.what_is_left(queue, once_durable=True)
     assert (bodies(left), attempts(left)) == (numbers(5), [0] * 5)
 
 
@@ -594,8 +583,8 @@ def test_the_end_of_one_subscription_leaves_the_others_of_its_connection_alone(
     reader.ack(held[1], confirmed=True)
     reader.disconnect()
 
-    assert what_is_left(broker, queue) == []
-    assert bodies(what_is_left(broker, other_queue)) == bodies(other_held)
+    assert broker.what_is_left(queue, once_durable=True) == []
+    assert bodies(broker.what_is_left(other_queue, once_durable=True)) == bodies(other_held)
 
 
 # ---- Crashes that are hard to notice ----
@@ -612,7 +601,7 @@ def test_a_consumer_that_crashes_right_behind_its_last_word_is_noticed(own_broke
         reader.crash()
 
     own_broker.await_facts(queue, consumers=0)
-    left = what_is_left(own_broker, queue)
+    left = own_broker.what_is_left(queue, once_durable=True)
     assert bodies(left) == numbers(5, first=1)
     assert attempts(left) == [1, 0, 0, 0]
 
@@ -686,4 +675,4 @@ def test_a_slow_auto_reader_that_reads_on_gets_everything_once_and_in_order(brok
     assert slow.arrived() == []
     broker.await_facts(queue, waiting=0, unacknowledged=0)
     slow.disconnect()
-    assert what_is_left(broker, queue) == []
+    assert broker.what_is_left(queue, once_durable=True) == []

@@ -160,14 +160,6 @@ def texts(messages: list[stomp.utils.Frame]) -> list[str]:
     return [message.body.decode() for message in messages]
 
 
-def what_is_left(broker: BrokerProcess, queue: str) -> list[str]:
-    reader = broker.connect()
-    reader.subscribe(queue)
-    messages = reader.arrived()
-    reader.disconnect()
-    return bodies(messages)
-
-
 def fill(client: Client, queue: str, count: int) -> None:
     for number in range(count):
         client.send(queue, str(number), persistent="true" if number % 2 else "false")
@@ -240,7 +232,7 @@ def test_it_acknowledges_in_each_mode(
         reader.acknowledge(messages[3])
     assert not reader.has_more()
     reader.close()
-    assert what_is_left(broker, queue) == list(left)
+    assert bodies(broker.what_is_left(queue)) == list(left)
 
 
 @VERSIONS
@@ -289,11 +281,11 @@ def test_what_it_commits_is_done_as_a_whole(
     client.acknowledge(held[2], transaction)
     client.send(target, "a", transaction=transaction, persistent="true")
     client.send(target, "b", transaction=transaction)
-    assert what_is_left(broker, target) == []
+    assert bodies(broker.what_is_left(target)) == []
     client.end(transaction, by=client.connection.commit)
-    assert what_is_left(broker, target) == ["a", "b"]
+    assert bodies(broker.what_is_left(target)) == ["a", "b"]
     client.close()
-    assert what_is_left(broker, source) == ["1"]
+    assert bodies(broker.what_is_left(source)) == ["1"]
 
 
 @VERSIONS
@@ -315,7 +307,7 @@ def test_what_it_aborts_never_happened(
     client.acknowledge(held[1])
     again = client.message()
     assert (again.body, again.headers["truenext-attempts"]) == (b"0", "1")
-    assert what_is_left(broker, target) == []
+    assert bodies(broker.what_is_left(target)) == []
 
 
 @NACKING_VERSIONS

@@ -115,15 +115,6 @@ def refused(client: RawClient, fault: str) -> Frame:
     return error
 
 
-def what_is_left(broker: BrokerProcess, queue: str) -> list[Frame]:
-    """Everything that waits in a queue; it stays there."""
-    reader = broker.connect()
-    reader.subscribe(queue)
-    messages = reader.arrived()
-    reader.disconnect()
-    return messages
-
-
 def hello(version: str = "1.2", **headers: str) -> bytes:
     said = {"accept-version": version, "host": "test"} | {name.replace("_", "-"): headers[name] for name in headers}
     return encode(Frame("CONNECT", said), Version.V1_0)
@@ -143,7 +134,7 @@ def test_a_content_length_that_is_no_number_is_refused(broker: BrokerProcess, qu
     client = broker.connect()
     client.write(f"SEND\ndestination:/queue/{queue}\ncontent-length:{length}\n\nx\0".encode())
     refused(client, f"content-length {length[:100]!r} is not a possible number of bytes")
-    assert what_is_left(broker, queue) == []
+    assert broker.what_is_left(queue) == []
 
 
 @AMID_TRAFFIC
@@ -204,7 +195,7 @@ def test_a_fault_ends_the_connection_with_an_error_that_names_it_behind_the_rece
     client.write(before + frame + after)
     client.await_receipt("due")
     assert "receipt-id" not in refused(client, fault).headers
-    assert bodies(what_is_left(broker, queue)) == ["stands"]
+    assert bodies(broker.what_is_left(queue)) == ["stands"]
 
 
 @AMID_TRAFFIC
@@ -234,7 +225,7 @@ def test_a_body_without_an_end_is_refused(broker: BrokerProcess, queue: str) -> 
     for _ in range(BODY_BYTES_MAX // len(piece) + 1):
         client.write(piece)
     refused(client, "without an end")
-    assert what_is_left(broker, queue) == []
+    assert broker.what_is_left(queue) == []
 
 
 @AMID_TRAFFIC
@@ -442,7 +433,7 @@ def test_what_a_producer_escapes_cannot_become_a_header_or_a_frame_of_its_own(
         assert not [name for name in poses if trimmed.get(name) == "x"]
     assert "redelivered" not in message.headers
     reader.ack(following, confirmed=True)
-    assert what_is_left(broker, queue) == []
+    assert broker.what_is_left(queue) == []
 
 
 @VERSIONS
@@ -535,7 +526,7 @@ def test_a_client_that_asks_for_receipts_endlessly_and_reads_none_is_cut(broker:
     assert asked_for > UNSENT_ANSWER_BYTES_MAX
 
     # What it held is free again.
-    (message,) = what_is_left(broker, queue)
+    (message,) = broker.what_is_left(queue)
     assert message.headers["truenext-attempts"] == "1"
 
 
@@ -629,7 +620,7 @@ def test_garbage_harms_nobody_but_the_connection_it_comes_on(own_broker: BrokerP
         for number in range(3):
             own_broker.await_facts(f"fuzz{number}", consumers=0, unacknowledged=0)
     own_broker.restart(is_clean=True)
-    assert bodies(what_is_left(own_broker, "kept")) == ["0", "1", "2", "3", "4"]
+    assert bodies(own_broker.what_is_left("kept")) == ["0", "1", "2", "3", "4"]
 
 
 # ---- Heart-beats ----
@@ -742,14 +733,14 @@ def test_receipts_come_in_order_and_only_once_what_was_sent_is_durable(held_brok
     other.send("other", b"waits for nobody", confirmed=True)
     assert_nothing_came(held_broker, sender)
     assert_nothing_came(held_broker, committing)
-    assert what_is_left(held_broker, "q") == []
+    assert held_broker.what_is_left("q") == []
 
     held_broker.release_disk()
     for receipt in "abcd":
         sender.await_receipt(receipt)
     committing.await_receipt("committed")
     held_broker.restart(is_clean=False)
-    assert bodies(what_is_left(held_broker, "q")) == ["0", "1", "2"]
+    assert bodies(held_broker.what_is_left("q")) == ["0", "1", "2"]
 
 
 def test_what_was_not_durable_at_a_kill_was_not_confirmed(held_broker: BrokerProcess) -> None:
@@ -763,7 +754,7 @@ def test_what_was_not_durable_at_a_kill_was_not_confirmed(held_broker: BrokerPro
         sender.next_frame()
     held_broker.release_disk()
     held_broker.start()
-    assert bodies(what_is_left(held_broker, "q")) == ["durable"]
+    assert bodies(held_broker.what_is_left("q")) == ["durable"]
 
 
 def test_a_broken_disk_stops_the_broker_with_a_clear_message_and_without_a_receipt(held_broker: BrokerProcess) -> None:
@@ -785,7 +776,7 @@ def test_a_broken_disk_stops_the_broker_with_a_clear_message_and_without_a_recei
 
     held_broker.mend_disk()
     held_broker.start()
-    (again,) = what_is_left(held_broker, "q")
+    (again,) = held_broker.what_is_left("q")
     assert again.body == message.body == b"durable"
     assert again.headers["truenext-attempts"] == "0"
 
@@ -802,7 +793,7 @@ def test_a_disk_that_breaks_at_the_last_moment_makes_the_stop_fail(held_broker: 
 
     held_broker.mend_disk()
     held_broker.start()
-    assert bodies(what_is_left(held_broker, "q")) == ["persistent"]
+    assert bodies(held_broker.what_is_left("q")) == ["persistent"]
 
 
 # ---- How a connection begins ----
@@ -877,9 +868,9 @@ def test_frames_behind_connect_are_read_by_the_version_that_it_agrees_on(
     # DISCONNECT may come before the message is durable: then it waits for the next one.
     if "MESSAGE\n" in text:
         assert f"note:{note}\n" in text
-        assert what_is_left(broker, queue) == []
+        assert broker.what_is_left(queue) == []
     else:
-        (message,) = what_is_left(broker, queue)
+        (message,) = broker.what_is_left(queue)
         assert message.headers["note"] == r"a\b"
 
 
@@ -895,7 +886,7 @@ def test_what_is_said_behind_disconnect_is_not_done(broker: BrokerProcess, queue
     client.await_receipt("left")
     refused(client, "SEND may not come while closed")
 
-    left = what_is_left(broker, queue)
+    left = broker.what_is_left(queue)
     assert bodies(left) == ["held", "sent"]
     assert left[0].headers["truenext-attempts"] == "0"
 
@@ -991,7 +982,7 @@ def test_a_repeat_of_a_numbered_send_or_commit_is_accepted_once(own_broker: Brok
     client.send("q", b"5", persistent=True, headers=numbered("p2", 1), confirmed=True)
     client.send("q", b"6", persistent=True, headers=numbered("p", 4), confirmed=True)
 
-    assert bodies(what_is_left(own_broker, "q")) == ["1", "2", "3", "4", "5", "6"]
+    assert bodies(own_broker.what_is_left("q")) == ["1", "2", "3", "4", "5", "6"]
 
 
 @pytest.mark.parametrize("kind", ["send", "commit"])
@@ -1014,7 +1005,7 @@ def test_the_receipt_of_a_repeat_waits_until_the_first_is_durable(held_broker: B
     held_broker.release_disk()
     second.await_receipt("r")
     held_broker.restart(is_clean=False)
-    assert bodies(what_is_left(held_broker, "q")) == ["1"]
+    assert bodies(held_broker.what_is_left("q")) == ["1"]
 
 
 def test_a_numbered_commit_of_a_transaction_that_was_rolled_back_is_refused(own_broker: BrokerProcess) -> None:
@@ -1032,7 +1023,7 @@ def test_a_numbered_commit_of_a_transaction_that_was_rolled_back_is_refused(own_
     client.begin("t")
     client.send("q", b"once", persistent=True, transaction="t")
     client.commit("t", headers=numbered("p", 1))
-    assert bodies(what_is_left(own_broker, "q")) == ["once"]
+    assert bodies(own_broker.what_is_left("q")) == ["once"]
 
 
 # ---- Questions to the broker ----
@@ -1106,7 +1097,7 @@ def test_a_second_broker_on_the_same_folder_is_refused(own_broker: BrokerProcess
     assert f"data folder {own_broker.data} is in use by the broker of process {own_broker.pid}" in complaint
     client.send("q", b"1", persistent=True, confirmed=True)
     own_broker.restart(is_clean=False)
-    assert bodies(what_is_left(own_broker, "q")) == ["0", "1"]
+    assert bodies(own_broker.what_is_left("q")) == ["0", "1"]
 
 
 def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: BrokerProcess) -> None:
@@ -1120,7 +1111,7 @@ def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: Br
         complaint = failed("serve", "--data", str(own_broker.data), "--listen", f"stomp://127.0.0.1:{port}")
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in complaint
     own_broker.start()
-    assert bodies(what_is_left(own_broker, "q")) == ["transient", "persistent"]
+    assert bodies(own_broker.what_is_left("q")) == ["transient", "persistent"]
 
 
 def test_an_address_that_others_can_reach_must_be_allowed() -> None:
@@ -1199,7 +1190,7 @@ def test_either_signal_stops_the_broker_cleanly(own_broker: BrokerProcess, by: s
     assert own_broker.wait_for_end() == 0
     own_broker.check_log()
     own_broker.start()
-    left = what_is_left(own_broker, "q")
+    left = own_broker.what_is_left("q")
     assert bodies(left) == ["transient", "persistent"]
     assert [message.headers["truenext-attempts"] for message in left] == ["0", "0"]
 
@@ -1268,7 +1259,7 @@ def test_what_could_not_be_printed_is_not_acknowledged(broker: BrokerProcess, ur
     with Path("/dev/full").open("wb") as full:
         command = dying_with_us([TRUENEXT, "receive", queue, "--url", url])
         assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, timeout=PATIENCE_SECONDS).returncode
-    assert bodies(what_is_left(broker, queue)) == ["kept"]
+    assert bodies(broker.what_is_left(queue)) == ["kept"]
 
 
 @pytest.mark.parametrize("command", [["send", "q", "body"], ["receive", "q"], ["queues"]])

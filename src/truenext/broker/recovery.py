@@ -7,7 +7,7 @@ from truenext.engine.lane import Entry
 from truenext.engine.queue import Queue
 from truenext.limits import PAGE_SIZE
 from truenext.policy import Policy
-from truenext.record import LANE_KEY_SIZE, DamagedRecord, decode, sequence_of, split_lane_key
+from truenext.record import DamagedRecord, decode, sequence_of, split_lane_key
 from truenext.store.store import Recovered, Store, StoredMessage
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,7 @@ def _entry(queue: Queue, stored: StoredMessage, *, is_redelivered: bool) -> Entr
     try:
         message = decode(stored.key, stored.record)
     except DamagedRecord as error:
-        # It stays in the store, and in its count, for whoever looks into it; it is never delivered.
-        queue.lanes[split_lane_key(stored.key[:LANE_KEY_SIZE])[1]].stored += 1
+        # It stays in the store for whoever looks into it; it is never delivered.
         logger.error(
             "message is damaged and will not be delivered",
             extra={"queue": queue.name, "sequence": sequence, "reason": str(error)},

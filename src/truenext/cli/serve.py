@@ -16,7 +16,7 @@ from truenext.broker.recovery import recover
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.policy import DEFAULT_POLICY
 from truenext.server.listener import Listener
-from truenext.store.lmdb import LmdbStore
+from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
 from truenext.url import Address, parse_url
@@ -44,7 +44,7 @@ def serve(data: Path | None, urls: Sequence[str], *, allow_anonymous: bool) -> N
                 f"{address.host} can be reached from other machines, and anybody there could read and write all "
                 "queues; listen on 127.0.0.1, or say --allow-anonymous if that is meant"
             )
-    store: Store = MemoryStore() if data is None else LmdbStore(data)
+    store: Store = MemoryStore() if data is None else EmbeddedStore(data)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_run(store, addresses))

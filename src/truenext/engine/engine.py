@@ -94,9 +94,7 @@ class Engine:
 
     def restore_entry(self, entry: Entry) -> None:
         """Take over a stored message; those of a lane come in the order of their sequences."""
-        lane = entry.queue.lane_of(entry.message)
-        lane.arrived.append(entry)
-        lane.stored += 1
+        entry.queue.lane_of(entry.message).arrived.append(entry)
         self._touched[entry.queue] = None
 
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:

@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Lane:
-    __slots__ = ("arrived", "key", "returned", "stored")
+    __slots__ = ("arrived", "key", "returned")
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -47,8 +47,6 @@ class Lane:
         """Not given back in this run, in order of sequence. Whoever appends keeps it so."""
         self.returned: list[tuple[int, Entry]] = []
         """Given back, as a heap by sequence."""
-        self.stored = 0
-        """Messages of this lane in the store, those held by consumers included."""
 
     def __len__(self) -> int:
         return len(self.arrived) + len(self.returned)

@@ -18,26 +18,20 @@ def put(batch: Batch, entry: Entry) -> None:
         queue.is_known_to_store = True
         batch.queues[queue.number] = queue.name
     message = entry.message
-    lane = queue.lane_of(message)
-    key = message_key(lane.key, entry.sequence)
+    key = message_key(queue.lane_of(message).key, entry.sequence)
     record = encode(key, message)
     (batch.puts if message.persistent else batch.transient_puts).append((key, record))
     batch.size += len(record)
-    lane.stored += 1
-    batch.counts[lane.key] = lane.stored
 
 
 def remove(batch: Batch, entry: Entry) -> None:
     """A stored message is gone."""
     message = entry.message
-    lane = entry.queue.lane_of(message)
-    key = message_key(lane.key, entry.sequence)
+    key = message_key(entry.queue.lane_of(message).key, entry.sequence)
     (batch.removes if message.persistent else batch.transient_removes).append(key)
     if entry.marked:
         batch.unmarks.append(key)
     batch.size += len(key)
-    lane.stored -= 1
-    batch.counts[lane.key] = lane.stored
 
 
 def mark(batch: Batch, entry: Entry) -> None:

@@ -369,7 +369,8 @@ class Connection:
             self._add(b"\n")
             self.flush()
         self._has_spoken = False
-        self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
+        if not self._is_closed:
+            self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
 
     def _on_silence(self) -> None:
         if not self._has_heard and not self._is_paused:

@@ -1,0 +1,162 @@
+"""How a batch stands in the journal, byte by byte. Little-endian.
+
+    puts                u32     numbers of what follows
+    transient puts      u32
+    removes             u32
+    transient removes   u32
+    rest                u32     bytes
+    each put            key (13 bytes, record.py), length of the record u32, record
+    each remove         key
+    rest                nothing, or a MessagePack map: `Rest`
+
+If you change anything here, increase FORMAT_VERSION in checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext.batch import ProducerState
+from truenext.record import MESSAGE_KEY_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from truenext.batch import Batch
+
+_HEAD = struct.Struct("<IIIII")
+_PUT = struct.Struct(f"<{MESSAGE_KEY_SIZE}sI")
+
+PUTS_AT = _HEAD.size
+"""Where the first put begins."""
+
+BEFORE_RECORD = _PUT.size
+"""Bytes of a put that come before its record."""
+
+
+class Rest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What most batches have nothing of; each field is that of the batch."""
+
+    marks: dict[bytes, tuple[int, int]] = {}
+    unmarks: list[bytes] = []
+    queues: dict[int, str] = {}
+    producers: dict[str, tuple[int, int]] = {}
+    forgotten_producers: list[str] = []
+    sequence_limit: int = 0
+    clean_stop: bool | None = None
+    drops_transients: bool = False
+    """All transients put so far are gone: the run before this one did not end as it should."""
+
+
+class Changes(msgspec.Struct, gc=False):
+    """A batch without its records: those are read from the journal again when they are needed."""
+
+    puts: list[tuple[bytes, int]]
+    """Key and length of the record, as they follow one another."""
+    transient_puts: list[tuple[bytes, int]]
+    removes: list[bytes]
+    transient_removes: list[bytes]
+    rest: Rest | None
+
+    def __len__(self) -> int:
+        """Messages put or removed."""
+        return len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
+
+
+_encode_rest = msgspec.msgpack.Encoder().encode
+_decode_rest = msgspec.msgpack.Decoder(Rest).decode
+
+
+def changes_of(batch: Batch) -> Changes:
+    return Changes(
+        puts=[(key, len(record)) for key, record in batch.puts],
+        transient_puts=[(key, len(record)) for key, record in batch.transient_puts],
+        removes=batch.removes,
+        transient_removes=batch.transient_removes,
+        rest=_rest_of(batch),
+    )
+
+
+def encode(batch: Batch, rest: Rest | None) -> bytes:
+    """What `decode` makes Changes of again; `rest` is theirs."""
+    rest_bytes = b"" if rest is None else _encode_rest(rest)
+    pack = _PUT.pack
+    parts = [
+        _HEAD.pack(
+            len(batch.puts),
+            len(batch.transient_puts),
+            len(batch.removes),
+            len(batch.transient_removes),
+            len(rest_bytes),
+        )
+    ]
+    for key, record in chain(batch.puts, batch.transient_puts):
+        parts.append(pack(key, len(record)))
+        parts.append(record)
+    parts += batch.removes
+    parts += batch.transient_removes
+    parts.append(rest_bytes)
+    return b"".join(parts)
+
+
+def decode(payload: memoryview) -> Changes:
+    """Raises: ValueError if these are not bytes of `encode`, the end included."""
+    try:
+        return _decode(payload)
+    except (struct.error, msgspec.MsgspecError) as error:
+        raise ValueError(f"not a batch: {error}") from error
+
+
+def _decode(payload: memoryview) -> Changes:
+    puts, transient_puts, removes, transient_removes, rest_size = _HEAD.unpack_from(payload)
+    keys_at = PUTS_AT
+    found: list[tuple[bytes, int]] = []
+    for _ in range(puts + transient_puts):
+        key, length = _PUT.unpack_from(payload, keys_at)
+        found.append((key, length))
+        keys_at += BEFORE_RECORD + length
+    rest_at = keys_at + MESSAGE_KEY_SIZE * (removes + transient_removes)
+    if rest_at + rest_size != len(payload):
+        raise ValueError(f"a batch of {rest_at + rest_size} bytes in {len(payload)}")
+    keys = list(_keys(payload[keys_at:rest_at]))
+    return Changes(
+        puts=found[:puts],
+        transient_puts=found[puts:],
+        removes=keys[:removes],
+        transient_removes=keys[removes:],
+        rest=_decode_rest(payload[rest_at:]) if rest_size else None,
+    )
+
+
+def _keys(joined: memoryview) -> Iterator[bytes]:
+    return (bytes(joined[at : at + MESSAGE_KEY_SIZE]) for at in range(0, len(joined), MESSAGE_KEY_SIZE))
+
+
+def _rest_of(batch: Batch) -> Rest | None:
+    if not (
+        batch.marks
+        or batch.unmarks
+        or batch.queues
+        or batch.producers
+        or batch.forgotten_producers
+        or batch.sequence_limit
+        or batch.clean_stop is not None
+    ):
+        return None
+    return Rest(
+        marks=batch.marks,
+        unmarks=batch.unmarks,
+        queues=batch.queues,
+        producers={name: (state.number, state.used_ms) for name, state in batch.producers.items()},
+        forgotten_producers=batch.forgotten_producers,
+        sequence_limit=batch.sequence_limit,
+        clean_stop=batch.clean_stop,
+    )
+
+
+def producers_of(rest: Rest) -> dict[str, ProducerState]:
+    return {name: ProducerState(*state) for name, state in rest.producers.items()}

@@ -1,0 +1,288 @@
+"""A write-ahead journal: batches as bytes, in order, each durable before the next is written.
+
+It is a row of segments, files of one size that are allocated and filled with zeros before they are used, so that
+making a batch durable is one write of data and nothing else. A segment that is no longer needed becomes a spare, and
+a later one again without being allocated anew.
+
+    00000000000000a7.journal    segment 0xa7
+    spare-*                     nothing that counts
+
+A segment is a row of frames from its beginning on. Little-endian:
+
+    checksum    u32     CRC-32 of the rest of the frame, begun with the journal's salt
+    size        u32     bytes of the payload
+    segment     u64     number of the segment
+    number      u64     1 for the first frame of the journal, and so on over all segments
+    payload     bytes
+
+What stands behind the last frame is zeros, what a crash left of one that was not confirmed, or what an earlier life of
+the file left. None of that can pass for a frame: the checksum covers the segment's number, which is never used
+again, and the salt, which no sender of a message knows. If you change anything here, increase FORMAT_VERSION in
+checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from threading import Lock
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from truenext.errors import StoreError
+from truenext.store.folder import sync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SEGMENT_BYTES = 32 * 1024 * 1024
+"""Size of a segment; larger than nearly every batch. One that is larger still gets a segment of its own size."""
+
+SPARES_MAX = 2
+"""Spare segments kept; more are deleted."""
+
+SUSPECTS_MAX = 1000
+"""Places behind the last frame that are looked at closely: what a sender put into a body must not cost hours."""
+
+_FRAME = struct.Struct("<IIQQ")
+_CHECKSUM = struct.Struct("<I")
+_REST = struct.Struct("<IQQ")
+_SEGMENT_AT = 8
+_ZEROS = bytes(1 << 20)
+
+
+class Journal:
+    """`append` is for one thread; `read` for any; the segments it reads must not be released meanwhile."""
+
+    def __init__(self, folder: Path, *, salt: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """`salt` is any u32 that stays the same for the life of the journal.
+
+        Raises: OSError
+        """
+        self._folder = folder
+        self._salt = salt
+        self._segment_bytes = segment_bytes
+        self._files: dict[int, int] = {}
+        """Open file of each segment, oldest first."""
+        self._end = 0
+        """Where the next frame goes, in the newest segment."""
+        self._size = 0
+        """Size of the newest segment."""
+        self._number = 0
+        """Number of the last frame."""
+        self._last_frames: dict[int, int] = {}
+        """Number of the last frame in or before each segment."""
+        self._newest = 0
+        self._spares = sum(1 for _ in folder.glob("spare-*"))
+        self._files_change = Lock()
+
+    # ---- Recovery ----
+
+    def replay(self, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
+        """Segment, offset and payload of every frame behind `after_segment`, whose last frame was `after_number`.
+
+        To be read to its end, once, before anything is appended. Older segments become spares.
+
+        Raises: StoreError if a frame is damaged, OSError
+        """
+        self._number = after_number
+        self._newest = after_segment
+        paths = {int(path.stem, 16): path for path in sorted(self._folder.glob("*.journal"))}
+        for segment in [segment for segment in paths if segment <= after_segment]:
+            self._make_spare(paths.pop(segment))
+        for segment, path in paths.items():
+            if segment != self._newest + 1:
+                raise self._damage(f"segment {self._newest + 1:016x} is missing")
+            self._files[segment] = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
+            self._newest = segment
+            yield from self._frames(segment)
+            self._last_frames[segment] = self._number
+        if self._files:
+            self._clear_tail()
+
+    def _frames(self, segment: int) -> Iterator[tuple[int, int, memoryview]]:
+        file = self._files[segment]
+        size = os.fstat(file).st_size
+        content = memoryview(_read_all(file, size))
+        offset = 0
+        while (payload := self._payload(content, offset, segment, self._number + 1)) is not None:
+            self._number += 1
+            yield segment, offset + _FRAME.size, payload
+            offset += _FRAME.size + len(payload)
+        self._end = offset
+        self._size = size
+        self._expect_nothing_behind(content, segment, offset)
+
+    def _payload(self, content: memoryview, offset: int, segment: int, number: int) -> memoryview | None:
+        """The payload of the frame at `offset`, None if there is none."""
+        if offset + _FRAME.size > len(content):
+            return None
+        checksum, size, in_segment, found = _FRAME.unpack_from(content, offset)
+        end = offset + _FRAME.size + size
+        if in_segment != segment or found != number or end > len(content):
+            return None
+        if crc32(content[offset + _CHECKSUM.size : end], self._salt) != checksum:
+            return None
+        return content[offset + _FRAME.size : end]
+
+    def _expect_nothing_behind(self, content: memoryview, segment: int, end: int) -> None:
+        """A crash can only tear the last frame, so a good frame behind a bad one means that a disk lost something."""
+        behind = bytes(content[end:])
+        needle = struct.pack("<Q", segment)
+        at = behind.find(needle)
+        suspects = 0
+        while at >= 0 and suspects < SUSPECTS_MAX:
+            start = at - _SEGMENT_AT
+            if start >= 0 and start + _FRAME.size <= len(behind):
+                number = _FRAME.unpack_from(behind, start)[3]
+                suspects += number > self._number
+                if number > self._number and self._payload(content, end + start, segment, number) is not None:
+                    raise self._damage(
+                        f"frame {self._number + 1} at byte {end} of segment {segment:016x} is unreadable, "
+                        f"and frame {number} behind it is not"
+                    )
+            at = behind.find(needle, at + 1)
+
+    def _clear_tail(self) -> None:
+        """What a crash left of a frame that was not confirmed must not stand behind those to come."""
+        file = self._files[self._newest]
+        for offset in range(self._end, self._size, len(_ZEROS)):
+            length = min(len(_ZEROS), self._size - offset)
+            if os.pread(file, length, offset).strip(b"\0"):
+                _write(file, _ZEROS[:length], offset)
+
+    def _damage(self, what: str) -> StoreError:
+        return StoreError(
+            f"the journal in {self._folder} is damaged: {what}. Messages may be missing; restore the folder from a copy"
+        )
+
+    # ---- Work ----
+
+    @property
+    def newest(self) -> int:
+        """Number of the segment that frames go to; 0 is none yet."""
+        return self._newest
+
+    @property
+    def segments(self) -> list[int]:
+        """Oldest first."""
+        return list(self._files)
+
+    @property
+    def needs_spare(self) -> bool:
+        return not self._spares
+
+    def last_frame(self, segment: int) -> int:
+        """Number of the last frame in or before the segment."""
+        return self._last_frames[segment]
+
+    def has_place(self, size: int) -> bool:
+        """A payload of `size` bytes fits into the newest segment."""
+        return self._end + _FRAME.size + size <= self._size
+
+    def append(self, payload: bytes) -> tuple[int, int]:
+        """Segment and offset of the payload; it is durable. Where it has no place, `roll` comes first.
+
+        Raises: OSError; nothing may be appended after that.
+        """
+        segment, offset = self._newest, self._end
+        number = self._number + 1
+        rest = _REST.pack(len(payload), segment, number)
+        checksum = crc32(payload, crc32(rest, self._salt))
+        _write(self._files[segment], b"%b%b%b" % (_CHECKSUM.pack(checksum), rest, payload), offset)
+        self._number = self._last_frames[segment] = number
+        self._end = offset + _FRAME.size + len(payload)
+        return segment, offset + _FRAME.size
+
+    def roll(self, size: int) -> None:
+        """Begin a new segment with place for a payload of `size` bytes.
+
+        Raises: OSError
+        """
+        segment = self._newest + 1
+        path = self._path(segment)
+        needed = _FRAME.size + size
+        with self._files_change:
+            spare = next(self._folder.glob("spare-*"), None) if needed <= self._segment_bytes else None
+            if spare is None:
+                self._allocate(path, max(needed, self._segment_bytes))
+            else:
+                spare.rename(path)
+                self._spares -= 1
+        sync_folder(self._folder)
+        file = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
+        self._files[segment] = file
+        self._last_frames[segment] = self._number
+        self._newest = segment
+        self._end = 0
+        self._size = os.fstat(file).st_size
+
+    def prepare(self) -> None:
+        """See to it that the next `roll` need not allocate. May be called while another thread appends.
+
+        Raises: OSError
+        """
+        with self._files_change:
+            if not self._spares:
+                self._allocate(self._folder / "spare-0", self._segment_bytes)
+                self._spares += 1
+
+    def read(self, segment: int, offset: int, length: int) -> bytes:
+        """Raises: OSError"""
+        return os.pread(self._files[segment], length, offset)
+
+    def release(self, segment: int) -> None:
+        """The segment is not needed any more.
+
+        Raises: OSError
+        """
+        os.close(self._files.pop(segment))
+        del self._last_frames[segment]
+        with self._files_change:
+            self._make_spare(self._path(segment))
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _path(self, segment: int) -> Path:
+        return self._folder / f"{segment:016x}.journal"
+
+    def _make_spare(self, path: Path) -> None:
+        if self._spares >= SPARES_MAX or path.stat().st_size != self._segment_bytes:
+            path.unlink()
+        else:
+            path.rename(self._folder / f"spare-{path.stem}")
+            self._spares += 1
+
+    def _allocate(self, path: Path, size: int) -> None:
+        """A file of zeros; under its name only once it is all there."""
+        new = self._folder / "new"
+        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            for offset in range(0, size, len(_ZEROS)):
+                _write(file, _ZEROS[: size - offset], offset)
+            os.fsync(file)
+        except OSError:
+            new.unlink()
+            raise
+        finally:
+            os.close(file)
+        new.rename(path)
+
+
+def _write(file: int, content: bytes, offset: int) -> None:
+    written = os.pwrite(file, content, offset)
+    while written < len(content):
+        # The system says why it took no more when it is asked to take the rest.
+        written += os.pwrite(file, content[written:], offset + written)
+
+
+def _read_all(file: int, size: int) -> bytes:
+    parts = []
+    offset = 0
+    while offset < size and (part := os.pread(file, 1 << 24, offset)):
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)

@@ -1,0 +1,77 @@
+"""What outlives a broker: opens a store, stops it cleanly, or crashes it."""
+
+from pathlib import Path
+from typing import Any
+
+from truenext.batch import Batch
+from truenext.record import lane_key, message_key, sequence_of
+from truenext.store.embedded import EmbeddedStore
+from truenext.store.memory import MemoryStore
+from truenext.store.store import Recovered, Store
+
+KINDS = ["memory", "embedded", "moving"]
+"""Moving is embedded with tiny segments that move into the checkpoint as soon as they may."""
+
+LANE = lane_key(1, 5)
+OTHER_LANE = lane_key(1, 6)
+NEXT_QUEUE = lane_key(2, 5)
+
+
+class Disk:
+    """What is there when the broker is not."""
+
+    store: Store
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.memory = MemoryStore()
+        self.number = 0
+        self.open()
+
+    def open(self) -> Recovered:
+        self.store = self.memory if self.kind == "memory" else embedded(self.kind, self.folder)
+        try:
+            recovered = self.store.recover()
+        except BaseException:
+            self.store.close()
+            raise
+        self.number = 0
+        return recovered
+
+    def apply(self, **changes: Any) -> None:
+        self.store.apply(self.batch(**changes))
+
+    def batch(self, **changes: Any) -> Batch:
+        self.number += 1
+        batch = Batch(self.number)
+        for name, value in changes.items():
+            setattr(batch, name, value)
+        return batch
+
+    def crash(self) -> Recovered:
+        self.store.close()
+        return self.open()
+
+    def stop(self) -> Recovered:
+        self.apply(clean_stop=True)
+        self.store.close()
+        return self.open()
+
+
+def embedded(kind: str, folder: Path) -> EmbeddedStore:
+    if kind == "moving":
+        return EmbeddedStore(folder, segment_bytes=200, segments_max=1)
+    return EmbeddedStore(folder, segment_bytes=1 << 20)
+
+
+def key(sequence: int, lane: bytes = LANE) -> bytes:
+    return message_key(lane, sequence)
+
+
+def put(*sequences: int, lane: bytes = LANE) -> list[tuple[bytes, bytes]]:
+    return [(key(sequence, lane), b"record %d" % sequence) for sequence in sequences]
+
+
+def sequences(store: Store, lane: bytes = LANE, after: int = 0, limit: int = 1000) -> list[int]:
+    return [sequence_of(message.key) for message in store.page(lane, after, limit).messages]

@@ -1,0 +1,650 @@
+"""What only a store on a disk can do wrong: folders, locks, crashes in the middle, damage, a full disk."""
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import lmdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.contract.disk import LANE, NEXT_QUEUE, Disk, embedded, key, put, sequences
+from tests.contract.test_store import Model, draw_batch
+from truenext.batch import Batch
+from truenext.errors import StoreError, StoreInUseError
+from truenext.record import sequence_of
+from truenext.store import journal
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.embedded import EmbeddedStore
+from truenext.store.journal import Journal
+
+
+def journal_files(folder: Path) -> list[Path]:
+    return sorted((folder / "journal").glob("*.journal"))
+
+
+def until(fact: Callable[[], bool]) -> None:
+    ready = threading.Event()
+    for _ in range(1000):
+        if fact():
+            return
+        ready.wait(0.01)
+    raise AssertionError("not within 10 seconds")
+
+
+# Folders and locks
+
+
+def test_a_second_broker_is_refused_and_told_who_holds_the_folder(embedded_disk: Disk) -> None:
+    with pytest.raises(StoreInUseError) as refusal:
+        EmbeddedStore(embedded_disk.folder)
+    assert str(embedded_disk.folder) in str(refusal.value)
+    assert f"process {os.getpid()}" in str(refusal.value)
+    embedded_disk.apply(puts=put(1))
+    embedded_disk.crash()
+    assert sequences(embedded_disk.store) == [1]
+
+
+def test_a_refused_broker_leaves_the_pid_of_the_holder(embedded_disk: Disk) -> None:
+    for _ in range(2):
+        with pytest.raises(StoreInUseError, match=f"process {os.getpid()}"):
+            EmbeddedStore(embedded_disk.folder)
+    assert (embedded_disk.folder / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_the_pid_of_an_earlier_broker_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("12345678901234567\n")
+    EmbeddedStore(tmp_path).close()
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_the_data_folder_is_made_for_its_owner_only(embedded_disk: Disk) -> None:
+    embedded_disk.apply(puts=put(1))
+    folder = embedded_disk.folder
+    for path in (folder, folder / "lmdb", folder / "journal"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for path in (folder / "lock", folder / "lmdb/data.mdb", *journal_files(folder)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_new_store_syncs_every_folder_that_leads_to_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = set()
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(str(Path(f"/proc/self/fd/{file}").readlink())))
+    EmbeddedStore(tmp_path / "a/b").close()
+    assert synced == {str(tmp_path / path) for path in ("", "a", "a/b", "a/b/lmdb", "a/b/journal")}
+
+
+def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"cannot open the store in .*/file/data: .*Not a directory"):
+        EmbeddedStore(tmp_path / "file" / "data")
+
+
+def test_a_file_that_is_no_store_is_refused_and_the_lock_let_go(tmp_path: Path) -> None:
+    (tmp_path / "lmdb").mkdir()
+    (tmp_path / "lmdb/data.mdb").write_bytes(b"no store" * 10_000)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="cannot open the store") as refusal:
+            EmbeddedStore(tmp_path)
+        assert not isinstance(refusal.value, StoreInUseError)
+
+
+def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "lmdb"
+    with lmdb.open(str(folder), max_dbs=1, lib_version=0) as env, env.begin(write=True) as txn:
+        txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
+    before = (folder / "data.mdb").read_bytes()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="has format 1, this truenext reads format 2"):
+            EmbeddedStore(tmp_path)
+    assert (folder / "data.mdb").read_bytes() == before
+
+
+def test_the_environment_does_not_choose_the_format_of_a_new_store(tmp_path: Path) -> None:
+    code = "import sys, pathlib, truenext.store.embedded as m; m.EmbeddedStore(pathlib.Path(sys.argv[1])).close()"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "LMDB_DEFAULT_LIB_VERSION": "1"}, check=True)
+    meta_page = (tmp_path / "lmdb/data.mdb").read_bytes()[16:24]
+    assert struct.unpack("=II", meta_page) == (0xBEEFC0DE, 1)
+
+
+def test_a_page_of_a_closed_store_is_a_store_error(embedded_disk: Disk) -> None:
+    embedded_disk.store.close()
+    with pytest.raises(StoreError, match="cannot read the store"):
+        embedded_disk.store.page(LANE, 0, 1)
+
+
+# Durability
+
+
+def test_what_is_written_to_the_journal_is_synced_by_the_write_itself(embedded_disk: Disk) -> None:
+    """Only a power cut would show the difference; a killed process loses nothing either way."""
+    embedded_disk.apply(puts=put(1))
+    store = embedded_disk.store
+    assert isinstance(store, EmbeddedStore)
+    assert store._journal._files
+    for file in store._journal._files.values():
+        assert fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DSYNC
+
+
+def test_the_checkpoint_syncs_every_transaction(embedded_disk: Disk) -> None:
+    store = embedded_disk.store
+    assert isinstance(store, EmbeddedStore)
+    flags = store._checkpoint._env.flags()
+    assert flags["sync"]
+    assert flags["metasync"]
+    assert not flags["writemap"]
+
+
+def test_a_segment_is_allocated_and_synced_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def record_sync(file: int) -> None:
+        events.append("sync " + Path(f"/proc/self/fd/{file}").readlink().name)
+        fsync(file)
+
+    def record_rename(path: Path, to: Path) -> Path:
+        events.append(f"{path.name} becomes {to.name}")
+        return rename(path, to)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(Path, "rename", record_rename)
+    (tmp_path / "j").mkdir()
+    one = Journal(tmp_path / "j", salt=1, segment_bytes=1000)
+    assert list(one.replay(0, 0)) == []
+    one.roll(10)
+    assert events == ["sync new", "new becomes 0000000000000001.journal", "sync j"]
+    assert (tmp_path / "j/0000000000000001.journal").read_bytes() == bytes(1000)
+    one.close()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from truenext.batch import Batch
+from truenext.record import lane_key, message_key
+from truenext.store.embedded import EmbeddedStore
+
+store = EmbeddedStore(Path(sys.argv[1]), segment_bytes=int(sys.argv[2]), segments_max=2)
+store.recover()
+lane = lane_key(1, 5)
+number = 0
+while True:
+    number += 1
+    batch = Batch(number)
+    batch.clean_stop = False
+    batch.puts = [(message_key(lane, number), bytes(number))]
+    batch.transient_puts = [(message_key(lane, 1000000 + number), b"")]
+    batch.sequence_limit = number + 1
+    store.apply(batch)
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("segment_bytes", [500, 1 << 20])
+@pytest.mark.parametrize("least", [1, 30, 200])
+def test_everything_applied_is_there_after_kill_9(tmp_path: Path, segment_bytes: int, least: int) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(segment_bytes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while int(process.stdout.readline()) < least:
+            pass
+        process.send_signal(signal.SIGKILL)
+        applied = [least, *map(int, process.stdout.read().split())][-1]
+    store = EmbeddedStore(tmp_path)
+    recovered = store.recover()
+    messages = store.page(LANE, 0, 10_000).messages
+    store.close()
+    # The batch under way at the kill may be there as well, but only as a whole.
+    assert applied <= len(messages) <= applied + 1
+    assert [sequence_of(m.key) for m in messages] == list(range(1, len(messages) + 1))
+    assert [len(m.record) for m in messages] == list(range(1, len(messages) + 1))
+    assert recovered.counts == {LANE: len(messages)}
+    assert recovered.sequence_limit == len(messages) + 1
+    assert not recovered.clean_stop
+
+
+# The journal's segments
+
+
+def test_what_was_consumed_never_reaches_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unexpected(*_: object, **__: object) -> None:
+        raise AssertionError("a message was moved")
+
+    monkeypatch.setattr(Checkpoint, "put", unexpected)
+    store = EmbeddedStore(tmp_path, segment_bytes=200)
+    store.recover()
+    for n in range(1, 200):
+        batch = Batch(n)
+        batch.puts = put(n + 1)
+        batch.removes = [key(n)] if n > 1 else []
+        store.apply(batch)
+    until(lambda: len(journal_files(tmp_path)) <= 2)
+    assert sequences(store) == [200]
+    store.close()
+
+
+def test_segments_are_used_again_and_few_are_kept(tmp_path: Path) -> None:
+    disk = Disk("moving", tmp_path)
+    for n in range(1, 300):
+        disk.apply(puts=put(n), removes=[key(n - 1)] if n > 1 else [])
+    until(lambda: len(journal_files(tmp_path)) <= 2)
+    assert len(list((tmp_path / "journal").iterdir())) <= 2 + journal.SPARES_MAX
+    assert journal_files(tmp_path)[-1].name > "0000000000000020"
+    disk.store.close()
+
+
+def test_one_old_message_pins_no_segment(tmp_path: Path) -> None:
+    disk = Disk("moving", tmp_path)
+    disk.apply(puts=put(1))
+    for n in range(2, 100):
+        disk.apply(puts=put(n), removes=[key(n - 1)] if n > 2 else [])
+    until(lambda: len(journal_files(tmp_path)) <= 2)
+    assert sequences(disk.store) == [1, 99]
+    disk.crash()
+    assert sequences(disk.store) == [1, 99]
+    disk.store.close()
+
+
+def test_no_mark_outlives_its_message_in_the_checkpoint(tmp_path: Path) -> None:
+    disk = Disk("moving", tmp_path)
+    disk.apply(puts=put(*range(1, 10)), marks={key(3): (1, 1)})
+    for n in range(10, 40):
+        # Marked while it is moved or after, and gone at once or later.
+        disk.apply(puts=put(n), marks={key(n): (1, n), key(n - 9): (2, n)})
+        disk.apply(removes=[key(n - 9)], unmarks=[key(n - 9)])
+    disk.apply(removes=[key(n) for n in range(31, 40)], unmarks=[key(n) for n in range(31, 40)])
+    disk.apply(puts=put(100))
+    disk.apply(puts=put(101))
+    until(lambda: len(journal_files(tmp_path)) == 1)
+    disk.store.close()
+    with lmdb.open(str(tmp_path / "lmdb"), max_dbs=7) as env, env.begin() as txn:
+        assert [*txn.cursor(env.open_db(b"marks", txn=txn)).iternext(values=False)] == []
+        assert {*txn.cursor(env.open_db(b"messages", txn=txn)).iternext(values=False)} <= {key(100)}
+
+
+def test_a_batch_larger_than_a_segment_gets_one_of_its_own_size(tmp_path: Path) -> None:
+    disk = Disk("moving", tmp_path)
+    disk.apply(puts=[(key(1), bytes(50_000))])
+    disk.apply(puts=put(2))
+    disk.crash()
+    assert [len(m.record) for m in disk.store.page(LANE, 0, 9).messages] == [50_000, 8]
+    for n in range(3, 30):
+        disk.apply(puts=put(n))
+    until(lambda: all(path.stat().st_size < 1000 for path in (tmp_path / "journal").iterdir()))
+    disk.store.close()
+
+
+def test_batches_wait_when_the_journal_is_too_far_ahead_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    finish = Checkpoint.finish
+
+    def held(self: Checkpoint, *rest: Any) -> None:
+        assert go_on.wait(10)
+        finish(self, *rest)
+
+    monkeypatch.setattr(Checkpoint, "finish", held)
+    disk = Disk("moving", tmp_path)
+
+    def apply_many() -> None:
+        for n in range(1, 101):
+            disk.apply(puts=put(n))
+
+    thread = threading.Thread(target=apply_many)
+    thread.start()
+    until(lambda: len(journal_files(tmp_path)) == 5)
+    thread.join(0.05)
+    assert thread.is_alive()
+    assert len(journal_files(tmp_path)) == 5
+    assert len(sequences(disk.store)) == disk.number - 1
+    go_on.set()
+    thread.join()
+    assert sequences(disk.store) == list(range(1, 101))
+    disk.store.close()
+
+
+def test_a_crash_drops_transients_for_good_although_the_journal_still_has_them(embedded_disk: Disk) -> None:
+    embedded_disk.apply(clean_stop=False)
+    embedded_disk.apply(puts=put(1), transient_puts=put(2))
+    embedded_disk.crash()
+    embedded_disk.apply(transient_puts=put(3))
+    assert embedded_disk.stop().counts == {LANE: 2}
+    assert sequences(embedded_disk.store) == [1, 3]
+
+
+# Crashes in the middle of a move
+
+
+def move_or_stand_still(store: EmbeddedStore, segment: int) -> None:
+    try:
+        MOVE(store, segment)
+    except Stopped:
+        with store._changed:
+            store._changed.wait_for(lambda: store._is_closing)
+
+
+MOVE = EmbeddedStore._move
+
+
+class Stopped(Exception):
+    pass
+
+
+@mock.patch.object(EmbeddedStore, "_move", move_or_stand_still)
+@mock.patch.object(EmbeddedStore, "_is_behind", lambda _: False)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_move_may_be_interrupted_anywhere(data: st.DataObject) -> None:
+    """Before or after any of the checkpoint's transactions, between two random histories."""
+    folder = Path(tempfile.mkdtemp())
+    model = Model()
+    disk = Disk("moving", folder / "data")
+    try:
+        for _ in range(data.draw(st.integers(1, 4), label="crashes")):
+            store = disk.store
+            assert isinstance(store, EmbeddedStore)
+            interrupt(store, data.draw(st.integers(0, 8), label="calls before the crash"), data)
+            for _ in range(data.draw(st.integers(1, 5), label="batches")):
+                draw_batch(data, disk, model)
+                model.check(disk.store, limit=3)
+            recovered = disk.crash()
+            model.restart()
+            model.check_recovered(recovered)
+            model.check(disk.store, limit=1000)
+            if data.draw(st.booleans(), label="the run begins"):
+                disk.apply(clean_stop=False)
+                model.clean_stop = False
+    finally:
+        disk.store.close()
+        shutil.rmtree(folder)
+
+
+def interrupt(store: EmbeddedStore, calls: int, data: st.DataObject) -> None:
+    """The checkpoint stands still from the given call on; the journal goes on, as far as it may."""
+    comes_after = data.draw(st.booleans(), label="after the call")
+    count = 0
+
+    def counted(action: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any, **kwargs: Any) -> None:
+            nonlocal count
+            count += 1
+            if count > calls and not comes_after:
+                raise Stopped
+            action(*args, **kwargs)
+            if count > calls:
+                raise Stopped
+
+        return call
+
+    checkpoint: Any = store._checkpoint
+    for name in ("delete", "put", "finish"):
+        setattr(checkpoint, name, counted(getattr(checkpoint, name)))
+
+
+# Damage
+
+
+def frames(folder: Path) -> list[tuple[int, int]]:
+    """Where each frame of the only segment begins and ends."""
+    (path,) = journal_files(folder)
+    content = path.read_bytes()
+    found = []
+    at = 0
+    while size := struct.unpack_from("<I", content, at + 4)[0]:
+        found.append((at, at + 24 + size))
+        at += 24 + size
+    return found
+
+
+def test_a_torn_last_frame_is_cut_wherever_it_tears(tmp_path: Path) -> None:
+    disk = Disk("embedded", tmp_path / "data")
+    disk.apply(puts=put(1), queues={1: "orders"})
+    disk.apply(puts=put(2))
+    disk.store.close()
+    begin, end = frames(tmp_path / "data")[-1]
+    (path,) = journal_files(tmp_path / "data")
+    whole = path.read_bytes()
+    for cut in range(begin, end):
+        for rest in (bytes(end - cut), b"\xff" * (end - cut)):
+            torn = whole[:cut] + rest + whole[end:]
+            if torn == whole:
+                continue
+            path.write_bytes(torn)
+            disk.open()
+            assert sequences(disk.store) == [1]
+            assert path.read_bytes()[begin:].strip(b"\0") == b""
+            disk.apply(puts=put(3))
+            disk.crash()
+            assert sequences(disk.store) == [1, 3]
+            disk.store.close()
+
+
+def test_a_damaged_frame_with_a_good_one_behind_it_stops_the_broker(tmp_path: Path) -> None:
+    disk = Disk("embedded", tmp_path / "data")
+    for n in (1, 2, 3):
+        disk.apply(puts=put(n))
+    disk.store.close()
+    (path,) = journal_files(tmp_path / "data")
+    whole = path.read_bytes()
+    begin, end = frames(tmp_path / "data")[1]
+    for at in range(begin, end):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(StoreError, match=r"journal in .* is damaged: frame 2 at byte .* is unreadable"):
+            disk.open()
+    path.write_bytes(whole)
+    disk.open()
+    assert sequences(disk.store) == [1, 2, 3]
+    disk.store.close()
+
+
+def test_a_missing_or_emptied_segment_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EmbeddedStore, "_is_move_due", lambda _: False)
+    disk = Disk("moving", tmp_path)
+    for n in range(1, 10):
+        disk.apply(puts=put(n))
+    disk.store.close()
+    _, second, *_ = journal_files(tmp_path)
+    whole = second.read_bytes()
+    second.write_bytes(bytes(len(whole)))
+    with pytest.raises(StoreError, match=r"is damaged: frame \d+ at byte 0 of segment 0*3 is unreadable"):
+        disk.open()
+    second.unlink()
+    with pytest.raises(StoreError, match=r"is damaged: segment 0*2 is missing"):
+        disk.open()
+    second.write_bytes(whole)
+    disk.open()
+    assert sequences(disk.store) == list(range(1, 10))
+    disk.store.close()
+
+
+def test_a_frame_of_another_segment_or_another_store_never_passes(tmp_path: Path) -> None:
+    """As a recycled segment holds them, or the body of a message by somebody who knows the format."""
+    disk = Disk("embedded", tmp_path / "data")
+    other = Disk("embedded", tmp_path / "other")
+    for one in (disk, other):
+        one.apply(puts=put(1))
+        one.apply(puts=put(2))
+        one.store.close()
+    begin, end = frames(tmp_path / "other")[1]
+    foreign = journal_files(tmp_path / "other")[0].read_bytes()[begin:end]
+    (path,) = journal_files(tmp_path / "data")
+    mine = path.read_bytes()
+    for forged in (foreign, mine[begin : begin + 8] + struct.pack("<Q", 2) + mine[begin + 16 : end]):
+        path.write_bytes(mine[:begin] + forged + bytes(len(mine) - begin - len(forged)))
+        disk.open()
+        assert sequences(disk.store) == [1]
+        disk.store.close()
+
+
+def test_a_body_full_of_suspects_does_not_delay_a_start(tmp_path: Path) -> None:
+    disk = Disk("embedded", tmp_path / "data")
+    disk.apply(puts=put(1))
+    disk.store.close()
+    (path,) = journal_files(tmp_path / "data")
+    whole = path.read_bytes()
+    end = frames(tmp_path / "data")[-1][1]
+    suspect = struct.pack("<IIQQ", 0, 500_000, 1, 3)
+    path.write_bytes(whole[:end] + suspect * ((len(whole) - end) // 24) + bytes((len(whole) - end) % 24))
+    disk.open()
+    assert sequences(disk.store) == [1]
+    disk.store.close()
+
+
+def test_a_damaged_value_is_named(embedded_disk: Disk) -> None:
+    embedded_disk.store.close()
+    with lmdb.open(str(embedded_disk.folder / "lmdb"), max_dbs=7) as env, env.begin(write=True) as txn:
+        txn.put(LANE, b"short", db=env.open_db(b"counts", txn=txn))
+    with pytest.raises(StoreError, match="a value is damaged"):
+        embedded_disk.open()
+
+
+# A disk that takes no more
+
+
+def test_a_full_disk_is_named_and_nothing_of_the_batch_is_there(
+    embedded_disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded_disk.apply(puts=put(1))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(StoreError, match="the disk is full; make room"):
+            embedded_disk.apply(puts=put(2), removes=[key(1)])
+    with pytest.raises(StoreError, match="refused"):
+        embedded_disk.apply(puts=put(3))
+    assert sequences(embedded_disk.store) == [1]
+    assert embedded_disk.crash().counts == {LANE: 1}
+
+
+def test_a_disk_that_takes_half_a_segment_fails_the_batch_as_a_whole(tmp_path: Path) -> None:
+    disk = Disk("moving", tmp_path / "data")
+    disk.apply(puts=put(1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"cannot write to the store in .*File too large; check the disk"):
+            disk.apply(puts=[(key(n), bytes(10_000)) for n in range(2, 200)], removes=[key(1)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(StoreError, match="refused"):
+        disk.store.apply(Batch(3))
+    assert not (tmp_path / "data/journal/new").exists()
+    assert disk.crash().counts == {LANE: 1}
+    assert sequences(disk.store) == [1]
+    disk.store.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_the_broker(tmp_path: Path) -> None:
+    store = EmbeddedStore(tmp_path, map_size=1 << 18, segment_bytes=100_000, segments_max=1)
+    store.recover()
+    applied = 0
+    with pytest.raises(StoreError, match="as large as its map allows") as failure:
+        for n in range(1, 1000):
+            batch = Batch(n)
+            batch.puts = [(key(n), bytes(10_000))]
+            store.apply(batch)
+            applied = n
+    assert isinstance(failure.value.__cause__, lmdb.MapFullError)
+    assert 10 < applied < 200
+    store.close()
+    store = EmbeddedStore(tmp_path)
+    assert store.recover().counts == {LANE: applied}
+    assert sequences(store, limit=10_000) == list(range(1, applied + 1))
+    store.close()
+
+
+# Pages beside batches
+
+
+def test_a_page_read_in_the_middle_of_a_write_shows_nothing_of_it(
+    embedded_disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_done, go_on = threading.Event(), threading.Event()
+    append = Journal.append
+
+    def halting(self: Journal, payload: bytes) -> tuple[int, int]:
+        place = append(self, payload)
+        half_done.set()
+        assert go_on.wait(10)
+        return place
+
+    embedded_disk.apply(puts=put(1, 2), marks={key(2): (1, 1)})
+    batch = embedded_disk.batch(removes=[key(1)], puts=put(3, 4, 5, 6), marks={key(2): (2, 2)})
+    monkeypatch.setattr(Journal, "append", halting)
+    thread = threading.Thread(target=embedded_disk.store.apply, args=(batch,))
+    thread.start()
+    assert half_done.wait(10)
+    page = embedded_disk.store.page(LANE, 0, 10)
+    go_on.set()
+    thread.join()
+    assert [(sequence_of(m.key), m.attempts) for m in page.messages] == [(1, 0), (2, 1)]
+    assert page.as_of == 1
+    page = embedded_disk.store.page(LANE, 0, 10)
+    assert [(sequence_of(m.key), m.attempts) for m in page.messages] == [(2, 2), (3, 0), (4, 0), (5, 0), (6, 0)]
+    assert page.as_of == 2
+
+
+@pytest.mark.parametrize("call", ["delete", "put", "finish"])
+def test_a_page_read_in_the_middle_of_a_move_shows_every_message_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    moving, go_on = threading.Event(), threading.Event()
+    action: Callable[..., None] = getattr(Checkpoint, call)
+
+    def held(self: Checkpoint, *args: Any, **kwargs: Any) -> None:
+        action(self, *args, **kwargs)
+        moving.set()
+        assert go_on.wait(10)
+
+    disk = Disk("moving", tmp_path)
+    disk.apply(puts=put(1, 2, 3, 4), marks={key(2): (1, 1)})
+    for n in range(5, 12):
+        disk.apply(puts=put(n))
+    until(lambda: len(journal_files(tmp_path)) == 1)
+    monkeypatch.setattr(Checkpoint, call, held)
+    disk.apply(removes=[key(1), key(9)], marks={key(3): (3, 3)})
+    disk.apply(puts=put(*range(12, 20), lane=NEXT_QUEUE))
+    disk.apply(puts=put(20))
+    assert moving.wait(10)
+    disk.apply(removes=[key(4), key(11)])
+    messages = disk.store.page(LANE, 0, 100).messages
+    go_on.set()
+    assert [(sequence_of(m.key), m.attempts, m.record) for m in messages] == [
+        (n, {2: 1, 3: 3}.get(n, 0), b"record %d" % n) for n in (2, 3, 5, 6, 7, 8, 10, 20)
+    ]
+    disk.store.close()
+
+
+def test_a_store_opened_with_other_sizes_reads_what_is_there(tmp_path: Path) -> None:
+    disk = Disk("moving", tmp_path)
+    for n in range(1, 30):
+        disk.apply(puts=put(n))
+    disk.store.close()
+    store = embedded("embedded", tmp_path)
+    assert store.recover().counts == {LANE: 29}
+    assert sequences(store) == list(range(1, 30))
+    store.close()
