@@ -21,6 +21,7 @@ class Batch:
     __slots__ = (
         "clean_stop",
         "forgotten_producers",
+        "history",
         "marks",
         "number",
         "producers",
@@ -56,10 +57,13 @@ class Batch:
         """If not 0: sequences below it may be given out once this batch is durable."""
         self.clean_stop: bool | None = None
         """True as the last act of a run, False before a listener opens."""
+        self.history = b""
+        """What happened until now, see events.py; a batch can have nothing else."""
         self.size = 0
         """Bytes of records, roughly."""
 
     def is_empty(self) -> bool:
+        """There is nothing to be made durable."""
         return not (
             self.puts
             or self.removes

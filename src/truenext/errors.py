@@ -5,6 +5,7 @@ TruenextError
 ├── RemoteProtocolError    the peer did; its connection ends, nothing else does
 ├── StoreError             the store cannot keep its promise; the broker stops
 │   └── StoreInUseError    another broker holds the data folder
+├── HistoryError           history cannot be written or read; the broker stops
 └── ConfigurationError     a command line asks for what cannot be
 """
 
@@ -27,6 +28,10 @@ class StoreError(TruenextError):
 
 class StoreInUseError(StoreError):
     """Another broker uses the data folder."""
+
+
+class HistoryError(TruenextError):
+    """History cannot be written or read."""
 
 
 class ConfigurationError(TruenextError):

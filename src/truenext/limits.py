@@ -98,3 +98,13 @@ STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 
 PAGE_SIZE = 1000
 """Messages read from the store at a time."""
+
+HISTORY_FILE_BYTES = 16 * 1024 * 1024
+"""Bytes of history after which a new file begins: about a million events, which somebody has to hold in memory to turn
+them into Parquet."""
+
+HISTORY_BYTES_MAX = 8 * 1024 * 1024 * 1024
+"""Bytes of history kept; the oldest files go first."""
+
+HISTORY_DAYS_MAX = 30
+"""Days for which history is kept."""

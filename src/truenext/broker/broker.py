@@ -37,7 +37,8 @@ from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.session import Session
-from truenext.errors import StoreError, TruenextError
+from truenext.errors import TruenextError
+from truenext.history.writer import History
 from truenext.limits import LAZY_COMMIT_SECONDS
 from truenext.store.store import Store
 
@@ -69,12 +70,20 @@ class Peer(Protocol):
 
 
 class Broker:
-    def __init__(self, engine: Engine, store: Store, loop: AbstractEventLoop, *, clock_ms: Callable[[], int]) -> None:
-        """`clock_ms` gives milliseconds since the epoch."""
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        loop: AbstractEventLoop,
+        *,
+        clock_us: Callable[[], int],
+        history: History | None = None,
+    ) -> None:
+        """`clock_us` gives microseconds since the epoch."""
         self._engine = engine
         self._loop = loop
-        self._clock_ms = clock_ms
-        self._committer = Committer(store, loop, committed=self._on_committed, failed=self._on_failed)
+        self._clock_us = clock_us
+        self._committer = Committer(store, history, loop, committed=self._on_committed, failed=self._on_failed)
         self._peers: dict[Session, Peer] = {}
         self._waiting_for_room: dict[Peer, None] = {}
         self._half_sent: dict[Session, Entry] = {}
@@ -114,7 +123,7 @@ class Broker:
 
         Raises: RemoteProtocolError at the first that cannot be done; those before it stand.
         """
-        self._engine.now_ms = self._clock_ms()
+        self._engine.tick(self._clock_us())
         actions = self._actions
         self._schedule_turn()
         for command in commands:
@@ -133,7 +142,7 @@ class Broker:
 
     def lose(self, session: Session) -> None:
         """End the session of a client that took no leave; answers may still follow until `forget`."""
-        self._engine.now_ms = self._clock_ms()
+        self._engine.tick(self._clock_us())
         self._settle(session, None)
         self._engine.disconnect(session, is_clean=False)
         self._schedule_turn()
@@ -160,12 +169,13 @@ class Broker:
 
     # ---- Start and stop ----
 
-    async def start(self) -> None:
+    async def start(self, *, after_clean_stop: bool = True) -> None:
         """Returns once the store knows that this run has begun; before that nobody may be listened to.
 
         Raises: StoreError if it cannot be written.
         """
-        self._engine.start()
+        self._engine.tick(self._clock_us())
+        self._engine.start(after_clean_stop=after_clean_stop)
         await self._drain()
 
     async def stop(self) -> None:
@@ -185,6 +195,7 @@ class Broker:
                 await self.failure
             self._committer.submit(batch)
             await self._drain()
+        await self._drain()
         self._committer.close()
 
     async def _drain(self) -> None:
@@ -213,7 +224,7 @@ class Broker:
         if self.failure.done():
             return
         engine = self._engine
-        engine.now_ms = self._clock_ms()
+        engine.tick(self._clock_us())
         # The disk first: it works while we write to sockets.
         if engine.is_batch_awaited:
             self._commit()
@@ -270,7 +281,7 @@ class Broker:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def _on_failed(self, error: StoreError) -> None:
+    def _on_failed(self, error: TruenextError) -> None:
         # Nothing is tried again: after a failed sync the disk may hold less than we believe.
         logger.critical("the store failed; the broker stops", extra={"reason": str(error)})
         self.fail(error)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from truenext.batch import Batch
-from truenext.errors import StoreError
+from truenext.errors import StoreError, TruenextError
+from truenext.history.writer import History
 from truenext.store.store import Store
 
 
@@ -18,13 +19,15 @@ class Committer:
     def __init__(
         self,
         store: Store,
+        history: History | None,
         loop: AbstractEventLoop,
         *,
         committed: Callable[[Batch], None],
-        failed: Callable[[StoreError], None],
+        failed: Callable[[TruenextError], None],
     ) -> None:
         """`committed` and `failed` are called on the loop; after `failed` no batch is ever written again."""
         self._store = store
+        self._history = history
         self._loop = loop
         self._committed = committed
         self._failed = failed
@@ -48,9 +51,13 @@ class Committer:
     def _run(self) -> None:
         while (batch := self._handed_over.get()) is not None:
             try:
-                self._store.apply(batch)
+                if not batch.is_empty():
+                    self._store.apply(batch)
+                if self._history is not None:
+                    # Behind the store: what history tells has happened, whatever becomes of the broker.
+                    self._history.append(batch.history)
             except Exception as error:
-                failure = error if isinstance(error, StoreError) else StoreError(f"the store failed: {error!r}")
+                failure = error if isinstance(error, TruenextError) else StoreError(f"the store failed: {error!r}")
                 self._loop.call_soon_threadsafe(self._failed, failure)
                 return
             self._loop.call_soon_threadsafe(self._done, batch)

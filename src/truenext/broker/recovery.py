@@ -2,9 +2,11 @@
 
 import logging
 
+from truenext.engine.account import Account
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.queue import Queue
+from truenext.history.writer import History
 from truenext.limits import PAGE_SIZE
 from truenext.policy import Policy
 from truenext.record import DamagedRecord, decode, sequence_of, split_lane_key
@@ -16,13 +18,18 @@ PROGRESS_EVERY = 200_000
 """Messages between two lines of progress."""
 
 
-def recover(store: Store, policy: Policy) -> tuple[Engine, Recovered]:
+def recover(store: Store, policy: Policy, history: History | None = None) -> tuple[Engine, Recovered]:
     """An engine that holds every message of the store, at its place.
 
-    Raises: StoreError if the store cannot be read.
+    Raises: StoreError if the store cannot be read, HistoryError if the history cannot be brought up to it.
     """
     recovered = store.recover()
-    engine = Engine(sequence_limit=recovered.sequence_limit, policy=policy)
+    account = None
+    if history is not None:
+        history.restore(recovered.history)
+        run, first_event = history.begin_run(after_clean_stop=recovered.clean_stop)
+        account = Account(run=run, first_event=first_event)
+    engine = Engine(sequence_limit=recovered.sequence_limit, policy=policy, account=account)
     queues = {number: engine.restore_queue(number, name) for number, name in recovered.queues.items()}
     engine.restore_producers(recovered.producers.items())
     loaded = 0

@@ -22,7 +22,7 @@ url_option = click.option("--url", default=DEFAULT_URL, show_default=True, help=
 class Failure(click.ClickException):
     """What went wrong, in one line, without a traceback."""
 
-    def __init__(self, error: TruenextError) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
 
     def show(self, file: object = None) -> None:

@@ -7,6 +7,7 @@ import click
 import truenext
 from truenext.cli import logs
 from truenext.cli.client import Failure, queues, receive, send
+from truenext.cli.history import history as history_command
 from truenext.cli.serve import serve as run_broker
 from truenext.errors import TruenextError
 from truenext.url import DEFAULT_URL
@@ -29,6 +30,12 @@ def main() -> None:
     show_default=True,
     help="Where to listen, stomp://HOST:PORT; port 0 picks a free one. May be repeated.",
 )
+@click.option(
+    "--history/--no-history",
+    default=True,
+    show_default=True,
+    help="Write down what happens to every message, for `truenext audit`; in DIR/history.",
+)
 @click.option("--allow-anonymous", is_flag=True, help="Let anybody in who reaches an address beyond loopback.")
 @click.option(
     "--log-level",
@@ -36,7 +43,9 @@ def main() -> None:
     default="warning",
     show_default=True,
 )
-def serve(data: Path | None, memory: bool, urls: tuple[str, ...], allow_anonymous: bool, log_level: str) -> None:
+def serve(
+    data: Path | None, memory: bool, urls: tuple[str, ...], history: bool, allow_anonymous: bool, log_level: str
+) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop.
@@ -45,10 +54,10 @@ def serve(data: Path | None, memory: bool, urls: tuple[str, ...], allow_anonymou
         raise click.UsageError("say where messages are kept: --data DIR, or --memory for nowhere")
     logs.configure(log_level)
     try:
-        run_broker(data, urls, allow_anonymous=allow_anonymous)
+        run_broker(data, urls, allow_anonymous=allow_anonymous, with_history=history)
     except TruenextError as error:
         raise Failure(error) from error
 
 
-for command in (send, receive, queues):
+for command in (send, receive, queues, history_command):
     main.add_command(command)

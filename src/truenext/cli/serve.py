@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import truenext
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
 from truenext.errors import ConfigurationError, TruenextError
+from truenext.history.exporter import Exporter
+from truenext.history.writer import History
 from truenext.policy import DEFAULT_POLICY
 from truenext.server.listener import Listener
 from truenext.store.embedded import EmbeddedStore
@@ -32,10 +35,10 @@ SWITCH_SECONDS = 0.0005
 """How long the event loop keeps the interpreter from the store's thread: that one asks for it once per record."""
 
 
-def serve(data: Path | None, urls: Sequence[str], *, allow_anonymous: bool) -> None:
-    """Run a broker until SIGTERM or SIGINT; `data` None keeps everything in memory.
+def serve(data: Path | None, urls: Sequence[str], *, allow_anonymous: bool, with_history: bool = True) -> None:
+    """Run a broker until SIGTERM or SIGINT; `data` None keeps everything in memory, and no history.
 
-    Raises: ConfigurationError, StoreError
+    Raises: ConfigurationError, StoreError, HistoryError
     """
     addresses = [parse_url(url) for url in urls]
     for address in addresses:
@@ -44,26 +47,37 @@ def serve(data: Path | None, urls: Sequence[str], *, allow_anonymous: bool) -> N
                 f"{address.host} can be reached from other machines, and anybody there could read and write all "
                 "queues; listen on 127.0.0.1, or say --allow-anonymous if that is meant"
             )
-    store: Store = MemoryStore() if data is None else EmbeddedStore(data)
-    try:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_run(store, addresses))
-    finally:
-        store.close()
+    with ExitStack() as opened:
+        history: History | None = None
+        store: Store
+        if data is None:
+            store = MemoryStore()
+            opened.callback(store.close)
+        else:
+            store = embedded = EmbeddedStore(data)
+            opened.callback(store.close)
+            if with_history:
+                exporter = Exporter(data / "history")
+                opened.callback(exporter.close)
+                history = History(data / "history", file_ended=exporter.start)
+                opened.callback(history.close)
+                embedded.sync_history = history.sync
+        runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
+        runner.run(_run(store, history, addresses))
 
 
-async def _run(store: Store, addresses: Sequence[Address]) -> None:
+async def _run(store: Store, history: History | None, addresses: Sequence[Address]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     sys.setswitchinterval(SWITCH_SECONDS)
-    engine, recovered = recover(store, DEFAULT_POLICY)
+    engine, recovered = recover(store, DEFAULT_POLICY, history)
     _spare_the_collector()
-    broker = Broker(engine, store, loop, clock_ms=lambda: time.time_ns() // 1_000_000)
+    broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000, history=history)
     loop.set_exception_handler(lambda _, context: broker.fail(_bug(context)))
     broker.failure.add_done_callback(lambda _: stop.set())
-    await broker.start()
+    await broker.start(after_clean_stop=recovered.clean_stop)
     listeners: list[Listener] = []
     try:
         for address in addresses:

@@ -24,11 +24,13 @@ FRAME_BYTES = 200
 class Consumer:
     """One subscription of one connection."""
 
-    __slots__ = ("frame_bytes", "held", "mode", "queue", "served_at", "session", "subscription", "window")
+    __slots__ = ("frame_bytes", "held", "mode", "number", "queue", "served_at", "session", "subscription", "window")
 
-    def __init__(self, session: Session, queue: Queue, subscribe: Subscribe, *, served_at: int) -> None:
+    def __init__(self, session: Session, queue: Queue, subscribe: Subscribe, *, number: int, served_at: int) -> None:
         self.session = session
         self.queue = queue
+        self.number = number
+        """What the history calls it; never used twice in a run."""
         self.subscription = subscribe.subscription
         self.mode = subscribe.mode
         self.window = _window(subscribe)

@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from truenext.engine.account import Account
     from truenext.engine.consumer import Consumer
     from truenext.engine.lane import Entry
     from truenext.engine.queue import Queue
@@ -21,9 +22,10 @@ Deliveries = dict["Consumer", list["Entry"]]
 class Dispatcher:
     """Hands out messages; counts, so that it knows who has waited longest."""
 
-    __slots__ = ("dispatches",)
+    __slots__ = ("_account", "dispatches")
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account) -> None:
+        self._account = account
         self.dispatches = 0
 
     def dispatch(
@@ -47,6 +49,7 @@ class Dispatcher:
         if not takers:
             return
         heapify(takers)
+        dispatched = self._account.dispatched
         for lane in queue.lanes:
             if not lane.arrived and not lane.returned:
                 continue
@@ -60,6 +63,7 @@ class Dispatcher:
                 entry.deliveries += 1
                 held = consumer.held
                 held[entry.sequence] = entry
+                dispatched(entry, consumer)
                 session = consumer.session
                 session.unsent_bytes += len(message.body) + len(message.header) + consumer.frame_bytes
                 self.dispatches += 1

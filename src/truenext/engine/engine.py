@@ -20,6 +20,7 @@ from truenext.answers import Answer
 from truenext.batch import Batch, ProducerState
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
+from truenext.engine.account import Account, NoAccount
 from truenext.engine.consumer import Consumer
 from truenext.engine.dispatch import Deliveries, Dispatcher
 from truenext.engine.lane import Entry
@@ -53,8 +54,11 @@ class Effects(NamedTuple):
 
 
 class Engine:
-    def __init__(self, *, sequence_limit: int = 1, policy: Policy = DEFAULT_POLICY) -> None:
+    def __init__(
+        self, *, sequence_limit: int = 1, policy: Policy = DEFAULT_POLICY, account: Account | None = None
+    ) -> None:
         """`sequence_limit` is the store's: no sequence from there on was ever given out."""
+        self._account = account or NoAccount()
         self.now_ms = 0
         """Milliseconds since the epoch; set by the caller before commands and turns."""
         self._policy = policy
@@ -62,7 +66,8 @@ class Engine:
         self._queues: dict[str, Queue] = {}
         self._queue_number = 0
         self._producers = Producers()
-        self._dispatcher = Dispatcher()
+        self._dispatcher = Dispatcher(self._account)
+        self._consumer_number = 0
         self._touched: dict[Queue, None] = {}
         """Queues in which a dispatch may have become possible, in order of the first touch."""
 
@@ -89,6 +94,7 @@ class Engine:
         queue = Queue(Destination(Kind.QUEUE, name), number)
         queue.is_known_to_store = True
         self._queues[name] = queue
+        self._account.named(queue)
         self._queue_number = max(self._queue_number, number)
         return queue
 
@@ -100,8 +106,17 @@ class Engine:
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         self._producers.restore(states)
 
-    def start(self) -> None:
+    def tick(self, now_us: int) -> None:
+        """It is so many microseconds since the epoch."""
+        self.now_ms = now_us // 1000
+        self._account.tick(now_us)
+
+    def start(self, *, after_clean_stop: bool = True) -> None:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
+        self._account.started(after_clean_stop=after_clean_stop)
+        for queue in self._queues.values():
+            if count := queue.waiting():
+                self._account.recovered(queue, count)
         self._batch.clean_stop = False
         self._request_sequences()
         self._is_awaited = True
@@ -138,7 +153,9 @@ class Engine:
     @property
     def has_room(self) -> bool:
         """More commands may be taken: sequences are left, and the gathering batch is not too large."""
-        return self._sequence_limit - self._next_sequence >= SEQUENCE_RESERVE and self._batch.size < GATHERING_BYTES_MAX
+        if self._sequence_limit - self._next_sequence < SEQUENCE_RESERVE:
+            return False
+        return self._batch.size + self._account.size < GATHERING_BYTES_MAX
 
     @property
     def is_batch_awaited(self) -> bool:
@@ -146,7 +163,7 @@ class Engine:
 
     @property
     def has_batch(self) -> bool:
-        return not self._batch.is_empty()
+        return not self._batch.is_empty() or not self._account.is_empty()
 
     @property
     def has_work(self) -> bool:
@@ -190,6 +207,7 @@ class Engine:
             if had_no_room or len(held) >= consumer.window:
                 self._touched[consumer.queue] = None
             if held and consumer.mode is AckMode.AUTO:
+                self._account.acknowledged_all(consumer.queue, held.values())
                 for entry in held.values():
                     self._forget(entry)
                 held.clear()
@@ -197,7 +215,7 @@ class Engine:
     def taken_before_loss(self, consumer: Consumer, count: int) -> None:
         """The socket took the first `count` messages dispatched to a consumer in auto mode, and will take no more."""
         for sequence in list(consumer.held)[:count]:
-            self._forget(consumer.held.pop(sequence))
+            self._acknowledged(consumer.held.pop(sequence))
 
     def set_aside(self, consumer: Consumer) -> Entry:
         """Take the first message that a consumer holds from it; it is nobody's until `set_right`."""
@@ -206,7 +224,7 @@ class Engine:
     def set_right(self, entry: Entry, *, is_taken: bool) -> None:
         """Acknowledge a message that was set aside, or give it back."""
         if is_taken:
-            self._forget(entry)
+            self._acknowledged(entry)
         else:
             self._give_back(entry, has_failed=False)
 
@@ -255,7 +273,11 @@ class Engine:
             raise RemoteProtocolError("only the connection that owns a temporary queue may subscribe to it")
         queue = self._queue(destination)
         assert queue is not None, "the owner of a temporary queue is connected"
-        consumer = Consumer(session, queue, subscribe, served_at=self._dispatcher.dispatches)
+        self._consumer_number += 1
+        consumer = Consumer(
+            session, queue, subscribe, number=self._consumer_number, served_at=self._dispatcher.dispatches
+        )
+        self._account.subscribed(consumer)
         session.consumers[subscribe.subscription] = consumer
         queue.consumers.append(consumer)
         self._touched[queue] = None
@@ -274,6 +296,7 @@ class Engine:
         if ack.transaction is None and consumer.mode is AckMode.INDIVIDUAL:
             # The general way below, without its lists.
             entry = consumer.held.pop(ack.sequence)
+            self._account.acknowledged(entry)
             if entry.stored:
                 remove(self._batch, entry)
                 session.batch = self._batch.number
@@ -285,7 +308,7 @@ class Engine:
             transaction.acknowledged.extend(map(consumer.held.pop, covered))
             return
         for sequence in covered:
-            if self._forget(consumer.held.pop(sequence)):
+            if self._acknowledged(consumer.held.pop(sequence)):
                 session.batch = self._batch.number
 
     def refuse(self, session: Session, nack: Nack) -> None:
@@ -326,7 +349,7 @@ class Engine:
             if queue is not None:
                 self._accept(queue, send.message, batch)
         for entry in transaction.acknowledged:
-            self._forget(entry)
+            self._acknowledged(entry)
         for entry in transaction.refused:
             self._give_back(entry, has_failed=True)
         if commit.producer is not None:
@@ -349,7 +372,7 @@ class Engine:
         if self._touched:
             touched, self._touched = self._touched, {}
             for queue in touched:
-                self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries, self._forget)
+                self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries, self._expire)
         answers, self._answers = self._answers, []
         return Effects(answers, deliveries)
 
@@ -357,7 +380,7 @@ class Engine:
         """The gathering batch, to be made durable; None if there is nothing to write."""
         for name in self._producers.forget_old(self.now_ms):
             self._batch.forgotten_producers.append(name)
-        if self._batch.is_empty():
+        if not self.has_batch:
             self._is_awaited = False
             return None
         return self._hand_over()
@@ -366,6 +389,9 @@ class Engine:
         """The batch is durable, and so are all before it."""
         assert batch.number > self._committed
         self._committed = batch.number
+        if not batch.is_empty():
+            # One that only carries history makes nothing visible, and would else be followed by another for ever.
+            self._account.committed(batch.number)
         if batch.sequence_limit:
             self._sequence_limit = batch.sequence_limit
         self._touched.update(self._waiting_queues.pop(batch.number, {}))
@@ -385,6 +411,7 @@ class Engine:
         message.arrived_ms = self.now_ms
         entry = Entry(sequence, message, queue, batch, message.persistent and not queue.is_temporary)
         queue.lane_of(message).arrived.append(entry)
+        self._account.accepted(entry)
         if entry.stored:
             put(self._batch, entry)
         if batch:
@@ -406,10 +433,12 @@ class Engine:
                 destination, message = dead_letter(entry.message, queue.name, entry.attempts)
                 # Without asking for QUEUES_MAX: what failed must have a place to go.
                 dead_letters = self._queues.get(destination.name) or self._make_queue(destination)
+                self._account.dead_lettered(entry, dead_letters, self._next_sequence)
                 self._accept(dead_letters, message, self._batch.number)
                 return
             if entry.stored:
                 mark(self._batch, entry)
+        self._account.returned(entry, has_failed=has_failed)
         queue.lane_of(entry.message).give_back(entry)
         self._touched[queue] = None
 
@@ -421,6 +450,7 @@ class Engine:
             self._give_back(entry, has_failed=has_begun)
             has_begun = False
         consumer.held.clear()
+        self._account.unsubscribed(consumer)
         self._touched[queue] = None
 
     def _abort(self, session: Session, name: str, *, has_failed: bool) -> None:
@@ -442,6 +472,15 @@ class Engine:
         if is_stored:
             self._batch.producers[producer] = ProducerState(number, self.now_ms)
             self._batch.size += len(producer)
+
+    def _acknowledged(self, entry: Entry) -> bool:
+        """True if the store has to be told."""
+        self._account.acknowledged(entry)
+        return self._forget(entry)
+
+    def _expire(self, entry: Entry) -> None:
+        self._account.expired(entry)
+        self._forget(entry)
 
     def _forget(self, entry: Entry) -> bool:
         """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
@@ -474,6 +513,7 @@ class Engine:
             # The store never hears of the others.
             number = self._queue_number = self._queue_number + 1
         queue = self._queues[destination.name] = Queue(destination, number)
+        self._account.named(queue)
         return queue
 
     def _drop(self, queue: Queue) -> None:
@@ -504,6 +544,7 @@ class Engine:
 
     def _hand_over(self) -> Batch:
         batch = self._batch
+        batch.history = self._account.take()
         self._batch = Batch(batch.number + 1)
         self._is_awaited = False
         return batch

@@ -5,9 +5,11 @@
     removes             u32
     transient removes   u32
     rest                u32     bytes
+    history             u32     bytes
     each put            key (13 bytes, record.py), length of the record u32, record
     each remove         key
     rest                nothing, or a MessagePack map: `Rest`
+    history             nothing, or a chunk of it: events.py
 
 If you change anything here, increase FORMAT_VERSION in checkpoint.py.
 """
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from truenext.batch import Batch
 
-_HEAD = struct.Struct("<IIIII")
+_HEAD = struct.Struct("<IIIIII")
 _PUT = struct.Struct(f"<{MESSAGE_KEY_SIZE}sI")
 
 PUTS_AT = _HEAD.size
@@ -61,6 +63,7 @@ class Changes(msgspec.Struct, gc=False):
     removes: list[bytes]
     transient_removes: list[bytes]
     rest: Rest | None
+    history: bytes = b""
 
     def __len__(self) -> int:
         """Messages put or removed."""
@@ -92,6 +95,7 @@ def encode(batch: Batch, rest: Rest | None) -> bytes:
             len(batch.removes),
             len(batch.transient_removes),
             len(rest_bytes),
+            len(batch.history),
         )
     ]
     for key, record in chain(batch.puts, batch.transient_puts):
@@ -100,6 +104,7 @@ def encode(batch: Batch, rest: Rest | None) -> bytes:
     parts += batch.removes
     parts += batch.transient_removes
     parts.append(rest_bytes)
+    parts.append(batch.history)
     return b"".join(parts)
 
 
@@ -112,7 +117,7 @@ def decode(payload: memoryview) -> Changes:
 
 
 def _decode(payload: memoryview) -> Changes:
-    puts, transient_puts, removes, transient_removes, rest_size = _HEAD.unpack_from(payload)
+    puts, transient_puts, removes, transient_removes, rest_size, history_size = _HEAD.unpack_from(payload)
     keys_at = PUTS_AT
     found: list[tuple[bytes, int]] = []
     for _ in range(puts + transient_puts):
@@ -120,15 +125,17 @@ def _decode(payload: memoryview) -> Changes:
         found.append((key, length))
         keys_at += BEFORE_RECORD + length
     rest_at = keys_at + MESSAGE_KEY_SIZE * (removes + transient_removes)
-    if rest_at + rest_size != len(payload):
-        raise ValueError(f"a batch of {rest_at + rest_size} bytes in {len(payload)}")
+    history_at = rest_at + rest_size
+    if history_at + history_size != len(payload):
+        raise ValueError(f"a batch of {history_at + history_size} bytes in {len(payload)}")
     keys = list(_keys(payload[keys_at:rest_at]))
     return Changes(
         puts=found[:puts],
         transient_puts=found[puts:],
         removes=keys[:removes],
         transient_removes=keys[removes:],
-        rest=_decode_rest(payload[rest_at:]) if rest_size else None,
+        rest=_decode_rest(payload[rest_at:history_at]) if rest_size else None,
+        history=bytes(payload[history_at:]),
     )
 
 

@@ -39,7 +39,7 @@ from truenext.store.store import Page, Recovered, StoredMessage
 from truenext.store.trouble import CAUSES, disagreement, explained
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -71,10 +71,14 @@ class EmbeddedStore:
     ) -> None:
         """Lock and open the data folder, which is made if it is missing.
 
+        The history in a batch is kept as long as its segment; `sync_history` (see there) comes before that goes.
+
         Raises: StoreInUseError if another broker uses it, StoreError if it cannot be used.
         """
         self._path = path
         self._segments_max = segments_max
+        self.sync_history: Callable[[], None] = _nothing
+        """Makes what the history's own files have durable; the history of every batch applied so far is in them."""
         self._applied = 0
         self._refusal = "recover() comes first"
         self._overlay = Overlay()
@@ -252,6 +256,7 @@ class EmbeddedStore:
         with self._changed:
             # Copied: whoever removes a message takes its mark out of every layer.
             marks = {key: mark for layer in layers for key, mark in layer.marks.items()}
+        self.sync_history()
         self._checkpoint.finish(layers, marks, Position(segment, self._journal.last_frame(segment)))
         with self._changed:
             overlay.leave_to_checkpoint((key for key, _ in alive), segment)
@@ -297,8 +302,12 @@ class EmbeddedStore:
         recovered, position = checkpoint.read()
         # The move of this one may have begun.
         overlay.moving = position.segment + 1
+        history = []
         for segment, offset, payload in self._journal.replay(position.segment, position.frame):
-            overlay.add(decode(payload), segment, offset)
+            changes = decode(payload)
+            overlay.add(changes, segment, offset)
+            if changes.history:
+                history.append(changes.history)
 
         queues, producers = recovered.queues, recovered.producers
         for layer in overlay.layers:
@@ -318,6 +327,7 @@ class EmbeddedStore:
         return replace(
             recovered,
             counts=self._counts(),
+            history=history,
             producers=dict(sorted(producers.items(), key=lambda item: (item[1].used_ms, item[0]))),
         )
 
@@ -343,3 +353,7 @@ class EmbeddedStore:
         counts.update(self._overlay.counts())
         counts.subtract(Counter(key[:LANE_KEY_SIZE] for key in gone))
         return {lane: count for lane, count in counts.items() if count}
+
+
+def _nothing() -> None:
+    pass

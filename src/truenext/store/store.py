@@ -44,6 +44,8 @@ class Recovered:
     """Lane key to messages stored there; lanes without any are left out."""
     producers: dict[str, ProducerState] = field(default_factory=dict)
     """In order of last use."""
+    history: list[bytes] = field(default_factory=list)
+    """History of batches that its own files may not have yet, in order."""
 
 
 class Store(Protocol):

@@ -1,0 +1,262 @@
+"""What happened to every message, in the order in which it happened, as bytes for the history.
+
+Events of one kind in one queue that follow one another make one block, whose columns are written at once: for a message
+an event costs an append to a list. So what a block says of an entry is what the entry says when the block ends; only
+events of another kind may change it, and those end the block first.
+
+Temporary queues are not accounted for: they are the private business of one connection.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from truenext.commands import AckMode
+from truenext.events import (
+    BEGINS_FILE,
+    BLOCK,
+    CHECKSUM,
+    CHUNK,
+    MODES,
+    NO_WINDOW,
+    PERSISTENT_FLAG,
+    REASONS,
+    Kind,
+)
+from truenext.limits import HISTORY_FILE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from truenext.engine.consumer import Consumer
+    from truenext.engine.lane import Entry
+    from truenext.engine.queue import Queue
+
+_ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED = (
+    int(kind) for kind in (Kind.ACCEPTED, Kind.DISPATCHED, Kind.ACKNOWLEDGED, Kind.RETURNED, Kind.EXPIRED)
+)
+BLOCK_US_MAX = 500
+"""Longest time in microseconds over which events share a block, and with it their time."""
+
+_FAILED, _RELEASED = REASONS.index("failed"), REASONS.index("released")
+_MODE = {mode: MODES.index(mode.value) for mode in AckMode}
+
+
+class Account:
+    def __init__(self, *, run: int = 1, first_event: int = 1) -> None:
+        self._run = run
+        self._now_us = 0
+        self._names: dict[int, str] = {}
+        self._next_event = first_event
+        """Number of the next event, those of the block that is open not counted."""
+        self._chunk_event = first_event
+        self._blocks: list[bytes] = []
+        self._size = 0
+        self._file_size = HISTORY_FILE_BYTES
+        """Bytes in the file so far: the first chunk begins one."""
+
+        # The block that is open.
+        self._kind = -1
+        self._code = 0
+        self._queue = 0
+        self._other = 0
+        self._opened_us = 0
+        self._entries: list[Entry] = []
+        self._consumers: list[int] = []
+
+    def tick(self, now_us: int) -> None:
+        """It is so many microseconds since the epoch."""
+        if self._entries and now_us - self._opened_us > BLOCK_US_MAX:
+            self._close()
+        self._now_us = now_us
+
+    # ---- What happens to many messages ----
+
+    def accepted(self, entry: Entry) -> None:
+        if entry.queue.number:
+            if self._kind != _ACCEPTED or self._queue != entry.queue.number or self._other != entry.batch:
+                self._open(_ACCEPTED, entry.queue.number, entry.batch)
+            self._entries.append(entry)
+
+    def dispatched(self, entry: Entry, consumer: Consumer) -> None:
+        if entry.queue.number:
+            if self._kind != _DISPATCHED or self._queue != entry.queue.number:
+                self._open(_DISPATCHED, entry.queue.number)
+            self._entries.append(entry)
+            self._consumers.append(consumer.number)
+
+    def acknowledged(self, entry: Entry) -> None:
+        if entry.queue.number:
+            if self._kind != _ACKNOWLEDGED or self._queue != entry.queue.number:
+                self._open(_ACKNOWLEDGED, entry.queue.number)
+            self._entries.append(entry)
+
+    def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
+        if queue.number:
+            if self._kind != _ACKNOWLEDGED or self._queue != queue.number:
+                self._open(_ACKNOWLEDGED, queue.number)
+            self._entries.extend(entries)
+
+    def returned(self, entry: Entry, *, has_failed: bool) -> None:
+        if entry.queue.number:
+            code = _FAILED if has_failed else _RELEASED
+            if self._kind != _RETURNED or self._queue != entry.queue.number or self._code != code:
+                self._open(_RETURNED, entry.queue.number, code=code)
+            self._entries.append(entry)
+
+    def expired(self, entry: Entry) -> None:
+        if entry.queue.number:
+            if self._kind != _EXPIRED or self._queue != entry.queue.number:
+                self._open(_EXPIRED, entry.queue.number)
+            self._entries.append(entry)
+
+    # ---- What happens rarely ----
+
+    def started(self, *, after_clean_stop: bool) -> None:
+        self._single(Kind.STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
+
+    def recovered(self, queue: Queue, count: int) -> None:
+        self._single(Kind.RECOVERED, queue.number, other=count)
+
+    def committed(self, batch: int) -> None:
+        self._single(Kind.COMMITTED, other=batch)
+
+    def subscribed(self, consumer: Consumer) -> None:
+        if consumer.queue.number:
+            window = NO_WINDOW if consumer.mode is AckMode.AUTO else consumer.window
+            self._single(
+                Kind.SUBSCRIBED,
+                consumer.queue.number,
+                code=_MODE[consumer.mode],
+                other=consumer.number,
+                columns=_column("I", [window]),
+            )
+
+    def unsubscribed(self, consumer: Consumer) -> None:
+        if consumer.queue.number:
+            self._single(Kind.UNSUBSCRIBED, consumer.queue.number, other=consumer.number)
+
+    def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
+        columns = _column("Q", [entry.sequence]) + _column("I", [target.number]) + _column("Q", [target_sequence])
+        self._single(Kind.DEAD_LETTERED, entry.queue.number, columns=columns)
+
+    def named(self, queue: Queue) -> None:
+        """To be told of every queue before anything happens in it."""
+        if queue.number:
+            self._close()
+            self._names[queue.number] = queue.name
+            self._add(_name(queue.number, queue.name, self._now_us))
+
+    # ---- Handing over ----
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait to be handed over, the open block left out."""
+        return self._size
+
+    def is_empty(self) -> bool:
+        return not self._blocks and not self._entries
+
+    def take(self) -> bytes:
+        """Everything since the last call, as one chunk of a history file; nothing if nothing happened."""
+        self._close()
+        if not self._blocks:
+            return b""
+        flags = 0
+        if self._file_size >= HISTORY_FILE_BYTES:
+            flags = BEGINS_FILE
+            self._file_size = 0
+            # A file can be read by itself.
+            self._blocks[:0] = [_name(number, name, self._now_us) for number, name in self._names.items()]
+        blocks = b"".join(self._blocks)
+        rest = CHUNK.pack(0, len(blocks), self._run, flags, self._chunk_event)[CHECKSUM.size :] + blocks
+        self._blocks = []
+        self._size = 0
+        self._chunk_event = self._next_event
+        self._file_size += len(rest)
+        return CHECKSUM.pack(crc32(rest)) + rest
+
+    # ---- Inside ----
+
+    def _open(self, kind: int, queue: int, other: int = 0, code: int = 0) -> None:
+        if self._entries:
+            self._close()
+        self._kind, self._queue, self._other, self._code = kind, queue, other, code
+        self._opened_us = self._now_us
+
+    def _close(self) -> None:
+        entries = self._entries
+        kind, self._kind = self._kind, -1
+        if not entries:
+            return
+        count = len(entries)
+        block = BLOCK.pack(kind, self._code, count, self._queue, self._other, self._opened_us)
+        columns = _column("Q", [entry.sequence for entry in entries])
+        if kind == _ACCEPTED:
+            messages = [entry.message for entry in entries]
+            columns += _column("I", [len(message.body) for message in messages])
+            columns += bytes([message.priority + PERSISTENT_FLAG * message.persistent for message in messages])
+        elif kind == _DISPATCHED:
+            columns += _column("I", self._consumers)
+            columns += _column("I", [entry.deliveries for entry in entries])
+            self._consumers = []
+        elif kind == _RETURNED:
+            columns += _column("I", [entry.attempts for entry in entries])
+        self._entries = []
+        self._next_event += count
+        self._add(block + columns)
+
+    def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
+        self._close()
+        self._next_event += 1
+        self._add(BLOCK.pack(kind, code, 1, queue, other, self._now_us) + columns)
+
+    def _add(self, block: bytes) -> None:
+        self._blocks.append(block)
+        self._size += len(block)
+
+
+class NoAccount(Account):
+    """Nothing is written down."""
+
+    def accepted(self, entry: Entry) -> None:
+        pass
+
+    def dispatched(self, entry: Entry, consumer: Consumer) -> None:
+        pass
+
+    def acknowledged(self, entry: Entry) -> None:
+        pass
+
+    def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
+        pass
+
+    def returned(self, entry: Entry, *, has_failed: bool) -> None:
+        pass
+
+    def expired(self, entry: Entry) -> None:
+        pass
+
+    def named(self, queue: Queue) -> None:
+        pass
+
+    def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
+        pass
+
+    def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
+        pass
+
+
+def _name(number: int, name: str, now_us: int) -> bytes:
+    text = name.encode()
+    return BLOCK.pack(Kind.NAME, 0, 0, number, len(text), now_us) + text
+
+
+def _column(code: str, values: list[int]) -> bytes:
+    column = array(code, values)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()

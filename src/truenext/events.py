@@ -1,0 +1,98 @@
+"""How history stands in the broker's own files, byte by byte. docs/history.md says what the events mean.
+
+A file is a header and a row of chunks; a chunk is a header and a row of blocks; a block is one or more events of one
+kind in one queue, by columns. All little-endian. If you change anything here, increase HISTORY_VERSION.
+
+    file      magic        "TNXH"
+              version      u16
+              run          u32     of all events in it
+    chunk     checksum     u32     CRC-32 of the rest of the chunk
+              size         u32     bytes of the blocks
+              run          u32
+              flags        u32     1: a file begins with this chunk, and it names every queue
+              first event  u64     number of the first event in it; the others follow one by one
+    block     kind         u8      Kind
+              code         u8      reason or mode, else 0
+              count        u32     events in it
+              queue        u32     number of the queue, 0 is none
+              other        u64     batch, consumer or number, by kind
+              at           u64     microseconds since the epoch
+              columns      as COLUMNS has them, each `count` values
+              name         only with NAME: `other` bytes of UTF-8
+
+NAME is no event, its count is 0: from here on the queue number stands for that name.
+"""
+
+import struct
+from enum import IntEnum
+
+HISTORY_VERSION = 1
+
+MAGIC = b"TNXH"
+FILE = struct.Struct("<4sHI")
+CHUNK = struct.Struct("<IIIIQ")
+CHECKSUM = struct.Struct("<I")
+BLOCK = struct.Struct("<BBIIQQ")
+
+BEGINS_FILE = 1
+"""Flag of a chunk."""
+
+
+class Kind(IntEnum):
+    NAME = 0
+    STARTED = 1
+    RECOVERED = 2
+    ACCEPTED = 3
+    COMMITTED = 4
+    SUBSCRIBED = 5
+    UNSUBSCRIBED = 6
+    DISPATCHED = 7
+    ACKNOWLEDGED = 8
+    RETURNED = 9
+    EXPIRED = 10
+    DEAD_LETTERED = 11
+
+    @property
+    def label(self) -> str:
+        """As docs/history.md calls it."""
+        return self.name.lower().replace("_", "-")
+
+
+COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
+    Kind.NAME: (),
+    Kind.STARTED: (),
+    Kind.RECOVERED: (),
+    Kind.ACCEPTED: (("sequence", "Q"), ("size", "I"), ("flags", "B")),
+    Kind.COMMITTED: (),
+    Kind.SUBSCRIBED: (("window", "I"),),
+    Kind.UNSUBSCRIBED: (),
+    Kind.DISPATCHED: (("sequence", "Q"), ("consumer", "I"), ("deliveries", "I")),
+    Kind.ACKNOWLEDGED: (("sequence", "Q"),),
+    Kind.RETURNED: (("sequence", "Q"), ("attempts", "I")),
+    Kind.EXPIRED: (("sequence", "Q"),),
+    Kind.DEAD_LETTERED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
+}
+"""Name and type (as `array` and `struct` have them) of what each event of a kind has of its own."""
+
+PERSISTENT_FLAG = 16
+"""Added to the priority in the flags of an accepted message."""
+
+REASONS = ("", "failed", "released", "clean", "unclean")
+"""By code: why a message was returned, how the run before ended."""
+
+MODES = ("auto", "client", "client-individual")
+"""By code: how a subscription acknowledges."""
+
+NO_WINDOW = 0xFFFFFFFF
+"""The window of a subscription in auto mode: its socket's buffer."""
+
+GAP_EVENTS = 1 << 20
+"""Numbers left out after an unclean stop: what was in memory may have had them, and somebody may have seen it."""
+
+
+def width(kind: int) -> int:
+    """Bytes of the columns of one event of this kind."""
+    return _WIDTHS[kind]
+
+
+_WIDTHS = [sum(struct.calcsize("<" + code) for _, code in COLUMNS[kind]) for kind in Kind]

@@ -1,0 +1,115 @@
+"""History as Parquet files, one row per event, and how long it is kept.
+
+    history/events/date=2026-11-21/0000000000000001.parquet     made from 0000000000000001.history, which then goes
+
+A Parquet file is written under another name, synced, and renamed: whoever reads the folder sees all of it or nothing. A
+crash before the `.history` file is deleted only means that the same files are written once more.
+
+`python -m truenext.history.export FOLDER` is what a broker runs beside itself, as a process of the lowest priority.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from truenext.errors import HistoryError
+from truenext.history.files import chunks_of_file, history_files
+from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+EVENTS = "events"
+"""Folder of the Parquet files."""
+
+
+def export_ended(folder: Path) -> Iterator[Path]:
+    """Turn every file that will not grow any more into Parquet; yields each when that is done.
+
+    Raises: HistoryError if a file is no history, or numpy or pyarrow are missing; OSError
+    """
+    for path in history_files(folder)[:-1]:
+        write_by_date(_table(path), folder / EVENTS, path.stem)
+        path.unlink(missing_ok=True)
+        yield path
+
+
+def export_all(folder: Path, into: Path) -> Iterator[Path]:
+    """Write what is not Parquet yet into a folder of its own, and leave everything as it is; yields each file read.
+
+    May be called while the broker runs. Raises: as `export_ended`
+    """
+    paths = history_files(folder)
+    exported = {path.stem for path in (folder / EVENTS).glob("date=*/*.parquet")}
+    for path in paths:
+        # One that is there as Parquet, or was a moment ago, must not be there twice.
+        if path.stem not in exported and path.exists():
+            write_by_date(_table(path), into, path.stem)
+            yield path
+
+
+def write_by_date(table: pa.Table, folder: Path, stem: str) -> None:
+    """One Parquet file for each day in the table, each appearing as a whole."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    dates = pc.strftime(table["at"], format="%Y-%m-%d")
+    for date in dates.unique().to_pylist():
+        day = folder / f"date={date}"
+        day.mkdir(parents=True, exist_ok=True)
+        new = folder / f".{stem}-{date}-{os.getpid()}"
+        with new.open("wb") as file:
+            pq.write_table(table.filter(pc.equal(dates, date)), file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(day / f"{stem}.parquet")
+
+
+def forget_old(folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX) -> list[Path]:
+    """Delete what is too old or too much, oldest first, but never the file that still grows; says what went."""
+    files = [*sorted((folder / EVENTS).glob("date=*/*.parquet")), *history_files(folder)[:-1]]
+    sizes = {path: path.stat().st_size for path in files}
+    first_day = f"date={datetime.now(UTC) - timedelta(days=days_max):%Y-%m-%d}"
+    too_much = sum(sizes.values()) - bytes_max
+    gone = []
+    for path in files:
+        is_old = path.parent.name.startswith("date=") and path.parent.name < first_day
+        if not is_old and too_much <= 0:
+            continue
+        path.unlink()
+        too_much -= sizes[path]
+        gone.append(path)
+        if path.parent.name.startswith("date=") and not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    return gone
+
+
+def _table(path: Path) -> pa.Table:
+    try:
+        from truenext.history.table import table_of
+    except ImportError as error:
+        raise HistoryError(
+            f"Parquet needs numpy and pyarrow: pip install 'truenext[spark]' ({error}); the history in {path.parent} "
+            "stays as it is until then"
+        ) from error
+    return table_of(chunks_of_file(path))
+
+
+def main(folder: Path) -> None:
+    os.nice(19)
+    try:
+        for _ in export_ended(folder):
+            pass
+    except HistoryError as error:
+        print(error, file=sys.stderr)
+    forget_old(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,92 @@
+"""What is in the files of a history folder, chunk by chunk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+from truenext.errors import HistoryError
+from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION, MAGIC, Kind, width
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SUFFIX = ".history"
+
+
+class Chunk(NamedTuple):
+    run: int
+    flags: int
+    first_event: int
+    blocks: memoryview
+    end: int
+    """Where it ends in what was read."""
+
+
+class Block(NamedTuple):
+    kind: int
+    code: int
+    events: int
+    queue: int
+    other: int
+    at: int
+    columns: memoryview
+
+
+def history_files(folder: Path) -> list[Path]:
+    """Oldest first; the last may still grow."""
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def file_path(folder: Path, first_event: int) -> Path:
+    return folder / f"{first_event:016x}{SUFFIX}"
+
+
+def first_event_of(path: Path) -> int:
+    return int(path.stem, 16)
+
+
+def chunks_of_file(path: Path) -> Iterator[Chunk]:
+    """The chunks of a file up to its end, or to the first that is not whole.
+
+    Raises: HistoryError if it is no history of this truenext, OSError
+    """
+    content = memoryview(path.read_bytes())
+    if len(content) < FILE.size:
+        return
+    magic, version, _ = FILE.unpack_from(content)
+    if magic != MAGIC:
+        raise HistoryError(f"{path} is no history")
+    if version != HISTORY_VERSION:
+        raise HistoryError(
+            f"{path} has version {version}, this truenext reads {HISTORY_VERSION}: use the truenext that wrote it"
+        )
+    at = FILE.size
+    while (chunk := chunk_at(content, at)) is not None:
+        yield chunk
+        at = chunk.end
+
+
+def chunk_at(content: memoryview, at: int) -> Chunk | None:
+    """The chunk that begins at `at`, None if there is no whole one."""
+    if at + CHUNK.size > len(content):
+        return None
+    checksum, size, run, flags, first_event = CHUNK.unpack_from(content, at)
+    end = at + CHUNK.size + size
+    if end > len(content) or crc32(content[at + CHECKSUM.size : end]) != checksum:
+        return None
+    return Chunk(run, flags, first_event, content[at + CHUNK.size : end], end)
+
+
+def blocks_of(chunk: Chunk) -> Iterator[Block]:
+    at = 0
+    while at < len(chunk.blocks):
+        kind, code, count, queue, other, time = BLOCK.unpack_from(chunk.blocks, at)
+        columns_at = at + BLOCK.size
+        at = columns_at + (other if kind == Kind.NAME else count * width(kind))
+        yield Block(kind, code, count, queue, other, time, chunk.blocks[columns_at:at])
+
+
+def events_in(chunk: Chunk) -> int:
+    return sum(block.events for block in blocks_of(chunk))

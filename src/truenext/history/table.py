@@ -1,0 +1,152 @@
+"""History as columns: what docs/history.md describes, made from the broker's own files.
+
+Needs numpy and pyarrow (`pip install 'truenext[spark]'`), which a broker does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from truenext.events import COLUMNS, MODES, NO_WINDOW, PERSISTENT_FLAG, REASONS, Kind
+from truenext.history.files import blocks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from truenext.history.files import Block, Chunk
+
+SCHEMA = pa.schema(
+    [
+        pa.field("event", pa.int64(), nullable=False),
+        pa.field("run", pa.int32(), nullable=False),
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("queue", pa.string()),
+        pa.field("sequence", pa.int64()),
+        pa.field("priority", pa.int8()),
+        pa.field("persistent", pa.bool_()),
+        pa.field("size", pa.int32()),
+        pa.field("batch", pa.int64()),
+        pa.field("consumer", pa.int64()),
+        pa.field("deliveries", pa.int32()),
+        pa.field("attempts", pa.int32()),
+        pa.field("reason", pa.string()),
+        pa.field("mode", pa.string()),
+        pa.field("window", pa.int32()),
+        pa.field("target_queue", pa.string()),
+        pa.field("target_sequence", pa.int64()),
+        pa.field("count", pa.int64()),
+    ]
+)
+
+_KINDS = [kind.label for kind in Kind]
+_NUMPY: dict[str, np.dtype[Any]] = {"Q": np.dtype("<u8"), "I": np.dtype("<u4"), "B": np.dtype("u1")}
+_Array = np.ndarray[Any, Any]
+
+
+def table_of(chunks: Iterable[Chunk]) -> pa.Table:
+    """One row per event, in order. The chunks are those of one file, from its beginning: it names its queues."""
+    names: dict[int, str] = {}
+    blocks: list[Block] = []
+    first_events: list[int] = []
+    runs: list[int] = []
+    for chunk in chunks:
+        event = chunk.first_event
+        for block in blocks_of(chunk):
+            if block.kind == Kind.NAME:
+                names[block.queue] = bytes(block.columns).decode()
+                continue
+            blocks.append(block)
+            first_events.append(event)
+            runs.append(chunk.run)
+            event += block.events
+
+    counts = np.array([block.events for block in blocks], dtype=np.int64)
+    starts = np.cumsum(counts) - counts
+    total = int(counts.sum())
+
+    def each(values: list[int], dtype: str = "i8") -> _Array:
+        """What a block says once, for each of its events."""
+        repeated: _Array = np.repeat(np.array(values, dtype=dtype), counts)
+        return repeated
+
+    kind = each([block.kind for block in blocks], "u1")
+    other = each([block.other for block in blocks])
+    code = each([block.code for block in blocks], "u1")
+    own = _own_columns(blocks, starts, total)
+    has = {one: kind == one for one in Kind}
+
+    names_of = _Names(names)
+    columns = {
+        "event": np.arange(total) - np.repeat(starts, counts) + each(first_events),
+        "run": each(runs, "i4"),
+        "at": pa.array(each([block.at for block in blocks])).cast(pa.timestamp("us", tz="UTC")),
+        "kind": pa.DictionaryArray.from_arrays(pa.array(kind, pa.uint8()), _KINDS),
+        "queue": names_of(each([block.queue for block in blocks]), np.ones(total, dtype=bool)),
+        "sequence": _where(own["sequence"], _any(has, "sequence"), pa.int64()),
+        "priority": _where(own["flags"] % PERSISTENT_FLAG, has[Kind.ACCEPTED], pa.int8()),
+        "persistent": _where(own["flags"] >= PERSISTENT_FLAG, has[Kind.ACCEPTED], pa.bool_()),
+        "size": _where(own["size"], has[Kind.ACCEPTED], pa.int32()),
+        "batch": _where(other, has[Kind.ACCEPTED] | has[Kind.COMMITTED], pa.int64()),
+        "consumer": _where(
+            np.where(has[Kind.DISPATCHED], own["consumer"], other),
+            has[Kind.DISPATCHED] | has[Kind.SUBSCRIBED] | has[Kind.UNSUBSCRIBED],
+            pa.int64(),
+        ),
+        "deliveries": _where(own["deliveries"], has[Kind.DISPATCHED], pa.int32()),
+        "attempts": _where(own["attempts"], has[Kind.RETURNED], pa.int32()),
+        "reason": _coded(code, REASONS, has[Kind.RETURNED] | has[Kind.STARTED]),
+        "mode": _coded(code, MODES, has[Kind.SUBSCRIBED]),
+        "window": _where(own["window"], has[Kind.SUBSCRIBED] & (own["window"] != NO_WINDOW), pa.int32()),
+        "target_queue": names_of(own["target_queue"], has[Kind.DEAD_LETTERED]),
+        "target_sequence": _where(own["target_sequence"], has[Kind.DEAD_LETTERED], pa.int64()),
+        "count": _where(other, has[Kind.RECOVERED], pa.int64()),
+    }
+    return pa.table([_column(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+def _own_columns(blocks: list[Block], starts: _Array, total: int) -> dict[str, _Array]:
+    """By name, what events have of their own; 0 where they have nothing."""
+    columns = {name: np.zeros(total, _NUMPY[type_]) for kind in Kind for name, type_ in COLUMNS[kind]}
+    for block, start in zip(blocks, starts.tolist(), strict=True):
+        at = 0
+        for name, type_ in COLUMNS[Kind(block.kind)]:
+            dtype = _NUMPY[type_]
+            columns[name][start : start + block.events] = np.frombuffer(block.columns, dtype, block.events, at)
+            at += block.events * dtype.itemsize
+    return columns
+
+
+class _Names:
+    """Queue numbers to names; no number and one that nobody named are null."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        self._numbers = np.array(sorted(names), dtype="i8")
+        self._names = pa.array([names[number] for number in sorted(names)], pa.string())
+
+    def __call__(self, numbers: _Array, valid: _Array) -> pa.Array:
+        at = np.searchsorted(self._numbers, numbers)
+        known = np.zeros(len(numbers), dtype=bool)
+        inside = at < len(self._numbers)
+        known[inside] = self._numbers[at[inside]] == numbers[inside]
+        return pa.DictionaryArray.from_arrays(pa.array(at, pa.int64(), mask=~(known & valid)), self._names)
+
+
+def _any(has: dict[Kind, _Array], column: str) -> _Array:
+    found: _Array = np.logical_or.reduce([has[kind] for kind in Kind if column in dict(COLUMNS[kind])])
+    return found
+
+
+def _where(values: _Array, valid: _Array, type_: pa.DataType) -> pa.Array:
+    return pa.array(values, mask=~valid).cast(type_)
+
+
+def _coded(codes: _Array, words: tuple[str, ...], valid: _Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.uint8(), mask=~valid), list(words))
+
+
+def _column(values: Any, type_: pa.DataType) -> pa.Array:
+    return pa.array(values).cast(type_) if isinstance(values, np.ndarray) else values.cast(type_)

@@ -1,0 +1,147 @@
+"""Where history is written down: a file that grows chunk by chunk, and from time to time a new one.
+
+    history/0000000000000001.history     named by its first event; events.py has its bytes
+
+What is appended is safe from a crash of the broker at once, and from one of the machine once it is synced. Until then
+the store's journal has what must not be lost; `restore` brings it back.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from truenext.errors import HistoryError
+from truenext.events import BEGINS_FILE, FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC
+from truenext.history.files import chunk_at, chunks_of_file, events_in, file_path, history_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from truenext.history.files import Chunk
+
+
+class History:
+    """`append` is for one thread, `sync` for any."""
+
+    def __init__(self, folder: Path, *, file_ended: Callable[[], None] | None = None) -> None:
+        """`file_ended` is told, on the thread that appends, of every file that will not grow any more.
+
+        Raises: HistoryError if the folder cannot be used.
+        """
+        self._folder = folder
+        self._file_ended = file_ended
+        self._file = -1
+        self._file_change = Lock()
+        self._next_event = 1
+        self._last_run = 0
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            files = history_files(folder)
+            if files:
+                self._go_on_with(files[-1])
+        except OSError as error:
+            raise HistoryError(f"cannot open the history in {folder}: {error}; check the disk") from error
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Append what the store has and the files have not: they were not synced before the machine went down.
+
+        Raises: HistoryError
+        """
+        for one in chunks:
+            chunk = chunk_at(memoryview(one), 0)
+            if chunk is not None and chunk.first_event >= self._next_event:
+                self.append(one)
+                self._note(chunk)
+
+    def begin_run(self, *, after_clean_stop: bool) -> tuple[int, int]:
+        """Numbers of the run that begins and of its first event. After an unclean stop numbers are left out, so that
+        none that got lost is used again, and a reader sees the gap.
+        """
+        if self._last_run and not after_clean_stop:
+            self._next_event += GAP_EVENTS
+        return self._last_run + 1, self._next_event
+
+    def append(self, chunk: bytes) -> None:
+        """Write what `Account.take` gave; it is not durable yet.
+
+        Raises: HistoryError
+        """
+        if not chunk:
+            return
+        try:
+            whole = chunk_at(memoryview(chunk), 0) if self._file < 0 or _begins_file(chunk) else None
+            if whole is not None:
+                self._begin_file(whole)
+            _write(self._file, chunk)
+        except OSError as error:
+            raise HistoryError(
+                f"cannot write the history in {self._folder}: {error}; make room or check the disk, then start the "
+                "broker again (--no-history runs it without)"
+            ) from error
+
+    def sync(self) -> None:
+        """All that was appended before is durable when this returns. Raises: OSError"""
+        with self._file_change:
+            if self._file >= 0:
+                os.fdatasync(self._file)
+
+    def close(self) -> None:
+        with self._file_change:
+            if self._file >= 0:
+                os.fdatasync(self._file)
+                os.close(self._file)
+            self._file = -1
+
+    def _go_on_with(self, path: Path) -> None:
+        """Cut what a crash left of a chunk, and go on behind it."""
+        end = FILE.size
+        for chunk in chunks_of_file(path):
+            self._note(chunk)
+            end = chunk.end
+        if end == FILE.size:
+            # Not even the first chunk is whole: the file before it is the last one.
+            path.unlink()
+            files = history_files(self._folder)
+            if files:
+                self._go_on_with(files[-1])
+            return
+        self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        os.ftruncate(self._file, end)
+        os.lseek(self._file, end, os.SEEK_SET)
+
+    def _note(self, chunk: Chunk) -> None:
+        self._next_event = chunk.first_event + events_in(chunk)
+        self._last_run = chunk.run
+
+    def _begin_file(self, chunk: Chunk) -> None:
+        path = file_path(self._folder, chunk.first_event)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        _write(file, FILE.pack(MAGIC, HISTORY_VERSION, chunk.run))
+        with self._file_change:
+            old, self._file = self._file, file
+            if old >= 0:
+                os.fdatasync(old)
+                os.close(old)
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        if old >= 0 and self._file_ended is not None:
+            self._file_ended()
+
+
+def _begins_file(chunk: bytes) -> bool:
+    return bool(chunk[_FLAGS_AT] & BEGINS_FILE)
+
+
+_FLAGS_AT = 12
+
+
+def _write(file: int, content: bytes) -> None:
+    written = os.write(file, content)
+    while written < len(content):
+        written += os.write(file, content[written:])

@@ -1,0 +1,89 @@
+"""History, read as plainly as events.py can be read: one event at a time, one dictionary each."""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+COLUMNS = {
+    3: "sequence:Q size:I flags:B",
+    5: "window:I",
+    7: "sequence:Q consumer:I deliveries:I",
+    8: "sequence:Q",
+    9: "sequence:Q attempts:I",
+    10: "sequence:Q",
+    11: "sequence:Q target_queue:I target_sequence:Q",
+}
+KINDS = ["name", "started", "recovered", "accepted", "committed", "subscribed", "unsubscribed", "dispatched"]
+KINDS += ["acknowledged", "returned", "expired", "dead-lettered"]
+REASONS = [None, "failed", "released", "clean", "unclean"]
+MODES = ["auto", "client", "client-individual"]
+
+
+def read_folder(folder: Path) -> list[dict[str, Any]]:
+    return [event for path in sorted(folder.glob("*.history")) for event in read(path.read_bytes()[10:])]
+
+
+def read(content: bytes) -> Iterator[dict[str, Any]]:
+    """The events of some chunks, without what is null."""
+    names: dict[int, str] = {}
+    at = 0
+    while at + 24 <= len(content):
+        checksum, size, run, _, number = struct.unpack_from("<IIIIQ", content, at)
+        if at + 24 + size > len(content) or crc32(content[at + 4 : at + 24 + size]) != checksum:
+            return
+        blocks = content[at + 24 : at + 24 + size]
+        at += 24 + size
+        while blocks:
+            kind, code, count, queue, other, time = struct.unpack_from("<BBIIQQ", blocks)
+            blocks = blocks[26:]
+            if kind == 0:
+                names[queue], blocks = blocks[:other].decode(), blocks[other:]
+                continue
+            own: dict[str, tuple[int, ...]] = {}
+            for column in COLUMNS.get(kind, "").split():
+                name, type_ = column.split(":")
+                layout = f"<{count}{type_}"
+                own[name] = struct.unpack_from(layout, blocks)
+                blocks = blocks[struct.calcsize(layout) :]
+            for n in range(count):
+                yield _event(number, run, time, kind, code, names.get(queue), other, names, own, n)
+                number += 1
+
+
+def _event(
+    number: int,
+    run: int,
+    time: int,
+    kind: int,
+    code: int,
+    queue: str | None,
+    other: int,
+    names: dict[int, str],
+    own: dict[str, tuple[int, ...]],
+    n: int,
+) -> dict[str, Any]:
+    event: dict[str, Any] = {"event": number, "run": run, "at": time, "kind": KINDS[kind]}
+    if queue is not None:
+        event["queue"] = queue
+    event |= {name: values[n] for name, values in own.items()}
+    match event["kind"]:
+        case "accepted":
+            flags = event.pop("flags")
+            event |= {"priority": flags % 16, "persistent": flags >= 16, "batch": other}
+        case "committed":
+            event["batch"] = other
+        case "recovered":
+            event["count"] = other
+        case "subscribed":
+            event |= {"consumer": other, "mode": MODES[code]}
+            if event["window"] == 2**32 - 1:
+                del event["window"]
+        case "unsubscribed":
+            event["consumer"] = other
+        case "dead-lettered":
+            event["target_queue"] = names[event["target_queue"]]
+        case "returned" | "started":
+            event["reason"] = REASONS[code]
+    return event

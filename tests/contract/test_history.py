@@ -1,0 +1,425 @@
+"""Is what happened written down, in order, and does it survive what it must survive?"""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.naive_history import read, read_folder
+from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.destination import Destination, Kind
+from truenext.engine.account import Account
+from truenext.engine.engine import Engine
+from truenext.engine.session import Session
+from truenext.errors import HistoryError
+from truenext.events import GAP_EVENTS
+from truenext.history.export import EVENTS, export_all, export_ended, forget_old
+from truenext.history.files import chunks_of_file, history_files
+from truenext.history.writer import History
+from truenext.message import Message
+from truenext.policy import Policy
+
+ORDERS = Destination(Kind.QUEUE, "orders")
+PRIVATE = Destination(Kind.TEMPORARY, "/temp-queue/x/answers", session="x")
+
+
+class Told:
+    """An engine, and the history that it has given away."""
+
+    def __init__(self, *, run: int = 1, first_event: int = 1, attempts_max: int = 2) -> None:
+        account = Account(run=run, first_event=first_event)
+        self.engine = Engine(sequence_limit=1, policy=Policy(attempts_max=attempts_max), account=account)
+        self.engine.tick(1_000_000)
+        self.engine.start()
+        self.chunks: list[bytes] = []
+        self.commit()
+
+    def commit(self) -> None:
+        self.engine.turn()
+        while (batch := self.engine.take_batch()) is not None:
+            self.chunks.append(batch.history)
+            self.engine.committed(batch)
+            self.engine.turn()
+
+    def session(self, name: str = "x") -> Session:
+        return self.engine.connect(name)
+
+    def send(self, session: Session, priority: int = 4, *, persistent: bool = True, **more: Any) -> None:
+        message = Message(
+            priority, persistent, more.get("expires_ms", 0), b"content-length:4\n", more.get("body", b"body")
+        )
+        self.engine.send(session, Send(more.get("destination", ORDERS), message, more.get("transaction")))
+
+    def subscribe(self, session: Session, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> None:
+        self.engine.subscribe(session, Subscribe("s", more.get("destination", ORDERS), mode, more.get("window", 10)))
+
+    def events(self) -> list[dict[str, Any]]:
+        self.commit()
+        return list(read(b"".join(self.chunks)))
+
+    def story(self) -> list[tuple[Any, ...]]:
+        """Kind and sequence of every event, with what is of interest; commits left out."""
+        wanted = ("sequence", "deliveries", "attempts", "reason", "target_sequence")
+        return [
+            (event["kind"], *(event[name] for name in wanted if name in event))
+            for event in self.events()
+            if event["kind"] not in ("committed", "subscribed", "started")
+        ]
+
+
+# What is told
+
+
+def test_a_persistent_message_is_told_from_acceptance_to_acknowledgement() -> None:
+    told = Told()
+    session = told.session()
+    told.send(session, 7, body=b"12345")
+    told.subscribe(session, window=3)
+    told.commit()
+    told.engine.acknowledge(session, Ack("s", 1, None))
+    events = told.events()
+    for event in events:
+        assert (event.pop("run"), event.pop("at")) == (1, 1_000_000)
+    assert events == [
+        {"event": 1, "kind": "started", "reason": "clean"},
+        {"event": 2, "kind": "committed", "batch": 1},
+        {
+            "event": 3,
+            "kind": "accepted",
+            "queue": "orders",
+            "sequence": 1,
+            "size": 5,
+            "priority": 7,
+            "persistent": True,
+            "batch": 3,
+        },
+        {
+            "event": 4,
+            "kind": "subscribed",
+            "queue": "orders",
+            "window": 3,
+            "consumer": 1,
+            "mode": "client-individual",
+        },
+        {"event": 5, "kind": "committed", "batch": 3},
+        {"event": 6, "kind": "dispatched", "queue": "orders", "sequence": 1, "consumer": 1, "deliveries": 1},
+        {"event": 7, "kind": "acknowledged", "queue": "orders", "sequence": 1},
+        {"event": 8, "kind": "committed", "batch": 5},
+    ]
+
+
+def test_a_transient_is_visible_at_once() -> None:
+    told = Told()
+    told.send(told.session(), persistent=False)
+    (accepted,) = (event for event in told.events() if event["kind"] == "accepted")
+    assert (accepted["batch"], accepted["persistent"]) == (0, False)
+
+
+def test_failures_and_the_dead_letter_are_told() -> None:
+    told = Told(attempts_max=2)
+    session = told.session()
+    told.send(session)
+    told.subscribe(session)
+    for _ in range(2):
+        told.commit()
+        told.engine.refuse(session, Nack("s", 1, None))
+    assert told.story() == [
+        ("accepted", 1),
+        ("dispatched", 1, 1),
+        ("returned", 1, 1, "failed"),
+        ("dispatched", 1, 2),
+        ("dead-lettered", 1, 2),
+        ("accepted", 2),
+    ]
+    assert {event["queue"] for event in told.events() if event.get("sequence") == 2} == {"DLQ.orders"}
+    assert [event["target_queue"] for event in told.events() if event["kind"] == "dead-lettered"] == ["DLQ.orders"]
+
+
+def test_what_a_leaving_consumer_held_is_told_as_released() -> None:
+    told = Told()
+    session = told.session()
+    told.send(session)
+    told.send(session)
+    told.subscribe(session)
+    told.commit()
+    told.engine.unsubscribe(session, Unsubscribe("s"))
+    assert told.story()[-3:] == [("returned", 1, 0, "released"), ("returned", 2, 0, "released"), ("unsubscribed",)]
+
+
+def test_an_acknowledgement_in_a_transaction_is_told_at_commit_and_never_after_an_abort() -> None:
+    told = Told(attempts_max=9)
+    session = told.session()
+    told.send(session)
+    told.subscribe(session)
+    for end in (Abort("t"), Commit("t")):
+        told.commit()
+        told.engine.begin(session, Begin("t"))
+        told.engine.acknowledge(session, Ack("s", 1, "t"))
+        told.send(session, transaction="t")
+        assert told.story()[-1][0] == "dispatched"
+        if isinstance(end, Abort):
+            told.engine.abort(session, end)
+        else:
+            told.engine.commit(session, end)
+    assert told.story() == [
+        ("accepted", 1),
+        ("dispatched", 1, 1),
+        ("returned", 1, 1, "failed"),
+        ("dispatched", 1, 2),
+        ("accepted", 2),
+        ("acknowledged", 1),
+        ("dispatched", 2, 1),
+    ]
+
+
+def test_what_an_auto_consumer_has_taken_is_told_as_acknowledged() -> None:
+    told = Told()
+    session = told.session()
+    for persistent in (True, False):
+        told.send(session, persistent=persistent)
+    told.subscribe(session, AckMode.AUTO)
+    told.commit()
+    told.engine.taken(session)
+    assert told.story()[-2:] == [("acknowledged", 1), ("acknowledged", 2)]
+
+
+def test_an_expired_message_is_told() -> None:
+    told = Told()
+    session = told.session()
+    told.send(session, expires_ms=2)
+    told.subscribe(session)
+    told.engine.tick(3_000_000)
+    told.commit()
+    assert told.story() == [("accepted", 1), ("expired", 1)]
+
+
+def test_temporary_queues_are_nobodys_business() -> None:
+    told = Told()
+    session = told.session()
+    told.subscribe(session, destination=PRIVATE)
+    told.send(session, persistent=False, destination=PRIVATE)
+    told.commit()
+    told.engine.acknowledge(session, Ack("s", 1, None))
+    assert {event["kind"] for event in told.events()} == {"started", "committed"}
+
+
+def test_history_alone_makes_no_further_batches() -> None:
+    told = Told()
+    told.send(told.session(), persistent=False)
+    told.commit()
+    told.commit()
+    assert not told.engine.has_batch
+
+
+def test_events_are_numbered_one_by_one_whatever_happens() -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    told = busy(rng)
+    assert [event["event"] for event in told.events()] == list(range(1, len(told.events()) + 1))
+
+
+def busy(rng: random.Random, steps: int = 300, **first: int) -> Told:
+    """Something of everything."""
+    told = Told(attempts_max=3, **first)
+    sessions = [told.session(str(n)) for n in range(3)]
+    for session in sessions:
+        told.subscribe(session, rng.choice(list(AckMode)), window=rng.randrange(1, 6))
+    for _ in range(steps):
+        session = rng.choice(sessions)
+        held = [entry for consumer in session.consumers.values() for entry in consumer.held]
+        match rng.randrange(6):
+            case 0 | 1:
+                told.send(session, rng.randrange(10), persistent=rng.random() < 0.5)
+            case 2:
+                told.commit()
+            case 3 if held and session.consumers["s"].mode is not AckMode.AUTO:
+                told.engine.acknowledge(session, Ack("s", rng.choice(held), None))
+            case 4 if held and session.consumers["s"].mode is not AckMode.AUTO:
+                told.engine.refuse(session, Nack("s", rng.choice(held), None))
+            case 5:
+                told.engine.taken(session)
+        told.engine.tick(1_000_000 + rng.randrange(10**6))
+    told.commit()
+    return told
+
+
+# Files
+
+
+def write(folder: Path, told: Told) -> History:
+    history = History(folder)
+    for chunk in told.chunks:
+        history.append(chunk)
+    return history
+
+
+def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
+    told = busy(random.Random(1))
+    write(tmp_path, told).close()
+    assert read_folder(tmp_path) == told.events()
+
+
+def test_a_run_begins_a_file_and_goes_on_counting(tmp_path: Path) -> None:
+    first = busy(random.Random(1))
+    write(tmp_path, first).close()
+    history = History(tmp_path)
+    run, event = history.begin_run(after_clean_stop=True)
+    assert (run, event) == (2, len(first.events()) + 1)
+    second = busy(random.Random(2), run=run, first_event=event)
+    for chunk in second.chunks:
+        history.append(chunk)
+    history.close()
+    assert len(history_files(tmp_path)) == 2
+    assert read_folder(tmp_path) == first.events() + second.events()
+
+
+def test_a_crash_leaves_numbers_out(tmp_path: Path) -> None:
+    first = busy(random.Random(1))
+    write(tmp_path, first).close()
+    assert History(tmp_path).begin_run(after_clean_stop=False) == (2, len(first.events()) + 1 + GAP_EVENTS)
+
+
+def test_a_long_history_has_many_files_and_each_names_its_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("truenext.engine.account.HISTORY_FILE_BYTES", 2000)
+    told = busy(random.Random(1))
+    write(tmp_path, told).close()
+    assert len(history_files(tmp_path)) > 3
+    assert read_folder(tmp_path) == told.events()
+
+
+def test_a_torn_chunk_is_cut_wherever_it_tears_and_the_store_brings_it_back(tmp_path: Path) -> None:
+    told = busy(random.Random(1), steps=40)
+    write(tmp_path, told).close()
+    (path,) = history_files(tmp_path)
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        history = History(tmp_path)
+        kept = read_folder(tmp_path)
+        assert kept == told.events()[: len(kept)]
+        history.restore(told.chunks)
+        history.close()
+        assert read_folder(tmp_path) == told.events()
+
+
+def test_what_the_files_have_is_not_restored_twice(tmp_path: Path) -> None:
+    told = busy(random.Random(1), steps=40)
+    history = write(tmp_path, told)
+    history.restore(told.chunks)
+    history.close()
+    assert read_folder(tmp_path) == told.events()
+
+
+def test_a_file_that_is_no_history_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "0000000000000001.history").write_bytes(b"something else")
+    with pytest.raises(HistoryError, match=r"0001\.history is no history"):
+        History(tmp_path)
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(HistoryError, match=r"cannot write the history in .*No space left on device"):
+        write(tmp_path, busy(random.Random(1), steps=3))
+
+
+# Parquet
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Of all Parquet files, without what is null, as the naive reader gives them."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    found = []
+    for path in sorted(folder.glob("date=*/*.parquet")):
+        for row in pq.ParquetFile(path).read().to_pylist():
+            row["at"] = round(row["at"].timestamp() * 1e6)
+            found.append({name: value for name, value in row.items() if value is not None})
+    return sorted(found, key=lambda row: row["event"])
+
+
+@pytest.fixture
+def long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("truenext.engine.account.HISTORY_FILE_BYTES", 2000)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    told = busy(random.Random(seed))
+    write(tmp_path, told).close()
+    return told
+
+
+def test_parquet_says_what_the_files_said(long_history: Told, tmp_path: Path) -> None:
+    *_, growing = history_files(tmp_path)
+    assert len(list(export_ended(tmp_path))) > 3
+    assert history_files(tmp_path) == [growing]
+    exported = rows(tmp_path / EVENTS)
+    assert exported == long_history.events()[: len(exported)]
+    assert exported + read_folder(tmp_path) == long_history.events()
+
+
+def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: Told, tmp_path: Path) -> None:
+    next(iter(export_ended(tmp_path)))
+    before = history_files(tmp_path)
+    for _ in export_all(tmp_path, tmp_path / "rest"):
+        pass
+    assert history_files(tmp_path) == before
+    assert rows(tmp_path / EVENTS) + rows(tmp_path / "rest") == long_history.events()
+
+
+def test_an_export_that_was_interrupted_is_done_again_and_nothing_is_there_twice(
+    long_history: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            list(export_ended(tmp_path))
+    list(export_ended(tmp_path))
+    assert rows(tmp_path / EVENTS) + read_folder(tmp_path) == long_history.events()
+
+
+def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("truenext.engine.account.HISTORY_FILE_BYTES", 500)
+    told = Told()
+    session = told.session()
+    for day in range(40):
+        told.engine.tick(day * 86_400_000_000 // 4)
+        told.send(session)
+        told.commit()
+    write(tmp_path, told).close()
+    list(export_ended(tmp_path))
+    folders = sorted(path.name for path in (tmp_path / EVENTS).iterdir())
+    assert folders[:3] == ["date=1970-01-01", "date=1970-01-02", "date=1970-01-03"]
+    exported = rows(tmp_path / EVENTS)
+    assert exported == told.events()[: len(exported)]
+
+
+def test_old_history_goes_first_by_age_then_by_size(long_history: Told, tmp_path: Path) -> None:
+    list(export_ended(tmp_path))
+    files = sorted((tmp_path / EVENTS).glob("date=*/*.parquet"))
+    day = tmp_path / EVENTS / "date=2999-01-01"
+    day.mkdir()
+    for path in files[2:]:
+        path.rename(day / path.name)
+    left = sorted(day.iterdir())
+    assert forget_old(tmp_path) == files[:2]
+    assert not files[0].parent.exists()
+    size = sum(path.stat().st_size for path in left[1:])
+    assert forget_old(tmp_path, bytes_max=size) == left[:1]
+    assert forget_old(tmp_path, bytes_max=0) == left[1:]
+    assert len(history_files(tmp_path)) == 1
+
+
+def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> None:
+    write(tmp_path, busy(random.Random(1))).close()
+    assert list(export_ended(tmp_path)) == []
+    assert forget_old(tmp_path, bytes_max=0, days_max=0) == []
+    (path,) = history_files(tmp_path)
+    assert sum(1 for _ in chunks_of_file(path)) > 3
