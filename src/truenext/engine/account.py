@@ -64,54 +64,62 @@ class Account:
         self._queue = 0
         self._other = 0
         self._opened_us = 0
-        self._entries: list[Entry] = []
+        self.entries: list[Entry] = []
+        """What the open block is of. Whoever finds that it is open for his event may append to it himself."""
+        self.accepting: Queue | None = None
+        """The open block is of messages accepted in this queue,"""
+        self.accepting_batch = 0
+        """visible with this batch."""
+        self.acknowledging: Queue | None = None
+        """The open block is of messages acknowledged in this queue."""
         self._consumers: list[int] = []
 
     def tick(self, now_us: int) -> None:
         """It is so many microseconds since the epoch."""
-        if self._entries and now_us - self._opened_us > BLOCK_US_MAX:
+        if self.entries and now_us - self._opened_us > BLOCK_US_MAX:
             self._close()
         self._now_us = now_us
 
     # ---- What happens to many messages ----
 
     def accepted(self, entry: Entry) -> None:
-        if entry.queue.number:
-            if self._kind != _ACCEPTED or self._queue != entry.queue.number or self._other != entry.batch:
-                self._open(_ACCEPTED, entry.queue.number, entry.batch)
-            self._entries.append(entry)
+        queue = entry.queue
+        if queue.number:
+            if self.accepting is not queue or self.accepting_batch != entry.batch:
+                self._open(_ACCEPTED, queue.number, entry.batch)
+                self.accepting, self.accepting_batch = queue, entry.batch
+            self.entries.append(entry)
 
-    def dispatched(self, entry: Entry, consumer: Consumer) -> None:
-        if entry.queue.number:
-            if self._kind != _DISPATCHED or self._queue != entry.queue.number:
-                self._open(_DISPATCHED, entry.queue.number)
-            self._entries.append(entry)
-            self._consumers.append(consumer.number)
+    def dispatched(self, queue: Queue, entries: list[Entry], consumers: list[int]) -> None:
+        """`consumers` are the numbers of those who got them, one by one."""
+        if queue.number:
+            if self._kind != _DISPATCHED or self._queue != queue.number:
+                self._open(_DISPATCHED, queue.number)
+            self.entries.extend(entries)
+            self._consumers.extend(consumers)
 
     def acknowledged(self, entry: Entry) -> None:
-        if entry.queue.number:
-            if self._kind != _ACKNOWLEDGED or self._queue != entry.queue.number:
-                self._open(_ACKNOWLEDGED, entry.queue.number)
-            self._entries.append(entry)
+        self.acknowledged_all(entry.queue, (entry,))
 
     def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
         if queue.number:
-            if self._kind != _ACKNOWLEDGED or self._queue != queue.number:
+            if self.acknowledging is not queue:
                 self._open(_ACKNOWLEDGED, queue.number)
-            self._entries.extend(entries)
+                self.acknowledging = queue
+            self.entries.extend(entries)
 
     def returned(self, entry: Entry, *, has_failed: bool) -> None:
         if entry.queue.number:
             code = _FAILED if has_failed else _RELEASED
             if self._kind != _RETURNED or self._queue != entry.queue.number or self._code != code:
                 self._open(_RETURNED, entry.queue.number, code=code)
-            self._entries.append(entry)
+            self.entries.append(entry)
 
     def expired(self, entry: Entry) -> None:
         if entry.queue.number:
             if self._kind != _EXPIRED or self._queue != entry.queue.number:
                 self._open(_EXPIRED, entry.queue.number)
-            self._entries.append(entry)
+            self.entries.append(entry)
 
     # ---- What happens rarely ----
 
@@ -158,7 +166,7 @@ class Account:
         return self._size
 
     def is_empty(self) -> bool:
-        return not self._blocks and not self._entries
+        return not self._blocks and not self.entries
 
     def take(self) -> bytes:
         """Everything since the last call, as one chunk of a history file; nothing if nothing happened."""
@@ -182,14 +190,14 @@ class Account:
     # ---- Inside ----
 
     def _open(self, kind: int, queue: int, other: int = 0, code: int = 0) -> None:
-        if self._entries:
-            self._close()
+        self._close()
         self._kind, self._queue, self._other, self._code = kind, queue, other, code
         self._opened_us = self._now_us
 
     def _close(self) -> None:
-        entries = self._entries
+        entries = self.entries
         kind, self._kind = self._kind, -1
+        self.accepting = self.acknowledging = None
         if not entries:
             return
         count = len(entries)
@@ -205,7 +213,7 @@ class Account:
             self._consumers = []
         elif kind == _RETURNED:
             columns += _column("I", [entry.attempts for entry in entries])
-        self._entries = []
+        self.entries = []
         self._next_event += count
         self._add(block + columns)
 
@@ -225,10 +233,7 @@ class NoAccount(Account):
     def accepted(self, entry: Entry) -> None:
         pass
 
-    def dispatched(self, entry: Entry, consumer: Consumer) -> None:
-        pass
-
-    def acknowledged(self, entry: Entry) -> None:
+    def dispatched(self, queue: Queue, entries: list[Entry], consumers: list[int]) -> None:
         pass
 
     def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from truenext.engine.lane import Entry
     from truenext.engine.queue import Queue
 
+Taker = tuple[int, int, int, "Consumer"]
+"""Messages it holds, when it was last served, its place among the queue's consumers, and itself."""
+
 Deliveries = dict["Consumer", list["Entry"]]
 
 
@@ -48,8 +51,24 @@ class Dispatcher:
         ]
         if not takers:
             return
+        given: list[Entry] = []
+        getters: list[int] = []
+        self._give_out(queue, takers, committed, now_ms, deliveries, expire, given, getters)
+        if given:
+            self._account.dispatched(queue, given, getters)
+
+    def _give_out(
+        self,
+        queue: Queue,
+        takers: list[Taker],
+        committed: int,
+        now_ms: int,
+        deliveries: Deliveries,
+        expire: Callable[[Entry], object],
+        given: list[Entry],
+        getters: list[int],
+    ) -> None:
         heapify(takers)
-        dispatched = self._account.dispatched
         for lane in queue.lanes:
             if not lane.arrived and not lane.returned:
                 continue
@@ -63,7 +82,8 @@ class Dispatcher:
                 entry.deliveries += 1
                 held = consumer.held
                 held[entry.sequence] = entry
-                dispatched(entry, consumer)
+                given.append(entry)
+                getters.append(consumer.number)
                 session = consumer.session
                 session.unsent_bytes += len(message.body) + len(message.header) + consumer.frame_bytes
                 self.dispatches += 1

@@ -296,7 +296,11 @@ class Engine:
         if ack.transaction is None and consumer.mode is AckMode.INDIVIDUAL:
             # The general way below, without its lists.
             entry = consumer.held.pop(ack.sequence)
-            self._account.acknowledged(entry)
+            account = self._account
+            if account.acknowledging is consumer.queue:
+                account.entries.append(entry)
+            else:
+                account.acknowledged(entry)
             if entry.stored:
                 remove(self._batch, entry)
                 session.batch = self._batch.number
@@ -411,7 +415,11 @@ class Engine:
         message.arrived_ms = self.now_ms
         entry = Entry(sequence, message, queue, batch, message.persistent and not queue.is_temporary)
         queue.lane_of(message).arrived.append(entry)
-        self._account.accepted(entry)
+        account = self._account
+        if account.accepting is queue and account.accepting_batch == batch:
+            account.entries.append(entry)
+        else:
+            account.accepted(entry)
         if entry.stored:
             put(self._batch, entry)
         if batch:
