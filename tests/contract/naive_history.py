@@ -22,7 +22,20 @@ MODES = ["auto", "client", "client-individual"]
 
 
 def read_folder(folder: Path) -> list[dict[str, Any]]:
+    """What is in the broker's own files."""
     return [event for path in sorted(folder.glob("*.history")) for event in read(path.read_bytes()[10:])]
+
+
+def read_parquet(folder: Path) -> list[dict[str, Any]]:
+    """What is in the Parquet files of a folder."""
+    found = []
+    for path in sorted(folder.glob("date=*/*.parquet")):
+        import pyarrow.parquet as pq
+
+        for row in pq.ParquetFile(path).read().to_pylist():
+            row["at"] = round(row["at"].timestamp() * 1e6)
+            found.append({name: value for name, value in row.items() if value is not None})
+    return sorted(found, key=lambda row: row["event"])
 
 
 def read(content: bytes) -> Iterator[dict[str, Any]]:

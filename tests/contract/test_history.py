@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.naive_history import read, read_folder
+from tests.contract.naive_history import read, read_folder, read_parquet
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.account import Account
@@ -333,17 +333,6 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # Parquet
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """Of all Parquet files, without what is null, as the naive reader gives them."""
-    pq = pytest.importorskip("pyarrow.parquet")
-    found = []
-    for path in sorted(folder.glob("date=*/*.parquet")):
-        for row in pq.ParquetFile(path).read().to_pylist():
-            row["at"] = round(row["at"].timestamp() * 1e6)
-            found.append({name: value for name, value in row.items() if value is not None})
-    return sorted(found, key=lambda row: row["event"])
-
-
 @pytest.fixture
 def long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     pytest.importorskip("pyarrow")
@@ -359,7 +348,7 @@ def test_parquet_says_what_the_files_said(long_history: Told, tmp_path: Path) ->
     *_, growing = history_files(tmp_path)
     assert len(list(export_ended(tmp_path))) > 3
     assert history_files(tmp_path) == [growing]
-    exported = rows(tmp_path / EVENTS)
+    exported = read_parquet(tmp_path / EVENTS)
     assert exported == long_history.events()[: len(exported)]
     assert exported + read_folder(tmp_path) == long_history.events()
 
@@ -367,10 +356,10 @@ def test_parquet_says_what_the_files_said(long_history: Told, tmp_path: Path) ->
 def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: Told, tmp_path: Path) -> None:
     next(iter(export_ended(tmp_path)))
     before = history_files(tmp_path)
-    for _ in export_all(tmp_path, tmp_path / "rest"):
-        pass
+    files = export_all(tmp_path, tmp_path / "rest")
     assert history_files(tmp_path) == before
-    assert rows(tmp_path / EVENTS) + rows(tmp_path / "rest") == long_history.events()
+    assert read_parquet(tmp_path / EVENTS) + read_parquet(tmp_path / "rest") == long_history.events()
+    assert len(files) == len(set(files)) == len(before) + 1
 
 
 def test_an_export_that_was_interrupted_is_done_again_and_nothing_is_there_twice(
@@ -381,7 +370,7 @@ def test_an_export_that_was_interrupted_is_done_again_and_nothing_is_there_twice
         with pytest.raises(KeyboardInterrupt):
             list(export_ended(tmp_path))
     list(export_ended(tmp_path))
-    assert rows(tmp_path / EVENTS) + read_folder(tmp_path) == long_history.events()
+    assert read_parquet(tmp_path / EVENTS) + read_folder(tmp_path) == long_history.events()
 
 
 def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +386,7 @@ def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     list(export_ended(tmp_path))
     folders = sorted(path.name for path in (tmp_path / EVENTS).iterdir())
     assert folders[:3] == ["date=1970-01-01", "date=1970-01-02", "date=1970-01-03"]
-    exported = rows(tmp_path / EVENTS)
+    exported = read_parquet(tmp_path / EVENTS)
     assert exported == told.events()[: len(exported)]
 
 

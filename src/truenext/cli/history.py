@@ -30,9 +30,12 @@ def export(data: Path, out: Path | None) -> None:
     folder = data / "history" if (data / "history").is_dir() else data
     count = 0
     try:
-        for path in export_ended(folder) if out is None else export_all(folder, out):
-            count += 1
-            click.echo(f"exported {path.name}")
+        if out is not None:
+            count = sum(out in path.parents for path in export_all(folder, out))
+        else:
+            for path in export_ended(folder):
+                count += 1
+                click.echo(f"exported {path.name}")
     except (HistoryError, OSError) as error:
         raise Failure(error) from error
     click.echo(f"{count} file{'' if count == 1 else 's'} exported to {out or folder / 'events'}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,23 +36,35 @@ def export_ended(folder: Path) -> Iterator[Path]:
     Raises: HistoryError if a file is no history, or numpy or pyarrow are missing; OSError
     """
     for path in history_files(folder)[:-1]:
-        write_by_date(_table(path), folder / EVENTS, path.stem)
+        try:
+            table = _table(path)
+        except FileNotFoundError:
+            # Of two at once the other was quicker.
+            continue
+        write_by_date(table, folder / EVENTS, path.stem)
         path.unlink(missing_ok=True)
         yield path
 
 
-def export_all(folder: Path, into: Path) -> Iterator[Path]:
-    """Write what is not Parquet yet into a folder of its own, and leave everything as it is; yields each file read.
+def export_all(folder: Path, into: Path) -> list[Path]:
+    """Parquet files that together have every event once: those that are there, and for what is not Parquet yet new ones
+    in a folder of the caller's; nothing else is changed.
 
-    May be called while the broker runs. Raises: as `export_ended`
+    May be called while the broker runs and exports. Raises: as `export_ended`
     """
+    files: dict[str, list[Path]] = {}
     paths = history_files(folder)
-    exported = {path.stem for path in (folder / EVENTS).glob("date=*/*.parquet")}
+    for file in (folder / EVENTS).glob("date=*/*.parquet"):
+        files.setdefault(file.stem, []).append(file)
     for path in paths:
-        # One that is there as Parquet, or was a moment ago, must not be there twice.
-        if path.stem not in exported and path.exists():
-            write_by_date(_table(path), into, path.stem)
-            yield path
+        # One that the broker exported since it was listed is among the Parquet files, or gone from here.
+        if path.stem not in files:
+            made_in = folder / EVENTS
+            with suppress(FileNotFoundError):
+                write_by_date(_table(path), into, path.stem)
+                made_in = into
+            files[path.stem] = list(made_in.glob(f"date=*/{path.stem}.parquet"))
+    return [file for stem in sorted(files) for file in sorted(files[stem])]
 
 
 def write_by_date(table: pa.Table, folder: Path, stem: str) -> None:

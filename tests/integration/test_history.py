@@ -1,0 +1,116 @@
+"""Does the history of a real broker tell what its clients saw, also when it is killed?"""
+
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.contract.naive_history import read_folder, read_parquet
+from tests.integration.broker_process import BrokerProcess
+from truenext.events import GAP_EVENTS
+
+
+def history(broker: BrokerProcess) -> list[dict[str, Any]]:
+    """All of it, whatever is Parquet by now and what is not."""
+    return read_parquet(broker.data / "history/events") + read_folder(broker.data / "history")
+
+
+def sequences(events: list[dict[str, Any]], kind: str) -> list[int]:
+    return [event["sequence"] for event in events if event["kind"] == kind]
+
+
+def test_it_tells_what_happened_while_the_broker_ran(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    client.send("orders", b"low", persistent=True, priority=1, confirmed=True)
+    client.send("orders", b"high", priority=9, confirmed=True)
+    client.subscribe("orders", prefetch=1)
+    for body in (b"high", b"low"):
+        message = client.message()
+        assert message.body == body
+        client.ack(message, confirmed=True)
+    client.disconnect()
+    own_broker.stop()
+    told = [(event["kind"], event.get("sequence")) for event in history(own_broker) if event.get("queue") == "orders"]
+    assert told == [
+        ("accepted", 1),
+        ("accepted", 2),
+        ("subscribed", None),
+        ("dispatched", 2),
+        ("acknowledged", 2),
+        ("dispatched", 1),
+        ("acknowledged", 1),
+        ("unsubscribed", None),
+    ]
+
+
+def test_it_is_written_within_moments_without_anybody_waiting(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    for _ in range(20):
+        client.send("orders", b"x")
+    client.arrived()
+    own_broker.await_facts("orders", waiting=20)
+    for _ in range(200):
+        if len(sequences(history(own_broker), "accepted")) == 20:
+            return
+        own_broker.await_facts("orders", waiting=20)
+    raise AssertionError(history(own_broker)[-3:])
+
+
+def test_after_a_clean_stop_what_waits_is_told_and_no_number_is_missing(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    for persistent in (True, False, True):
+        client.send("orders", b"x", persistent=persistent, confirmed=True)
+    own_broker.restart(is_clean=True)
+    own_broker.stop()
+    events = history(own_broker)
+    assert [event["event"] for event in events] == list(range(1, len(events) + 1))
+    assert [(event["run"], event["count"]) for event in events if event["kind"] == "recovered"] == [(2, 3)]
+    assert [event["reason"] for event in events if event["kind"] == "started"] == ["clean", "clean"]
+
+
+def test_no_history_leaves_none(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from truenext.cli.main import main
+
+    runner = CliRunner()
+    refused = runner.invoke(main, ["serve", "--data", str(tmp_path), "--no-history", "--listen", "stomp://192.0.2.1:1"])
+    assert refused.exit_code == 1
+    assert not (tmp_path / "history").exists()
+
+
+def test_killed_again_and_again_it_misses_no_confirmed_send_and_no_confirmed_acknowledgement(
+    own_broker: BrokerProcess,
+) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    confirmed = 0
+    acknowledged: set[int] = set()
+    for _ in range(3):
+        client = own_broker.connect()
+        client.subscribe("orders", prefetch=10)
+        for _ in range(rng.randrange(5, 60)):
+            if rng.random() < 0.6:
+                client.send("orders", b"x" * rng.randrange(2000), persistent=True, confirmed=True)
+                confirmed += 1
+            elif len(acknowledged) < confirmed:
+                message = client.message()
+                client.ack(message, confirmed=True)
+                sequence = int(message.headers["truenext-sequence"])
+                assert sequence not in acknowledged
+                acknowledged.add(sequence)
+            client.send("orders.transient", b"x")
+        own_broker.restart(is_clean=False)
+    own_broker.stop()
+    events = history(own_broker)
+    accepted = sequences([event for event in events if event.get("queue") == "orders"], "accepted")
+    assert len(set(accepted)) == len(accepted) == confirmed
+    told = Counter(sequences(events, "acknowledged"))
+    assert set(told) == acknowledged
+    assert set(told.values()) <= {1}
+    gaps = [later for earlier, later in pairwise(events) if later["event"] != earlier["event"] + 1]
+    assert [(gap["kind"], gap["reason"]) for gap in gaps] == [("started", "unclean")] * 3
+    assert all(later["event"] > earlier["event"] for earlier, later in pairwise(events))
+    assert gaps[0]["event"] > GAP_EVENTS
