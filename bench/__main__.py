@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from bench import machine, report, sink
-from bench.brokers import ActiveMQ, Broker, BrokerError, Truenext, why_no_activemq
+from bench.brokers import ActiveMQ, Broker, BrokerError, Truenext, WithoutHistory, why_no_activemq
 from bench.load import LOADS, Load, run
 from bench.workers import WorkerError
 
@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
         default=200_000,
         metavar="N",
         help="messages that each broker carries before the first measured run, all loads together (default 200000)",
+    )
+    parser.add_argument(
+        "--history-cost", action="store_true", help="compare truenext with itself without history, not with ActiveMQ"
     )
     parser.add_argument("--only", choices=("truenext", "activemq"), help="measure one of the two")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="for the order of the priorities")
@@ -86,7 +89,8 @@ class _Bench:
         self._options = options
         self._folder = folder
         self._loads: tuple[Load, ...] = options.loads
-        self._results = report.Results()
+        theirs = WithoutHistory.name if options.history_cost else report.THEIRS
+        self._results = report.Results(theirs)
         self._peaks: list[tuple[str, str]] = []
         self._queues = 0
 
@@ -99,6 +103,8 @@ class _Bench:
         notes += self._peaks
         print("\n" + report.plain(rows))
         print("messages a second, median (lowest-highest) of the runs; ratio of the medians")
+        if self._options.history_cost and (ratio := report.median_ratio(self._results, self._loads)) is not None:
+            print(f"ratio in the median over the loads: {ratio:.2f} (target {report.HISTORY_MEDIAN_TARGET:g})")
         for name, value in self._peaks:
             print(f"{name}: {value}")
         if self._options.markdown and status == 0:
@@ -123,7 +129,9 @@ class _Bench:
         brokers: list[Broker] = []
         if self._options.only != "activemq":
             brokers.append(Truenext(self._folder))
-        if self._options.only != "truenext":
+        if self._options.history_cost:
+            brokers.append(WithoutHistory(self._folder))
+        elif self._options.only != "truenext":
             if reason := why_no_activemq():
                 _say(f"without ActiveMQ: {reason}")
                 self._options.only = "truenext"

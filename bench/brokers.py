@@ -183,11 +183,13 @@ class Truenext(Broker):
     """The broker of this repository, as installed for the interpreter that runs the bench."""
 
     name = "truenext"
+    options: tuple[str, ...] = ()
 
     def prepare(self, folder: Path) -> list[str]:
         return [
             *(sys.executable, "-m", "truenext", "serve"),
             *("--data", str(folder / "data"), "--listen", "stomp://127.0.0.1:0"),
+            *self.options,
         ]
 
     def environment(self) -> dict[str, str]:
@@ -196,6 +198,13 @@ class Truenext(Broker):
     def listening_port(self) -> int:
         found = _PORT.search(self.log())
         return int(found[1]) if found else 0
+
+
+class WithoutHistory(Truenext):
+    """The same, writing no history: what does that cost?"""
+
+    name = "without history"
+    options = ("--no-history",)
 
 
 class ActiveMQ(Broker):
