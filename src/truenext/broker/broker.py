@@ -185,6 +185,9 @@ class Broker:
                 await self.failure
             self._committer.submit(batch)
             await self._drain()
+
+    def close(self) -> None:
+        """Let go of the store, once it has done what it is doing. Without `stop` this is the end of a crash."""
         self._committer.close()
 
     async def _drain(self) -> None:
