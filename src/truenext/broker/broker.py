@@ -282,6 +282,8 @@ class Broker:
         """Give up: nothing is confirmed or written any more, and `failure` says why."""
         if not self.failure.done():
             self.failure.set_exception(error)
+            # Looked at, so that it is not reported once more when nobody waited for it (a failed start).
+            self.failure.exception()
         if self._idle is not None and not self._idle.done():
             self._idle.set_exception(error)
 
