@@ -1,8 +1,8 @@
 """Does the embedded store keep every confirmed batch, whenever the power goes?
 
 A run of the store is recorded, operation by operation. The power then goes at one of them, and the disk is built as it
-may look afterwards: what was not synced is there in part or not at all, sector by sector, and a write that was under way
-is torn. The store is opened on that disk, and must hold what was confirmed, with the batch that was under way as a
+may look afterwards: what was not synced is there in part or not at all, sector by sector, and a write that was under
+way is torn. The store is opened on that disk, and must hold what was confirmed, with the batch that was under way as a
 whole or not at all. LMDB's commits are taken as they are, all or nothing.
 """
 
@@ -12,9 +12,10 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -73,7 +74,7 @@ Operation = Write | Sync | Name | SyncNames | Commit | Begun | Confirmed
 
 
 @dataclass
-class Disk:
+class Remains:
     """What is on a disk that nobody uses."""
 
     journal: dict[str, bytes] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class Disk:
         if self.lmdb:
             (folder / "lmdb/data.mdb").write_bytes(self.lmdb)
 
-    def after(self, operations: list[Operation], count: int, rng: random.Random) -> "Disk":
+    def after(self, operations: list[Operation], count: int, rng: random.Random) -> "Remains":
         """The disk if the power goes when `count` of the operations were done and the next is under way."""
         files = {number: bytearray(content) for number, content in enumerate(self.journal.values())}
         names: dict[str, int | None] = {name: number for number, name in enumerate(self.journal)}
@@ -120,7 +121,7 @@ class Disk:
         for change in unsynced_names[: rng.randint(0, len(unsynced_names))]:
             names.update(change.names)
         journal = {name: bytes(files.get(file, b"")) for name, file in names.items() if file is not None}
-        return Disk(journal, lmdb)
+        return Remains(journal, lmdb)
 
 
 def write(files: dict[int, bytearray], one: Write) -> None:
@@ -133,7 +134,7 @@ def tear(files: dict[int, bytearray], one: Write, rng: random.Random) -> None:
     """Some sectors of the write are on the disk, and others are not."""
     ends = [*range((one.offset // SECTOR + 1) * SECTOR, one.offset + len(one.content), SECTOR)]
     edges = [one.offset, *ends, one.offset + len(one.content)]
-    sectors = list(zip(edges, edges[1:], strict=False))
+    sectors = list(pairwise(edges))
     written = rng.choice(
         [
             [],
@@ -150,7 +151,7 @@ def tear(files: dict[int, bytearray], one: Write, rng: random.Random) -> None:
 class Recorder:
     """Writes down what a store does to its folder, in the order in which it happens."""
 
-    def __init__(self, disk: Disk, folder: Path) -> None:
+    def __init__(self, disk: Remains, folder: Path) -> None:
         self.operations: list[Operation] = []
         self._folder = folder
         self._names = {name: number for number, name in enumerate(disk.journal)}
@@ -163,17 +164,14 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        journal, open_, pwrite, fsync, rename, unlink = (
-            self._folder / "journal",
-            os.open,
-            os.pwrite,
-            os.fsync,
-            os.rename,
-            os.unlink,
-        )
+        journal = self._folder / "journal"
+        open_, pwrite, rename, unlink = os.open, os.pwrite, os.rename, os.unlink
+
+        def path_of(file: int) -> Path:
+            return Path(f"/proc/self/fd/{file}").readlink()
 
         def name_of(file: int) -> str | None:
-            path = Path(os.readlink(f"/proc/self/fd/{file}"))
+            path = path_of(file)
             return path.name if path.parent == journal else None
 
         def is_synced_by_writing(file: int) -> bool:
@@ -200,7 +198,7 @@ class Recorder:
                 name = name_of(file)
                 if name is not None:
                     self.note(Sync(self._names[name]))
-                elif Path(os.readlink(f"/proc/self/fd/{file}")) == journal:
+                elif path_of(file) == journal:
                     self.note(SyncNames())
 
         def renamed(old: Any, new: Any) -> None:
@@ -223,32 +221,31 @@ class Recorder:
 
             return call
 
-        with (
-            mock.patch("os.open", opened),
-            mock.patch("os.pwrite", written),
-            mock.patch("os.fsync", synced),
-            mock.patch("os.rename", renamed),
-            mock.patch("os.unlink", unlinked),
-            mock.patch.multiple(
-                Checkpoint,
-                **{name: committing(getattr(Checkpoint, name)) for name in ("delete", "put", "finish")},
-                drop_transients=committing(Checkpoint.drop_transients),
-            ),
-        ):
+        with ExitStack() as patches:
+            for name, action in {
+                "os.open": opened,
+                "os.pwrite": written,
+                "os.fsync": synced,
+                "os.rename": renamed,
+                "os.unlink": unlinked,
+            }.items():
+                patches.enter_context(mock.patch(name, action))
+            for name in ("delete", "put", "finish", "drop_transients"):
+                patches.enter_context(mock.patch.object(Checkpoint, name, committing(getattr(Checkpoint, name))))
             yield
 
 
 class Life(NamedTuple):
     """One run of a store: what it did to the disk, and what it may be found to hold after each batch."""
 
-    disk: Disk
+    disk: Remains
     operations: list[Operation]
     found: list[Model]
     """What the disk may have held before."""
     models: list[Model]
     """What it held once it was recovered, and after each batch."""
 
-    def end(self, count: int, rng: random.Random) -> tuple[Disk, list[Model]]:
+    def end(self, count: int, rng: random.Random) -> tuple[Remains, list[Model]]:
         """The disk if the power goes after `count` operations, and what it may hold."""
         done = self.operations[:count]
         disk = self.disk.after(self.operations, count, rng)
@@ -256,7 +253,7 @@ class Life(NamedTuple):
         return disk, self.models[confirmed - 1 : begun] if confirmed else self.found
 
 
-def live(disk: Disk, may_hold: list[Model], folder: Path, batches: int, rng: random.Random) -> Life:
+def live(disk: Remains, may_hold: list[Model], folder: Path, batches: int, rng: random.Random) -> Life:
     """Open the store on this disk, see that it holds what it must, and give it some batches."""
     disk.make(folder)
     recorder = Recorder(disk, folder)
@@ -305,13 +302,18 @@ def recover(store: EmbeddedStore, may_hold: list[Model]) -> Model:
     raise differences[0]
 
 
+def random_record(rng: random.Random) -> bytes:
+    """Zeros, as they are in a segment that was never used, or what is no zero."""
+    size = rng.choice([5, 300, 1500])
+    return rng.choice([bytes(size), rng.randbytes(size)])
+
+
 def random_changes(model: Model, rng: random.Random) -> dict[str, Any]:
     lanes = (LANE, OTHER_LANE, NEXT_QUEUE)
     first = len(model.used) + 1
     new = {
-        # Zeros, as they are in a segment that was never used, and what is no zero.
         message_key(rng.choice(lanes), first + n): (
-            rng.choice([bytes, rng.randbytes])(rng.choice([5, 300, 1500])),
+            random_record(rng),
             rng.random() < 0.6,
         )
         for n in range(rng.randint(0, 3))
@@ -324,7 +326,9 @@ def random_changes(model: Model, rng: random.Random) -> dict[str, Any]:
         gone,
         marks={key: (rng.randint(1, 7), rng.randint(1, 9)) for key in rng.sample(left, min(len(left), 2))},
         queues={len(model.queues) + 1: "name"} if rng.random() < 0.2 else {},
-        producers={rng.choice("abc"): ProducerState(rng.randint(0, 99), rng.randint(0, 3))} if rng.random() < 0.3 else {},
+        producers={rng.choice("abc"): ProducerState(rng.randint(0, 99), rng.randint(0, 3))}
+        if rng.random() < 0.3
+        else {},
         forgotten_producers=[rng.choice("abc")] if rng.random() < 0.1 else [],
         sequence_limit=first + 100 if rng.random() < 0.3 else 0,
         # Also in the middle: a later batch does not care, and a crash behind it finds the transients.
@@ -334,7 +338,7 @@ def random_changes(model: Model, rng: random.Random) -> dict[str, Any]:
 
 def test_whenever_the_power_goes_every_confirmed_batch_is_there(tmp_path: Path) -> None:
     rng = random.Random(1)
-    life = live(Disk(), [Model()], tmp_path / "life", 25, rng)
+    life = live(Remains(), [Model()], tmp_path / "life", 25, rng)
     for count in range(1 + first_commit(life.operations), len(life.operations) + 1):
         disk, may_hold = life.end(count, rng)
         live(disk, may_hold, tmp_path / str(count), 1, rng)
@@ -345,7 +349,7 @@ def test_however_often_the_power_goes_in_recoveries_too_every_confirmed_batch_is
     tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
-    disk, may_hold = Disk(), [Model()]
+    disk, may_hold = Remains(), [Model()]
     for number in range(12):
         life = live(disk, may_hold, tmp_path / str(number), rng.choice([0, 1, 3, 15]), rng)
         disk, may_hold = life.end(rng.randint(1 + first_commit(life.operations), len(life.operations)), rng)

@@ -111,7 +111,7 @@ def test_a_lock_that_cannot_be_written_is_let_go(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(StoreError, match="cannot open the store in .*: the disk is full"):
+        with pytest.raises(StoreError, match=r"cannot open the store in .*: the disk is full"):
             EmbeddedStore(tmp_path)
     EmbeddedStore(tmp_path).close()
 
