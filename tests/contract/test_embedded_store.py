@@ -105,6 +105,17 @@ def test_a_file_that_is_no_store_is_refused_and_the_lock_let_go(tmp_path: Path) 
         assert not isinstance(refusal.value, StoreInUseError)
 
 
+def test_a_lock_that_cannot_be_written_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(StoreError, match=r"cannot open the store in .*: the disk is full"):
+            EmbeddedStore(tmp_path)
+    EmbeddedStore(tmp_path).close()
+
+
 def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "lmdb"
     with lmdb.open(str(folder), max_dbs=1, lib_version=0) as env, env.begin(write=True) as txn:
@@ -473,6 +484,23 @@ def test_a_missing_or_emptied_segment_stops_the_broker(tmp_path: Path, monkeypat
     with pytest.raises(StoreError, match=r"is damaged: segment 0*2 is missing"):
         disk.open()
     second.write_bytes(whole)
+    disk.open()
+    assert sequences(disk.store) == list(range(1, 10))
+    disk.store.close()
+
+
+def test_a_checkpoint_without_its_journal_stops_the_broker(tmp_path: Path) -> None:
+    """As when only one of the two was restored: the store would otherwise hold what it held long ago."""
+    disk = Disk("moving", tmp_path)
+    for n in range(1, 10):
+        disk.apply(puts=put(n))
+    until(lambda: len(journal_files(tmp_path)) == 1)
+    disk.store.close()
+    (newest,) = journal_files(tmp_path)
+    newest.rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match=f"is damaged: segment {newest.stem} is missing"):
+        disk.open()
+    (tmp_path / "elsewhere").rename(newest)
     disk.open()
     assert sequences(disk.store) == list(range(1, 10))
     disk.store.close()

@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -449,6 +450,33 @@ class Model:
             self.messages = {k: (record, kept) for k, (record, kept) in self.messages.items() if kept}
             self.marks = {k: mark for k, mark in self.marks.items() if k in self.messages}
 
+    def changes(self, new: dict[bytes, tuple[bytes, bool]], gone: list[bytes], **rest: Any) -> dict[str, Any]:
+        """What a batch says that puts `new`, keys to records and whether they are persistent, and removes `gone`."""
+        return {
+            "puts": [(k, record) for k, (record, persistent) in new.items() if persistent],
+            "transient_puts": [(k, record) for k, (record, persistent) in new.items() if not persistent],
+            "removes": [k for k in gone if self.messages[k][1]],
+            "transient_removes": [k for k in gone if not self.messages[k][1]],
+            "unmarks": [k for k in gone if k in self.marks],
+            **rest,
+        }
+
+    def apply(self, changes: dict[str, Any]) -> None:
+        for one in changes["removes"] + changes["transient_removes"]:
+            del self.messages[one]
+            self.marks.pop(one, None)
+        for kind, persistent in (("puts", True), ("transient_puts", False)):
+            self.messages.update({k: (record, persistent) for k, record in changes[kind]})
+            self.used.update(k for k, _ in changes[kind])
+        self.marks.update(changes.get("marks", {}))
+        self.queues.update(changes.get("queues", {}))
+        for name in changes.get("forgotten_producers", []):
+            self.producers.pop(name, None)
+        self.producers.update(changes.get("producers", {}))
+        self.sequence_limit = changes.get("sequence_limit") or self.sequence_limit
+        if changes.get("clean_stop") is not None:
+            self.clean_stop = changes["clean_stop"]
+
     def check(self, store: Store, limit: int) -> None:
         lanes = self.lanes()
         for lane in (LANE, OTHER_LANE, NEXT_QUEUE):
@@ -523,29 +551,17 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     forgotten = data.draw(st.lists(names, unique=True), label="forgotten")
     queues = {len(model.queues) + 1: f"queue {len(model.queues) + 1}"} if data.draw(st.booleans()) else {}
     limit = model.sequence_limit + 7 if data.draw(st.booleans()) else 0
-    disk.apply(
-        puts=[(k, record) for k, (record, persistent) in new.items() if persistent],
-        transient_puts=[(k, record) for k, (record, persistent) in new.items() if not persistent],
-        removes=[k for k in gone if model.messages[k][1]],
-        transient_removes=[k for k in gone if not model.messages[k][1]],
+    changes = model.changes(
+        new,
+        gone,
         marks=marks,
-        unmarks=[k for k in gone if k in model.marks],
         queues=queues,
         producers=producers,
         forgotten_producers=forgotten,
         sequence_limit=limit,
     )
-    for one in gone:
-        del model.messages[one]
-        model.marks.pop(one, None)
-    model.messages.update(new)
-    model.used.update(new)
-    model.marks.update(marks)
-    model.queues.update(queues)
-    for name in forgotten:
-        model.producers.pop(name, None)
-    model.producers.update(producers)
-    model.sequence_limit = limit or model.sequence_limit
+    disk.apply(**changes)
+    model.apply(changes)
 
 
 # Memory only: bugs of the broker that it refuses, so that tests meet them

@@ -196,6 +196,9 @@ class Broker:
             self._committer.submit(batch)
             await self._drain()
         await self._drain()
+
+    def close(self) -> None:
+        """Let go of the store, once it has done what it is doing. Without `stop` this is the end of a crash."""
         self._committer.close()
 
     async def _drain(self) -> None:
@@ -290,6 +293,8 @@ class Broker:
         """Give up: nothing is confirmed or written any more, and `failure` says why."""
         if not self.failure.done():
             self.failure.set_exception(error)
+            # Looked at, so that it is not reported once more when nobody waited for it (a failed start).
+            self.failure.exception()
         if self._idle is not None and not self._idle.done():
             self._idle.set_exception(error)
 

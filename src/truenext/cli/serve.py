@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -74,28 +74,30 @@ async def _run(store: Store, history: History | None, addresses: Sequence[Addres
     sys.setswitchinterval(SWITCH_SECONDS)
     engine, recovered = recover(store, DEFAULT_POLICY, history)
     _spare_the_collector()
+    # Closed before the store is, whatever happens: the store's thread must not be in the middle of a batch then.
     broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000, history=history)
-    loop.set_exception_handler(lambda _, context: broker.fail(_bug(context)))
-    broker.failure.add_done_callback(lambda _: stop.set())
-    await broker.start(after_clean_stop=recovered.clean_stop)
-    listeners: list[Listener] = []
-    try:
-        for address in addresses:
-            listener = Listener(address, broker, loop, identity=recovered.identity, version=truenext.__version__)
-            listeners.append(listener)
-            print(f"listening on {listener.url}", flush=True)
-        await stop.wait()
-    finally:
-        for listener in listeners:
-            listener.stop_reading()
-        # Also if an address cannot be listened on: what the last run wrote down must outlive this one.
-        if not broker.failure.done():
-            await broker.stop()
-        for listener in listeners:
-            await listener.close()
-    if broker.failure.done():
-        broker.failure.result()
-    broker.failure.cancel()
+    with closing(broker):
+        loop.set_exception_handler(lambda _, context: broker.fail(_bug(context)))
+        broker.failure.add_done_callback(lambda _: stop.set())
+        await broker.start(after_clean_stop=recovered.clean_stop)
+        listeners: list[Listener] = []
+        try:
+            for address in addresses:
+                listener = Listener(address, broker, loop, identity=recovered.identity, version=truenext.__version__)
+                listeners.append(listener)
+                print(f"listening on {listener.url}", flush=True)
+            await stop.wait()
+        finally:
+            for listener in listeners:
+                listener.stop_reading()
+            # Also if an address cannot be listened on: what the last run wrote down must outlive this one.
+            if not broker.failure.done():
+                await broker.stop()
+            for listener in listeners:
+                await listener.close()
+        if broker.failure.done():
+            broker.failure.result()
+        broker.failure.cancel()
 
 
 def _bug(context: dict[str, Any]) -> TruenextError:

@@ -27,15 +27,18 @@ def lock(path: Path) -> int:
     """
     file = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(file, 20, 0).decode(errors="replace").strip() or "unknown"
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(file, 20, 0).decode(errors="replace").strip() or "unknown"
+            raise StoreInUseError(
+                f"data folder {path} is in use by the broker of process {holder}: stop it, or use another folder"
+            ) from error
+        os.truncate(file, 0)
+        os.pwrite(file, b"%d\n" % os.getpid(), 0)
+    except BaseException:
         os.close(file)
-        raise StoreInUseError(
-            f"data folder {path} is in use by the broker of process {holder}: stop it, or use another folder"
-        ) from error
-    os.truncate(file, 0)
-    os.pwrite(file, b"%d\n" % os.getpid(), 0)
+        raise
     return file
 
 

@@ -89,6 +89,9 @@ class Journal:
         self._number = after_number
         self._newest = after_segment
         paths = {int(path.stem, 16): path for path in sorted(self._folder.glob("*.journal"))}
+        # The newest segment is never released.
+        if after_segment and max(paths, default=0) <= after_segment:
+            raise self._damage(f"segment {after_segment + 1:016x} is missing")
         for segment in [segment for segment in paths if segment <= after_segment]:
             self._make_spare(paths.pop(segment))
         for segment, path in paths.items():

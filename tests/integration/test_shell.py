@@ -1,0 +1,256 @@
+"""Does what stands between the sockets and the engine keep its word: time, ends of connections, and clean stops?"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.raw_client import RawClient
+from truenext.batch import Batch
+from truenext.broker.broker import Broker
+from truenext.broker.recovery import recover
+from truenext.cli import serve
+from truenext.engine.session import Session
+from truenext.errors import TruenextError
+from truenext.policy import DEFAULT_POLICY
+from truenext.server.connection import Connection
+from truenext.server.listener import Listener
+from truenext.store.memory import MemoryStore
+from truenext.store.store import Recovered
+from truenext.url import parse_url
+from truenext.wire.stomp.frame import Frame
+
+LARGE = bytes(50_000)
+"""A few dozens of these fill what the sockets hold between two processes."""
+
+
+def numbers(messages: list[Frame]) -> list[int]:
+    return [int(message.body.split()[0]) for message in messages]
+
+
+# ---- Time ----
+
+
+def test_what_expired_while_its_reader_was_slow_is_not_dispatched(own_broker: BrokerProcess) -> None:
+    """What wakes the broker is the socket that can be written to again: no frame tells it how late it is."""
+    slow, sender = own_broker.connect(receive_buffer=4096), own_broker.connect()
+    slow.subscribe("q", ack="auto")
+    for number in range(150):
+        sender.send("q", b"%d " % number + LARGE)
+    expires_ms = time.time_ns() // 1_000_000 + 1500
+    sender.send("q", b"150 expires", headers={"expires": str(expires_ms)})
+    sender.arrived()
+    # Read to its end, so that the broker hears nothing more from anybody.
+    sender.disconnect()
+    time.sleep(max(0.0, expires_ms / 1000 - time.time()) + 0.1)
+    assert numbers(slow.messages(150)) == list(range(150))
+    assert slow.arrived() == []
+    own_broker.await_facts("q", waiting=0, unacknowledged=0)
+
+
+# ---- Ends of connections ----
+
+
+def test_a_client_that_closes_its_sending_half_still_gets_the_receipts_that_are_due(held_broker: BrokerProcess) -> None:
+    client = held_broker.connect()
+    client.subscribe("other")
+    held_broker.hold_disk()
+    receipts = [client.new_receipt() for _ in range(3)]
+    for receipt in receipts:
+        client.send("q", b"", persistent=True, headers={"receipt": receipt})
+    client.hang_up()
+    # The broker has seen the end, and nothing is durable yet.
+    held_broker.await_facts("other", consumers=0)
+    with pytest.raises(TimeoutError):
+        client.next_frame(0.05)
+    held_broker.release_disk()
+    for receipt in receipts:
+        client.await_receipt(receipt)
+    client.await_end()
+
+
+def leave_before_connect(client: RawClient) -> None:
+    client.write(b"CONN")
+    client.close()
+
+
+def crash_with_heart_beats(client: RawClient) -> None:
+    client.say_hello("1.2", "30000,30000")
+    client.subscribe("q")
+    client.crash()
+
+
+def close_the_sending_half(client: RawClient) -> None:
+    client.say_hello("1.2", "30000,30000")
+    client.hang_up()
+    client.await_end()
+
+
+def disconnect(client: RawClient) -> None:
+    client.say_hello("1.2", "30000,30000")
+    client.subscribe("q")
+    client.begin("t")
+    client.disconnect()
+
+
+def be_refused(client: RawClient) -> None:
+    client.say_hello("1.2", "30000,30000")
+    client.say("NONSENSE", {})
+    client.error()
+
+
+def crash_with_much_unread(client: RawClient) -> None:
+    client.say_hello("1.2", "30000,30000")
+    for number in range(150):
+        client.send("large", b"%d " % number + LARGE)
+    client.subscribe("large", ack="auto")
+    client.crash()
+
+
+def miss_the_heart_beats(client: RawClient) -> None:
+    client.say_hello("1.2", "50,0")
+    client.await_end()
+
+
+ENDS = [
+    leave_before_connect,
+    crash_with_heart_beats,
+    close_the_sending_half,
+    disconnect,
+    be_refused,
+    crash_with_much_unread,
+    miss_the_heart_beats,
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_connection_that_is_closed_leaves_nothing_in_memory(end: Callable[[RawClient], None]) -> None:
+    """No timer, nor anything else, keeps it."""
+
+    def use(port: int) -> None:
+        for _ in range(3):
+            end(RawClient(port, receive_buffer=4096))
+
+    assert asyncio.run(what_is_kept_after(use)) == []
+
+
+def test_a_heart_beat_that_finds_its_connection_closed_is_the_last() -> None:
+    flush = Connection.flush
+
+    def flush_and_close(self: Connection) -> None:
+        is_beat = self._parts == [b"\n"]
+        flush(self)
+        if is_beat:
+            self._lose("closed by a test")
+
+    def use(port: int) -> None:
+        client = RawClient(port)
+        client.say_hello("1.2", "0,50")
+        assert client.read() == b"\n"
+        client.await_end()
+
+    with mock.patch.object(Connection, "flush", flush_and_close):
+        assert asyncio.run(what_is_kept_after(use)) == []
+
+
+def connections_and_sessions() -> list[object]:
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, Connection | Session)]
+
+
+async def what_is_kept_after(use: Callable[[int], None]) -> list[object]:
+    """The connections and sessions that a broker still has when the clients that `use` made are gone."""
+    loop = asyncio.get_running_loop()
+    # Those of tests that ran in this process before.
+    others = set(map(id, connections_and_sessions()))
+    store = MemoryStore()
+    engine, recovered = recover(store, DEFAULT_POLICY)
+    broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000)
+    await broker.start()
+    address = parse_url("stomp://127.0.0.1:0")
+    listener = Listener(address, broker, loop, identity=recovered.identity, version="test")
+    try:
+        await loop.run_in_executor(None, use, int(listener.url.rpartition(":")[2]))
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while listener._connections:
+            assert time.monotonic() < deadline, "a connection is not closed"
+            await asyncio.sleep(0.01)
+        # Once around the loop for what it was told to do soon.
+        await asyncio.sleep(0.05)
+        return [one for one in connections_and_sessions() if id(one) not in others]
+    finally:
+        listener.stop_reading()
+        await broker.stop()
+        await listener.close()
+        broker.close()
+
+
+# ---- A clean stop ----
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_clean_stop_keeps_all_that_the_socket_of_a_slow_auto_reader_has_not_taken(
+    own_broker: BrokerProcess, persistent: bool
+) -> None:
+    count = 200
+    slow, sender = own_broker.connect(receive_buffer=4096), own_broker.connect()
+    slow.subscribe("q", ack="auto")
+    for number in range(count):
+        sender.send("q", b"%d " % number + LARGE, persistent=persistent)
+    sender.arrived()
+    own_broker.stop()
+    taken = []
+    with pytest.raises(EOFError):
+        while True:
+            taken.append(slow.message())
+    # Half of one more has come: the end was in the middle of a message.
+    assert 0 < len(taken) < count
+    own_broker.start()
+    reader = own_broker.connect()
+    reader.subscribe("q")
+    left = reader.messages(count - len(taken))
+    assert reader.arrived() == []
+    assert numbers(taken + left) == list(range(count))
+    assert left[0].headers["redelivered"] == "true"
+    assert "truenext-attempts" not in left[0].headers or left[0].headers["truenext-attempts"] == "0"
+
+
+# ---- The end of a broker that failed ----
+
+
+class StoreThatSeesItsEnd(MemoryStore):
+    """The broker finds a bug of its own while the first batch is being written."""
+
+    is_applying = False
+
+    def recover(self) -> Recovered:
+        self.loop = asyncio.get_running_loop()
+        return super().recover()
+
+    def apply(self, batch: Batch) -> None:
+        self.is_applying = True
+        self.loop.call_soon_threadsafe(self.find_a_bug)
+        time.sleep(0.2)
+        super().apply(batch)
+        self.is_applying = False
+
+    def find_a_bug(self) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def close(self) -> None:
+        assert not self.is_applying, "closed in the middle of a batch"
+        super().close()
+
+
+def test_a_store_is_not_closed_in_the_middle_of_a_batch_when_the_broker_fails() -> None:
+    with (
+        mock.patch.object(serve, "MemoryStore", StoreThatSeesItsEnd),
+        mock.patch.object(serve, "_spare_the_collector"),
+        mock.patch("sys.setswitchinterval"),
+        pytest.raises(TruenextError, match=r"internal error, the broker stops: .*a bug"),
+    ):
+        serve.serve(None, ["stomp://127.0.0.1:0"], allow_anonymous=False)
