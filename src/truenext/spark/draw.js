@@ -19,9 +19,10 @@
       axis: {
         labelColor: colour("soft"), titleColor: colour("soft"), gridColor: colour("line"), domainColor: colour("line"),
         tickColor: colour("line"), titleFontWeight: 400, labelFontSize: 11, titleFontSize: 12,
-        // Of one width, so that plots above each other begin at the same place.
-        minExtent: 40, labelFlush: true,
+        labelFlush: true,
       },
+      // Of one width, so that plots above each other begin at the same place.
+      axisY: { minExtent: 40 },
       legend: { labelColor: colour("soft"), labelFontSize: 12 },
       customRange: [colour("transient"), colour("persistent")],
     };

@@ -1,7 +1,7 @@
 """What the report's plots look like, as Vega-Lite specifications.
 
-No name of a queue, run or consumer enters a specification: its data are numbers, as CSV, and its texts are ours. Colours
-are left to draw.js, which knows whether the reader's screen is light or dark.
+No name of a queue, run or consumer enters a specification: its data are numbers, as CSV, and its texts are ours.
+Colours are left to draw.js, which knows whether the reader's screen is light or dark.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import pandas
 
 Spec = dict[str, Any]
 
-SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 POINTS_MAX = 8000
 """Points in one plot: more cannot be told apart, and a page of several plots must open on a phone."""
 BINS = 150
@@ -34,7 +34,7 @@ def order_plot(positions: pandas.DataFrame, *, deliveries: int, arrivals: int) -
         "width": "container",
         "height": 260,
         "data": _data(shown.iloc[::stride]),
-        "mark": {"type": "point", "opacity": 0.9, "tooltip": True},
+        "mark": {"type": "point", "filled": True, "opacity": 1, "tooltip": True},
         "encoding": {
             "x": {
                 "field": "delivery",
@@ -49,24 +49,19 @@ def order_plot(positions: pandas.DataFrame, *, deliveries: int, arrivals: int) -
                 "axis": {"title": "arrived as number", "tickCount": 5},
             },
             "color": PRIORITY_COLOUR,
-            "fill": PRIORITY_COLOUR,
             "shape": {
                 "field": "persistent",
                 "type": "nominal",
                 "scale": {"domain": [0, 1], "range": ["triangle-up", "circle"]},
                 "legend": None,
             },
-            "size": {
-                "field": "persistent",
-                "type": "nominal",
-                "scale": {"domain": [0, 1], "range": [26, 9]},
-                "legend": None,
-            },
+            "size": {"condition": {"test": "datum.persistent === 1", "value": 9}, "value": 26},
         },
     }
     return {
         "$schema": SCHEMA,
         "spacing": 6,
+        "resolve": {"scale": {"color": "independent"}},
         "vconcat": [
             points,
             _band(_shares(shown, "priority", domain[1]), PRIORITY_COLOUR, domain, 34, ""),
@@ -171,8 +166,9 @@ def _band(shares: pandas.DataFrame, colour: Spec, domain: list[int], height: int
         "width": "container",
         "height": height,
         "data": _data(shares),
-        "mark": {"type": "rect", "tooltip": True, "strokeWidth": 0},
+        "mark": {"type": "rect", "strokeWidth": 0},
         "encoding": {
+            "tooltip": [{"field": name, "type": "quantitative"} for name in (colour["field"], "messages")],
             "x": {
                 "field": "first",
                 "type": "quantitative",
@@ -198,7 +194,8 @@ def _shares(positions: pandas.DataFrame, column: str, deliveries: int) -> pandas
     return pandas.DataFrame(
         {
             "first": (counts["bin"] * width).round(2),
-            "last": ((counts["bin"] + 1) * width).clip(upper=deliveries).round(2),
+            # A little below the next bin, which is drawn later: else the screen shows hairlines between them.
+            "last": ((counts["bin"] + 1.3) * width).clip(upper=deliveries).round(2),
             # The vertical axis points up, and the largest value stands on top.
             "from": (1 - to).clip(lower=0).round(4),
             "to": (1 - to + share).clip(upper=1).round(4),
@@ -210,12 +207,7 @@ def _shares(positions: pandas.DataFrame, column: str, deliveries: int) -> pandas
 
 def _numbers(table: pandas.DataFrame, columns: list[str]) -> pandas.DataFrame:
     """These columns as numbers; rows without them are left out. Nothing but numbers gets into a plot."""
-    numbers = {
-        name: pandas.to_numeric(
-            table[name].astype("float64") if table[name].dtype == bool else table[name], errors="coerce"
-        )
-        for name in columns
-    }
+    numbers = {name: pandas.to_numeric(table[name], errors="coerce").astype("float64") for name in columns}
     return pandas.DataFrame(numbers).dropna().convert_dtypes()
 
 

@@ -34,8 +34,6 @@ def write_recording(events: Sequence[Event], folder: Path) -> list[Path]:
     Raises: ConfigurationError, StoreError if the disk does not take it
     """
     pyarrow = _pyarrow()
-    import pyarrow.parquet
-
     written = []
     try:
         for date, of_a_day in groupby(events, key=lambda event: event.at.date()):
@@ -82,6 +80,7 @@ def _pyarrow() -> Any:
     # Only recordings need it, so that a broker does without its 100 MiB.
     try:
         import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise ConfigurationError(
             f"a recording is written as Parquet, by pyarrow, which is missing: {INSTALL}"

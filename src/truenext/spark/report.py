@@ -214,9 +214,10 @@ def _last_of_highest(positions: pandas.DataFrame) -> str:
         return ""
     highest = int(positions["priority"].max())
     last = int(positions.loc[positions["priority"] == highest, "delivery"].max())
+    count, deliveries = int((positions["priority"] == highest).sum()), int(positions["delivery"].max())
     return (
-        f'<p class="note">Last message of priority {highest}: delivered as number <b>{last:,}</b> of '
-        f"{int(positions['delivery'].max()):,}; there are {int((positions['priority'] == highest).sum()):,}.</p>"
+        f'<p class="note">Priority {highest}: {count:,} messages, the last delivered as number <b>{last:,}</b> of '
+        f"{deliveries:,}.</p>"
     )
 
 
