@@ -54,8 +54,7 @@ def tables(queue: str = "orders", *, is_right: bool = True) -> dict[str, pandas.
     depth = pandas.DataFrame({"queue": queue, "at": at, "waiting": range(5000), "held": 1})
     violations = pandas.DataFrame(
         [] if is_right else [("inversion", queue, 41, at[0], 1, 4, 1, 31, 9)] * (ROWS_MAX + 20),
-        columns=["kind", "queue", "event", "at", "sequence", "priority", "consumer"]
-        + ["witness_sequence", "witness_priority"],
+        columns="kind queue event at sequence priority consumer witness_sequence witness_priority".split(),
     )
     return {"positions": positions, "latency": latency, "depth": depth, "violations": violations}
 

@@ -80,7 +80,7 @@ def latency_plot(latency: pandas.DataFrame, *, low: float, high: float) -> Spec:
     """p50, p90 and p99 by priority, on a logarithmic scale from `low` to `high` milliseconds."""
     shown = _numbers(latency, ["priority", "p50", "p90", "p99", "max", "count"])
     for column in ("p50", "p90", "p99", "max"):
-        shown[column] = shown[column].clip(lower=LATENCY_MIN)
+        shown[column] = shown[column].astype("float64").clip(lower=LATENCY_MIN)
     scale = {"type": "log", "domain": [max(low, LATENCY_MIN), max(high, 10 * LATENCY_MIN)], "nice": True}
 
     def at(column: str) -> Spec:
