@@ -23,6 +23,7 @@ from truenext.spark.verdict import Verdict
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\u2028<!--&"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VIOLATION = ["kind", "queue", "event", "at", "sequence", "priority", "consumer", "witness_sequence", "witness_priority"]
 SCRIPT = re.compile(r'<script type="application/json" id="specs">(.*?)</script>', re.DOTALL)
 
 
@@ -54,7 +55,7 @@ def tables(queue: str = "orders", *, is_right: bool = True) -> dict[str, pandas.
     depth = pandas.DataFrame({"queue": queue, "at": at, "waiting": range(5000), "held": 1})
     violations = pandas.DataFrame(
         [] if is_right else [("inversion", queue, 41, at[0], 1, 4, 1, 31, 9)] * (ROWS_MAX + 20),
-        columns="kind queue event at sequence priority consumer witness_sequence witness_priority".split(),
+        columns=VIOLATION,
     )
     return {"positions": positions, "latency": latency, "depth": depth, "violations": violations}
 
@@ -66,7 +67,7 @@ def specs(page: str) -> list[dict[str, Any]]:
 
 
 def dom(page: Path, folder: Path) -> str:
-    """The page as it is once its scripts have run."""
+    """What the page shows once its scripts have run."""
     if CHROMIUM is None:
         pytest.skip("no Chromium here to draw the page")
     done = subprocess.run(
@@ -78,7 +79,7 @@ def dom(page: Path, folder: Path) -> str:
         timeout=60,
         check=True,
     )
-    return done.stdout.rpartition("</script>")[0]
+    return done.stdout.partition("</main>")[0]
 
 
 def test_words_come_before_plots(tmp_path: Path) -> None:

@@ -274,4 +274,8 @@ def _vega() -> str:
             "pip install 'truenext[spark]'"
         ) from error
     # A script ends where the text says so, even inside a string.
-    return str(vl_convert.javascript_bundle(None)).replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    return (
+        str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+        .replace("</script", "<\\/script")
+        .replace("<!--", "<\\!--")
+    )
