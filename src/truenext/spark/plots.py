@@ -22,18 +22,26 @@ LATENCY_MIN = 0.001
 PRIORITY_COLOUR = {"field": "priority", "type": "ordinal", "scale": {"domain": list(range(10))}, "legend": None}
 
 
+def stride(messages: int) -> int:
+    """Of how many messages one becomes a point in the order plot.
+
+    >>> stride(POINTS_MAX), stride(POINTS_MAX + 1)
+    (1, 2)
+    """
+    return max(1, -(-messages // POINTS_MAX))
+
+
 def order_plot(positions: pandas.DataFrame, *, deliveries: int, arrivals: int) -> Spec:
     """Where each message arrived against where it was delivered, and below it what was delivered when.
 
     `deliveries` and `arrivals` are the ends of the axes, so that plots can be compared.
     """
     shown = _numbers(positions, ["delivery", "arrival", "priority", "persistent"]).sort_values("delivery")
-    stride = -(-len(shown) // POINTS_MAX) or 1
     domain = [0, max(deliveries, 1)]
     points: Spec = {
         "width": "container",
         "height": 260,
-        "data": _data(shown.iloc[::stride]),
+        "data": _data(shown.iloc[:: stride(len(shown))]),
         "mark": {"type": "point", "filled": True, "opacity": 1, "tooltip": True},
         "encoding": {
             "x": {

@@ -215,9 +215,11 @@ def _last_of_highest(positions: pandas.DataFrame) -> str:
     highest = int(positions["priority"].max())
     last = int(positions.loc[positions["priority"] == highest, "delivery"].max())
     count, deliveries = int((positions["priority"] == highest).sum()), int(positions["delivery"].max())
+    stride = plots.stride(len(positions))
+    thinned = f" Points show one message in {stride}, the bands all." if stride > 1 else ""
     return (
         f'<p class="note">Priority {highest}: {count:,} messages, the last delivered as number <b>{last:,}</b> of '
-        f"{deliveries:,}.</p>"
+        f"{deliveries:,}.{thinned}</p>"
     )
 
 
