@@ -40,5 +40,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value == int(value) else f"{value:,.3f}"
     if isinstance(value, pandas.Timestamp):
-        return value.strftime("%Y-%m-%d %H:%M:%S.%f")
+        return str(value.strftime("%Y-%m-%d %H:%M:%S.%f"))
     return str(value)
