@@ -160,6 +160,15 @@ def test_a_plot_of_many_messages_is_thinned_and_the_peaks_of_depth_are_kept() ->
     assert ",777," in plots.depth_plot(depth, most=777, seconds=50_000.0)["data"]["values"]
 
 
+def test_a_sample_is_called_one_and_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    data = tables()
+    write_report(data, Verdict(True), path, title="All")
+    assert "Priority 9: 10 messages, the last delivered as number <b>10</b> of 40." in path.read_text()
+    write_report({"positions": data["positions"].iloc[::3]}, Verdict(True), path, title="A sample")
+    assert "Priority 9: the last delivered as number <b>10</b> of 40. A sample of the messages." in path.read_text()
+
+
 def test_a_run_without_tables_is_a_page_too(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_report({}, Verdict(True, [], ["0 events"]), path, title="Nothing")

@@ -214,11 +214,16 @@ def _last_of_highest(positions: pandas.DataFrame) -> str:
         return ""
     highest = int(positions["priority"].max())
     last = int(positions.loc[positions["priority"] == highest, "delivery"].max())
-    count, deliveries = int((positions["priority"] == highest).sum()), int(positions["delivery"].max())
+    deliveries = int(positions["delivery"].max())
+    # An audit of a large history hands over a sample, whose messages are not to be counted.
+    is_sample = len(positions) < max(deliveries, int(positions["arrival"].max()))
+    count = "" if is_sample else f"{int((positions['priority'] == highest).sum()):,} messages, "
     stride = plots.stride(len(positions))
-    thinned = f" Points show one message in {stride}, the bands all." if stride > 1 else ""
+    thinned = " A sample of the messages." if is_sample else ""
+    if stride > 1:
+        thinned += f" Points show one message in {stride}, the bands all."
     return (
-        f'<p class="note">Priority {highest}: {count:,} messages, the last delivered as number <b>{last:,}</b> of '
+        f'<p class="note">Priority {highest}: {count}the last delivered as number <b>{last:,}</b> of '
         f"{deliveries:,}.{thinned}</p>"
     )
 
