@@ -8,6 +8,7 @@ import truenext
 from truenext.cli import logs
 from truenext.cli.client import Failure, queues, receive, send
 from truenext.cli.history import history as history_command
+from truenext.cli.record import record
 from truenext.cli.serve import serve as run_broker
 from truenext.errors import TruenextError
 from truenext.url import DEFAULT_URL
@@ -59,5 +60,5 @@ def serve(
         raise Failure(error) from error
 
 
-for command in (send, receive, queues, history_command):
+for command in (send, receive, queues, history_command, record):
     main.add_command(command)

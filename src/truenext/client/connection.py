@@ -28,8 +28,8 @@ class Refused(TruenextError):
 class Connection:
     """One connection to a broker. Use it in a `with` block; it says DISCONNECT at the end."""
 
-    def __init__(self, url: str) -> None:
-        """Connect to `stomp://HOST:PORT`.
+    def __init__(self, url: str, *, login: str | None = None, passcode: str | None = None) -> None:
+        """Connect to `stomp://HOST:PORT`; `login` and `passcode` for brokers that ask who we are.
 
         Raises: ConfigurationError if the URL is not one, ConnectionLost, Refused
         """
@@ -47,13 +47,18 @@ class Connection:
             reason = error.strerror if isinstance(error, OSError) else None
             raise ConnectionLost(f"no broker at {url}: {reason or error}") from error
         try:
-            self._log_in(address.host)
+            self._log_in(address.host, login, passcode)
         except BaseException:
             self._sock.close()
             raise
 
-    def _log_in(self, host: str) -> None:
-        self._write(Frame("CONNECT", {"accept-version": "1.2", "host": host}))
+    def _log_in(self, host: str, login: str | None, passcode: str | None) -> None:
+        headers = {"accept-version": "1.2", "host": host}
+        if login is not None:
+            headers["login"] = login
+        if passcode is not None:
+            headers["passcode"] = passcode
+        self._write(Frame("CONNECT", headers))
         connected = self._next(time.monotonic() + CONNECT_SECONDS)
         if connected is None or connected.headers.get("version") != "1.2":
             raise RemoteProtocolError(f"{self._url} does not speak STOMP 1.2")

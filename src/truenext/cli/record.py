@@ -1,0 +1,85 @@
+"""How a run against any broker becomes a history that `truenext audit` can judge."""
+
+import random
+import secrets
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from truenext.cli.client import Failure, url_option
+from truenext.client.recorder import MESSAGES_MAX, Recorder
+from truenext.client.workload import CASES
+from truenext.errors import TruenextError
+from truenext.limits import WINDOW_MAX
+from truenext.spark.recording import check_folder, write_recording
+
+
+@click.command()
+@click.option(
+    "--case",
+    "case",
+    type=click.Choice(list(CASES)),
+    default="production",
+    show_default=True,
+    help="What is sent: 3 in 4 persistent of priority 4 and then the rest non-persistent of priority 9; persistent and "
+    "non-persistent in turn; or any priority, persistent or not, at random.",
+)
+@click.option("--messages", type=click.IntRange(1, MESSAGES_MAX), default=4000, show_default=True, help="How many.")
+@click.option(
+    "--prefetch",
+    type=click.IntRange(1, WINDOW_MAX),
+    default=1,
+    show_default=True,
+    help="How many the consumer may hold.",
+)
+@click.option("--seed", type=int, help="For --case mix: the seed that an earlier recording printed.")
+@click.option("--queue", help="An empty queue that nobody else uses; a new one without.")
+@click.option(
+    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), required=True, help="A new folder for it."
+)
+@click.option("--login", help="If the broker asks for one.")
+@click.option("--passcode", envvar="TRUENEXT_PASSCODE", help="Rather in the environment, as TRUENEXT_PASSCODE.")
+@click.option("--remote", is_flag=True, help="Load a broker on another machine.")
+@url_option
+def record(
+    case: str,
+    messages: int,
+    prefetch: int,
+    seed: int | None,
+    queue: str | None,
+    folder: Path,
+    login: str | None,
+    passcode: str | None,
+    remote: bool,
+    url: str,
+) -> None:
+    """Run a workload on any STOMP broker and write down what a client sees, as Parquet.
+
+    All is sent and confirmed before the consumer subscribes, so that the order of arrival is that of dispatch. The
+    files have the columns of docs/history.md.
+    """
+    seed = random.randrange(2**32) if seed is None else seed
+    queue = queue or f"truenext.record.{case}.{secrets.token_hex(4)}"
+    workload = CASES[case](messages, random.Random(seed))
+    console = Console(file=sys.stderr)
+    try:
+        recorder = Recorder(url, login=login, passcode=passcode, may_be_remote=remote)
+        check_folder(folder)
+        click.echo(f"{case}, {messages} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
+        with Progress(console=console, transient=True) as progress:
+            tasks = {done: progress.add_task(done, total=messages) for done in ("sent", "received")}
+            events = recorder.record(
+                workload,
+                queue=queue,
+                window=prefetch,
+                report=lambda done, count: progress.update(tasks[done], completed=count),
+            )
+        for path in write_recording(events, folder):
+            click.echo(path)
+    except TruenextError as error:
+        raise Failure(error) from error
+    arrived = len({event.sequence for event in events if event.kind == "dispatched"})
+    click.echo(f"{len(events)} events; {arrived} of {messages} messages came", err=True)

@@ -1,0 +1,164 @@
+"""What does any STOMP broker do with a workload, as its client sees it, in the words of docs/history.md?
+
+A client sees when a message arrives, not when it was dispatched. So everything is sent and confirmed before the one
+consumer subscribes, on one connection: then nothing arrives in between, and the order of arrival is that of dispatch.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import msgspec
+
+from truenext.client.connection import Connection
+from truenext.client.workload import Sent
+from truenext.errors import ConfigurationError, RemoteProtocolError
+from truenext.limits import WINDOW_MAX
+from truenext.url import parse_url
+
+CONFIRM_EVERY = 500
+"""Messages between two receipts."""
+ARRIVAL_SECONDS = 10.0
+"""While messages are missing: what does not come within this time after the last one is lost."""
+QUIET_SECONDS = 0.5
+"""Once all have come: what is delivered twice comes within this time."""
+MESSAGES_MAX = 1_000_000
+"""Messages in one recording: its events are kept in memory until it is complete, about half a kilobyte for each."""
+IDENTITY = "recorded-as"
+"""The header that says which message of which recording this is."""
+
+Report = Callable[[str, int], None]
+"""Told what was done, `sent` or `received`, and how many by now."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of docs/history.md; None in the columns that its kind does not have."""
+
+    event: int
+    run: int = 1
+    at: datetime
+    kind: str
+    queue: str | None = None
+    sequence: int | None = None
+    priority: int | None = None
+    persistent: bool | None = None
+    size: int | None = None
+    batch: int | None = None
+    consumer: int | None = None
+    deliveries: int | None = None
+    attempts: int | None = None
+    reason: str | None = None
+    mode: str | None = None
+    window: int | None = None
+    target_queue: str | None = None
+    target_sequence: int | None = None
+    count: int | None = None
+
+
+class Recorder:
+    """One recording: a workload, a broker, and what became of it."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        login: str | None = None,
+        passcode: str | None = None,
+        may_be_remote: bool = False,
+    ) -> None:
+        """Record what happens at `url`; a broker on another machine must be asked for.
+
+        Raises: ConfigurationError
+        """
+        if not (may_be_remote or (address := parse_url(url)).is_loopback):
+            raise ConfigurationError(f"{address.host} is another machine, and a recording is load; say --remote for it")
+        self._url = url
+        self._login = login
+        self._passcode = passcode
+        self._name = secrets.token_hex(4)
+        self._events: list[Event] = []
+
+    def record(self, messages: Sequence[Sent], *, queue: str, window: int, report: Report) -> list[Event]:
+        """Send `messages` to `queue`, take them again and acknowledge each; what happened, in order.
+
+        The queue must be empty and nobody else's. Messages that never come are not an error: the account shows them as
+        waiting when the queue was found empty.
+
+        Raises: ConfigurationError, ConnectionLost, Refused, RemoteProtocolError
+        """
+        if not 1 <= len(messages) <= MESSAGES_MAX:
+            raise ConfigurationError(f"a recording has 1 to {MESSAGES_MAX} messages, not {len(messages)}")
+        if not 1 <= window <= WINDOW_MAX:
+            raise ConfigurationError(f"a window is 1 to {WINDOW_MAX} messages, not {window}")
+        self._events = []
+        self._note("started", reason="clean")
+        self._send(messages, queue, report)
+        self._receive(len(messages), queue, window, report)
+        return self._events
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        with Connection(self._url, login=self._login, passcode=self._passcode) as connection:
+            yield connection
+
+    def _send(self, messages: Sequence[Sent], queue: str, report: Report) -> None:
+        confirmed = 0
+        with self._connected() as connection:
+            for sequence, message in enumerate(messages, 1):
+                headers = {
+                    "priority": str(message.priority),
+                    "persistent": "true" if message.persistent else "false",
+                    IDENTITY: f"{self._name}-{sequence}",
+                }
+                is_confirmed = sequence % CONFIRM_EVERY == 0 or sequence == len(messages)
+                connection.send(f"/queue/{queue}", _body(sequence), headers, is_confirmed=is_confirmed)
+                if not is_confirmed:
+                    continue
+                # A broker takes the frames of a connection one after the other: a receipt speaks for all before it.
+                for earlier in range(confirmed + 1, sequence + 1):
+                    self._note(
+                        "accepted",
+                        queue=queue,
+                        sequence=earlier,
+                        priority=messages[earlier - 1].priority,
+                        persistent=messages[earlier - 1].persistent,
+                        size=len(_body(earlier)),
+                        batch=0,
+                    )
+                confirmed = sequence
+                report("sent", sequence)
+
+    def _receive(self, count: int, queue: str, window: int, report: Report) -> None:
+        deliveries: dict[int, int] = {}
+        taken = 0
+        with self._connected() as connection:
+            # Noted before, since the first messages may arrive before the receipt does.
+            self._note("subscribed", queue=queue, consumer=1, mode="client-individual", window=window)
+            connection.subscribe(f"/queue/{queue}", subscription="1", window=window)
+            while message := connection.receive(ARRIVAL_SECONDS if len(deliveries) < count else QUIET_SECONDS):
+                sequence = self._identify(message.headers.get(IDENTITY, ""), count, queue)
+                deliveries[sequence] = deliveries.get(sequence, 0) + 1
+                self._note("dispatched", queue=queue, sequence=sequence, consumer=1, deliveries=deliveries[sequence])
+                taken += 1
+                # The last one is confirmed, and with it the broker has read all before it.
+                connection.acknowledge(message, is_confirmed=taken >= count)
+                self._note("acknowledged", queue=queue, sequence=sequence, consumer=1)
+                report("received", taken)
+                if taken > 2 * count:
+                    raise RemoteProtocolError(f"{self._url} delivers what was acknowledged again and again")
+            self._note("drained", queue=queue)
+
+    def _identify(self, identity: str, count: int, queue: str) -> int:
+        name, _, number = identity.rpartition("-")
+        if name != self._name or not number.isdecimal() or not 1 <= int(number) <= count:
+            raise RemoteProtocolError(f"{queue} has messages that this recording did not send; name an empty queue")
+        return int(number)
+
+    def _note(self, kind: str, **columns: str | int | bool) -> None:
+        event = {"event": len(self._events) + 1, "at": datetime.now(UTC), "kind": kind, **columns}
+        self._events.append(Event(**event))  # type: ignore[arg-type]
+
+
+def _body(sequence: int) -> bytes:
+    return f"message {sequence}".encode()

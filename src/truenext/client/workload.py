@@ -1,0 +1,38 @@
+"""What a recording sends: the cases in which a broker with two buckets breaks the order."""
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+PRODUCTION_SHARE = 4
+"""One in so many messages of the production case is interactive."""
+
+
+class Sent(NamedTuple):
+    """One message to send; its sequence is its place in the list, from 1."""
+
+    priority: int
+    persistent: bool
+
+
+def production(count: int, _: random.Random) -> list[Sent]:
+    """Ordinary messages (persistent, priority 4), then interactive ones (non-persistent, priority 9), 3 to 1."""
+    interactive = count // PRODUCTION_SHARE
+    return [Sent(4, True)] * (count - interactive) + [Sent(9, False)] * interactive
+
+
+def alternation(count: int, _: random.Random) -> list[Sent]:
+    """Persistent and non-persistent in turn, all of priority 4: order of arrival alone decides."""
+    return [Sent(4, number % 2 == 0) for number in range(count)]
+
+
+def mix(count: int, rng: random.Random) -> list[Sent]:
+    """Any priority, persistent or not."""
+    return [Sent(rng.randrange(10), rng.random() < 0.5) for _ in range(count)]
+
+
+CASES: dict[str, Callable[[int, random.Random], list[Sent]]] = {
+    "production": production,
+    "alternation": alternation,
+    "mix": mix,
+}

@@ -1,0 +1,288 @@
+"""What a person looks at after an audit: one HTML page, complete in itself, of one run or of several side by side."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+import pandas
+
+from truenext.errors import ConfigurationError
+from truenext.spark import plots
+from truenext.spark.html import script_json, table_html
+from truenext.spark.verdict import Verdict
+
+ROWS_MAX = 100
+"""Rows of a table that are shown."""
+QUEUES_MAX = 6
+"""Queues that get plots: those with most violations, then those with most messages."""
+TABLES = {
+    "violations": "Violations, with witnesses",
+    "losses": "Losses",
+    "stuck": "Stuck",
+    "starvation": "Starvation",
+    "redelivery": "Redelivery",
+    "gaps": "Gaps",
+}
+MEASURES = ("visible to dispatched", "dispatched to acknowledged")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One audited history, under the name that the page calls it by."""
+
+    name: str
+    tables: Mapping[str, pandas.DataFrame]
+    """`positions`, `latency`, `depth`, `violations` and whatever else the audit made; missing ones are left out."""
+    verdict: Verdict
+
+
+def write_report(tables: Mapping[str, pandas.DataFrame], verdict: Verdict, path: Path, *, title: str) -> None:
+    """Write the page of one run to `path`.
+
+    Raises: ConfigurationError if what draws the plots is not installed, OSError
+    """
+    write_comparison([Run(title, tables, verdict)], path, title=title)
+
+
+def write_comparison(runs: Sequence[Run], path: Path, *, title: str) -> None:
+    """Write one page of several runs to `path`, plots of one queue next to each other and to one scale.
+
+    A queue is the same in two runs if it has the same name in both; runs of one queue each are compared whatever it is
+    called.
+
+    Raises: ConfigurationError if what draws the plots is not installed, OSError
+    """
+    specs: list[plots.Spec] = []
+    body = "".join([_verdicts(runs), *_plots(runs, specs), *_tables(runs)])
+    content = files("truenext.spark")
+    # What the page may do is written in it: run what it brings, and ask nobody for anything.
+    policy = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
+    page = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>{content.joinpath("page.css").read_text()}</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+{body}
+</main>
+<script>{_vega()}</script>
+<script type="application/json" id="specs">{script_json(specs)}</script>
+<script>{content.joinpath("draw.js").read_text()}</script>
+</body>
+</html>
+"""
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(page, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _verdicts(runs: Sequence[Run]) -> str:
+    cards = []
+    for run in runs:
+        held = run.verdict.held
+        name = f"<h2>{escape(run.name)}</h2>" if len(runs) > 1 else ""
+        findings = "".join(f"<li>{escape(finding)}</li>" for finding in run.verdict.findings)
+        facts = " · ".join(escape(fact) for fact in run.verdict.facts)
+        cards.append(
+            f'<section class="verdict {"held" if held else "broken"}">{name}'
+            f'<p class="word">{"✓ The contract held" if held else "✗ The contract was broken"}</p>'
+            f'<ul>{findings}</ul><p class="note">{facts}</p></section>'
+        )
+    return _side_by_side(cards)
+
+
+def _plots(runs: Sequence[Run], specs: list[plots.Spec]) -> Iterator[str]:
+    """The sections with plots; a plot's specification goes to `specs`, and its place on the page has the number."""
+
+    def place(spec: plots.Spec | None, kind: str) -> str:
+        if spec is None:
+            return '<p class="note">Nothing to show.</p>'
+        specs.append(spec)
+        return f'<div class="plot {kind}" data-spec="{len(specs) - 1}"></div>'
+
+    named = [_queues(run) for run in runs]
+    if len(runs) > 1 and all(len(names) == 1 for names in named):
+        rows: list[list[str]] = [[names[0] for names in named]]
+    else:
+        # Each run puts forward its own, in turn, so that one busy run does not crowd out the others.
+        longest = max((len(names) for names in named), default=0)
+        in_turn = [names[place] for place in range(longest) for names in named if place < len(names)]
+        rows = [[name] * len(runs) for name in dict.fromkeys(in_turn)]
+    left_out = len(rows) - QUEUES_MAX
+    rows = rows[:QUEUES_MAX]
+
+    def section(heading: str, words: str, draw: Callable[[list[str]], list[str]]) -> str:
+        parts = [f"<h2>{heading}</h2>{words}"]
+        for row in rows:
+            figures = []
+            for run, queue, figure in zip(runs, row, draw(row), strict=True):
+                label = " · ".join(escape(text) for text in ((run.name, queue) if len(runs) > 1 else (queue,)))
+                figures.append(f"<figure><figcaption>{label}</figcaption>{figure}</figure>")
+            parts.append(_side_by_side(figures))
+        return f"<section>{''.join(parts)}</section>"
+
+    def draw_order(row: list[str]) -> list[str]:
+        tables = [_of_queue(run, "positions", queue) for run, queue in zip(runs, row, strict=True)]
+        deliveries, arrivals = (int(_most(tables, column)) for column in ("delivery", "arrival"))
+        return [
+            _last_of_highest(table)
+            + place(None if table.empty else plots.order_plot(table, deliveries=deliveries, arrivals=arrivals), "order")
+            for table in tables
+        ]
+
+    def draw_latency(measure: str, row: list[str]) -> list[str]:
+        tables = [_of_queue(run, "latency", queue) for run, queue in zip(runs, row, strict=True)]
+        tables = [table[table["measure"] == measure] if not table.empty else table for table in tables]
+        low = min((float(table["p50"].min()) for table in tables if not table.empty), default=1.0)
+        high = _most(tables, "p99")
+        return [
+            place(None if table.empty else plots.latency_plot(table, low=low, high=high), "latency") for table in tables
+        ]
+
+    def draw_depth(row: list[str]) -> list[str]:
+        tables = [
+            _with_seconds(_of_queue(run, "depth", queue), run.tables["depth"]) if "depth" in run.tables else _NOTHING
+            for run, queue in zip(runs, row, strict=True)
+        ]
+        most = int(max(_most(tables, "waiting"), _most(tables, "held")))
+        seconds = _most(tables, "seconds")
+        return [
+            place(None if table.empty else plots.depth_plot(table, most=most, seconds=seconds), "depth")
+            for table in tables
+        ]
+
+    if left_out > 0:
+        yield f'<p class="note">{left_out} more queues are in the tables only.</p>'
+    yield section(
+        "Order",
+        "<p>Each point is a message: how far right it stands is when it was delivered, how high when it arrived. The "
+        "band below shows which priorities were delivered at that time; the narrow one, what was persistent. Where "
+        "everything waits before the first delivery, the true next message gives bands that run from 9 to 0, and "
+        "each is one rising line.</p>" + _legend(runs),
+        draw_order,
+    )
+    for measure in MEASURES:
+        if any("latency" in run.tables and (run.tables["latency"]["measure"] == measure).any() for run in runs):
+            yield section(
+                f"Latency, {measure}",
+                '<p class="note">● half were faster (p50) &nbsp; ❙ nine in ten (p90) &nbsp; ○ 99 in 100 (p99); '
+                "logarithmic</p>",
+                lambda row, measure=measure: draw_latency(measure, row),  # type: ignore[misc]
+            )
+    if any("depth" in run.tables for run in runs):
+        yield section("Depth", '<p class="note">Messages in the queue, and with consumers.</p>', draw_depth)
+
+
+def _tables(runs: Sequence[Run]) -> Iterator[str]:
+    for key, heading in TABLES.items():
+        parts = []
+        for run in runs:
+            table = run.tables.get(key)
+            if table is None or (table.empty and key != "violations"):
+                continue
+            name = f"<h3>{escape(run.name)}</h3>" if len(runs) > 1 else ""
+            parts.append(name + ('<p class="note">None.</p>' if table.empty else table_html(table, rows_max=ROWS_MAX)))
+        if parts:
+            yield f"<section><h2>{heading}</h2>{''.join(parts)}</section>"
+
+
+def _legend(runs: Sequence[Run]) -> str:
+    """Which colour is which priority, of those that occur."""
+    found: set[int] = set()
+    for run in runs:
+        if "positions" in run.tables:
+            found.update(int(priority) for priority in run.tables["positions"]["priority"].dropna().unique())
+    keys = "".join(f'<span><i class="key p{priority}"></i>{priority}</span>' for priority in sorted(found)[::-1])
+    return (
+        f'<p class="legend"><b>priority</b> {keys} <b>kind</b> <span>● <i class="key persistent"></i>persistent</span>'
+        '<span>▲ <i class="key transient"></i>transient</span></p>'
+    )
+
+
+def _last_of_highest(positions: pandas.DataFrame) -> str:
+    if positions.empty:
+        return ""
+    highest = int(positions["priority"].max())
+    last = int(positions.loc[positions["priority"] == highest, "delivery"].max())
+    deliveries = int(positions["delivery"].max())
+    # An audit of a large history hands over a sample, whose messages are not to be counted.
+    is_sample = len(positions) < max(deliveries, int(positions["arrival"].max()))
+    count = "" if is_sample else f"{int((positions['priority'] == highest).sum()):,} messages, "
+    stride = plots.stride(len(positions))
+    thinned = " A sample of the messages." if is_sample else ""
+    if stride > 1:
+        thinned += f" Points show one message in {stride}, the bands all."
+    return (
+        f'<p class="note">Priority {highest}: {count}the last delivered as number <b>{last:,}</b> of '
+        f"{deliveries:,}.{thinned}</p>"
+    )
+
+
+_NOTHING = pandas.DataFrame()
+
+
+def _of_queue(run: Run, key: str, queue: str) -> pandas.DataFrame:
+    table = run.tables.get(key)
+    return _NOTHING if table is None or table.empty else table[table["queue"] == queue]
+
+
+def _most(tables: Sequence[pandas.DataFrame], column: str) -> float:
+    return max((float(table[column].max()) for table in tables if not table.empty), default=0.0)
+
+
+def _with_seconds(depth: pandas.DataFrame, whole: pandas.DataFrame) -> pandas.DataFrame:
+    """Runs happened at different times; they are compared from the first moment that any queue of theirs has."""
+    if depth.empty:
+        return depth
+    since = pandas.to_datetime(depth["at"], utc=True) - pandas.to_datetime(whole["at"], utc=True).min()
+    return depth.assign(seconds=since.dt.total_seconds())
+
+
+def _queues(run: Run) -> list[str]:
+    """The queues of a run, those with most violations first, then those with most messages."""
+    weights: dict[str, tuple[int, int]] = {}
+    for key in ("positions", "latency", "depth"):
+        if key in run.tables:
+            for name in run.tables[key]["queue"].dropna().unique():
+                weights.setdefault(str(name), (0, 0))
+    for rank, key in enumerate(("violations", "positions")):
+        table = run.tables.get(key)
+        if table is None or table.empty:
+            continue
+        for name, count in table["queue"].value_counts().items():
+            if str(name) in weights:
+                violations, messages = weights[str(name)]
+                weights[str(name)] = (int(count), messages) if rank == 0 else (violations, int(count))
+    return sorted(weights, key=lambda name: (-weights[name][0], -weights[name][1], name))
+
+
+def _side_by_side(parts: Sequence[str]) -> str:
+    return f'<div class="runs">{"".join(parts)}</div>'
+
+
+@cache
+def _vega() -> str:
+    """Vega, Vega-Lite and what embeds them, as one script."""
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise ConfigurationError(
+            "the report is drawn by Vega, from the package vl-convert-python, which is missing: "
+            "pip install 'truenext[spark]'"
+        ) from error
+    # A script ends where the text says so, even inside a string.
+    return (
+        str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+        .replace("</script", "<\\/script")
+        .replace("<!--", "<\\!--")
+    )

@@ -1,0 +1,103 @@
+"""Is what `truenext record` writes down what happened?"""
+
+import random
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import TRUENEXT, BrokerProcess
+from truenext.client.recorder import Event, Recorder
+from truenext.client.workload import mix, production
+from truenext.errors import ConfigurationError, RemoteProtocolError
+
+
+def silent(done: str, count: int) -> None:
+    """Nobody watches."""
+
+
+def recorder(broker: BrokerProcess) -> Recorder:
+    return Recorder(f"stomp://127.0.0.1:{broker.port}")
+
+
+def record_command(broker: BrokerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TRUENEXT, "record", "--url", f"stomp://127.0.0.1:{broker.port}", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def sequences(events: list[Event], kind: str) -> list[int | None]:
+    return [event.sequence for event in events if event.kind == kind]
+
+
+@pytest.mark.parametrize("window", [1, 1000])
+def test_a_recording_of_the_production_case(broker: BrokerProcess, queue: str, window: int) -> None:
+    events = recorder(broker).record(production(40, random.Random(1)), queue=queue, window=window, report=silent)
+    assert [event.event for event in events] == list(range(1, len(events) + 1))
+    assert [event.kind for event in events[:42]] == ["started", *["accepted"] * 40, "subscribed"]
+    assert events[-1].kind == "drained"
+    assert sequences(events, "accepted") == list(range(1, 41))
+    assert sequences(events, "dispatched") == [*range(31, 41), *range(1, 31)]
+    assert sequences(events, "acknowledged") == sequences(events, "dispatched")
+    assert {event.deliveries for event in events if event.kind == "dispatched"} == {1}
+    subscribed = events[41]
+    assert (subscribed.consumer, subscribed.mode, subscribed.window) == (1, "client-individual", window)
+    first = events[1]
+    assert (first.priority, first.persistent, first.size, first.batch) == (4, True, len(b"message 1"), 0)
+    assert broker.queues()[queue].waiting == 0
+
+
+def test_all_is_confirmed_before_the_consumer_comes(broker: BrokerProcess, queue: str) -> None:
+    messages = mix(1203, random.Random(5))
+    events = recorder(broker).record(messages, queue=queue, window=10, report=silent)
+    assert Counter(event.kind for event in events) == {
+        **dict.fromkeys(("started", "subscribed", "drained"), 1),
+        **dict.fromkeys(("accepted", "dispatched", "acknowledged"), 1203),
+    }
+    due = sorted(range(1, 1204), key=lambda sequence: (-messages[sequence - 1].priority, sequence))
+    assert sequences(events, "dispatched") == due
+
+
+def test_a_queue_with_messages_of_others_is_refused(broker: BrokerProcess, queue: str) -> None:
+    broker.connect().send(queue, b"not ours", persistent=True, confirmed=True)
+    with pytest.raises(RemoteProtocolError, match="name an empty queue"):
+        recorder(broker).record(production(4, random.Random(1)), queue=queue, window=1, report=silent)
+
+
+def test_another_machine_must_be_asked_for() -> None:
+    with pytest.raises(ConfigurationError, match="--remote"):
+        Recorder("stomp://192.0.2.1:61613")
+
+
+def test_the_files_have_the_columns_of_the_history(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="recordings need truenext[spark]")
+    out = tmp_path / "recording"
+    done = record_command(broker, "--case", "mix", "--seed", "11", "--messages", "50", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "seed 11" in done.stderr and "50 of 50 messages came" in done.stderr
+    paths = [Path(line) for line in done.stdout.splitlines()]
+    assert paths == sorted(out.glob("date=*/*.parquet")) != []
+    rows = [row for path in paths for row in parquet.read_table(path, partitioning=None).to_pylist()]
+    assert [row["event"] for row in rows] == list(range(1, 154))
+    sent = [(row["priority"], row["persistent"]) for row in rows if row["kind"] == "accepted"]
+    assert sent == mix(50, random.Random(11))
+    schema = parquet.read_schema(paths[0])
+    assert not schema.field("at").nullable and str(schema.field("at").type) == "timestamp[us, tz=UTC]"
+
+    again = record_command(broker, "--messages", "5", "--out", str(out))
+    assert again.returncode == 1
+    assert "is not empty" in again.stderr
+
+
+def test_a_broker_that_is_not_there_is_one_line(own_broker: BrokerProcess, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="recordings need truenext[spark]")
+    own_broker.stop()
+    done = record_command(own_broker, "--out", str(tmp_path / "recording"))
+    assert done.returncode == 1
+    assert "truenext: no broker at" in done.stderr and "Traceback" not in done.stderr

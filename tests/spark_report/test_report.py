@@ -1,0 +1,191 @@
+"""Does the report show what an audit found, in one file that a browser draws, whatever text is in it?"""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pandas", reason="the report needs truenext[spark]")
+pytest.importorskip("vl_convert", reason="the report needs truenext[spark]")
+
+import pandas
+import vl_convert
+
+from truenext.spark import plots
+from truenext.spark.report import ROWS_MAX, Run, write_comparison, write_report
+from truenext.spark.verdict import Verdict
+
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\u2028<!--&"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VIOLATION = ["kind", "queue", "event", "at", "sequence", "priority", "consumer", "witness_sequence", "witness_priority"]
+SCRIPT = re.compile(r'<script type="application/json" id="specs">(.*?)</script>', re.DOTALL)
+
+
+def tables(queue: str = "orders", *, is_right: bool = True) -> dict[str, pandas.DataFrame]:
+    """30 persistent of priority 4 and 10 transient of priority 9, delivered as contracted or as they came."""
+    arrivals = [*range(31, 41), *range(1, 31)] if is_right else list(range(1, 41))
+    positions = pandas.DataFrame(
+        {
+            "queue": queue,
+            "priority": [9 if arrival > 30 else 4 for arrival in arrivals],
+            "persistent": [arrival <= 30 for arrival in arrivals],
+            "arrival": arrivals,
+            "delivery": range(1, 41),
+        }
+    )
+    latency = pandas.DataFrame(
+        {
+            "queue": queue,
+            "priority": [9, 4],
+            "measure": "visible to dispatched",
+            "p50": [0.0, 2.0],
+            "p90": [1.5, 30.0],
+            "p99": [4.0, 200.0],
+            "max": [5.0, 300.0],
+            "count": [10, 30],
+        }
+    )
+    at = pandas.date_range("2026-01-01", periods=5000, freq="ms", tz="UTC")
+    depth = pandas.DataFrame({"queue": queue, "at": at, "waiting": range(5000), "held": 1})
+    violations = pandas.DataFrame(
+        [] if is_right else [("inversion", queue, 41, at[0], 1, 4, 1, 31, 9)] * (ROWS_MAX + 20),
+        columns=VIOLATION,
+    )
+    return {"positions": positions, "latency": latency, "depth": depth, "violations": violations}
+
+
+def specs(page: str) -> list[dict[str, Any]]:
+    found = SCRIPT.search(page)
+    assert found is not None
+    return list(json.loads(found[1]))
+
+
+def dom(page: Path, folder: Path) -> str:
+    """What the page shows once its scripts have run."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here to draw the page")
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--virtual-time-budget=5000", "--dump-dom", page.as_uri()],
+        env={**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.partition("</main>")[0]
+
+
+def test_words_come_before_plots(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(tables(is_right=False), Verdict(False, ["An inversion."], ["40 messages"]), path, title="A run")
+    page = path.read_text()
+    places = [page.index(text) for text in ("The contract was broken", "An inversion.", "40 messages", "data-spec")]
+    assert places == sorted(places)
+    assert "The contract held" not in page
+    assert f"The first {ROWS_MAX} of {ROWS_MAX + 20}." in page
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_it_asks_no_network_for_anything(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(tables(), Verdict(True), path, title="A run")
+    page = path.read_text()
+    assert "default-src 'none'" in page
+    assert not re.search(r'<(script|link|img|iframe)[^>]*\s(src|href)="', page.partition("</style>")[0])
+    assert not re.search(r"@import|url\(", page.partition("</style>")[0])
+
+
+def test_text_from_outside_is_never_markup(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    redelivery = pandas.DataFrame({"queue": [EVIL], EVIL: [1.5]})
+    runs = [
+        Run(EVIL, {**tables(EVIL, is_right=False), "redelivery": redelivery}, Verdict(False, [EVIL], [EVIL])),
+        Run("other", tables(EVIL), Verdict(True)),
+    ]
+    write_comparison(runs, path, title=EVIL)
+    page = path.read_text()
+    assert "<script>document.title" not in page
+    assert "<img" not in page.partition("</main>")[0]
+    assert html.escape(EVIL) in page
+    assert "owned" not in json.dumps(specs(page)), "names have no business in the plots"
+
+
+def test_runs_of_one_queue_each_stand_side_by_side_to_one_scale(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    wrong = tables("a", is_right=False)
+    right = {**tables("b"), "positions": tables("b")["positions"].head(20)}
+    write_comparison([Run("one", wrong, Verdict(False)), Run("two", right, Verdict(True))], path, title="Two")
+    drawn = specs(path.read_text())
+    orders = [spec for spec in drawn if "vconcat" in spec]
+    assert len(orders) == 2
+    scales = [spec["vconcat"][0]["encoding"]["x"]["scale"]["domain"] for spec in orders]
+    assert scales == [[0, 40], [0, 40]]
+
+
+def test_every_plot_is_valid() -> None:
+    data = tables()
+    depth = data["depth"].assign(seconds=range(5000))
+    for spec in (
+        plots.order_plot(data["positions"], deliveries=40, arrivals=40),
+        plots.latency_plot(data["latency"], low=0.0, high=200.0),
+        plots.depth_plot(depth, most=5000, seconds=5000.0),
+    ):
+        for part in spec.get("vconcat", [spec]):
+            part["width"] = 300
+        assert "<path" in vl_convert.vegalite_to_svg(spec, vl_version="6.4")
+
+
+@pytest.mark.parametrize("kind", ["bool", "boolean", "object"])
+def test_persistence_is_a_number_whatever_type_it_came_as(kind: str) -> None:
+    positions = tables()["positions"].astype({"persistent": kind})
+    spec = plots.order_plot(positions, deliveries=40, arrivals=40)
+    assert spec["vconcat"][0]["data"]["values"].splitlines()[1] == "1,31,9,0"
+
+
+def test_a_plot_of_many_messages_is_thinned_and_the_peaks_of_depth_are_kept() -> None:
+    count = 5 * plots.POINTS_MAX
+    numbers = range(1, count + 1)
+    positions = pandas.DataFrame({"delivery": numbers, "arrival": numbers, "priority": 4, "persistent": True})
+    spec = plots.order_plot(positions, deliveries=count, arrivals=count)
+    assert len(spec["vconcat"][0]["data"]["values"].splitlines()) - 1 <= plots.POINTS_MAX
+    depth = pandas.DataFrame({"seconds": range(50_000), "waiting": 1, "held": 0})
+    depth.loc[31_234, "waiting"] = 777
+    assert ",777," in plots.depth_plot(depth, most=777, seconds=50_000.0)["data"]["values"]
+
+
+def test_a_sample_is_called_one_and_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    data = tables()
+    write_report(data, Verdict(True), path, title="All")
+    assert "Priority 9: 10 messages, the last delivered as number <b>10</b> of 40." in path.read_text()
+    write_report({"positions": data["positions"].iloc[::3]}, Verdict(True), path, title="A sample")
+    assert "Priority 9: the last delivered as number <b>10</b> of 40. A sample of the messages." in path.read_text()
+
+
+def test_a_run_without_tables_is_a_page_too(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report({}, Verdict(True, [], ["0 events"]), path, title="Nothing")
+    assert "The contract held" in path.read_text()
+    empty = {name: table.head(0) for name, table in tables().items()}
+    write_report(empty, Verdict(True, [], ["0 events"]), path, title="Nothing")
+    assert "The contract held" in path.read_text()
+
+
+def test_a_browser_draws_every_plot_and_runs_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    runs = [
+        Run(EVIL, tables(EVIL, is_right=False), Verdict(False, [EVIL])),
+        Run("truenext", tables(EVIL), Verdict(True)),
+    ]
+    write_comparison(runs, path, title="Two brokers")
+    page = dom(path, tmp_path / "home")
+    assert "could not be drawn" not in page
+    assert page.count("<canvas") == len(specs(path.read_text())) == 6
+    assert "<title>Two brokers</title>" in page

@@ -1,0 +1,23 @@
+"""What does somebody without Parquet, or with a folder in use, get told before the work is done?"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from truenext.errors import ConfigurationError
+from truenext.spark.recording import check_folder
+
+
+def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'truenext\[spark\]'"):
+        check_folder(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="recordings need truenext[spark]")
+    (tmp_path / "another").touch()
+    with pytest.raises(ConfigurationError, match="not empty"):
+        check_folder(tmp_path)

@@ -1,0 +1,27 @@
+"""Is what a recording sends what its case says?"""
+
+import random
+from collections import Counter
+
+import pytest
+
+from truenext.client.workload import CASES, Sent, alternation, mix, production
+
+
+def test_production_is_the_batch_first_and_then_the_interactive_ones() -> None:
+    assert production(4000, random.Random(0)) == [Sent(4, True)] * 3000 + [Sent(9, False)] * 1000
+
+
+def test_alternation_differs_in_persistence_alone() -> None:
+    assert alternation(3, random.Random(0)) == [Sent(4, True), Sent(4, False), Sent(4, True)]
+
+
+def test_a_mix_is_told_by_its_seed() -> None:
+    assert mix(500, random.Random(7)) == mix(500, random.Random(7)) != mix(500, random.Random(8))
+    assert len(Counter(mix(500, random.Random(7)))) == 20
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("count", [1, 2, 5, 4001])
+def test_every_case_has_as_many_as_asked_for(case: str, count: int) -> None:
+    assert len(CASES[case](count, random.Random(1))) == count
