@@ -67,11 +67,12 @@ def export_all(folder: Path, into: Path) -> list[Path]:
     return [file for stem in sorted(files) for file in sorted(files[stem])]
 
 
-def write_by_date(table: pa.Table, folder: Path, stem: str) -> None:
+def write_by_date(table: pa.Table, folder: Path, stem: str) -> list[Path]:
     """One Parquet file for each day in the table, each appearing as a whole."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    written = []
     dates = pc.strftime(table["at"], format="%Y-%m-%d")
     for date in dates.unique().to_pylist():
         day = folder / f"date={date}"
@@ -81,7 +82,8 @@ def write_by_date(table: pa.Table, folder: Path, stem: str) -> None:
             pq.write_table(table.filter(pc.equal(dates, date)), file, compression="zstd")
             file.flush()
             os.fsync(file.fileno())
-        new.rename(day / f"{stem}.parquet")
+        written.append(new.rename(day / f"{stem}.parquet"))
+    return written
 
 
 def forget_old(folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX) -> list[Path]:

@@ -1,7 +1,6 @@
 """How a recorded history becomes Parquet files as docs/history.md describes them."""
 
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import msgspec
 
 from truenext.client.recorder import Event
 from truenext.errors import ConfigurationError, StoreError
+from truenext.history.export import write_by_date
 
 INSTALL = "pip install 'truenext[spark]'"
 
@@ -34,46 +34,13 @@ def write_recording(events: Sequence[Event], folder: Path) -> list[Path]:
     Raises: ConfigurationError, StoreError if the disk does not take it
     """
     pyarrow = _pyarrow()
-    written = []
+    from truenext.history.table import SCHEMA
+
+    table = pyarrow.Table.from_pylist([msgspec.structs.asdict(event) for event in events], schema=SCHEMA)
     try:
-        for date, of_a_day in groupby(events, key=lambda event: event.at.date()):
-            rows = [msgspec.structs.asdict(event) for event in of_a_day]
-            path = folder / f"date={date.isoformat()}" / f"{rows[0]['event']:016}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".unfinished")
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=_schema(pyarrow)), unfinished)
-            unfinished.rename(path)
-            written.append(path)
+        return write_by_date(table, folder, f"{events[0].event:016x}")
     except OSError as error:
         raise StoreError(f"the recording cannot be written to {folder}: {error}") from error
-    return written
-
-
-def _schema(pyarrow: Any) -> Any:
-    """All columns but `date`, which is the name of the folder."""
-    required = {"event", "run", "at", "kind"}
-    kinds = {
-        "event": pyarrow.int64(),
-        "run": pyarrow.int32(),
-        "at": pyarrow.timestamp("us", tz="UTC"),
-        "kind": pyarrow.string(),
-        "queue": pyarrow.string(),
-        "sequence": pyarrow.int64(),
-        "priority": pyarrow.int8(),
-        "persistent": pyarrow.bool_(),
-        "size": pyarrow.int32(),
-        "batch": pyarrow.int64(),
-        "consumer": pyarrow.int64(),
-        "deliveries": pyarrow.int32(),
-        "attempts": pyarrow.int32(),
-        "reason": pyarrow.string(),
-        "mode": pyarrow.string(),
-        "window": pyarrow.int32(),
-        "target_queue": pyarrow.string(),
-        "target_sequence": pyarrow.int64(),
-        "count": pyarrow.int64(),
-    }
-    return pyarrow.schema([pyarrow.field(name, kind, nullable=name not in required) for name, kind in kinds.items()])
 
 
 def _pyarrow() -> Any:
