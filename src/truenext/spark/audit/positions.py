@@ -1,0 +1,17 @@
+"""In which order did messages arrive, and in which were they delivered?"""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+POINTS_MAX = 4000
+
+
+def positions(outcomes: DataFrame) -> DataFrame:
+    """`arrival` and `delivery`: places within the queue, from 1; every n-th arrival, so that a queue has 4,000 at most."""
+    delivered = outcomes.where((F.col("row") == "message") & (F.col("delivery") > 0))
+    steps = delivered.groupBy("queue").agg(F.ceil(F.max("arrival") / POINTS_MAX).alias("step"))
+    return (
+        delivered.join(F.broadcast(steps), "queue")
+        .where("arrival % step = 0")
+        .select("queue", "priority", "persistent", "sequence", "arrival", "delivery")
+    )

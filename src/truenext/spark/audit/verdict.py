@@ -1,0 +1,32 @@
+"""Did the contract hold, in plain words?"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of trouble."""
+
+    kind: str
+    count: int
+    """Dispatches, or messages, or times, as the sentence says."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    """What a reader should know and what breaks no promise: gaps, an incomplete history."""
+    events: int
+
+    @property
+    def is_held(self) -> bool:
+        """The contract held."""
+        return not self.findings
+
+    def __str__(self) -> str:
+        first = f"The contract held: {self.events:,} events, no finding."
+        if not self.is_held:
+            first = f"The contract was broken: {self.events:,} events, {len(self.findings)} kinds of finding."
+        return "\n".join([first, *(f"- {each.sentence}" for each in self.findings), *(f"  {note}" for note in self.notes)])
