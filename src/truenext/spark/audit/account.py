@@ -231,6 +231,7 @@ class Account:
                 self.findings.append(
                     Finding("doubled", event, at, sequence, -1, None, consumer, detail=HOW_GONE[Code(code)])
                 )
+                self.look_again(event, at)
                 return
             message = Message(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL)
             self.messages[sequence] = message
