@@ -1,6 +1,6 @@
 """How long does `truenext audit` take for N events?
 
-    python -m bench.audit --events 10000000 --skew
+python -m bench.audit --events 10000000 --skew
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def _rounds(
         np.array(["accepted"] * wide + ["committed"] + ["dispatched", "acknowledged"] * wide), (count, 1)
     ).ravel()
     event = 2 + begin * per_round + np.arange(count * per_round)
-    batches = np.hstack([np.where(persistent, batch[:, None], 0), batch[:, None], np.hstack([nothing, nothing])]).ravel()
+    batches = np.hstack(
+        [np.where(persistent, batch[:, None], 0), batch[:, None], np.hstack([nothing, nothing])]
+    ).ravel()
     priorities = np.hstack([priority, one, nothing, nothing]).ravel()
     sequences = np.hstack([sequence, one, given]).ravel()
     is_commit, is_accept = kind == "committed", kind == "accepted"

@@ -6,12 +6,11 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from truenext.spark.schema import EVENTS
+
 Event = dict[str, Any]
 
-COLUMNS = (
-    "event run at kind queue sequence priority persistent size batch consumer deliveries attempts reason mode window "
-    "target_queue target_sequence count date"
-).split()
+COLUMNS = tuple(EVENTS.names)
 EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -188,5 +187,11 @@ class RandomHistory:
             begin = self.random.randrange(1, len(self.events))
             for index in range(min(begin + self.random.randint(1, 4), len(self.events) - 1) - 1, begin - 1, -1):
                 # The account of what is durable is not lost, nor is that of a start.
-                if self.events[index]["kind"] not in ("accepted", "started", "acknowledged", "expired", "dead-lettered"):
+                if self.events[index]["kind"] not in (
+                    "accepted",
+                    "started",
+                    "acknowledged",
+                    "expired",
+                    "dead-lettered",
+                ):
                     del self.events[index]

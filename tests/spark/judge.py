@@ -86,7 +86,7 @@ class Judge:
             previous = number
             for letter in letters.values():
                 seen = self.visible_from.get(letter.sequence)
-                letter.visible = seen is not None and seen <= number
+                letter.visible = seen is not None and (seen < number if number == before else seen <= number)
             if number in self.lost_before:
                 self._all_perhaps(letters)
             if number == before:
@@ -141,9 +141,8 @@ class Judge:
             for each_letter in letters.values():
                 if each_letter.where == "waiting" and each_letter.visible:
                     each_letter.where = "perhaps"
-        elif kind == "recovered":
-            if each["event"] in self.lost_at:
-                self._all_perhaps(letters)
+        elif kind == "recovered" and each["event"] in self.lost_at:
+            self._all_perhaps(letters)
 
     def _all_perhaps(self, letters: dict[int, Letter]) -> None:
         for letter in letters.values():
@@ -228,7 +227,10 @@ class Judge:
         # A gap may have swallowed the row, or what came between.
         until = told or (own[0] if own else None)
         last = until["event"] if until else max(each["event"] for each in self.events)
-        next_start = next((each["event"] for each in self.events if each["kind"] == "started" and each["event"] > start["event"]), None)
+        next_start = next(
+            (each["event"] for each in self.events if each["kind"] == "started" and each["event"] > start["event"]),
+            None,
+        )
         if until is None and next_start is not None:
             last = next_start
         numbers = {each["event"] for each in self.events}
@@ -288,7 +290,6 @@ class Judge:
 
     def _could(self, queue: str, index: int) -> bool:
         """After this event: is a message ready and a consumer free?"""
-        # Seen from directly behind it: a number that is missing there says nothing yet.
         letters = self._letters_after(queue, index)
         if not self.ready(letters):
             return False
@@ -307,12 +308,7 @@ class Judge:
         return any(held[consumer] < window for consumer, window in consumers.items())
 
     def _letters_after(self, queue: str, index: int) -> dict[int, Letter]:
-        return self._letters(queue, self.events[index]["event"] + 1) if self._is_next(index) else self._letters_end(queue, index)
-
-    def _is_next(self, index: int) -> bool:
-        return index + 1 < len(self.events) and self.events[index + 1]["event"] == self.events[index]["event"] + 1
-
-    def _letters_end(self, queue: str, index: int) -> dict[int, Letter]:
+        """Directly behind it: a number that is missing there says nothing yet."""
         kept = self.events
         self.events = kept[: index + 1]
         try:

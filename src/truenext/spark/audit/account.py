@@ -64,6 +64,7 @@ class State(IntEnum):
     """Never durable as far as is known, or lost already: it may turn up again, and may not."""
 
 
+# By themselves they are found faster; a sweep asks for them a few times per event.
 WAITING, HELD, DOUBTFUL, PERHAPS = State
 WAITED = "waiting"
 
@@ -81,8 +82,12 @@ class Message(msgspec.Struct, gc=False):
     state: State = WAITING
     consumer: int = -1
     dispatched_at: int = 0
-    wait: int = -1
-    """Microseconds from visible to the first dispatch; -1 before."""
+    wait: int | None = None
+    """Microseconds from visible to the first dispatch, or to the end of the history."""
+    hold: int | None = None
+    """Microseconds from the last dispatch to acknowledged."""
+    how: str = WAITED
+    """How it ended."""
     delivery: int = 0
     """Its place among the first dispatches of this queue, from 1."""
     deliveries: int = 0
@@ -173,15 +178,22 @@ class Account:
         self.start_flags = 0
         self.start_event = 0
         self.findings: list[Finding] = []
-        self.ended: list[tuple[Message, str, int, int]] = []
-        """(message, how it ended, microseconds waited or -1, microseconds held by the last consumer or -1)"""
+        self.ended: list[Message] = []
+        """Messages that are gone, or that the history ends with."""
         self.points: list[tuple[int, int, int, int]] = []
         """(event, at, waiting, held)"""
         self.tick = 0
         self.mask = 0
 
     def accepted(
-        self, event: int, at: int, sequence: int, priority: int, is_persistent: bool, visible_event: int, visible_at: int
+        self,
+        event: int,
+        at: int,
+        sequence: int,
+        priority: int,
+        is_persistent: bool,
+        visible_event: int,
+        visible_at: int,
     ) -> None:
         self.arrivals += 1
         self.messages[sequence] = Message(sequence, priority, is_persistent, visible_event, visible_at, self.arrivals)
@@ -285,10 +297,11 @@ class Account:
                     self.overtook("inversion", event, at, message, consumer, head)
                     return
         lane = self.lanes[priority]
-        head = self.head(lane)
-        if head is message:
+        if message.state is WAITING and lane[0] == message.sequence:
             heappop(lane)
-        elif head is not None and head.sequence < message.sequence:
+            return
+        head = self.head(lane)
+        if head is not None and head.sequence < message.sequence:
             # Ready or still being committed: neither may be overtaken by its equal.
             self.overtook("order", event, at, message, consumer, head)
 
@@ -322,15 +335,15 @@ class Account:
         message = self.messages.pop(sequence, None)
         if message is None:
             return
-        hold = -1
         if message.state is HELD:
             self.let_go(message)
             if code == Code.ACKNOWLEDGED:
-                hold = at - message.dispatched_at
+                message.hold = at - message.dispatched_at
         elif message.state is WAITING and message.visible_event <= event:
             self.waiting -= 1
         if message.priority >= 0:
-            self.ended.append((message, HOW_GONE[code], message.wait, hold))
+            message.how = HOW_GONE[code]
+            self.ended.append(message)
         self.look_again(event, at)
 
     def returned(self, event: int, at: int, sequence: int, attempts: int) -> None:
@@ -496,9 +509,7 @@ class Account:
                     message.state = PERHAPS
             self.waiting = 0
         elif count > certain + perhaps and self.start_flags & Start.WHOLE:
-            self.findings.append(
-                Finding("resurrected", event, at, -1, -1, None, -1, count=count - certain - perhaps)
-            )
+            self.findings.append(Finding("resurrected", event, at, -1, -1, None, -1, count=count - certain - perhaps))
 
     def settle_recovered(self, at: int) -> None:
         """A queue of which the start said nothing had no messages."""
@@ -516,15 +527,13 @@ class Account:
 
     def leave(self, message: Message, at: int, how: str) -> None:
         if message.priority >= 0:
-            waited = message.wait
-            if waited < 0 and message.state is WAITING and message.visible_event != NEVER:
-                waited = max(0, at - message.visible_at)
-            self.ended.append((message, how, waited, -1))
+            message.how = how
+            if message.wait is None and message.state is WAITING and message.visible_event != NEVER:
+                message.wait = at - message.visible_at
+            self.ended.append(message)
 
     def mark_depth(self, event: int, at: int) -> None:
-        self.tick += 1
-        if self.tick & self.mask:
-            return
+        """For each event whose `tick` has none of the bits of `mask`."""
         self.points.append((event, at, self.waiting, self.held))
         if len(self.points) > POINTS_MAX:
             del self.points[::2]

@@ -1,7 +1,7 @@
 """How do the concerns make one audit?
 
-    events ──▶ runs, gaps ──▶ timeline ──▶ sweep ──▶ ordering, loss, stuck, starvation, latency, depth, positions
-       └──────────────────────────────────────────▶ redelivery
+events ──▶ runs, gaps ──▶ timeline ──▶ sweep ──▶ ordering, loss, stuck, starvation, latency, depth, positions
+   └──────────────────────────────────────────▶ redelivery
 """
 
 from __future__ import annotations
@@ -104,7 +104,12 @@ def audit(
         notes=_notes(run_rows, first_event, missing[0], missing[1]),
         events=last - first_event + 1 - missing[1],
     )
-    kept = (run_table, gap_table, outcomes, *(tables[name] for name in ("starvation", "redelivery", "latency", "positions")))
+    kept = (
+        run_table,
+        gap_table,
+        outcomes,
+        *(tables[name] for name in ("starvation", "redelivery", "latency", "positions")),
+    )
     return Results(tables, verdict, kept)
 
 
@@ -120,8 +125,8 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ..
         "lost": "{:,} messages were lost: they should have been there and were not",
         "doubled": "{:,} dispatches were of messages that another consumer held, or that were gone already",
         "resurrected": "{:,} messages more were recovered than can have been there",
-        "stuck": f"{{:,}} times messages waited for more than {stuck_seconds:g} s although a consumer could have taken them"
-        f"; the longest was {longest:,.1f} s",
+        "stuck": f"{{:,}} times messages waited for more than {stuck_seconds:g} s although a consumer could have "
+        f"taken them; the longest was {longest:,.1f} s",
     }
     found = []
     for kind, sentence in sentences.items():

@@ -4,12 +4,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 KINDS = ("inversion", "order", "premature")
-"""A ready message of higher priority was overtaken; one of equal priority and smaller sequence was, ready or still being
-committed; the message itself was not visible yet."""
+"""A ready message of higher priority was overtaken; one of equal priority and smaller sequence was, ready or still
+being committed; the message itself was not visible yet."""
 
 
 def ordering(outcomes: DataFrame) -> DataFrame:
-    """One row per violation, each with its witness: what was dispatched, to whom, at which event, and what it overtook."""
+    """One row per violation, with its witness: what was dispatched, to whom, at which event, and what it overtook."""
     return (
         outcomes.where(F.col("row") == "finding")
         .where(F.col("kind").isin(*KINDS))

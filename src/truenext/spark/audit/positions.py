@@ -7,7 +7,7 @@ POINTS_MAX = 4000
 
 
 def positions(outcomes: DataFrame) -> DataFrame:
-    """`arrival` and `delivery`: places within the queue, from 1; every n-th arrival, so that a queue has 4,000 at most."""
+    """Places within the queue, from 1; every n-th arrival, so that a queue has at most 4,000."""
     delivered = outcomes.where((F.col("row") == "message") & (F.col("delivery") > 0))
     steps = delivered.groupBy("queue").agg(F.ceil(F.max("arrival") / POINTS_MAX).alias("step"))
     return (

@@ -7,8 +7,8 @@ from pyspark.sql import functions as F
 def runs(events: DataFrame) -> DataFrame:
     """One row per run.
 
-    `started_event`, `started_at` (null if the history begins within the run), `reason`, `first_event`, `last_event`,
-    `last_at`; `goes_on`: it got past its recovery; `previous_run`, `previous_at` (its last event), and
+    `started_event`, `started_at` (null if the history begins within the run), `is_clean` (how the run before ended),
+    `first_event`, `last_event`, `last_at`; `goes_on`: it got past its recovery; `previous_run`, `previous_at` (its last event), and
     `next_event`, `next_at` (the start after it).
     """
     is_started = F.col("kind") == "started"
@@ -19,7 +19,8 @@ def runs(events: DataFrame) -> DataFrame:
         .agg(
             F.min(F.when(is_started, F.col("event"))).alias("started_event"),
             F.min(F.when(is_started, at)).alias("started_at"),
-            F.min(F.when(is_started, F.col("reason"))).alias("reason"),
+            # As a boolean: Spark would sort all events for the sake of one string.
+            F.bool_or(is_started & F.col("reason").eqNullSafe("clean")).alias("is_clean"),
             F.min("event").alias("first_event"),
             F.max("event").alias("last_event"),
             F.max_by(at, "event").alias("last_at"),

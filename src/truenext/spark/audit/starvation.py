@@ -7,13 +7,14 @@ from pyspark.sql import functions as F
 def starvation(outcomes: DataFrame) -> DataFrame:
     """Per queue and priority: the longest wait to the first dispatch, which message that was, and places lost.
 
-    A message loses a place with each later arrival that is dispatched before it, and wins one with each earlier arrival
-    that it is dispatched before; `overtaken` is the difference. Priorities alone explain much of it: it is no violation.
+    A message loses a place with each later arrival that is dispatched before it, and wins one with each earlier
+    arrival that it is dispatched before; `overtaken` is the difference. Priorities alone explain much of it: it is no violation.
     """
     return (
         outcomes.where(F.col("row") == "message")
         .where("wait is not null")
-        .withColumn("places", F.when(F.col("delivery") > 0, F.greatest(F.col("delivery") - F.col("arrival"), F.lit(0))))
+        .withColumn("places", F.greatest(F.col("delivery") - F.col("arrival"), F.lit(0)))
+        .withColumn("places", F.when(F.col("delivery") > 0, F.col("places")))
         .groupBy("queue", "priority")
         .agg(
             F.count("*").alias("messages"),

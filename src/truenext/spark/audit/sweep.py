@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import gc
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
 
 from truenext.spark.audit.account import Account, Code, Finding, Gone, Message
 
@@ -42,7 +44,7 @@ OUTCOMES = StructType(
 ended), `finding` (what the contract does not allow), `depth` (messages waiting and held at an event). Times are
 microseconds."""
 
-TYPES = {BooleanType(): pa.bool_(), LongType(): pa.int64(), StringType(): pa.string()}
+TYPES: dict[DataType, pa.DataType] = {BooleanType(): pa.bool_(), LongType(): pa.int64(), StringType(): pa.string()}
 FLUSH_AT = 50_000
 """Rows gathered before they leave for Spark."""
 
@@ -54,6 +56,15 @@ def sweep(timeline: DataFrame, stuck_seconds: float) -> DataFrame:
 
 
 def sweep_batches(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
+    # Nothing here makes cycles, and the collector would look at all that waits again and again.
+    gc.disable()
+    try:
+        yield from _sweep(batches, stuck_limit)
+    finally:
+        gc.enable()
+
+
+def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
     gone = Gone()
     accounts: dict[str, Account] = {}
     for batch in batches:
@@ -125,7 +136,9 @@ def _enter(
             _enter_rare(account, event, at, code, sequence, consumer, number, visible_at)
             if code > last_of_events:
                 continue
-        account.mark_depth(event, at)
+        account.tick += 1
+        if not account.tick & account.mask:
+            account.mark_depth(event, at)
 
 
 def _enter_rare(
@@ -160,10 +173,7 @@ def _leave(queue: str, account: Account) -> Iterator[pa.RecordBatch]:
             "message",
             {
                 "queue": [queue] * len(some),
-                "kind": [how for _, how, _, _ in some],
-                "wait": [wait if wait >= 0 else None for _, _, wait, _ in some],
-                "hold": [hold if hold >= 0 else None for _, _, _, hold in some],
-                **_attributes(_MESSAGE, [message for message, _, _, _ in some]),
+                **_attributes(_MESSAGE, some),
             },
         )
     for start in range(0, len(findings), FLUSH_AT):
@@ -172,6 +182,9 @@ def _leave(queue: str, account: Account) -> Iterator[pa.RecordBatch]:
 
 
 _MESSAGE = {
+    "kind": "how",
+    "wait": "wait",
+    "hold": "hold",
     "sequence": "sequence",
     "priority": "priority",
     "persistent": "is_persistent",
@@ -200,10 +213,10 @@ _FINDING = {
 
 
 def _attributes(names: dict[str, str], things: list[Message] | list[Finding]) -> dict[str, list[Any]]:
-    return {column: [getattr(each, name) for each in things] for column, name in names.items()}
+    return {column: list(map(attrgetter(name), things)) for column, name in names.items()}
 
 
-def _columns(names: tuple[str, ...], rows: list[tuple[int, ...]]) -> dict[str, list[Any]]:
+def _columns(names: tuple[str, ...], rows: Sequence[tuple[int, ...]]) -> dict[str, list[Any]]:
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
@@ -215,7 +228,7 @@ def _table(row: str, columns: dict[str, list[Any]]) -> Iterator[pa.RecordBatch]:
     for field in OUTCOMES.fields:
         kind = TYPES[field.dataType]
         if field.name == "row":
-            arrays.append(pa.array([row] * length, kind))
+            arrays.append(pa.repeat(pa.scalar(row, kind), length))
         elif field.name in columns:
             arrays.append(pa.array(columns[field.name], kind))
         else:

@@ -123,7 +123,9 @@ def proven(events: DataFrame, runs: DataFrame) -> DataFrame:
     """
     last = commits(events).groupBy("run").agg(F.max("batch").alias("last_batch"))
     open_runs = (
-        runs.where("next_event is not null").join(last, "run", "left").select("run", "next_event", "next_at", "last_batch")
+        runs.where("next_event is not null")
+        .join(last, "run", "left")
+        .select("run", "next_event", "next_at", "last_batch")
     )
     uncertain = (
         events.where("kind = 'accepted' and batch > 0")
@@ -144,13 +146,13 @@ def proven(events: DataFrame, runs: DataFrame) -> DataFrame:
 def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
     """Starts, gaps and the end, which concern every queue."""
     nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER}
-    # Whether nothing that could still be in a queue is unknown: the history is there from its first event and first run.
+    # Nothing that could still be in a queue is unknown if the history is there from its first event on.
     whole = runs.agg(
         (F.min("first_event") == 1).alias("from_first"),
         (F.max("run") - F.min("run") + 1 == F.count("*")).alias("every_run"),
     )
     flags = (
-        F.when(F.col("reason") == "clean", F.lit(int(Start.CLEAN))).otherwise(F.lit(0))
+        F.when(F.col("is_clean"), F.lit(int(Start.CLEAN))).otherwise(F.lit(0))
         + F.when(F.col("previous_run") == F.col("run") - 1, F.lit(int(Start.CONTINUED))).otherwise(F.lit(0))
         + F.when(F.col("goes_on"), F.lit(int(Start.GOES_ON))).otherwise(F.lit(0))
         + F.when(F.col("from_first") & F.col("every_run"), F.lit(int(Start.WHOLE))).otherwise(F.lit(0))

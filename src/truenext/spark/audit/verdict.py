@@ -29,4 +29,6 @@ class Verdict:
         first = f"The contract held: {self.events:,} events, no finding."
         if not self.is_held:
             first = f"The contract was broken: {self.events:,} events, {len(self.findings)} kinds of finding."
-        return "\n".join([first, *(f"- {each.sentence}" for each in self.findings), *(f"  {note}" for note in self.notes)])
+        return "\n".join(
+            [first, *(f"- {each.sentence}" for each in self.findings), *(f"  {note}" for note in self.notes)]
+        )
