@@ -39,7 +39,9 @@ def alternating_buckets(waiting: Waiting, turn: int) -> Event:
 
 def three_classes(waiting: Waiting, _turn: int) -> Event:
     """0 to 3, 4, 5 to 9 count as one priority each."""
-    return min(waiting, key=lambda each: (0 if each["priority"] > 4 else 1 if each["priority"] == 4 else 2, each["sequence"]))
+    return min(
+        waiting, key=lambda each: (0 if each["priority"] > 4 else 1 if each["priority"] == 4 else 2, each["sequence"])
+    )
 
 
 def serve(policy: Policy, seed: int, messages: int = 300) -> tuple[list[Event], Counter[str]]:

@@ -7,6 +7,7 @@ TRUENEXT_SEED=7 pytest tests/spark/test_account.py              the same histori
 import os
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -101,5 +102,5 @@ def test_depths_are_thinned_out_evenly() -> None:
     points = [each for each in outcomes_of(history, STUCK_SECONDS) if each["row"] == "depth"]
     assert POINTS_MAX / 2 <= len(points) <= POINTS_MAX + 1
     assert points[-1]["waiting"] == 0
-    steps = {after["event"] - before["event"] for before, after in zip(points, points[1:], strict=False)}
+    steps = {after["event"] - before["event"] for before, after in pairwise(points)}
     assert max(steps) < 40

@@ -8,8 +8,8 @@ def runs(events: DataFrame) -> DataFrame:
     """One row per run.
 
     `started_event`, `started_at` (null if the history begins within the run), `is_clean` (how the run before ended),
-    `first_event`, `last_event`, `last_at`; `goes_on`: it got past its recovery; `previous_run`, `previous_at` (its last event), and
-    `next_event`, `next_at` (the start after it).
+    `first_event`, `last_event`, `last_at`; `goes_on`: it got past its recovery; `previous_run`, `previous_at` (its last
+    event), and `next_event`, `next_at` (the start after it).
     """
     is_started = F.col("kind") == "started"
     at = F.unix_micros("at")

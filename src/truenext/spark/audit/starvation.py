@@ -8,7 +8,8 @@ def starvation(outcomes: DataFrame) -> DataFrame:
     """Per queue and priority: the longest wait to the first dispatch, which message that was, and places lost.
 
     A message loses a place with each later arrival that is dispatched before it, and wins one with each earlier
-    arrival that it is dispatched before; `overtaken` is the difference. Priorities alone explain much of it: it is no violation.
+    arrival that it is dispatched before; `overtaken` is the difference. Much of it is what priorities are for:
+    it is no violation.
     """
     return (
         outcomes.where(F.col("row") == "message")
