@@ -20,6 +20,7 @@ from tests.spark.policies import serve, true_next, two_buckets
 from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import Results, audit
+from truenext.spark.audit.blocks import blocks
 from truenext.spark.audit.gaps import gaps
 from truenext.spark.audit.timeline import commits
 from truenext.spark.schema import EVENTS, read_events
@@ -101,11 +102,12 @@ def test_since_and_queue_leave_out_the_rest(frame: Frame) -> None:
         audit(frame(history), since=EPOCH + timedelta(days=1))
 
 
-def test_gaps_are_found_wherever_they_are(spark: SparkSession) -> None:
+def test_gaps_are_found_wherever_they_are(frame: Frame) -> None:
     present = [*range(5, 60), *range(61, 65_536), *range(65_540, 131_072), *range(300_000, 300_002)]
-    events = spark.createDataFrame([(each,) for each in present], "event bigint")
+    empty: Event = dict.fromkeys(EVENTS.names)
+    events = frame([empty | {"event": each, "run": 1, "at": EPOCH, "kind": "drained"} for each in present])
     assertDataFrameEqual(
-        gaps(events),
+        gaps(events, blocks(events)),
         [
             Row(first_missing=60, last_missing=60, missing=1),
             Row(first_missing=65_536, last_missing=65_539, missing=4),

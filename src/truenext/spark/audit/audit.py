@@ -1,6 +1,6 @@
 """How do the concerns make one audit?
 
-events ──▶ runs, gaps ──▶ timeline ──▶ sweep ──▶ ordering, loss, stuck, starvation, latency, depth, positions
+events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, stuck, starvation, latency, depth, positions
    └──────────────────────────────────────────▶ redelivery
 """
 
@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from truenext.errors import ConfigurationError
+from truenext.spark.audit.blocks import blocks
 from truenext.spark.audit.depth import depth
 from truenext.spark.audit.gaps import gaps
 from truenext.spark.audit.latency import latency
@@ -27,7 +28,7 @@ from truenext.spark.audit.runs import runs
 from truenext.spark.audit.starvation import starvation
 from truenext.spark.audit.stuck import stuck
 from truenext.spark.audit.sweep import sweep
-from truenext.spark.audit.timeline import timeline
+from truenext.spark.audit.timeline import commits, timeline
 from truenext.spark.audit.verdict import Finding, Verdict
 
 STUCK_SECONDS = 10.0
@@ -67,15 +68,19 @@ def audit(
             # Time may have been set back; the order is that of `event`.
             first = events.where(F.col("at") >= F.lit(since)).agg(F.min("event")).collect()[0][0]
             events = events.where(F.col("event") >= F.lit(first))
-        run_table = runs(events).persist()
-        gap_table = gaps(events).persist()
+        block_table = events.transform(blocks).persist()
+        run_table = block_table.transform(runs).persist()
+        gap_table = events.transform(gaps, block_table).persist()
         run_rows = run_table.collect()
         missing = gap_table.agg(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0))).collect()[0]
         if not run_rows:
             raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
     of_queues = events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull())
     with _told(progress, "order, loss and time, event by event"):
-        outcomes = of_queues.transform(timeline, run_table, gap_table).transform(sweep, stuck_seconds).persist()
+        commit_table = events.transform(commits).persist()
+        outcomes = (
+            of_queues.transform(timeline, run_table, gap_table, commit_table).transform(sweep, stuck_seconds).persist()
+        )
         counts = (
             outcomes.where(F.col("row") == "finding")
             .groupBy("kind")
@@ -105,8 +110,10 @@ def audit(
         events=last - first_event + 1 - missing[1],
     )
     kept = (
+        block_table,
         run_table,
         gap_table,
+        commit_table,
         outcomes,
         *(tables[name] for name in ("starvation", "redelivery", "latency", "positions")),
     )

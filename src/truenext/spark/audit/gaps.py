@@ -3,25 +3,25 @@
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-BLOCK_BITS = 16
+from truenext.spark.audit.blocks import block
 
 
-def gaps(events: DataFrame) -> DataFrame:
+def gaps(events: DataFrame, blocks: DataFrame) -> DataFrame:
     """`first_missing`, `last_missing`, `missing`: one row per gap.
 
     Most histories have no gap, so events are counted by blocks, and only a block with too few is looked into.
     """
-    numbered = events.select("event", F.shiftright("event", BLOCK_BITS).alias("block"))
-    blocks = numbered.groupBy("block").agg(
-        F.count("*").alias("events"), F.min("event").alias("first"), F.max("event").alias("last")
+    whole = blocks.groupBy("block").agg(
+        F.sum("events").alias("events"), F.min("first").alias("first"), F.max("last").alias("last")
     )
-    broken = blocks.where("last - first + 1 > events").select("block")
+    broken = whole.where("last - first + 1 > events").select("block")
+    numbered = events.select("event", block().alias("block"))
     inside = (
         numbered.join(F.broadcast(broken), "block")
         .withColumn("before", F.lag("event").over(Window.partitionBy("block").orderBy("event")))
         .select("before", F.col("event").alias("after"))
     )
-    between = blocks.withColumn("before", F.lag("last").over(Window.orderBy("block"))).select(
+    between = whole.withColumn("before", F.lag("last").over(Window.orderBy("block"))).select(
         "before", F.col("first").alias("after")
     )
     return (

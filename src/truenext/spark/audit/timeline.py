@@ -37,7 +37,7 @@ CODES = {
 }
 
 
-def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame) -> DataFrame:
+def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:
     """`COLUMNS`, without nulls: all rows of a queue in one partition, each partition in order of `event`.
 
     `number` is the priority of an `accepted`, the window of a `subscribed`, the `count` of a `recovered`, the
@@ -46,7 +46,7 @@ def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame) -> DataFrame:
     own = events.where("queue is not null")
     marks = _marks(runs, gaps).crossJoin(F.broadcast(own.select("queue").distinct()))
     return (
-        own.transform(_with_visibility, events, runs)
+        own.transform(_with_visibility, events, runs, commits)
         .select(*COLUMNS)
         .unionByName(marks.select(*COLUMNS))
         .repartition(_partitions(events), "queue")
@@ -76,13 +76,13 @@ def commits(events: DataFrame) -> DataFrame:
     )
 
 
-def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame) -> DataFrame:
+def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
     """Batches are few beside messages, so what is known of them goes to every core."""
     in_batch = F.col("kind").eqNullSafe("accepted") & (F.col("batch") > 0)
     joined = (
         own.withColumn("batch", F.when(in_batch, F.col("batch")))
-        .join(F.broadcast(commits(events)), ["run", "batch"], "left")
-        .join(F.broadcast(proven(events, runs)), "sequence", "left")
+        .join(F.broadcast(commits), ["run", "batch"], "left")
+        .join(F.broadcast(proven(events, runs, commits)), "sequence", "left")
     )
     is_at_once = (F.col("kind") == "accepted") & F.col("batch").isNull()
     at = F.unix_micros("at")
@@ -116,12 +116,12 @@ def _code() -> Column:
     )
 
 
-def proven(events: DataFrame, runs: DataFrame) -> DataFrame:
+def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
     """`sequence`, `proven_event`, `proven_at`: messages whose commit the history lacks, but which a later run mentions.
 
     They were recovered, so the start made them visible. Those never mentioned again may not have been durable.
     """
-    last = commits(events).groupBy("run").agg(F.max("batch").alias("last_batch"))
+    last = commits.groupBy("run").agg(F.max("batch").alias("last_batch"))
     open_runs = (
         runs.where("next_event is not null")
         .join(last, "run", "left")
