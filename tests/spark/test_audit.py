@@ -69,9 +69,9 @@ def test_a_right_history_is_said_to_be_right(frame: Frame) -> None:
     assert results.verdict.is_held
     assert results.verdict.events == len(history)
     assert str(results.verdict) == f"The contract held: {len(history):,} events, no finding."
-    positions = results.tables["positions"].toPandas()
+    positions: Any = results.tables["positions"].toPandas()
     assert sorted(positions["arrival"]) == sorted(positions["delivery"]) == list(range(1, 301))
-    latency = results.tables["latency"].toPandas()
+    latency: Any = results.tables["latency"].toPandas()
     assert latency["messages"].sum() == 300
     assert (latency["wait_p50"] <= latency["wait_max"]).all()
     assert (latency["hold_max"] == 0.001).all()

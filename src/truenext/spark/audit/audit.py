@@ -1,7 +1,8 @@
 """How do the concerns make one audit?
 
-events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, stuck, starvation, latency, depth, positions
-   └──────────────────────────────────────────▶ redelivery
+events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, stuck, starvation,
+   │                                                              latency, depth, positions
+   └──▶ redelivery
 """
 
 from __future__ import annotations
