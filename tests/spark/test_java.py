@@ -24,7 +24,7 @@ def fake_java(home: Path, version: str) -> Path:
 @pytest.fixture
 def no_java(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(java.shutil, "which", lambda _name: None)
+    monkeypatch.setattr("shutil.which", lambda _name: None)
     return monkeypatch
 
 
