@@ -23,20 +23,24 @@ help: ## Say what can be made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-test.lock
 	@touch $@
 
+.venv/spark: .venv/test requirements-spark.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-spark.lock
+	@touch $@
+
 setup: .venv/core ## Make .venv, with the truenext command in it
 	@echo "done: $(BIN)/truenext --help"
 
-demo: .venv/test ## Run the production case that broke ActiveMQ, against a broker of our own, and show what came out
+demo: .venv/spark ## Run the production case that broke ActiveMQ, against a broker of our own, and show what came out
 	$(BIN)/python -m examples.demo
 
-check: .venv/test ## Formatting, types, import rules, unit and property tests
+check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PYTEST) tests/unit tests/property tests/contract
 
-test: .venv/test ## Everything that must hold, in minutes
+test: .venv/spark ## Everything that must hold, in minutes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -54,6 +58,7 @@ lock: ## Write the lock files anew (needs a network)
 	.lock-venv/bin/python -m pip install --quiet uv
 	.lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --extra setup pyproject.toml -o requirements.lock --upgrade
 	.lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --extra setup --extra test pyproject.toml -o requirements-test.lock --upgrade
+	.lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --extra setup --extra test --extra spark pyproject.toml -o requirements-spark.lock --upgrade
 	rm -rf .lock-venv
 
 clean: ## Remove what was made

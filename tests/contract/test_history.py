@@ -230,7 +230,7 @@ def busy(rng: random.Random, steps: int = 300, **first: int) -> Told:
     for _ in range(steps):
         session = rng.choice(sessions)
         held = [entry for consumer in session.consumers.values() for entry in consumer.held]
-        match rng.randrange(6):
+        match rng.randrange(7):
             case 0 | 1:
                 told.send(session, rng.randrange(10), persistent=rng.random() < 0.5)
             case 2:
@@ -241,6 +241,8 @@ def busy(rng: random.Random, steps: int = 300, **first: int) -> Told:
                 told.engine.refuse(session, Nack("s", rng.choice(held), None))
             case 5:
                 told.engine.taken(session)
+            case 6:
+                told.engine.turn()
         told.engine.tick(1_000_000 + rng.randrange(10**6))
     told.commit()
     return told

@@ -83,6 +83,7 @@ class Choice:
                 consumer = min(takers, key=self.preference)
                 entry.deliveries += 1
                 consumer.held[entry.sequence] = entry
+                dispatcher._account.dispatched(queue, [entry], [consumer.number])
                 message = entry.message
                 consumer.session.unsent_bytes += len(message.body) + len(message.header) + consumer.frame_bytes
                 dispatcher.dispatches += 1

@@ -19,12 +19,16 @@ import vl_convert
 
 from truenext.spark import plots
 from truenext.spark.report import ROWS_MAX, Run, write_comparison, write_report
-from truenext.spark.verdict import Verdict
+from truenext.spark.verdict import Finding, Verdict
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\u2028<!--&"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VIOLATION = ["kind", "queue", "event", "at", "sequence", "priority", "consumer", "witness_sequence", "witness_priority"]
 SCRIPT = re.compile(r'<script type="application/json" id="specs">(.*?)</script>', re.DOTALL)
+
+
+def broken(sentence: str, *notes: str) -> Verdict:
+    return Verdict(40, (Finding("inversion", 1, sentence),), notes)
 
 
 def tables(queue: str = "orders", *, is_right: bool = True) -> dict[str, pandas.DataFrame]:
@@ -84,7 +88,12 @@ def dom(page: Path, folder: Path) -> str:
 
 def test_words_come_before_plots(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_report(tables(is_right=False), Verdict(False, ["An inversion."], ["40 messages"]), path, title="A run")
+    write_report(
+        tables(is_right=False),
+        broken("An inversion.", "40 messages"),
+        path,
+        title="A run",
+    )
     page = path.read_text()
     places = [page.index(text) for text in ("The contract was broken", "An inversion.", "40 messages", "data-spec")]
     assert places == sorted(places)
@@ -95,7 +104,7 @@ def test_words_come_before_plots(tmp_path: Path) -> None:
 
 def test_it_asks_no_network_for_anything(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_report(tables(), Verdict(True), path, title="A run")
+    write_report(tables(), Verdict(1), path, title="A run")
     page = path.read_text()
     assert "default-src 'none'" in page
     assert not re.search(r'<(script|link|img|iframe)[^>]*\s(src|href)="', page.partition("</style>")[0])
@@ -106,8 +115,12 @@ def test_text_from_outside_is_never_markup(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     redelivery = pandas.DataFrame({"queue": [EVIL], EVIL: [1.5]})
     runs = [
-        Run(EVIL, {**tables(EVIL, is_right=False), "redelivery": redelivery}, Verdict(False, [EVIL], [EVIL])),
-        Run("other", tables(EVIL), Verdict(True)),
+        Run(
+            EVIL,
+            {**tables(EVIL, is_right=False), "redelivery": redelivery},
+            broken(EVIL, EVIL),
+        ),
+        Run("other", tables(EVIL), Verdict(1)),
     ]
     write_comparison(runs, path, title=EVIL)
     page = path.read_text()
@@ -121,7 +134,7 @@ def test_runs_of_one_queue_each_stand_side_by_side_to_one_scale(tmp_path: Path) 
     path = tmp_path / "report.html"
     wrong = tables("a", is_right=False)
     right = {**tables("b"), "positions": tables("b")["positions"].head(20)}
-    write_comparison([Run("one", wrong, Verdict(False)), Run("two", right, Verdict(True))], path, title="Two")
+    write_comparison([Run("one", wrong, broken("x")), Run("two", right, Verdict(1))], path, title="Two")
     drawn = specs(path.read_text())
     orders = [spec for spec in drawn if "vconcat" in spec]
     assert len(orders) == 2
@@ -163,26 +176,26 @@ def test_a_plot_of_many_messages_is_thinned_and_the_peaks_of_depth_are_kept() ->
 def test_a_sample_is_called_one_and_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     data = tables()
-    write_report(data, Verdict(True), path, title="All")
+    write_report(data, Verdict(1), path, title="All")
     assert "Priority 9: 10 messages, the last delivered as number <b>10</b> of 40." in path.read_text()
-    write_report({"positions": data["positions"].iloc[::3]}, Verdict(True), path, title="A sample")
+    write_report({"positions": data["positions"].iloc[::3]}, Verdict(1), path, title="A sample")
     assert "Priority 9: the last delivered as number <b>10</b> of 40. A sample of the messages." in path.read_text()
 
 
 def test_a_run_without_tables_is_a_page_too(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_report({}, Verdict(True, [], ["0 events"]), path, title="Nothing")
+    write_report({}, Verdict(0), path, title="Nothing")
     assert "The contract held" in path.read_text()
     empty = {name: table.head(0) for name, table in tables().items()}
-    write_report(empty, Verdict(True, [], ["0 events"]), path, title="Nothing")
+    write_report(empty, Verdict(0), path, title="Nothing")
     assert "The contract held" in path.read_text()
 
 
 def test_a_browser_draws_every_plot_and_runs_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     runs = [
-        Run(EVIL, tables(EVIL, is_right=False), Verdict(False, [EVIL])),
-        Run("truenext", tables(EVIL), Verdict(True)),
+        Run(EVIL, tables(EVIL, is_right=False), broken(EVIL)),
+        Run("truenext", tables(EVIL), Verdict(1)),
     ]
     write_comparison(runs, path, title="Two brokers")
     page = dom(path, tmp_path / "home")

@@ -6,6 +6,7 @@ import click
 
 import truenext
 from truenext.cli import logs
+from truenext.cli.audit import audit
 from truenext.cli.client import Failure, queues, receive, send
 from truenext.cli.history import history as history_command
 from truenext.cli.record import record
@@ -60,5 +61,5 @@ def serve(
         raise Failure(error) from error
 
 
-for command in (send, receive, queues, history_command, record):
+for command in (send, receive, queues, audit, history_command, record):
     main.add_command(command)

@@ -20,7 +20,8 @@ QUEUES_MAX = 6
 """Queues that get plots: those with most violations, then those with most messages."""
 TABLES = {
     "violations": "Violations, with witnesses",
-    "losses": "Losses",
+    "lost": "Lost",
+    "doubled": "Delivered twice",
     "stuck": "Stuck",
     "starvation": "Starvation",
     "redelivery": "Redelivery",
@@ -89,10 +90,10 @@ def write_comparison(runs: Sequence[Run], path: Path, *, title: str) -> None:
 def _verdicts(runs: Sequence[Run]) -> str:
     cards = []
     for run in runs:
-        held = run.verdict.held
+        held = run.verdict.is_held
         name = f"<h2>{escape(run.name)}</h2>" if len(runs) > 1 else ""
-        findings = "".join(f"<li>{escape(finding)}</li>" for finding in run.verdict.findings)
-        facts = " · ".join(escape(fact) for fact in run.verdict.facts)
+        findings = "".join(f"<li>{escape(finding.sentence)}</li>" for finding in run.verdict.findings)
+        facts = " · ".join(escape(fact) for fact in (f"{run.verdict.events:,} events", *run.verdict.notes))
         cards.append(
             f'<section class="verdict {"held" if held else "broken"}">{name}'
             f'<p class="word">{"✓ The contract held" if held else "✗ The contract was broken"}</p>'

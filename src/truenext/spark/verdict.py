@@ -1,14 +1,34 @@
-"""What an audit found, in words."""
+"""Did the contract hold, in plain words?"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class Finding:
+    """One kind of trouble."""
+
+    kind: str
+    count: int
+    """Dispatches, or messages, or times, as the sentence says."""
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """The answer to: did the contract hold?"""
+    events: int
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader should know and what breaks no promise: gaps, an incomplete history."""
 
-    held: bool
-    findings: list[str] = field(default_factory=list)
-    """One sentence each."""
-    facts: list[str] = field(default_factory=list)
-    """What was audited: events, messages, queues, time span."""
+    @property
+    def is_held(self) -> bool:
+        """The contract held."""
+        return not self.findings
+
+    def __str__(self) -> str:
+        first = f"The contract held: {self.events:,} events, no finding."
+        if not self.is_held:
+            first = f"The contract was broken: {self.events:,} events, {len(self.findings)} kinds of finding."
+        return "\n".join(
+            [first, *(f"- {each.sentence}" for each in self.findings), *(f"  {note}" for note in self.notes)]
+        )

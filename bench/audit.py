@@ -1,0 +1,148 @@
+"""How long does `truenext audit` take for N events?
+
+python -m bench.audit --events 10000000 --skew
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from truenext.spark.audit.audit import audit
+from truenext.spark.schema import read_events
+from truenext.spark.session import start
+
+_WINDOW = 64
+"""Messages that are accepted before the first of them is dispatched."""
+_FILE_ROWS = 1_000_000
+_EPOCH = 1_790_000_000_000_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.audit", description=__doc__)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--queues", type=int, default=16)
+    parser.add_argument("--skew", action="store_true", help="one queue gets half of the messages")
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
+    parser.add_argument("--dir", type=Path, help="keep the history here, or read it from here")
+    parser.add_argument("--master")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="bench-audit-") as temporary:
+        folder = options.dir or Path(temporary)
+        if not any(folder.glob("**/*.parquet")):
+            began = time.perf_counter()
+            write_history(folder, options.events, options.queues, options.skew, options.seed)
+            print(f"history written in {time.perf_counter() - began:.1f} s", flush=True)
+        began = time.perf_counter()
+        spark = start(options.master)
+        print(f"session {time.perf_counter() - began:.1f} s", flush=True)
+        began = time.perf_counter()
+        results = audit(
+            read_events(spark, folder, folder / "scratch"),
+            progress=lambda step, seconds: print(f"{step}: {seconds:.1f} s", flush=True),
+        )
+        for name, table in results.tables.items():
+            table.write.mode("overwrite").parquet(str(Path(temporary) / "out" / name))
+        print(results.verdict)
+        print(f"audit with all tables written: {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def write_history(folder: Path, events: int, queues: int, skew: bool, seed: int) -> None:
+    """A history in which the contract held: rounds of `_WINDOW` messages in one queue, accepted, committed if
+    persistent, dispatched in the true order and acknowledged."""
+    numbers = np.random.default_rng(seed)
+    per_round = 3 * _WINDOW + 1
+    rounds = max(1, events // per_round)
+    shares = np.full(queues, 1 / queues)
+    if skew:
+        shares = np.full(queues, 0.5 / (queues - 1))
+        shares[0] = 0.5
+    names = np.array([f"orders.{each:03d}" for each in range(queues)])
+    target = folder / "history" / "events" / "date=2026-09-21"
+    target.mkdir(parents=True)
+    head = {"event": [1], "run": [1], "kind": ["started"], "reason": ["clean"], "at": [_EPOCH]}
+    _write(target / "0000.parquet", head)
+    at_once = max(1, _FILE_ROWS // per_round)
+    for part, begin in enumerate(range(0, rounds, at_once)):
+        count = min(at_once, rounds - begin)
+        _write(target / f"{part + 1:04d}.parquet", _rounds(numbers, names, shares, begin, count))
+
+
+def _rounds(
+    numbers: np.random.Generator, names: np.ndarray, shares: np.ndarray, begin: int, count: int
+) -> dict[str, object]:
+    wide, per_round = _WINDOW, 3 * _WINDOW + 1
+    queue = names[numbers.choice(len(names), count, p=shares)]
+    priority = numbers.choice([9, 4, 0], (count, wide), p=[0.2, 0.6, 0.2])
+    persistent = numbers.random((count, wide)) < 0.5
+    batch = begin + 1 + np.arange(count)
+    sequence = begin * wide + 1 + np.arange(count * wide).reshape(count, wide)
+    order = np.lexsort((sequence, -priority), axis=1)
+    served = np.take_along_axis(sequence, order, axis=1)
+    nothing = np.full((count, wide), -1)
+    one = np.full((count, 1), -1)
+    # Dispatch and acknowledgement of each message, one after the other.
+    given = np.repeat(served, 2, axis=1)
+    kind = np.tile(
+        np.array(["accepted"] * wide + ["committed"] + ["dispatched", "acknowledged"] * wide), (count, 1)
+    ).ravel()
+    event = 2 + begin * per_round + np.arange(count * per_round)
+    batches = np.hstack(
+        [np.where(persistent, batch[:, None], 0), batch[:, None], np.hstack([nothing, nothing])]
+    ).ravel()
+    priorities = np.hstack([priority, one, nothing, nothing]).ravel()
+    sequences = np.hstack([sequence, one, given]).ravel()
+    is_commit, is_accept = kind == "committed", kind == "accepted"
+    is_late = ~(is_commit | is_accept)
+    return {
+        "event": event,
+        "run": np.ones(len(event), np.int32),
+        "at": _EPOCH + event * 20,
+        "kind": kind,
+        "queue": pa.array(np.repeat(queue, per_round), mask=is_commit),
+        "sequence": pa.array(sequences, mask=is_commit),
+        "priority": pa.array(priorities.astype(np.int8), mask=~is_accept),
+        "persistent": pa.array(np.hstack([persistent, one > 0, nothing > 0, nothing > 0]).ravel(), mask=~is_accept),
+        "size": pa.array(np.full(len(event), 1024, np.int32), mask=~is_accept),
+        "batch": pa.array(batches, mask=is_late),
+        "consumer": pa.array(np.full(len(event), 7), mask=~is_late),
+        "deliveries": pa.array(np.ones(len(event), np.int32), mask=kind != "dispatched"),
+    }
+
+
+_TYPES = {
+    "event": pa.int64(),
+    "run": pa.int32(),
+    "at": pa.timestamp("us", "UTC"),
+    "kind": pa.string(),
+    "queue": pa.string(),
+    "sequence": pa.int64(),
+    "priority": pa.int8(),
+    "persistent": pa.bool_(),
+    "size": pa.int32(),
+    "batch": pa.int64(),
+    "consumer": pa.int64(),
+    "deliveries": pa.int32(),
+    "reason": pa.string(),
+}
+
+
+def _write(path: Path, columns: dict[str, object]) -> None:
+    arrays = {
+        name: pa.array(values, kind) if name == "at" else pa.array(values).cast(kind)
+        for name, kind in _TYPES.items()
+        if (values := columns.get(name)) is not None
+    }
+    pq.write_table(pa.table(arrays), path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""`truenext audit`: prove from a broker's history that the contract held."""
+
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from truenext.cli.client import Failure
+from truenext.errors import ConfigurationError, TruenextError
+
+
+@click.command()
+@click.argument(
+    "folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@click.option("--master", help="Where Spark runs, such as local[2]; all cores of this machine by default.")
+@click.option("--since", type=click.DateTime(), help="Leave out what happened before, UTC.")
+@click.option("--queue", help="Only this queue.")
+@click.option(
+    "--stuck", "stuck_seconds", type=float, default=10.0, show_default=True, help="Seconds without a dispatch."
+)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write the tables and a page there.")
+def audit(
+    folders: tuple[Path, ...],
+    master: str | None,
+    since: datetime | None,
+    queue: str | None,
+    stuck_seconds: float,
+    out: Path | None,
+) -> None:
+    """Prove from the history in DIR whether the contract held.
+
+    DIR is the data folder of a broker, running or not, a copy of its history, or what `truenext record` wrote. Several
+    are shown side by side on one page. Exits 0 if the contract held in all, 1 if not, 2 if it could not be asked.
+    """
+    try:
+        from truenext.spark.audit.command import run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "numpy", "py4j"):
+            raise
+        raise Unasked(
+            ConfigurationError(f"an audit needs Spark ({error.name} is missing): pip install 'truenext[spark]'")
+        ) from error
+    try:
+        verdicts = run(folders, master=master, since=since, queue=queue, stuck_seconds=stuck_seconds, out=out)
+    except TruenextError as error:
+        raise Unasked(error) from error
+    raise SystemExit(0 if all(verdict.is_held for verdict in verdicts) else 1)
+
+
+class Unasked(Failure):
+    """There is no verdict: 1 would say that the contract was broken."""
+
+    exit_code = 2

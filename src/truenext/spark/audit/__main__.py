@@ -1,0 +1,41 @@
+"""The same audit for spark-submit, and by `python -m truenext.spark.audit`.
+
+spark-submit --master yarn src/truenext/spark/audit/__main__.py DIR --out FOLDER
+"""
+
+import argparse
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from truenext.errors import TruenextError
+from truenext.spark.audit.audit import STUCK_SECONDS
+from truenext.spark.audit.command import run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m truenext.spark.audit", description=__doc__)
+    parser.add_argument("folders", metavar="DIR", nargs="+", help="a broker's data folder, or an address: s3a://...")
+    parser.add_argument("--master")
+    parser.add_argument("--since", type=datetime.fromisoformat)
+    parser.add_argument("--queue")
+    parser.add_argument("--stuck", type=float, default=STUCK_SECONDS, help="seconds without a dispatch")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    try:
+        verdicts = run(
+            asked.folders,
+            master=asked.master,
+            since=asked.since,
+            queue=asked.queue,
+            stuck_seconds=asked.stuck,
+            out=asked.out,
+        )
+    except TruenextError as error:
+        print(f"truenext: {error}", file=sys.stderr)
+        return 2
+    return 0 if all(verdict.is_held for verdict in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,540 @@
+"""What did one queue know at each event, and was what it did then allowed by docs/contract.md?
+
+The account goes through the events of one queue in order, once, and keeps only what is alive. It is plain Python and
+knows no Spark; `sweep.py` feeds it.
+
+A message that the account cannot be sure of (after a gap, or accepted before the history begins) is no evidence: it is
+neither overtaken, nor lost, nor given twice.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from heapq import heappop, heappush
+
+import msgspec
+
+NEVER = 1 << 62
+"""The `visible_event` of a message that the history never shows to be durable."""
+AUTO_WINDOW = 1
+"""In `auto` mode a consumer that holds something may have no room for more bytes; one that holds nothing has."""
+POINTS_MAX = 1000
+"""Depths kept per queue; when there are more, every other goes."""
+NO_MESSAGE = -1
+UNKNOWN_PRIORITY = -1
+
+
+class Code(IntEnum):
+    """Kinds of event, and the marks that concern every queue."""
+
+    ACCEPTED = 0
+    DISPATCHED = 1
+    ACKNOWLEDGED = 2
+    RETURNED = 3
+    EXPIRED = 4
+    DEAD_LETTERED = 5
+    SUBSCRIBED = 6
+    UNSUBSCRIBED = 7
+    RECOVERED = 8
+    DRAINED = 9
+    STARTED = 10
+    GAP = 11
+    ENDED = 12
+
+
+class Start(IntEnum):
+    """Flags of a STARTED."""
+
+    CLEAN = 1
+    """The run before stopped by itself: transients are still there."""
+    CONTINUED = 2
+    """The run before is in the history."""
+    GOES_ON = 4
+    """The run got past its recovery: a queue without a `recovered` had no messages."""
+    WHOLE = 8
+    """Nothing is in any queue that the history has not seen arrive."""
+
+
+class State(IntEnum):
+    WAITING = 0
+    HELD = 1
+    DOUBTFUL = 2
+    """A gap may hide what became of it; a start makes sure of a persistent one."""
+    PERHAPS = 3
+    """Never durable as far as is known, or lost already: it may turn up again, and may not."""
+
+
+# By themselves they are found faster; a sweep asks for them a few times per event.
+WAITING, HELD, DOUBTFUL, PERHAPS = State
+WAITED = "waiting"
+
+
+class Message(msgspec.Struct, gc=False):
+    """What is known of a message that is not gone."""
+
+    sequence: int
+    priority: int
+    is_persistent: bool
+    visible_event: int
+    visible_at: int
+    arrival: int
+    """Its place among the messages that this queue accepted, from 1; 0 if that was not seen."""
+    state: State = WAITING
+    consumer: int = -1
+    dispatched_at: int = 0
+    wait: int | None = None
+    """Microseconds from visible to the first dispatch, or to the end of the history."""
+    hold: int | None = None
+    """Microseconds from the last dispatch to acknowledged."""
+    how: str = WAITED
+    """How it ended."""
+    delivery: int = 0
+    """Its place among the first dispatches of this queue, from 1."""
+    deliveries: int = 0
+    attempts: int = 0
+
+
+class Consumer(msgspec.Struct, gc=False):
+    window: int
+    held: int = 0
+
+
+class Finding(msgspec.Struct, gc=False):
+    """What the contract does not allow, with a witness."""
+
+    kind: str
+    """`inversion`, `order`, `premature`, `doubled`, `lost`, `resurrected`, `stuck`"""
+    event: int
+    at: int
+    sequence: int
+    """The message dispatched, or lost, or left to wait."""
+    priority: int
+    persistent: bool | None
+    consumer: int
+    overtaken_sequence: int = NO_MESSAGE
+    overtaken_priority: int = UNKNOWN_PRIORITY
+    count: int = 1
+    """Messages that this finding speaks of."""
+    duration: int = 0
+    """Microseconds, of `stuck`."""
+    detail: str = ""
+
+
+class Gone:
+    """Which messages are gone, a byte each: sequences of all queues are close together."""
+
+    __slots__ = ("pages",)
+
+    def __init__(self) -> None:
+        self.pages: dict[int, bytearray] = {}
+
+    def add(self, sequence: int, code: int) -> None:
+        page = self.pages.get(sequence >> 16)
+        if page is None:
+            page = self.pages[sequence >> 16] = bytearray(1 << 16)
+        page[sequence & 0xFFFF] = code
+
+    def get(self, sequence: int) -> int:
+        """Code of the event that ended it; 0 if it is not known to be gone."""
+        page = self.pages.get(sequence >> 16)
+        return 0 if page is None else page[sequence & 0xFFFF]
+
+
+HOW_GONE = {
+    Code.ACKNOWLEDGED: "acknowledged",
+    Code.EXPIRED: "expired",
+    Code.DEAD_LETTERED: "dead-lettered",
+    Code.STARTED: "gone with a crash",
+}
+
+
+class Account:
+    def __init__(self, gone: Gone, stuck_limit: int) -> None:
+        """`stuck_limit` in microseconds."""
+        self.gone = gone
+        self.stuck_limit = stuck_limit
+        self.messages: dict[int, Message] = {}
+        self.lanes: list[list[int]] = [[] for _ in range(10)]
+        """By priority, a heap of the sequences that wait, visible or not; what left is dropped when it is the head."""
+        self.higher: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]
+        """The lanes that are served before, first one first."""
+        self.committing: list[tuple[int, int]] = []
+        """Heap of (visible_event, sequence)."""
+        self.consumers: dict[int, Consumer] = {}
+        self.free = 0
+        """Consumers that hold less than their window."""
+        self.waiting = 0
+        """Messages WAITING and visible."""
+        self.held = 0
+        self.arrivals = 0
+        self.firsts = 0
+        """Messages dispatched at least once."""
+        self.idle: Message | None = None
+        """The true next message since somebody could have taken it, and none has been dispatched."""
+        self.idle_since = 0
+        self.idle_event = 0
+        self.expected: tuple[int, int] | None = None
+        """After a start, until its `recovered`: messages surely there, and those of which that is not sure."""
+        self.start_flags = 0
+        self.start_event = 0
+        self.findings: list[Finding] = []
+        self.ended: list[Message] = []
+        """Messages that are gone, or that the history ends with."""
+        self.points: list[tuple[int, int, int, int]] = []
+        """(event, at, waiting, held)"""
+        self.tick = 0
+        self.mask = 0
+
+    def accepted(
+        self,
+        event: int,
+        at: int,
+        sequence: int,
+        priority: int,
+        is_persistent: bool,
+        visible_event: int,
+        visible_at: int,
+    ) -> None:
+        self.arrivals += 1
+        self.messages[sequence] = Message(sequence, priority, is_persistent, visible_event, visible_at, self.arrivals)
+        heappush(self.lanes[priority], sequence)
+        if visible_event <= event:
+            self.waiting += 1
+            if self.free and self.idle is None:
+                self.look(event, at)
+        elif visible_event != NEVER:
+            heappush(self.committing, (visible_event, sequence))
+
+    def become_visible(self, event: int) -> None:
+        """What was committed up to `event` counts as waiting."""
+        committing = self.committing
+        while committing and committing[0][0] <= event:
+            visible_event, sequence = heappop(committing)
+            message = self.messages.get(sequence)
+            if message is not None and message.state is WAITING:
+                self.waiting += 1
+                if self.free and self.idle is None:
+                    self.look(visible_event, message.visible_at)
+
+    def head(self, lane: list[int]) -> Message | None:
+        while lane:
+            message = self.messages.get(lane[0])
+            if message is not None and message.state is WAITING:
+                return message
+            heappop(lane)
+        return None
+
+    def true_next(self, event: int) -> Message | None:
+        for lane in reversed(self.lanes):
+            if lane:
+                head = self.head(lane)
+                # One that is still being committed holds back its lane, and no other.
+                if head is not None and head.visible_event <= event:
+                    return head
+        return None
+
+    def dispatched(self, event: int, at: int, sequence: int, consumer: int) -> None:
+        if self.idle is not None:
+            self.end_idle(at)
+        message = self.messages.get(sequence)
+        if message is None:
+            code = self.gone.get(sequence)
+            if code:
+                self.findings.append(
+                    Finding("doubled", event, at, sequence, -1, None, consumer, detail=HOW_GONE[Code(code)])
+                )
+                self.look_again(event, at)
+                return
+            message = Message(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL)
+            self.messages[sequence] = message
+        elif message.priority >= 0:
+            self.judge(event, at, message, consumer)
+        if message.state is HELD:
+            self.findings.append(
+                Finding(
+                    "doubled",
+                    event,
+                    at,
+                    sequence,
+                    message.priority,
+                    message.is_persistent,
+                    consumer,
+                    detail=f"held by consumer {message.consumer}",
+                )
+            )
+            self.let_go(message)
+        elif message.state is WAITING:
+            if message.visible_event <= event:
+                self.waiting -= 1
+            else:
+                self.findings.append(
+                    Finding("premature", event, at, sequence, message.priority, message.is_persistent, consumer)
+                )
+        message.state = HELD
+        message.consumer = consumer
+        message.dispatched_at = at
+        message.deliveries += 1
+        self.held += 1
+        if message.delivery == 0 and message.priority >= 0:
+            self.firsts += 1
+            message.delivery = self.firsts
+            message.wait = at - message.visible_at if message.visible_event <= event else 0
+        taker = self.consumers.get(consumer)
+        if taker is not None:
+            taker.held += 1
+            if taker.held == taker.window:
+                self.free -= 1
+        if self.free and self.waiting:
+            self.look(event, at)
+
+    def judge(self, event: int, at: int, message: Message, consumer: int) -> None:
+        """Was it the true next message?"""
+        priority = message.priority
+        for lane in self.higher[priority]:
+            if lane:
+                head = self.head(lane)
+                if head is not None and head.visible_event <= event:
+                    self.overtook("inversion", event, at, message, consumer, head)
+                    return
+        lane = self.lanes[priority]
+        if message.state is WAITING and lane[0] == message.sequence:
+            heappop(lane)
+            return
+        head = self.head(lane)
+        if head is not None and head.sequence < message.sequence:
+            # Ready or still being committed: neither may be overtaken by its equal.
+            self.overtook("order", event, at, message, consumer, head)
+
+    def overtook(self, kind: str, event: int, at: int, message: Message, consumer: int, head: Message) -> None:
+        self.findings.append(
+            Finding(
+                kind,
+                event,
+                at,
+                message.sequence,
+                message.priority,
+                message.is_persistent,
+                consumer,
+                head.sequence,
+                head.priority,
+            )
+        )
+
+    def let_go(self, message: Message) -> None:
+        """Its consumer holds it no longer."""
+        self.held -= 1
+        holder = self.consumers.get(message.consumer)
+        if holder is not None:
+            holder.held -= 1
+            if holder.held == holder.window - 1:
+                self.free += 1
+
+    def end(self, event: int, at: int, sequence: int, code: Code) -> None:
+        """ACKNOWLEDGED, EXPIRED or DEAD_LETTERED."""
+        self.gone.add(sequence, code)
+        message = self.messages.pop(sequence, None)
+        if message is None:
+            return
+        if message.state is HELD:
+            self.let_go(message)
+            if code == Code.ACKNOWLEDGED:
+                message.hold = at - message.dispatched_at
+        elif message.state is WAITING and message.visible_event <= event:
+            self.waiting -= 1
+        if message.priority >= 0:
+            message.how = HOW_GONE[code]
+            self.ended.append(message)
+        self.look_again(event, at)
+
+    def returned(self, event: int, at: int, sequence: int, attempts: int) -> None:
+        message = self.messages.get(sequence)
+        if message is None:
+            return
+        if message.state is HELD:
+            self.let_go(message)
+        elif message.state is WAITING:
+            return
+        message.attempts = attempts
+        if message.priority < 0:
+            message.state = DOUBTFUL
+        else:
+            message.state = WAITING
+            heappush(self.lanes[message.priority], sequence)
+            if message.visible_event <= event:
+                self.waiting += 1
+            elif message.visible_event != NEVER:
+                heappush(self.committing, (message.visible_event, sequence))
+        self.look_again(event, at)
+
+    def subscribed(self, event: int, at: int, consumer: int, window: int) -> None:
+        self.consumers[consumer] = Consumer(window)
+        self.free += 1
+        self.look_again(event, at)
+
+    def unsubscribed(self, event: int, at: int, consumer: int) -> None:
+        leaver = self.consumers.pop(consumer, None)
+        if leaver is not None and leaver.held < leaver.window:
+            self.free -= 1
+        self.look_again(event, at)
+
+    def look(self, event: int, at: int) -> None:
+        """Begin to count idle time if somebody could take a message."""
+        if self.free and self.waiting:
+            self.idle = self.true_next(event)
+            self.idle_since = at
+            self.idle_event = event
+
+    def look_again(self, event: int, at: int) -> None:
+        if self.idle is None:
+            self.look(event, at)
+        elif not (self.free and self.waiting and self.true_next(event)):
+            self.end_idle(at)
+
+    def end_idle(self, at: int) -> None:
+        message, self.idle = self.idle, None
+        if message is not None and at - self.idle_since > self.stuck_limit:
+            self.findings.append(
+                Finding(
+                    "stuck",
+                    self.idle_event,
+                    self.idle_since,
+                    message.sequence,
+                    message.priority,
+                    message.is_persistent,
+                    -1,
+                    count=self.waiting,
+                    duration=at - self.idle_since,
+                )
+            )
+
+    def drained(self, event: int, at: int) -> None:
+        if not self.waiting:
+            return
+        lost = [each for each in self.messages.values() if each.state is WAITING and each.visible_event <= event]
+        for is_persistent in (True, False):
+            some = [each for each in lost if each.is_persistent is is_persistent]
+            if some:
+                first = min(some, key=lambda each: (9 - each.priority, each.sequence))
+                self.findings.append(
+                    Finding(
+                        "lost",
+                        event,
+                        at,
+                        first.sequence,
+                        first.priority,
+                        is_persistent,
+                        -1,
+                        count=len(some),
+                        detail="found empty",
+                    )
+                )
+        for each in lost:
+            each.state = PERHAPS
+        self.waiting = 0
+        self.look_again(event, at)
+
+    def gap(self) -> None:
+        """Whatever is known may have changed unseen."""
+        self.idle = None
+        self.expected = None
+        for message in self.messages.values():
+            if message.state is not PERHAPS:
+                message.state = DOUBTFUL
+        self.forget_places()
+
+    def forget_places(self) -> None:
+        for lane in self.lanes:
+            lane.clear()
+        self.committing.clear()
+        self.consumers.clear()
+        self.free = self.waiting = self.held = 0
+
+    def started(self, event: int, at: int, flags: int, previous_at: int) -> None:
+        self.settle_recovered(at)
+        self.end_idle(previous_at)
+        self.forget_places()
+        self.start_flags = flags
+        self.start_event = event
+        if not flags & Start.CONTINUED:
+            # A run is missing: nothing is known of what it did.
+            for message in self.messages.values():
+                self.leave(message, at, "unknown")
+            self.messages.clear()
+            return
+        certain = perhaps = 0
+        for message in list(self.messages.values()):
+            if message.priority < 0:
+                message.state = DOUBTFUL
+                perhaps += 1
+            elif not message.is_persistent and not flags & Start.CLEAN:
+                del self.messages[message.sequence]
+                self.gone.add(message.sequence, Code.STARTED)
+                self.leave(message, at, HOW_GONE[Code.STARTED])
+            elif message.state is PERHAPS or message.visible_event > event:
+                message.state = PERHAPS
+                perhaps += 1
+            elif message.state is DOUBTFUL and not message.is_persistent:
+                perhaps += 1
+            else:
+                message.state = WAITING
+                heappush(self.lanes[message.priority], message.sequence)
+                certain += 1
+        self.waiting = certain
+        self.expected = (certain, perhaps)
+
+    def recovered(self, event: int, at: int, count: int) -> None:
+        if self.expected is None:
+            return
+        certain, perhaps = self.expected
+        self.expected = None
+        if count < certain:
+            first = self.true_next(event)
+            assert first is not None
+            self.findings.append(
+                Finding(
+                    "lost",
+                    event,
+                    at,
+                    # Which of them it was, nobody can say; this is the first that may be.
+                    first.sequence,
+                    first.priority,
+                    None,
+                    -1,
+                    count=certain - count,
+                    detail="not recovered",
+                )
+            )
+            for message in self.messages.values():
+                if message.state is WAITING:
+                    message.state = PERHAPS
+            self.waiting = 0
+        elif count > certain + perhaps and self.start_flags & Start.WHOLE:
+            self.findings.append(Finding("resurrected", event, at, -1, -1, None, -1, count=count - certain - perhaps))
+
+    def settle_recovered(self, at: int) -> None:
+        """A queue of which the start said nothing had no messages."""
+        if self.expected is not None and self.start_flags & Start.GOES_ON:
+            self.recovered(self.start_event, at, 0)
+        self.expected = None
+
+    def finish(self, event: int, at: int) -> None:
+        """The history ends here."""
+        self.settle_recovered(at)
+        self.end_idle(at)
+        for message in self.messages.values():
+            self.leave(message, at, "held" if message.state is HELD else WAITED)
+        self.points.append((event, at, self.waiting, self.held))
+
+    def leave(self, message: Message, at: int, how: str) -> None:
+        if message.priority >= 0:
+            message.how = how
+            if message.wait is None and message.state is WAITING and message.visible_event != NEVER:
+                message.wait = at - message.visible_at
+            self.ended.append(message)
+
+    def mark_depth(self, event: int, at: int) -> None:
+        """For each event whose `tick` has none of the bits of `mask`."""
+        self.points.append((event, at, self.waiting, self.held))
+        if len(self.points) > POINTS_MAX:
+            del self.points[::2]
+            self.mask = self.mask * 2 + 1

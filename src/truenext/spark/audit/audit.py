@@ -1,0 +1,165 @@
+"""How do the concerns make one audit?
+
+events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, stuck, starvation,
+   │                                                              latency, depth, positions
+   └──▶ redelivery
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from truenext.errors import ConfigurationError
+from truenext.spark.audit.blocks import blocks
+from truenext.spark.audit.depth import depth
+from truenext.spark.audit.gaps import gaps
+from truenext.spark.audit.latency import latency
+from truenext.spark.audit.loss import doubled, lost
+from truenext.spark.audit.ordering import ordering
+from truenext.spark.audit.positions import positions
+from truenext.spark.audit.redelivery import redelivery
+from truenext.spark.audit.runs import runs
+from truenext.spark.audit.starvation import starvation
+from truenext.spark.audit.stuck import stuck
+from truenext.spark.audit.sweep import sweep
+from truenext.spark.audit.timeline import commits, timeline
+from truenext.spark.verdict import Finding, Verdict
+
+STUCK_SECONDS = 10.0
+"""No dispatch for longer than this, with a message ready and a consumer free, is a finding."""
+
+Progress = Callable[[str, float], None]
+"""Is told of each step that is done, and of the seconds it took."""
+
+
+@dataclass(frozen=True)
+class Results:
+    tables: dict[str, DataFrame]
+    """`violations`, `lost`, `doubled`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`, `depth`, `positions`"""
+    verdict: Verdict
+    kept: tuple[DataFrame, ...]
+
+    def release(self) -> None:
+        """Give back what Spark keeps for the tables; they cannot be read cheaply afterwards."""
+        for each in self.kept:
+            each.unpersist()
+
+
+def audit(
+    events: DataFrame,
+    *,
+    since: datetime | None = None,
+    queue: str | None = None,
+    stuck_seconds: float = STUCK_SECONDS,
+    progress: Progress = lambda _step, _seconds: None,
+) -> Results:
+    """Prove from `events` (docs/history.md) whether docs/contract.md held.
+
+    `since` leaves out what happened before, `queue` all other queues. Raises: ConfigurationError if nothing is left.
+    """
+    with _told(progress, "runs and gaps"):
+        if since is not None:
+            # Time may have been set back; the order is that of `event`.
+            first = events.where(F.col("at") >= F.lit(since)).agg(F.min("event")).collect()[0][0]
+            events = events.where(F.col("event") >= F.lit(first))
+        block_table = events.transform(blocks).persist()
+        run_table = block_table.transform(runs).persist()
+        gap_table = events.transform(gaps, block_table).persist()
+        run_rows = run_table.collect()
+        missing = gap_table.agg(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0))).collect()[0]
+        if not run_rows:
+            raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
+    of_queues = events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull())
+    with _told(progress, "order, loss and time, event by event"):
+        commit_table = events.transform(commits).persist()
+        outcomes = (
+            of_queues.transform(timeline, run_table, gap_table, commit_table).transform(sweep, stuck_seconds).persist()
+        )
+        counts = (
+            outcomes.where(F.col("row") == "finding")
+            .groupBy("kind")
+            .agg(F.count("*").alias("findings"), F.sum("count").alias("messages"), F.max("duration").alias("duration"))
+            .collect()
+        )
+    with _told(progress, "the queues' tables"):
+        tables = {
+            "violations": outcomes.transform(ordering),
+            "lost": outcomes.transform(lost),
+            "doubled": outcomes.transform(doubled),
+            "stuck": outcomes.transform(stuck),
+            "gaps": gap_table,
+            "starvation": outcomes.transform(starvation).persist(),
+            "redelivery": of_queues.where("queue is not null").transform(redelivery).persist(),
+            "latency": outcomes.transform(latency).persist(),
+            "depth": outcomes.transform(depth),
+            "positions": outcomes.transform(positions).persist(),
+        }
+        for name in ("starvation", "redelivery", "latency", "positions"):
+            tables[name].count()
+    last = max(row["last_event"] for row in run_rows)
+    first_event = min(row["first_event"] for row in run_rows)
+    verdict = Verdict(
+        findings=_findings({row["kind"]: row for row in counts}, stuck_seconds),
+        notes=_notes(run_rows, first_event, missing[0]),
+        events=last - first_event + 1 - missing[1],
+    )
+    kept = (
+        block_table,
+        run_table,
+        gap_table,
+        commit_table,
+        outcomes,
+        *(tables[name] for name in ("starvation", "redelivery", "latency", "positions")),
+    )
+    return Results(tables, verdict, kept)
+
+
+def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ...]:
+    def number(kind: str, of: str = "messages") -> int:
+        return int(counts[kind][of]) if kind in counts else 0
+
+    longest = number("stuck", "duration") / 1e6
+    sentences = {
+        "inversion": "{:,} dispatches overtook a ready message of higher priority",
+        "order": "{:,} dispatches overtook a message of the same priority that had arrived earlier",
+        "premature": "{:,} dispatches were of messages that were not visible yet",
+        "lost": "{:,} messages were lost: they should have been there and were not",
+        "doubled": "{:,} dispatches were of messages that another consumer held, or that were gone already",
+        "resurrected": "{:,} messages more were recovered than can have been there",
+        "stuck": f"{{:,}} times messages waited for more than {stuck_seconds:g} s although a consumer could have "
+        f"taken them; the longest was {longest:,.1f} s",
+    }
+    found = []
+    for kind, sentence in sentences.items():
+        count = number(kind, "findings" if kind == "stuck" else "messages")
+        if count:
+            found.append(Finding(kind, count, sentence.format(count) + "."))
+    return tuple(found)
+
+
+def _notes(run_rows: list[Row], first_event: int, gap_count: int) -> tuple[str, ...]:
+    notes = []
+    if first_event > 1:
+        notes.append(f"The history begins with event {first_event:,}; messages that are older were not judged.")
+    numbers = {row["run"] for row in run_rows}
+    absent = max(numbers) - min(numbers) + 1 - len(numbers)
+    if absent:
+        notes.append(f"{absent:,} runs of the broker left no history; what waited then was not judged.")
+    if gap_count:
+        gaps_left = "A crash left a gap" if gap_count == 1 else f"Crashes left {gap_count:,} gaps"
+        notes.append(f"{gaps_left} in the history; what it hides was not judged.")
+    return tuple(notes)
+
+
+@contextmanager
+def _told(progress: Progress, step: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    progress(step, time.monotonic() - began)

@@ -1,0 +1,88 @@
+"""What one audit does from its start to its end, for `truenext audit` and for spark-submit."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas
+from pyspark.sql import DataFrame, SparkSession
+
+from truenext.spark.audit.audit import STUCK_SECONDS, Results, audit
+from truenext.spark.report import Run, write_comparison
+from truenext.spark.schema import read_events
+from truenext.spark.session import start
+from truenext.spark.verdict import Verdict
+
+PAGE = "report.html"
+
+SHOWN_ROWS_MAX = 200_000
+"""Rows of a table that are looked at for the page; the Parquet files have all."""
+
+
+def run(
+    folders: Sequence[Path | str],
+    *,
+    master: str | None = None,
+    since: datetime | None = None,
+    queue: str | None = None,
+    stuck_seconds: float = STUCK_SECONDS,
+    out: Path | None = None,
+) -> list[Verdict]:
+    """Audit each of `folders`, print progress and verdicts, write the tables below `out`, and one page of all.
+
+    `since` without a zone is UTC. Raises: ConfigurationError, HistoryError
+    """
+    if since is not None and since.tzinfo is None:
+        since = since.replace(tzinfo=UTC)
+    with _told("Spark started"):
+        spark = start(master)
+    audited = []
+    for folder in folders:
+        name = str(folder).rstrip("/").rpartition("/")[2]
+        if len(folders) > 1:
+            print(f"{name}:", file=sys.stderr, flush=True)
+        with _all_events(spark, folder) as events:
+            results = audit(events, since=since, queue=queue, stuck_seconds=stuck_seconds, progress=_tell)
+            if out is not None:
+                with _told("tables"):
+                    audited.append(Run(name, write(results, out / name if len(folders) > 1 else out), results.verdict))
+            else:
+                audited.append(Run(name, {}, results.verdict))
+            results.release()
+    for each in audited:
+        print(f"{each.name}: {each.verdict}" if len(folders) > 1 else each.verdict, flush=True)
+    if out is not None:
+        with _told("page"):
+            write_comparison(audited, out / PAGE, title=" and ".join(f"{folder}" for folder in folders))
+        print(f"The page: {out / PAGE}", flush=True)
+    return [each.verdict for each in audited]
+
+
+def write(results: Results, out: Path) -> dict[str, pandas.DataFrame]:
+    """Write each table as a folder of Parquet files; the beginning of each, for the page."""
+    for name, table in results.tables.items():
+        table.write.mode("overwrite").parquet(str(out.resolve() / name))
+    return {name: table.limit(SHOWN_ROWS_MAX).toPandas() for name, table in results.tables.items()}
+
+
+@contextmanager
+def _all_events(spark: SparkSession, folder: Path | str) -> Iterator[DataFrame]:
+    """What is Parquet, and what a broker has not made Parquet yet."""
+    with tempfile.TemporaryDirectory(prefix="truenext-audit-") as scratch:
+        yield read_events(spark, folder, Path(scratch))
+
+
+def _tell(step: str, seconds: float) -> None:
+    """On stderr, as it is for people only."""
+    print(f"{seconds:6.1f} s  {step}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _told(step: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    _tell(step, time.monotonic() - began)

@@ -1,0 +1,33 @@
+"""Which messages were lost, and which were given out twice?"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+
+def lost(outcomes: DataFrame) -> DataFrame:
+    """One row per observation: `count` messages, `detail` by what it was seen (`found empty`, `not recovered`).
+
+    `sequence` is the first message that it can be; `persistent` null if it may be either.
+    """
+    return _found(outcomes, F.col("kind") == "lost", "sequence", "priority", "persistent", "count", "detail")
+
+
+def doubled(outcomes: DataFrame) -> DataFrame:
+    """Dispatched although held or gone; and `resurrected`: more messages recovered than there can be."""
+    return _found(
+        outcomes,
+        F.col("kind").isin("doubled", "resurrected"),
+        "kind",
+        F.when(F.col("sequence") >= 0, F.col("sequence")).alias("sequence"),
+        F.when(F.col("consumer") >= 0, F.col("consumer")).alias("consumer"),
+        "count",
+        "detail",
+    )
+
+
+def _found(outcomes: DataFrame, which: Column, *columns: str | Column) -> DataFrame:
+    return (
+        outcomes.where(F.col("row") == "finding")
+        .where(which)
+        .select("queue", "event", F.timestamp_micros("at").alias("at"), *columns)
+    )

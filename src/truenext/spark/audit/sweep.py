@@ -1,0 +1,236 @@
+"""How do the events of a partition go through the accounts of its queues, and what comes out as rows?"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
+
+from truenext.spark.audit.account import Account, Code, Finding, Gone, Message
+
+OUTCOMES = StructType(
+    [
+        StructField("row", StringType()),
+        StructField("queue", StringType()),
+        StructField("kind", StringType()),
+        StructField("event", LongType()),
+        StructField("at", LongType()),
+        StructField("sequence", LongType()),
+        StructField("priority", LongType()),
+        StructField("persistent", BooleanType()),
+        StructField("consumer", LongType()),
+        StructField("overtaken_sequence", LongType()),
+        StructField("overtaken_priority", LongType()),
+        StructField("count", LongType()),
+        StructField("duration", LongType()),
+        StructField("detail", StringType()),
+        StructField("arrival", LongType()),
+        StructField("delivery", LongType()),
+        StructField("wait", LongType()),
+        StructField("hold", LongType()),
+        StructField("deliveries", LongType()),
+        StructField("attempts", LongType()),
+        StructField("waiting", LongType()),
+        StructField("held", LongType()),
+    ]
+)
+"""Three sorts of row in one, told apart by `row`: `message` (one per message, what became of it; `kind` is how it
+ended), `finding` (what the contract does not allow), `depth` (messages waiting and held at an event). Times are
+microseconds."""
+
+TYPES: dict[DataType, pa.DataType] = {BooleanType(): pa.bool_(), LongType(): pa.int64(), StringType(): pa.string()}
+FLUSH_AT = 50_000
+"""Rows gathered before they leave for Spark."""
+
+
+def sweep(timeline: DataFrame, stuck_seconds: float) -> DataFrame:
+    """`OUTCOMES` of a `timeline`."""
+    # mapInArrow keeps partitions whole: all of a queue passes through one call, in order.
+    return timeline.mapInArrow(partial(sweep_batches, stuck_limit=int(stuck_seconds * 1e6)), OUTCOMES)
+
+
+def sweep_batches(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
+    # Nothing here makes cycles, and the collector would look at all that waits again and again.
+    gc.disable()
+    try:
+        yield from _sweep(batches, stuck_limit)
+    finally:
+        gc.enable()
+
+
+def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
+    gone = Gone()
+    accounts: dict[str, Account] = {}
+    for batch in batches:
+        names = batch.column(0).dictionary_encode()
+        of_batch = []
+        for name in names.dictionary.to_pylist():
+            if name not in accounts:
+                accounts[name] = Account(gone, stuck_limit)
+            of_batch.append(accounts[name])
+        indices = names.indices.to_numpy(zero_copy_only=False).tolist()
+        rest = [column.to_numpy(zero_copy_only=False).tolist() for column in batch.columns[1:]]
+        _enter([of_batch[index] for index in indices], *rest)
+        for name in names.dictionary.to_pylist():
+            if len(accounts[name].ended) + len(accounts[name].findings) > FLUSH_AT:
+                yield from _leave(name, accounts[name])
+    for name, account in accounts.items():
+        yield from _leave(name, account)
+        yield from _table(
+            "depth",
+            {
+                "queue": [name] * len(account.points),
+                **_columns(("event", "at", "waiting", "held"), account.points),
+            },
+        )
+
+
+def _enter(
+    accounts: list[Account],
+    events: list[int],
+    ats: list[int],
+    codes: list[int],
+    sequences: list[int],
+    consumers: list[int],
+    numbers: list[int],
+    persistents: list[bool],
+    visible_events: list[int],
+    visible_ats: list[int],
+) -> None:
+    """One call per event and no lookup by kind: this loop is what an audit takes its time for."""
+    accepted, dispatched, acknowledged, returned, recovered, last_of_events = map(
+        int, (Code.ACCEPTED, Code.DISPATCHED, Code.ACKNOWLEDGED, Code.RETURNED, Code.RECOVERED, Code.DRAINED)
+    )
+    for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at in zip(
+        accounts,
+        events,
+        ats,
+        codes,
+        sequences,
+        consumers,
+        numbers,
+        persistents,
+        visible_events,
+        visible_ats,
+        strict=True,
+    ):
+        if account.committing:
+            account.become_visible(event)
+        if account.expected is not None and code != recovered and code <= last_of_events:
+            account.settle_recovered(at)
+        if code == accepted:
+            account.accepted(event, at, sequence, number, persistent, visible_event, visible_at)
+        elif code == dispatched:
+            account.dispatched(event, at, sequence, consumer)
+        elif code == acknowledged:
+            account.end(event, at, sequence, Code.ACKNOWLEDGED)
+        elif code == returned:
+            account.returned(event, at, sequence, number)
+        else:
+            _enter_rare(account, event, at, code, sequence, consumer, number, visible_at)
+            if code > last_of_events:
+                continue
+        account.tick += 1
+        if not account.tick & account.mask:
+            account.mark_depth(event, at)
+
+
+def _enter_rare(
+    account: Account, event: int, at: int, code: int, sequence: int, consumer: int, number: int, visible_at: int
+) -> None:
+    match code:
+        case Code.EXPIRED | Code.DEAD_LETTERED:
+            account.end(event, at, sequence, Code(code))
+        case Code.SUBSCRIBED:
+            account.subscribed(event, at, consumer, number)
+        case Code.UNSUBSCRIBED:
+            account.unsubscribed(event, at, consumer)
+        case Code.RECOVERED:
+            account.recovered(event, at, number)
+        case Code.DRAINED:
+            account.drained(event, at)
+        case Code.STARTED:
+            account.started(event, at, number, visible_at)
+        case Code.GAP:
+            account.gap()
+        case Code.ENDED:
+            account.finish(event, at)
+
+
+def _leave(queue: str, account: Account) -> Iterator[pa.RecordBatch]:
+    """What the account has found and ended so far."""
+    ended, account.ended = account.ended, []
+    findings, account.findings = account.findings, []
+    for start in range(0, len(ended), FLUSH_AT):
+        some = ended[start : start + FLUSH_AT]
+        yield from _table(
+            "message",
+            {
+                "queue": [queue] * len(some),
+                **_attributes(_MESSAGE, some),
+            },
+        )
+    for start in range(0, len(findings), FLUSH_AT):
+        several = findings[start : start + FLUSH_AT]
+        yield from _table("finding", {"queue": [queue] * len(several), **_attributes(_FINDING, several)})
+
+
+_MESSAGE = {
+    "kind": "how",
+    "wait": "wait",
+    "hold": "hold",
+    "sequence": "sequence",
+    "priority": "priority",
+    "persistent": "is_persistent",
+    "arrival": "arrival",
+    "delivery": "delivery",
+    "deliveries": "deliveries",
+    "attempts": "attempts",
+}
+_FINDING = {
+    name: name
+    for name in (
+        "kind",
+        "event",
+        "at",
+        "sequence",
+        "priority",
+        "persistent",
+        "consumer",
+        "overtaken_sequence",
+        "overtaken_priority",
+        "count",
+        "duration",
+        "detail",
+    )
+}
+
+
+def _attributes(names: dict[str, str], things: list[Message] | list[Finding]) -> dict[str, list[Any]]:
+    return {column: list(map(attrgetter(name), things)) for column, name in names.items()}
+
+
+def _columns(names: tuple[str, ...], rows: Sequence[tuple[int, ...]]) -> dict[str, list[Any]]:
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+def _table(row: str, columns: dict[str, list[Any]]) -> Iterator[pa.RecordBatch]:
+    length = len(columns["queue"])
+    if not length:
+        return
+    arrays = []
+    for field in OUTCOMES.fields:
+        kind = TYPES[field.dataType]
+        if field.name == "row":
+            arrays.append(pa.repeat(pa.scalar(row, kind), length))
+        elif field.name in columns:
+            arrays.append(pa.array(columns[field.name], kind))
+        else:
+            arrays.append(pa.nulls(length, kind))
+    yield pa.RecordBatch.from_arrays(arrays, names=OUTCOMES.names)

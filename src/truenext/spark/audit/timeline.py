@@ -1,0 +1,191 @@
+"""What happened in each queue, in order, with all that a sweep over one queue must know?
+
+`committed` and `started` belong to no queue: each message gets the event that made it visible, and each queue a row per
+start, gap and end of the history.
+"""
+
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from truenext.spark.audit.account import AUTO_WINDOW, NEVER, Code, Start
+
+COLUMNS = (
+    "queue",
+    "event",
+    "at",
+    "code",
+    "sequence",
+    "consumer",
+    "number",
+    "persistent",
+    "visible_event",
+    "visible_at",
+)
+CODES = {
+    "accepted": Code.ACCEPTED,
+    "dispatched": Code.DISPATCHED,
+    "acknowledged": Code.ACKNOWLEDGED,
+    "returned": Code.RETURNED,
+    "expired": Code.EXPIRED,
+    "dead-lettered": Code.DEAD_LETTERED,
+    "subscribed": Code.SUBSCRIBED,
+    "unsubscribed": Code.UNSUBSCRIBED,
+    "recovered": Code.RECOVERED,
+    "drained": Code.DRAINED,
+}
+
+
+def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:
+    """`COLUMNS`, without nulls: all rows of a queue in one partition, each partition in order of `event`.
+
+    `number` is the priority of an `accepted`, the window of a `subscribed`, the `count` of a `recovered`, the
+    `attempts` of a `returned`, the flags of a start, else 0; times are microseconds.
+    """
+    own = events.where("queue is not null")
+    marks = _marks(runs, gaps).crossJoin(F.broadcast(own.select("queue").distinct()))
+    return (
+        own.transform(_with_visibility, events, runs, commits)
+        .select(*COLUMNS)
+        .unionByName(marks.select(*COLUMNS))
+        .repartition(_partitions(events), "queue")
+        # Not by queue as well: one number sorts several times faster, and the sweep tells the queues apart.
+        .sortWithinPartitions("event")
+    )
+
+
+def _partitions(events: DataFrame) -> int:
+    """Named, since Spark would otherwise join small partitions and leave cores idle."""
+    return int(events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 8)
+
+
+def commits(events: DataFrame) -> DataFrame:
+    """`run`, `batch`, `visible_event`, `visible_at`: for every batch the first event that says it is durable."""
+    earlier = Window.partitionBy("run").orderBy("event").rowsBetween(Window.unboundedPreceding, -1)
+    return (
+        events.where("kind = 'committed'")
+        .withColumn("after", F.coalesce(F.max("batch").over(earlier), F.lit(0)))
+        .where("batch > after")
+        .select(
+            "run",
+            F.explode(F.sequence(F.col("after") + 1, F.col("batch"))).alias("batch"),
+            F.col("event").alias("visible_event"),
+            F.unix_micros("at").alias("visible_at"),
+        )
+    )
+
+
+def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
+    """Batches are few beside messages, so what is known of them goes to every core."""
+    in_batch = F.col("kind").eqNullSafe("accepted") & (F.col("batch") > 0)
+    joined = (
+        own.withColumn("batch", F.when(in_batch, F.col("batch")))
+        .join(F.broadcast(commits), ["run", "batch"], "left")
+        .join(F.broadcast(proven(events, runs, commits)), "sequence", "left")
+    )
+    is_at_once = (F.col("kind") == "accepted") & F.col("batch").isNull()
+    at = F.unix_micros("at")
+    number: Column = (
+        F.when(F.col("kind") == "accepted", F.col("priority"))
+        .when(F.col("kind") == "subscribed", F.coalesce("window", F.lit(AUTO_WINDOW)))
+        .when(F.col("kind") == "returned", F.col("attempts"))
+        .otherwise(F.col("count"))
+    )
+    return joined.select(
+        "queue",
+        "event",
+        at.alias("at"),
+        _code().alias("code"),
+        F.coalesce("sequence", F.lit(-1)).alias("sequence"),
+        F.coalesce("consumer", F.lit(-1)).alias("consumer"),
+        F.coalesce(number, F.lit(0)).cast("bigint").alias("number"),
+        F.coalesce("persistent", F.lit(False)).alias("persistent"),
+        F.when(is_at_once, F.col("event"))
+        .otherwise(F.coalesce("visible_event", "proven_event", F.lit(NEVER)))
+        .alias("visible_event"),
+        F.when(is_at_once, at).otherwise(F.coalesce("visible_at", "proven_at", F.lit(0))).alias("visible_at"),
+    ).where("code is not null")
+
+
+def _code() -> Column:
+    return reduce(
+        lambda chain, each: chain.when(F.col("kind") == each[0], F.lit(int(each[1])).cast("tinyint")),
+        list(CODES.items())[1:],
+        F.when(F.col("kind") == "accepted", F.lit(int(Code.ACCEPTED)).cast("tinyint")),
+    )
+
+
+def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
+    """`sequence`, `proven_event`, `proven_at`: messages whose commit the history lacks, but which a later run mentions.
+
+    They were recovered, so the start made them visible. Those never mentioned again may not have been durable.
+    """
+    last = commits.groupBy("run").agg(F.max("batch").alias("last_batch"))
+    open_runs = (
+        runs.where("next_event is not null")
+        .join(last, "run", "left")
+        .select("run", "next_event", "next_at", "last_batch")
+    )
+    uncertain = (
+        events.where("kind = 'accepted' and batch > 0")
+        .join(F.broadcast(open_runs), "run")
+        .where("last_batch is null or batch > last_batch")
+        .select("sequence", F.col("next_event").alias("proven_event"), F.col("next_at").alias("proven_at"))
+    )
+    return (
+        events.where("sequence is not null and kind <> 'accepted'")
+        .select("event", "sequence")
+        .join(F.broadcast(uncertain), "sequence")
+        .where("event > proven_event")
+        .select("sequence", "proven_event", "proven_at")
+        .distinct()
+    )
+
+
+def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
+    """Starts, gaps and the end, which concern every queue."""
+    nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER}
+    # Nothing that could still be in a queue is unknown if the history is there from its first event on.
+    whole = runs.agg(
+        (F.min("first_event") == 1).alias("from_first"),
+        (F.max("run") - F.min("run") + 1 == F.count("*")).alias("every_run"),
+    )
+    flags = (
+        F.when(F.col("is_clean"), F.lit(int(Start.CLEAN))).otherwise(F.lit(0))
+        + F.when(F.col("previous_run") == F.col("run") - 1, F.lit(int(Start.CONTINUED))).otherwise(F.lit(0))
+        + F.when(F.col("goes_on"), F.lit(int(Start.GOES_ON))).otherwise(F.lit(0))
+        + F.when(F.col("from_first") & F.col("every_run"), F.lit(int(Start.WHOLE))).otherwise(F.lit(0))
+    )
+    starts = (
+        runs.where("started_event is not null")
+        .crossJoin(F.broadcast(whole))
+        .select(
+            F.col("started_event").alias("event"),
+            F.col("started_at").alias("at"),
+            F.lit(int(Code.STARTED)).alias("code"),
+            flags.alias("number"),
+            # When the run before was last heard of.
+            F.coalesce("previous_at", F.lit(0)).alias("visible_at"),
+        )
+    )
+    missing = gaps.select(
+        F.col("first_missing").alias("event"),
+        F.lit(0).alias("at"),
+        F.lit(int(Code.GAP)).alias("code"),
+        F.lit(0).alias("number"),
+        F.lit(0).alias("visible_at"),
+    )
+    end = runs.agg(
+        (F.max("last_event") + 1).alias("event"),
+        F.max_by("last_at", "last_event").alias("at"),
+        F.lit(int(Code.ENDED)).alias("code"),
+        F.lit(0).alias("number"),
+        F.lit(0).alias("visible_at"),
+    )
+    marks = starts.unionByName(missing).unionByName(end)
+    return marks.select(
+        *(F.col(name).cast("bigint").alias(name) for name in ("event", "at", "number", "visible_at")),
+        F.col("code").cast("tinyint").alias("code"),
+        *(F.lit(value).cast("boolean" if value is False else "bigint").alias(name) for name, value in nothing.items()),
+    )

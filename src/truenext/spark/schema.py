@@ -1,0 +1,81 @@
+"""How does the history look to Spark? The columns of docs/history.md."""
+
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BooleanType,
+    ByteType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from truenext.errors import ConfigurationError
+from truenext.history.export import EVENTS as EVENTS_FOLDER
+from truenext.history.export import export_all
+from truenext.history.files import history_files
+
+EVENTS = StructType(
+    [
+        StructField("event", LongType(), nullable=False),
+        StructField("run", IntegerType(), nullable=False),
+        StructField("at", TimestampType(), nullable=False),
+        StructField("kind", StringType(), nullable=False),
+        StructField("queue", StringType()),
+        StructField("sequence", LongType()),
+        StructField("priority", ByteType()),
+        StructField("persistent", BooleanType()),
+        StructField("size", IntegerType()),
+        StructField("batch", LongType()),
+        StructField("consumer", LongType()),
+        StructField("deliveries", IntegerType()),
+        StructField("attempts", IntegerType()),
+        StructField("reason", StringType()),
+        StructField("mode", StringType()),
+        StructField("window", IntegerType()),
+        StructField("target_queue", StringType()),
+        StructField("target_sequence", LongType()),
+        StructField("count", LongType()),
+        StructField("date", DateType()),
+    ]
+)
+
+
+def read_events(spark: SparkSession, folder: Path | str, scratch: Path) -> DataFrame:
+    """All events below `folder`, those included that its broker has not made Parquet yet, for which `scratch` is used;
+    an address with a scheme (s3a://, hdfs://) is read as it is.
+
+    Raises: ConfigurationError, HistoryError, OSError
+    """
+    if isinstance(folder, str) and "://" in folder:
+        return spark.read.schema(EVENTS).parquet(folder)
+    # Files are named one by one, so that none that the broker exports meanwhile is read twice; Spark then knows nothing
+    # of the folders that say the date.
+    files = spark.read.schema(EVENTS).parquet(*map(str, event_files(Path(folder), scratch)))
+    return files.withColumn("date", F.to_date("at"))
+
+
+def event_files(folder: Path, scratch: Path) -> list[Path]:
+    """The Parquet files that together have every event below `folder` once.
+
+    Raises: ConfigurationError if there are none, HistoryError, OSError
+    """
+    folder = folder.resolve()
+    for history in (folder / "history", folder):
+        if history_files(history) or (history / EVENTS_FOLDER).is_dir():
+            files = export_all(history, scratch)
+            if files:
+                return files
+    files = sorted(folder.glob("**/*.parquet"))
+    if not files:
+        raise ConfigurationError(
+            f"no history in {folder}: neither that nor {folder / 'history'} has *.history or Parquet files. The broker "
+            "writes them unless it runs with --no-history"
+        )
+    return files

@@ -1,0 +1,27 @@
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from truenext.spark.schema import EVENTS
+from truenext.spark.session import start
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    session = start()
+    session.conf.set("spark.sql.shuffle.partitions", "2")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def frame(spark: SparkSession) -> Callable[[list[dict[str, Any]]], DataFrame]:
+    def make(events: list[dict[str, Any]]) -> DataFrame:
+        rows = [tuple(each[name] for name in EVENTS.names) for each in events]
+        return spark.createDataFrame(rows, EVENTS)
+
+    return make

@@ -1,0 +1,197 @@
+"""Random histories, with every fault that an audit looks for planted in some of them."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from truenext.spark.schema import EVENTS
+
+Event = dict[str, Any]
+
+COLUMNS = tuple(EVENTS.names)
+EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+class RandomHistory:
+    """A broker that mostly does what it should, and writes down what it did."""
+
+    def __init__(self, seed: int, steps: int, queues: tuple[str, ...] = ("a", "b"), faults: float = 0.15) -> None:
+        self.random = random.Random(seed)
+        self.faults = faults
+        self.queues = queues
+        self.now = EPOCH
+        self.run = 0
+        self.number = 0
+        self.sequence = self.random.choice([0, 65_530])
+        self.events: list[Event] = []
+        self.present: dict[str, dict[int, Event]] = {queue: {} for queue in queues}
+        self.visible: set[int] = set()
+        self.holders: dict[int, int] = {}
+        self.dead: dict[str, list[int]] = {queue: [] for queue in queues}
+        self.consumers: dict[str, dict[int, int | None]] = {queue: {} for queue in queues}
+        self.batch = 1
+        self.committed = 0
+        self.next_consumer = 0
+        self.start("clean")
+        for _ in range(steps):
+            self.step()
+        self.spoil()
+
+    def chance(self, share: float) -> bool:
+        return self.random.random() < share
+
+    def add(self, kind: str, **columns: Any) -> Event:
+        self.number += 1
+        self.now += timedelta(seconds=self.random.choice([0.001] * 20 + [3, 12]))
+        event = dict.fromkeys(COLUMNS) | {
+            "event": self.number,
+            "run": self.run,
+            "at": self.now,
+            "kind": kind,
+            "date": self.now.date(),
+        }
+        self.events.append(event | columns)
+        return self.events[-1]
+
+    def start(self, how: str) -> None:
+        self.run += 2 if self.run and self.chance(0.1) else 1
+        self.add("started", reason=how)
+        self.consumers = {queue: {} for queue in self.queues}
+        self.holders.clear()
+        for queue, messages in self.present.items():
+            for sequence, message in list(messages.items()):
+                is_durable = sequence in self.visible or (message["persistent"] and self.chance(0.5))
+                if (how == "unclean" and not message["persistent"]) or not is_durable:
+                    del messages[sequence]
+                else:
+                    self.visible.add(sequence)
+            count = len(messages)
+            if self.chance(self.faults):
+                count = max(0, count + self.random.choice([-2, -1, 1, 3]))
+            if count:
+                self.add("recovered", queue=queue, count=count)
+        self.batch, self.committed = 1, 0
+
+    def step(self) -> None:
+        queue = self.random.choice(self.queues)
+        action = self.random.choices(
+            [self.accept, self.commit, self.subscribe, self.unsubscribe, self.dispatch, self.finish, self.drain],
+            [28, 10, 3, 1, 32, 24, 2],
+        )[0]
+        action(queue)
+        if self.chance(0.02):
+            self.start(self.random.choice(["clean", "unclean"]))
+
+    def accept(self, queue: str) -> None:
+        self.sequence += self.random.choice([1, 1, 1, 5])
+        persistent = self.chance(0.6)
+        in_batch = persistent or self.chance(0.1)
+        message = self.add(
+            "accepted",
+            queue=queue,
+            sequence=self.sequence,
+            priority=self.random.choice([9, 4, 4, 0]),
+            persistent=persistent,
+            size=10,
+            batch=self.batch if in_batch else 0,
+        )
+        self.present[queue][self.sequence] = message
+        if not in_batch:
+            self.visible.add(self.sequence)
+        if self.chance(0.3):
+            self.batch += 1
+
+    def commit(self, _queue: str) -> None:
+        upto = self.random.randint(self.committed, self.batch)
+        if upto == self.committed:
+            return
+        self.committed = upto
+        self.batch = max(self.batch, upto + 1)
+        self.add("committed", batch=upto)
+        for messages in self.present.values():
+            for sequence, message in messages.items():
+                if message["run"] == self.run and message["batch"] <= upto:
+                    self.visible.add(sequence)
+
+    def subscribe(self, queue: str) -> None:
+        self.next_consumer += 1
+        window = self.random.choice([None, 1, 2, 5])
+        self.consumers[queue][self.next_consumer] = window
+        mode = "auto" if window is None else "client-individual"
+        self.add("subscribed", queue=queue, consumer=self.next_consumer, mode=mode, window=window)
+
+    def unsubscribe(self, queue: str) -> None:
+        if not self.consumers[queue]:
+            return
+        consumer = self.random.choice(list(self.consumers[queue]))
+        del self.consumers[queue][consumer]
+        self.add("unsubscribed", queue=queue, consumer=consumer, mode="client", window=1)
+        for sequence in [each for each, holder in self.holders.items() if holder == consumer]:
+            del self.holders[sequence]
+            self.add("returned", queue=queue, sequence=sequence, consumer=consumer, attempts=0, reason="released")
+
+    def dispatch(self, queue: str) -> None:
+        if not self.consumers[queue] and not self.chance(self.faults):
+            return
+        messages = self.present[queue]
+        waiting = [each for each in messages if each not in self.holders]
+        ready = [
+            each
+            for each in waiting
+            if each in self.visible
+            and not any(
+                other < each and other not in self.visible and messages[other]["priority"] == messages[each]["priority"]
+                for other in waiting
+            )
+        ]
+        candidates = sorted(ready, key=lambda each: (9 - messages[each]["priority"], each))[:1]
+        if self.chance(self.faults):
+            candidates = self.random.choice([list(messages), self.dead[queue], waiting])
+        if not candidates:
+            return
+        sequence = self.random.choice(candidates)
+        consumer = self.random.choice([*self.consumers[queue], 0])
+        self.holders[sequence] = consumer
+        self.add("dispatched", queue=queue, sequence=sequence, consumer=consumer, deliveries=1)
+
+    def finish(self, queue: str) -> None:
+        held = [each for each in self.present[queue] if each in self.holders]
+        if self.chance(self.faults):
+            held = list(self.present[queue])
+        if not held:
+            return
+        sequence = self.random.choice(held)
+        consumer = self.holders.pop(sequence, 0)
+        kind = self.random.choices(["acknowledged", "returned", "expired", "dead-lettered"], [60, 30, 5, 5])[0]
+        extra: dict[str, Any] = {"consumer": consumer} if kind in ("acknowledged", "returned") else {}
+        if kind == "returned":
+            extra |= {"attempts": 1, "reason": self.random.choice(["refused", "aborted", "lost", "released"])}
+        if kind == "dead-lettered":
+            extra |= {"target_queue": "DLQ." + queue, "target_sequence": 10**9 + sequence}
+        self.add(kind, queue=queue, sequence=sequence, **extra)
+        if kind != "returned":
+            del self.present[queue][sequence]
+            self.dead[queue].append(sequence)
+
+    def drain(self, queue: str) -> None:
+        if self.chance(self.faults) or not self.present[queue]:
+            self.add("drained", queue=queue)
+
+    def spoil(self) -> None:
+        """Retention takes the beginning, a crash takes some of the rest."""
+        if self.chance(0.2):
+            del self.events[: self.random.randrange(len(self.events) // 2)]
+        for _ in range(self.random.choice([0, 0, 1, 2])):
+            begin = self.random.randrange(1, len(self.events))
+            for index in range(min(begin + self.random.randint(1, 4), len(self.events) - 1) - 1, begin - 1, -1):
+                # The account of what is durable is not lost, nor is that of a start.
+                if self.events[index]["kind"] not in (
+                    "accepted",
+                    "started",
+                    "acknowledged",
+                    "expired",
+                    "dead-lettered",
+                ):
+                    del self.events[index]

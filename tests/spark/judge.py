@@ -1,0 +1,317 @@
+"""What must an audit find in a history? Naive, by docs/contract.md and docs/history.md alone.
+
+Nothing is kept up to date: before each event the whole history up to it is read again, and every question is answered
+by looking at every message. Where the two pages leave a choice, the choice is named here:
+
+- An event number that is missing makes every message before it doubtful: neither evidence nor an offence, until a
+  `returned` puts it in its place or a start does (persistent ones: what ends them is as durable as they are).
+- A run that is missing makes everything before it unknown.
+- What was accepted, and whose commit the history lacks, is there after the next start only if it is mentioned again.
+- What was found lost may turn up again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Letter:
+    """A message as far as the history up to some event tells."""
+
+    sequence: int
+    priority: int | None
+    persistent: bool | None
+    visible: bool
+    where: str
+    """`waiting`, `held`, `doubtful`, `perhaps`, `gone`"""
+    holder: int | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        assert self.priority is not None
+        return (9 - self.priority, self.sequence)
+
+
+class Judge:
+    def __init__(self, events: list[Event], stuck_seconds: float) -> None:
+        self.events = sorted(events, key=lambda each: each["event"])
+        self.limit = stuck_seconds
+        self.found: Counter[tuple[str, str]] = Counter()
+        """(kind, queue): dispatches, messages or times"""
+        self.witnesses: set[tuple[str, str, int, int | None]] = set()
+        """(kind, queue, event, overtaken sequence)"""
+        self.runs = sorted({each["run"] for each in events})
+
+    def judge(self) -> Judge:
+        for queue in sorted({each["queue"] for each in self.events if each.get("queue")}):
+            self._judge_queue(queue)
+        return self
+
+    # What is visible when
+
+    def _visible_from(self, accepted: Event) -> int | None:
+        if not accepted["batch"]:
+            return int(accepted["event"])
+        for each in self.events:
+            if each["kind"] == "committed" and each["run"] == accepted["run"] and each["batch"] >= accepted["batch"]:
+                return int(each["event"])
+        for start in self.events:
+            if start["kind"] == "started" and start["run"] > accepted["run"]:
+                again = any(
+                    each.get("sequence") == accepted["sequence"] and each["kind"] != "accepted"
+                    for each in self.events
+                    if each["event"] > start["event"]
+                )
+                return int(start["event"]) if again else None
+        return None
+
+    # What stands where, before an event
+
+    def _letters(self, queue: str, before: int) -> dict[int, Letter]:
+        letters: dict[int, Letter] = {}
+        previous: int | None = None
+        for each in [*self.events, {"event": before, "kind": "now", "run": None}]:
+            number = each["event"]
+            if number > before:
+                break
+            if previous is not None and number - previous > 1:
+                for letter in letters.values():
+                    if letter.where in ("waiting", "held"):
+                        letter.where = "doubtful"
+            previous = number
+            for letter in letters.values():
+                seen = self.visible_from.get(letter.sequence)
+                letter.visible = seen is not None and (seen < number if number == before else seen <= number)
+            if number in self.lost_before:
+                self._all_perhaps(letters)
+            if number == before:
+                break
+            if each["kind"] == "started":
+                self._start(each, letters)
+            if each.get("queue") == queue:
+                self._step(each, letters)
+        return letters
+
+    def _start(self, start: Event, letters: dict[int, Letter]) -> None:
+        if start["run"] - 1 not in self.runs:
+            # Its older letters are unknown; what is gone stays gone.
+            for letter in list(letters.values()):
+                if letter.where != "gone":
+                    del letters[letter.sequence]
+            return
+        for letter in letters.values():
+            if letter.where == "gone":
+                continue
+            if letter.priority is None:
+                letter.where = "doubtful"
+            elif not letter.persistent and start["reason"] == "unclean":
+                letter.where = "gone"
+            elif not letter.visible:
+                letter.where = "perhaps"
+            elif letter.where in ("waiting", "held") or (letter.where == "doubtful" and letter.persistent):
+                letter.where = "waiting"
+
+    def _step(self, each: Event, letters: dict[int, Letter]) -> None:
+        kind, sequence = each["kind"], each.get("sequence")
+        letter = letters.get(sequence) if sequence is not None else None
+        if kind == "accepted":
+            seen = self.visible_from[each["sequence"]]
+            visible = seen is not None and seen <= each["event"]
+            letters[each["sequence"]] = Letter(
+                each["sequence"], each["priority"], each["persistent"], visible, "waiting"
+            )
+        elif kind == "dispatched":
+            if letter is None:
+                letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "held", each["consumer"])
+            elif letter.where != "gone":
+                letter.where, letter.holder = "held", each["consumer"]
+        elif kind in ("acknowledged", "expired", "dead-lettered"):
+            if letter is None:
+                letter = letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "gone")
+            letter.where = "gone"
+        elif kind == "returned":
+            if letter is not None and letter.where != "gone":
+                letter.where = "doubtful" if letter.priority is None else "waiting"
+        elif kind == "drained":
+            for each_letter in letters.values():
+                if each_letter.where == "waiting" and each_letter.visible:
+                    each_letter.where = "perhaps"
+        elif kind == "recovered" and each["event"] in self.lost_at:
+            self._all_perhaps(letters)
+
+    def _all_perhaps(self, letters: dict[int, Letter]) -> None:
+        for letter in letters.values():
+            if letter.where == "waiting":
+                letter.where = "perhaps"
+
+    @staticmethod
+    def ready(letters: dict[int, Letter]) -> list[Letter]:
+        """Section Ready: visible, held by nobody, and no earlier one of equal priority still being committed."""
+        waiting = [each for each in letters.values() if each.where == "waiting"]
+        return [
+            each
+            for each in waiting
+            if each.visible
+            and not any(
+                other.priority == each.priority and other.sequence < each.sequence and not other.visible
+                for other in waiting
+            )
+        ]
+
+    # What is wrong at an event
+
+    def _judge_queue(self, queue: str) -> None:
+        self.visible_from = {
+            each["sequence"]: self._visible_from(each) for each in self.events if each["kind"] == "accepted"
+        }
+        self.lost_at: set[int] = set()
+        self.lost_before: set[int] = set()
+        for each in self.events:
+            if each["kind"] == "started":
+                self._recovery(queue, each)
+            if each.get("queue") != queue:
+                continue
+            if each["kind"] == "dispatched":
+                self._dispatch(queue, each)
+            elif each["kind"] == "drained":
+                lost = [
+                    letter
+                    for letter in self._letters(queue, each["event"]).values()
+                    if letter.where == "waiting" and letter.visible
+                ]
+                self.found["lost", queue] += len(lost)
+        self._stuck(queue)
+        self.found = +self.found
+
+    def _dispatch(self, queue: str, each: Event) -> None:
+        letters = self._letters(queue, each["event"])
+        letter = letters.get(each["sequence"])
+        if letter is None:
+            return
+        if letter.where == "gone":
+            self._find("doubled", queue, each)
+            return
+        if letter.priority is not None:
+            ready = [other for other in self.ready(letters) if other is not letter]
+            above = [other for other in ready if other.priority is not None and other.priority > letter.priority]
+            equals = [
+                other
+                for other in letters.values()
+                if other.where == "waiting" and other.priority == letter.priority and other.sequence < letter.sequence
+            ]
+            if above:
+                self._find("inversion", queue, each, min(above, key=lambda other: other.key).sequence)
+            elif equals:
+                self._find("order", queue, each, min(equals, key=lambda other: other.key).sequence)
+        if letter.where == "held":
+            self._find("doubled", queue, each)
+        if letter.where == "waiting" and not letter.visible:
+            self._find("premature", queue, each)
+
+    def _find(self, kind: str, queue: str, each: Event, overtaken: int | None = None) -> None:
+        self.found[kind, queue] += 1
+        self.witnesses.add((kind, queue, each["event"], overtaken))
+
+    def _recovery(self, queue: str, start: Event) -> None:
+        if start["run"] - 1 not in self.runs:
+            return
+        after = [each for each in self.events if each["run"] == start["run"] and each["event"] > start["event"]]
+        own = [each for each in after if each.get("queue") == queue]
+        told = next((each for each in own if each["kind"] == "recovered"), None)
+        goes_on = any(each["kind"] != "recovered" for each in after)
+        # A gap may have swallowed the row, or what came between.
+        until = told or (own[0] if own else None)
+        last = until["event"] if until else max(each["event"] for each in self.events)
+        next_start = next(
+            (each["event"] for each in self.events if each["kind"] == "started" and each["event"] > start["event"]),
+            None,
+        )
+        if until is None and next_start is not None:
+            last = next_start
+        numbers = {each["event"] for each in self.events}
+        if any(number not in numbers for number in range(start["event"], last)):
+            return
+        if told is None and not goes_on:
+            return
+        letters = self._letters(queue, start["event"])
+        # `_letters` stops before the start.
+        self._start(start, self._seen(letters, start["event"]))
+        certain = [each for each in letters.values() if each.where == "waiting"]
+        perhaps = [each for each in letters.values() if each.where in ("doubtful", "perhaps")]
+        count = told["count"] if told else 0
+        if count < len(certain):
+            self.found["lost", queue] += len(certain) - count
+            if told:
+                self.lost_at.add(told["event"])
+            elif own or next_start is not None:
+                self.lost_before.add(last)
+        whole = self.events[0]["event"] == 1 and self.runs == list(range(self.runs[0], self.runs[-1] + 1))
+        if told and whole and count > len(certain) + len(perhaps):
+            self.found["resurrected", queue] += count - len(certain) - len(perhaps)
+
+    def _seen(self, letters: dict[int, Letter], number: int) -> dict[int, Letter]:
+        for letter in letters.values():
+            seen = self.visible_from.get(letter.sequence)
+            letter.visible = seen is not None and seen <= number
+        return letters
+
+    def _stuck(self, queue: str) -> None:
+        """Between two events nothing changes: one look after each event tells until the next one."""
+        since: float | None = None
+        numbers = [each["event"] for each in self.events]
+        for index, each in enumerate(self.events):
+            now = each["at"].timestamp()
+            is_gap = index > 0 and numbers[index] - numbers[index - 1] > 1
+            if is_gap:
+                since = None
+            if since is not None:
+                ended = each.get("queue") == queue and each["kind"] == "dispatched"
+                stop = now
+                if each["kind"] == "started":
+                    ended, stop = True, self.events[index - 1]["at"].timestamp()
+                if not ended and not self._could(queue, index):
+                    ended = True
+                if ended:
+                    self._report_stuck(queue, since, stop)
+                    since = None
+            if since is None and self._could(queue, index):
+                since = now
+        if since is not None:
+            self._report_stuck(queue, since, self.events[-1]["at"].timestamp())
+
+    def _report_stuck(self, queue: str, since: float, until: float) -> None:
+        if round(until - since, 6) > self.limit:
+            self.found["stuck", queue] += 1
+
+    def _could(self, queue: str, index: int) -> bool:
+        """After this event: is a message ready and a consumer free?"""
+        letters = self._letters_after(queue, index)
+        if not self.ready(letters):
+            return False
+        consumers: dict[int, int] = {}
+        previous = None
+        for earlier in self.events[: index + 1]:
+            if earlier["kind"] == "started" or (previous is not None and earlier["event"] - previous > 1):
+                consumers.clear()
+            previous = earlier["event"]
+            if earlier.get("queue") == queue and earlier["kind"] == "subscribed":
+                # `auto`: with something unsent its connection may have no room.
+                consumers[earlier["consumer"]] = 1 if earlier["window"] is None else earlier["window"]
+            if earlier.get("queue") == queue and earlier["kind"] == "unsubscribed":
+                consumers.pop(earlier["consumer"], None)
+        held = Counter(letter.holder for letter in letters.values() if letter.where == "held")
+        return any(held[consumer] < window for consumer, window in consumers.items())
+
+    def _letters_after(self, queue: str, index: int) -> dict[int, Letter]:
+        """Directly behind it: a number that is missing there says nothing yet."""
+        kept = self.events
+        self.events = kept[: index + 1]
+        try:
+            return self._letters(queue, kept[index]["event"] + 1)
+        finally:
+            self.events = kept

@@ -1,0 +1,119 @@
+"""The account of each queue, fed without Spark: for thousands of small histories in seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from truenext.spark.audit.account import AUTO_WINDOW, NEVER, Code, Start
+from truenext.spark.audit.sweep import sweep_batches
+from truenext.spark.audit.timeline import CODES, COLUMNS
+
+Event = dict[str, Any]
+
+
+def rows_of(events: list[Event]) -> list[dict[str, Any]]:
+    """What `timeline` makes of `events`, in plain Python."""
+    queues = sorted({each["queue"] for each in events if each["queue"]})
+    runs = sorted({each["run"] for each in events})
+    starts = {each["run"]: each for each in events if each["kind"] == "started"}
+    is_whole = events[0]["event"] == 1 and runs == list(range(runs[0], runs[-1] + 1))
+    rows = []
+
+    def row(event: int, code: Code, queue: str, **columns: Any) -> None:
+        empty = dict.fromkeys(COLUMNS, -1) | {
+            "number": 0,
+            "persistent": False,
+            "visible_event": NEVER,
+            "at": 0,
+            "visible_at": 0,
+        }
+        rows.append(empty | {"event": event, "code": int(code), "queue": queue} | columns)
+
+    def micros(each: Event) -> int:
+        at: datetime = each["at"]
+        return round(at.timestamp() * 1e6)
+
+    previous = None
+    for each in events:
+        if previous is not None and each["event"] - previous["event"] > 1:
+            for queue in queues:
+                row(previous["event"] + 1, Code.GAP, queue)
+        if each["kind"] == "started":
+            flags = int(Start.CLEAN) if each["reason"] == "clean" else 0
+            flags += int(Start.CONTINUED) if each["run"] - 1 in runs else 0
+            others = {other["kind"] for other in events if other["run"] == each["run"]} - {"started", "recovered"}
+            flags += (int(Start.GOES_ON) if others else 0) + (int(Start.WHOLE) if is_whole else 0)
+            for queue in queues:
+                row(
+                    each["event"],
+                    Code.STARTED,
+                    queue,
+                    at=micros(each),
+                    number=flags,
+                    visible_at=micros(previous) if previous else 0,
+                )
+        previous = each
+        if each["kind"] not in CODES:
+            continue
+        columns: dict[str, Any] = {"at": micros(each)}
+        columns["sequence"] = -1 if each["sequence"] is None else each["sequence"]
+        columns["consumer"] = -1 if each["consumer"] is None else each["consumer"]
+        if each["kind"] == "accepted":
+            by = next(
+                (
+                    o
+                    for o in events
+                    if o["kind"] == "committed" and o["run"] == each["run"] and o["batch"] >= each["batch"]
+                ),
+                None,
+            )
+            if not each["batch"]:
+                by = each
+            if by is None:
+                start = next((starts[run] for run in runs if run > each["run"] and run in starts), None)
+                if start and any(o["sequence"] == each["sequence"] and o["event"] > start["event"] for o in events):
+                    by = start
+            columns |= {"number": each["priority"], "persistent": each["persistent"]}
+            if by is not None:
+                columns |= {"visible_event": by["event"], "visible_at": micros(by)}
+        elif each["kind"] == "subscribed":
+            columns["number"] = AUTO_WINDOW if each["window"] is None else each["window"]
+        else:
+            columns["number"] = each["count"] or each["attempts"] or 0
+        row(each["event"], CODES[each["kind"]], each["queue"], **columns)
+    for queue in queues:
+        row(events[-1]["event"] + 1, Code.ENDED, queue, at=micros(events[-1]))
+    return rows
+
+
+def outcomes_of(events: list[Event], stuck_seconds: float) -> list[dict[str, Any]]:
+    rows = rows_of(events)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([each[name] for each in rows]) for name in COLUMNS], names=list(COLUMNS)
+    )
+    return [each for out in sweep_batches([batch], int(stuck_seconds * 1e6)) for each in out.to_pylist()]
+
+
+def counted(findings: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
+    """By kind and queue; `stuck` counts times, all else messages."""
+    total: Counter[tuple[str, str]] = Counter()
+    for each in findings:
+        total[each["kind"], each["queue"]] += 1 if each["kind"] == "stuck" else each["count"]
+    return total
+
+
+def witnessed(findings: list[dict[str, Any]]) -> set[tuple[str, str, int, int | None]]:
+    return {
+        (
+            each["kind"],
+            each["queue"],
+            each["event"],
+            each["overtaken_sequence"] if each["overtaken_sequence"] >= 0 else None,
+        )
+        for each in findings
+        if each["kind"] in ("inversion", "order", "premature", "doubled")
+    }

@@ -1,0 +1,106 @@
+"""Does the account of a queue find what a naive judge finds, no more and no less?
+
+TRUENEXT_EXAMPLES=5000 pytest tests/spark/test_account.py       longer
+TRUENEXT_SEED=7 pytest tests/spark/test_account.py              the same histories again
+"""
+
+import os
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.spark.histories import RandomHistory
+from tests.spark.judge import Judge
+from tests.spark.plain import counted, outcomes_of, witnessed
+from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
+from truenext.spark.audit import account
+from truenext.spark.audit.account import POINTS_MAX, Account, Gone
+
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
+STUCK_SECONDS = 10.0
+
+
+def disagreement(seed: int) -> str | None:
+    """What audit and judge say differently of one history."""
+    history = RandomHistory(seed, 40 + seed % 60, faults=(0.1, 0.3)[seed % 2]).events
+    judge = Judge(history, STUCK_SECONDS).judge()
+    findings = [each for each in outcomes_of(history, STUCK_SECONDS) if each["row"] == "finding"]
+    if counted(findings) == judge.found and witnessed(findings) == judge.witnesses:
+        return None
+    return f"seed {seed}: audit {counted(findings)}, judge {judge.found}, {witnessed(findings) ^ judge.witnesses}"
+
+
+@pytest.mark.timeout(120 + EXAMPLES // 2)
+def test_the_account_never_differs_from_the_judge() -> None:
+    first = int(os.environ.get("TRUENEXT_SEED") or random.SystemRandom().randrange(2**31))
+    print(f"TRUENEXT_SEED={first} TRUENEXT_EXAMPLES={EXAMPLES}")
+    for seed in range(first, first + EXAMPLES):
+        assert disagreement(seed) is None
+
+
+@pytest.mark.parametrize("policy", [true_next, two_buckets, alternating_buckets, three_classes])
+def test_a_policy_gets_the_findings_that_a_naive_count_gives(policy: Callable[..., Any]) -> None:
+    for seed in range(5):
+        history, wrong = serve(policy, seed)
+        findings = [each for each in outcomes_of(history, STUCK_SECONDS) if each["row"] == "finding"]
+        assert {kind: count for (kind, _), count in counted(findings).items()} == wrong, f"seed {seed}"
+        assert bool(wrong) is (policy is not true_next)
+
+
+def _blind_to_commits(self: Account, event: int) -> None:
+    """Messages never become visible."""
+
+
+def _forget_nothing(self: Account) -> None:
+    """A gap changes nothing."""
+
+
+def _no_looking(self: Account, event: int, at: int) -> None:
+    """Nobody is ever idle."""
+
+
+FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "commits ignored": (Account, "become_visible", _blind_to_commits),
+    "gaps ignored": (Account, "gap", _forget_nothing),
+    "idle time ignored": (Account, "look", _no_looking),
+    "what is gone forgotten": (Gone, "get", lambda self, sequence: 0),
+    "order ignored": (Account, "judge", lambda self, event, at, message, consumer: None),
+    "recovered ignored": (Account, "recovered", lambda self, event, at, count: None),
+    "drained ignored": (Account, "drained", lambda self, event, at: None),
+    "returned ignored": (Account, "returned", lambda self, event, at, sequence, attempts: None),
+    "unsubscribed ignored": (Account, "unsubscribed", lambda self, event, at, consumer: None),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, instead = FAULTS[fault]
+    monkeypatch.setattr(where, name, instead)
+    assert any(_differs_or_fails(seed) for seed in range(300))
+
+
+@pytest.mark.parametrize("guard", [account.Start.CLEAN, account.Start.CONTINUED, account.Start.WHOLE])
+def test_each_flag_of_a_start_counts(guard: account.Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Account.started
+    always = lambda self, event, at, flags, previous: started(self, event, at, flags | guard, previous)  # noqa: E731
+    monkeypatch.setattr(Account, "started", always)
+    assert any(_differs_or_fails(seed) for seed in range(1500))
+
+
+def _differs_or_fails(seed: int) -> bool:
+    try:
+        return disagreement(seed) is not None
+    except (AssertionError, IndexError):
+        return True
+
+
+def test_depths_are_thinned_out_evenly() -> None:
+    history, _ = serve(true_next, 1, messages=3000)
+    points = [each for each in outcomes_of(history, STUCK_SECONDS) if each["row"] == "depth"]
+    assert POINTS_MAX / 2 <= len(points) <= POINTS_MAX + 1
+    assert points[-1]["waiting"] == 0
+    steps = {after["event"] - before["event"] for before, after in pairwise(points)}
+    assert max(steps) < 40

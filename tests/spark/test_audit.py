@@ -1,0 +1,159 @@
+"""Does the whole audit, through Spark, say what the judge says?"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from tests.spark.histories import EPOCH, Event, RandomHistory
+from tests.spark.judge import Judge
+from tests.spark.policies import serve, true_next, two_buckets
+from truenext.cli.audit import audit as audit_command
+from truenext.errors import ConfigurationError
+from truenext.spark.audit.audit import Results, audit
+from truenext.spark.audit.blocks import blocks
+from truenext.spark.audit.gaps import gaps
+from truenext.spark.audit.timeline import commits
+from truenext.spark.schema import EVENTS, read_events
+
+pytestmark = pytest.mark.timeout(300)
+
+Frame = Callable[[list[Event]], DataFrame]
+STUCK_SECONDS = 10.0
+
+
+def found(results: Results) -> Counter[tuple[str, str]]:
+    total: Counter[tuple[str, str]] = Counter()
+    for row in results.tables["violations"].collect():
+        total[row["kind"], row["queue"]] += 1
+    for row in results.tables["doubled"].collect():
+        total[row["kind"], row["queue"]] += row["count"]
+    for row in results.tables["lost"].collect():
+        total["lost", row["queue"]] += row["count"]
+    for row in results.tables["stuck"].collect():
+        total["stuck", row["queue"]] += 1
+    return total
+
+
+def test_the_audit_never_differs_from_the_judge(frame: Frame) -> None:
+    first = random.SystemRandom().randrange(2**31)
+    for seed in range(first, first + 3):
+        history = RandomHistory(seed, 100, faults=0.3).events
+        judge = Judge(history, STUCK_SECONDS).judge()
+        results = audit(frame(history), stuck_seconds=STUCK_SECONDS)
+        assert found(results) == judge.found, f"seed {seed}"
+        witnessed = {
+            (row["kind"], row["queue"], row["event"], row["overtaken_sequence"])
+            for row in results.tables["violations"].collect()
+        } | {
+            (row["kind"], row["queue"], row["event"], None)
+            for row in results.tables["doubled"].where("kind = 'doubled'").collect()
+        }
+        assert witnessed == judge.witnesses, f"seed {seed}"
+        assert results.verdict.is_held is (not judge.found)
+        results.release()
+
+
+def test_a_right_history_is_said_to_be_right(frame: Frame) -> None:
+    history, _ = serve(true_next, 1)
+    results = audit(frame(history))
+    assert results.verdict.is_held
+    assert results.verdict.events == len(history)
+    assert str(results.verdict) == f"The contract held: {len(history):,} events, no finding."
+    positions: Any = results.tables["positions"].toPandas()
+    assert sorted(positions["arrival"]) == sorted(positions["delivery"]) == list(range(1, 301))
+    latency: Any = results.tables["latency"].toPandas()
+    assert latency.groupby("measure")["count"].sum().tolist() == [300, 300]
+    assert (latency["p50"] <= latency["max"]).all()
+    assert (latency[latency["measure"] == "dispatched to acknowledged"]["max"] == 1).all()
+    redelivery = results.tables["redelivery"].collect()
+    assert [(row["dispatches"], row["redeliveries"], row["deliveries_max"]) for row in redelivery] == [(300, 0, 1)]
+
+
+def test_two_buckets_get_their_verdict_and_a_witness_each(frame: Frame) -> None:
+    history, wrong = serve(two_buckets, 1)
+    results = audit(frame(history))
+    assert not results.verdict.is_held
+    assert [(each.kind, each.count) for each in results.verdict.findings] == list(wrong.items())
+    accepted = {each["sequence"]: each for each in history if each["kind"] == "accepted"}
+    for row in results.tables["violations"].collect():
+        assert row["consumer"] == 1
+        assert history[row["event"] - 1]["sequence"] == row["sequence"]
+        overtaken = accepted[row["overtaken_sequence"]]
+        assert overtaken["priority"] == row["priority"] and overtaken["sequence"] < row["sequence"]
+
+
+def test_since_and_queue_leave_out_the_rest(frame: Frame) -> None:
+    history, _ = serve(two_buckets, 2)
+    assert audit(frame(history), queue="another").verdict.is_held
+    late = audit(frame(history), since=EPOCH + timedelta(milliseconds=len(history) - 3))
+    assert late.verdict.is_held
+    assert "begins with event" in late.verdict.notes[0]
+    with pytest.raises(ConfigurationError, match="no events since"):
+        audit(frame(history), since=EPOCH + timedelta(days=1))
+
+
+def test_gaps_are_found_wherever_they_are(frame: Frame) -> None:
+    present = [*range(5, 60), *range(61, 65_536), *range(65_540, 131_072), *range(300_000, 300_002)]
+    empty: Event = dict.fromkeys(EVENTS.names)
+    events = frame([empty | {"event": each, "run": 1, "at": EPOCH, "kind": "drained"} for each in present])
+    assertDataFrameEqual(
+        gaps(events, blocks(events)),
+        [
+            Row(first_missing=60, last_missing=60, missing=1),
+            Row(first_missing=65_536, last_missing=65_539, missing=4),
+            Row(first_missing=131_072, last_missing=299_999, missing=168_928),
+        ],
+    )
+
+
+def test_a_commit_makes_all_batches_before_it_durable(frame: Frame) -> None:
+    empty: Event = dict.fromkeys(EVENTS.names)
+    told = [(1, 3), (1, 2), (1, 5), (2, 1)]
+    history = [
+        empty | {"event": number, "run": run, "at": EPOCH, "kind": "committed", "batch": batch}
+        for number, (run, batch) in enumerate(told, 1)
+    ]
+    rows = {(row["run"], row["batch"], row["visible_event"]) for row in commits(frame(history)).collect()}
+    assert rows == {(1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 3), (1, 5, 3), (2, 1, 4)}
+
+
+def written(frame: Frame, history: list[Event], folder: Path) -> Path:
+    frame(history).write.partitionBy("date").parquet(str(folder / "history" / "events"))
+    return folder
+
+
+def test_the_command_tells_by_its_status(frame: Frame, tmp_path: Path) -> None:
+    right, _ = serve(true_next, 3)
+    wrong, _ = serve(two_buckets, 3)
+    command = CliRunner()
+    held = command.invoke(audit_command, [str(written(frame, right, tmp_path / "right"))])
+    assert (held.exit_code, "The contract held" in held.output) == (0, True)
+    broken = command.invoke(
+        audit_command, [str(written(frame, wrong, tmp_path / "wrong")), "--out", str(tmp_path / "out")]
+    )
+    assert (broken.exit_code, "The contract was broken" in broken.output) == (1, True)
+    assert next((tmp_path / "out" / "violations").glob("*.parquet"), None) is not None
+    (tmp_path / "empty").mkdir()
+    none = command.invoke(audit_command, [str(tmp_path / "empty")])
+    assert (none.exit_code, "no history in" in none.output) == (2, True)
+    assert command.invoke(audit_command, [str(tmp_path / "absent")]).exit_code == 2
+
+
+@pytest.mark.parametrize("place", ["history/events", "events", "."])
+def test_a_history_is_found_in_each_of_its_places(
+    place: str, spark: SparkSession, frame: Frame, tmp_path: Path
+) -> None:
+    history, _ = serve(true_next, 4, messages=3)
+    frame(history).write.partitionBy("date").parquet(str(tmp_path / "here" / place))
+    read: Any = read_events(spark, tmp_path / "here", tmp_path / "scratch")
+    assertDataFrameEqual(read.select(*EVENTS.names), frame(history))

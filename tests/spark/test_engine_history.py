@@ -1,0 +1,54 @@
+"""Is the engine's own history judged right, and each order fault planted in the engine seen in it?
+
+Without Spark: the naive judge reads what the engine wrote down.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.contract.naive_history import read
+from tests.contract.test_history import busy
+from tests.property import planted_faults
+from tests.spark.judge import Judge
+from truenext.history.table import SCHEMA
+
+
+def findings(seed: int) -> Counter[str]:
+    told = busy(random.Random(seed), steps=120)
+    nothing = dict.fromkeys(SCHEMA.names)
+    events = [
+        nothing | event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC)}
+        for event in read(b"".join(told.chunks))
+    ]
+    found: Counter[str] = Counter()
+    for (kind, _), count in Judge(events, stuck_seconds=10.0).judge().found.items():
+        found[kind] += count
+    return found
+
+
+def test_what_the_engine_writes_down_is_judged_right() -> None:
+    first = random.randrange(1 << 30)
+    print("first seed", first)
+    for seed in range(first, first + 40):
+        assert not findings(seed), seed
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (planted_faults.persistent_messages_are_served_before_transient_ones, "inversion"),
+        (planted_faults.persistent_and_transient_messages_are_served_in_turns, "inversion"),
+        (planted_faults.priorities_are_ignored, "inversion"),
+        (planted_faults.what_is_given_back_goes_to_the_end, "order"),
+        (planted_faults.a_commit_in_flight_is_overtaken_by_its_equals, "order"),
+    ],
+)
+def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
+    fault: Callable[[pytest.MonkeyPatch], None], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    assert any(findings(seed)[kind] for seed in range(20))

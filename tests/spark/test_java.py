@@ -1,0 +1,72 @@
+"""Which Java is found, and what is said if there is none?"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from truenext.cli.audit import audit
+from truenext.errors import ConfigurationError
+from truenext.spark import java
+from truenext.spark.java import find_java, java_version, packaged_home, wrap
+
+
+def fake_java(home: Path, version: str) -> Path:
+    command = home / "bin" / "java"
+    command.parent.mkdir(parents=True)
+    command.write_text(f"#!/bin/bash\necho 'openjdk version \"{version}\" 2026-01-20' >&2\n")
+    command.chmod(0o755)
+    return home
+
+
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(("told", "version"), [("17.0.15", 17), ("1.8.0_392", 8), ("25", 25), ("21-ea", 21)])
+def test_versions_are_read(told: str, version: int, tmp_path: Path) -> None:
+    assert java_version(fake_java(tmp_path, told) / "bin" / "java") == version
+
+
+def test_no_java_has_no_version(tmp_path: Path) -> None:
+    assert java_version(tmp_path / "java") is None
+
+
+def test_a_new_enough_java_home_is_taken(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_java.setenv("JAVA_HOME", str(fake_java(tmp_path, "21.0.1")))
+    assert find_java() == tmp_path
+
+
+def test_an_old_java_home_gives_way_to_the_packaged_one(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_java.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11.0.2")))
+    assert find_java(tmp_path / "cache") == tmp_path / "cache" / "java"
+
+
+def test_the_packaged_java_starts_with_the_argument_that_it_would_refuse(tmp_path: Path) -> None:
+    packaged = packaged_home()
+    assert packaged is not None
+    asked = ["--add-modules=jdk.incubator.vector", "-version"]
+    assert subprocess.run([packaged / "bin" / "java", *asked], capture_output=True).returncode != 0
+    command = wrap(packaged, tmp_path) / "bin" / "java"
+    assert subprocess.run([command, *asked], capture_output=True).returncode == 0
+
+
+def test_without_any_java_cause_and_cure_are_named(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_java.setenv("JAVA_HOME", str(fake_java(tmp_path, "11.0.2")))
+    no_java.setattr(java, "packaged_home", lambda: None)
+    with pytest.raises(ConfigurationError, match=r"JAVA_HOME .* is version 11; pip install 'truenext\[spark\]'"):
+        find_java()
+
+
+def test_without_pyspark_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [each for each in sys.modules if each.startswith("truenext.spark.audit")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    refused = CliRunner().invoke(audit, [str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "pip install 'truenext[spark]'" in refused.output
