@@ -6,18 +6,18 @@ python -m bench.audit --events 10000000 --skew
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from truenext.spark.audit.audit import audit
-from truenext.spark.schema import read_events
-from truenext.spark.session import start
+from truenext.spark.audit.command import run
 
 _WINDOW = 64
 """Messages that are accepted before the first of them is dispatched."""
@@ -27,7 +27,7 @@ _EPOCH = 1_790_000_000_000_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.audit", description=__doc__)
-    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--queues", type=int, default=16)
     parser.add_argument("--skew", action="store_true", help="one queue gets half of the messages")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
@@ -42,17 +42,24 @@ def main() -> None:
             write_history(folder, options.events, options.queues, options.skew, options.seed)
             print(f"history written in {time.perf_counter() - began:.1f} s", flush=True)
         began = time.perf_counter()
-        spark = start(options.master)
-        print(f"session {time.perf_counter() - began:.1f} s", flush=True)
-        began = time.perf_counter()
-        results = audit(
-            read_events(spark, folder, folder / "scratch"),
-            progress=lambda step, seconds: print(f"{step}: {seconds:.1f} s", flush=True),
-        )
-        for name, table in results.tables.items():
-            table.write.mode("overwrite").parquet(str(Path(temporary) / "out" / name))
-        print(results.verdict)
-        print(f"audit with all tables written: {time.perf_counter() - began:.1f} s", flush=True)
+        run([folder], master=options.master, out=Path(temporary) / "out")
+        print(f"{time.perf_counter() - began:.1f} s in all, start of Spark and report included")
+        print(f"peak memory: {peak_memory() / 1024:,.0f} MiB of all processes together", flush=True)
+
+
+def peak_memory() -> int:
+    """KiB: the sum of what this process and each of those it started, that still run, ever had resident."""
+    parents: dict[int, int] = {}
+    peaks: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):
+            found = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+            parents[int(found["Pid"])] = int(found["PPid"])
+            peaks[int(found["Pid"])] = int(found.get("VmHWM", "0").split()[0])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(peaks[pid] for pid in ours)
 
 
 def write_history(folder: Path, events: int, queues: int, skew: bool, seed: int) -> None:
