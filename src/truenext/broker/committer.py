@@ -53,14 +53,14 @@ class Committer:
             try:
                 if not batch.is_empty():
                     self._store.apply(batch)
+                self._loop.call_soon_threadsafe(self._done, batch)
                 if self._history is not None:
-                    # Behind the store: what history tells has happened, whatever becomes of the broker.
+                    # Nobody has to wait for that: what must not be lost of it is in the batch.
                     self._history.append(batch.history)
             except Exception as error:
                 failure = error if isinstance(error, TruenextError) else StoreError(f"the store failed: {error!r}")
                 self._loop.call_soon_threadsafe(self._failed, failure)
                 return
-            self._loop.call_soon_threadsafe(self._done, batch)
 
     def _done(self, batch: Batch) -> None:
         self.is_busy = False
