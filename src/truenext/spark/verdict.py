@@ -28,7 +28,7 @@ class Verdict:
     def __str__(self) -> str:
         first = f"The contract held: {self.events:,} events, no finding."
         if not self.is_held:
-            first = f"The contract was broken: {self.events:,} events, {len(self.findings)} kinds of finding."
+            first = f"The contract was broken: {self.events:,} events."
         return "\n".join(
             [first, *(f"- {each.sentence}" for each in self.findings), *(f"  {note}" for note in self.notes)]
         )

@@ -57,7 +57,7 @@ def run(
         print(f"{each.name}: {each.verdict}" if len(folders) > 1 else each.verdict, flush=True)
     if out is not None:
         with _told("page"):
-            write_comparison(audited, out / PAGE, title=" and ".join(f"{folder}" for folder in folders))
+            write_comparison(audited, out / PAGE, title="Audit of " + " and ".join(each.name for each in audited))
         print(f"The page: {out / PAGE}", flush=True)
     return [each.verdict for each in audited]
 
