@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract.disk import LANE, NEXT_QUEUE, Disk, embedded, key, put, sequences
-from tests.contract.test_store import Model, draw_batch
+from tests.contract.test_store import Model, check_restart, draw_batch
 from truenext.batch import Batch
 from truenext.errors import StoreError, StoreInUseError
 from truenext.record import sequence_of
@@ -380,12 +380,7 @@ def test_a_move_may_be_interrupted_anywhere(data: st.DataObject) -> None:
                 draw_batch(data, disk, model)
                 model.check(disk.store, limit=3)
             recovered = disk.crash()
-            model.restart()
-            model.check_recovered(recovered)
-            model.check(disk.store, limit=1000)
-            if data.draw(st.booleans(), label="the run begins"):
-                disk.apply(clean_stop=False)
-                model.clean_stop = False
+            check_restart(data, disk, model, recovered)
     finally:
         disk.store.close()
         shutil.rmtree(folder)

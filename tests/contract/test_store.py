@@ -518,15 +518,20 @@ def test_any_history_leaves_what_a_plain_model_says(kind: str, data: st.DataObje
             if end == "stop":
                 model.clean_stop = True
             recovered = disk.stop() if end == "stop" else disk.crash()
-            model.restart()
-            model.check_recovered(recovered)
-            model.check(disk.store, limit=1000)
-            if data.draw(st.booleans(), label="the run begins"):
-                disk.apply(clean_stop=False)
-                model.clean_stop = False
+            check_restart(data, disk, model, recovered)
     finally:
         disk.store.close()
         shutil.rmtree(folder)
+
+
+def check_restart(data: st.DataObject, disk: Disk, model: Model, recovered: Recovered) -> None:
+    """All is there after a restart that the model has; a new run may begin."""
+    model.restart()
+    model.check_recovered(recovered)
+    model.check(disk.store, limit=1000)
+    if data.draw(st.booleans(), label="the run begins"):
+        disk.apply(clean_stop=False)
+        model.clean_stop = False
 
 
 def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:

@@ -28,7 +28,7 @@ from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import dead_letter, is_exhausted
 from truenext.engine.session import Session
-from truenext.engine.transaction import begin, make_room
+from truenext.engine.transaction import Transaction, begin, make_room
 from truenext.engine.writing import mark, put, remove
 from truenext.errors import RemoteProtocolError
 from truenext.limits import (
@@ -307,8 +307,7 @@ class Engine:
             return
         covered = consumer.covered_by(ack.sequence)
         if ack.transaction is not None:
-            transaction = session.transaction(ack.transaction)
-            make_room(session.transactions, count=len(covered))
+            transaction = self._with_room(session, ack.transaction, len(covered))
             transaction.acknowledged.extend(map(consumer.held.pop, covered))
             return
         for sequence in covered:
@@ -321,8 +320,7 @@ class Engine:
         self._touched[consumer.queue] = None
         covered = consumer.covered_by(nack.sequence)
         if nack.transaction is not None:
-            transaction = session.transaction(nack.transaction)
-            make_room(session.transactions, count=len(covered))
+            transaction = self._with_room(session, nack.transaction, len(covered))
             transaction.refused.extend(map(consumer.held.pop, covered))
             return
         for sequence in covered:
@@ -402,6 +400,12 @@ class Engine:
         self._answers.extend(self._waiting_answers.pop(batch.number, ()))
 
     # ---- Inside ----
+
+    def _with_room(self, session: Session, name: str, count: int) -> Transaction:
+        """The open transaction, once it is sure that `count` messages more are not too many."""
+        transaction = session.transaction(name)
+        make_room(session.transactions, count=count)
+        return transaction
 
     def _accept(self, queue: Queue, message: Message, batch: int) -> None:
         """Give a new message its place. It is visible with `batch`, whether itself stored or not."""

@@ -43,10 +43,6 @@ def file_path(folder: Path, first_event: int) -> Path:
     return folder / f"{first_event:016x}{SUFFIX}"
 
 
-def first_event_of(path: Path) -> int:
-    return int(path.stem, 16)
-
-
 def chunks_of_file(path: Path) -> Iterator[Chunk]:
     """The chunks of a file up to its end, or to the first that is not whole.
 

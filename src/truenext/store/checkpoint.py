@@ -106,18 +106,22 @@ class Checkpoint:
     # ---- Reading ----
 
     def read(self) -> tuple[Recovered, Position]:
-        """What it says by itself; its transients are still there."""
+        """What it says by itself, but for the counts, which change with what recovery drops."""
         with self._env.begin() as txn:
             recovered = Recovered(
                 identity=txn.get(b"identity", b"", db=self._meta).decode(),
                 clean_stop=txn.get(b"clean stop", _CLEAN, db=self._meta) == _CLEAN,
                 sequence_limit=_NUMBER.unpack(txn.get(b"sequence limit", _NUMBER.pack(1), db=self._meta))[0],
                 queues={_QUEUE.unpack(key)[0]: name.decode() for key, name in txn.cursor(self._queues)},
-                counts={lane: _NUMBER.unpack(count)[0] for lane, count in txn.cursor(self._counts)},
                 producers=dict(_producer(value) for _, value in txn.cursor(self._producers)),
             )
             segment, frame = (_NUMBER.unpack(txn.get(name, _NOTHING, db=self._meta))[0] for name in _POSITION)
         return recovered, Position(segment, frame)
+
+    def counts(self) -> dict[bytes, int]:
+        """Lane key to messages of either kind that are here."""
+        with self._env.begin() as txn:
+            return {lane: _NUMBER.unpack(count)[0] for lane, count in txn.cursor(self._counts)}
 
     def kinds(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
         """Those of `keys` that are here, and whether they are transient."""

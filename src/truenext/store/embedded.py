@@ -349,7 +349,7 @@ class EmbeddedStore:
 
     def _counts(self) -> dict[bytes, int]:
         gone = {key for layer in self._overlay.layers for key in layer.gone}
-        counts = Counter(self._checkpoint.read()[0].counts)
+        counts = Counter(self._checkpoint.counts())
         counts.update(self._overlay.counts())
         counts.subtract(Counter(key[:LANE_KEY_SIZE] for key in gone))
         return {lane: count for lane, count in counts.items() if count}
