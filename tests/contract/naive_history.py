@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -23,7 +24,11 @@ MODES = ["auto", "client", "client-individual"]
 
 def read_folder(folder: Path) -> list[dict[str, Any]]:
     """What is in the broker's own files."""
-    return [event for path in sorted(folder.glob("*.history")) for event in read(path.read_bytes()[10:])]
+    events: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("*.history")):
+        with suppress(FileNotFoundError):
+            events += read(path.read_bytes()[10:])
+    return events
 
 
 def read_parquet(folder: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,10 @@ from truenext.events import GAP_EVENTS
 
 def history(broker: BrokerProcess) -> list[dict[str, Any]]:
     """All of it, whatever is Parquet by now and what is not."""
-    return read_parquet(broker.data / "history/events") + read_folder(broker.data / "history")
+    # In this order: what a killed broker's exporter, which lives on a little, exports between the two is then in both.
+    own = read_folder(broker.data / "history")
+    exported = read_parquet(broker.data / "history/events")
+    return sorted({event["event"]: event for event in exported + own}.values(), key=lambda event: event["event"])
 
 
 def sequences(events: list[dict[str, Any]], kind: str) -> list[int]:
