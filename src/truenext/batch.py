@@ -38,9 +38,10 @@ class Batch:
     def __init__(self, number: int) -> None:
         self.number = number
         """1 for the first batch of a run; the store's pages name the batch they are true up to."""
-        self.puts: list[tuple[bytes, bytes]] = []
-        """Message key and record of each new persistent message."""
-        self.transient_puts: list[tuple[bytes, bytes]] = []
+        self.puts: dict[bytes, bytes] = {}
+        """Message key to record of each new persistent message, in order of arrival; one that is done with before the
+        batch is handed over is taken out again."""
+        self.transient_puts: dict[bytes, bytes] = {}
         """The same for transient messages; an unclean stop drops them."""
         self.removes: list[bytes] = []
         """Keys of persistent messages that are gone; each was put by an earlier batch."""

@@ -99,6 +99,9 @@ STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 PAGE_SIZE = 1000
 """Messages read from the store at a time."""
 
+PAGE_BYTES = 1024 * 1024
+"""Bytes of records read from the store at a time, or one message."""
+
 HISTORY_FILE_BYTES = 16 * 1024 * 1024
 """Bytes of history after which a new file begins: about a million events, which somebody has to hold in memory to turn
 them into Parquet."""

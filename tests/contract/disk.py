@@ -69,8 +69,8 @@ def key(sequence: int, lane: bytes = LANE) -> bytes:
     return message_key(lane, sequence)
 
 
-def put(*sequences: int, lane: bytes = LANE) -> list[tuple[bytes, bytes]]:
-    return [(key(sequence, lane), b"record %d" % sequence) for sequence in sequences]
+def put(*sequences: int, lane: bytes = LANE) -> dict[bytes, bytes]:
+    return {key(sequence, lane): b"record %d" % sequence for sequence in sequences}
 
 
 def sequences(store: Store, lane: bytes = LANE, after: int = 0, limit: int = 1000) -> list[int]:

@@ -203,8 +203,8 @@ while True:
     number += 1
     batch = Batch(number)
     batch.clean_stop = False
-    batch.puts = [(message_key(lane, number), bytes(number))]
-    batch.transient_puts = [(message_key(lane, 1000000 + number), b"")]
+    batch.puts = {message_key(lane, number): bytes(number)}
+    batch.transient_puts = {message_key(lane, 1000000 + number): b""}
     batch.sequence_limit = number + 1
     store.apply(batch)
     print(number, flush=True)
@@ -295,7 +295,7 @@ def test_no_mark_outlives_its_message_in_the_checkpoint(tmp_path: Path) -> None:
 
 def test_a_batch_larger_than_a_segment_gets_one_of_its_own_size(tmp_path: Path) -> None:
     disk = Disk("moving", tmp_path)
-    disk.apply(puts=[(key(1), bytes(50_000))])
+    disk.apply(puts={key(1): bytes(50_000)})
     disk.apply(puts=put(2))
     disk.crash()
     assert [len(m.record) for m in disk.store.page(LANE, 0, 9).messages] == [50_000, 8]
@@ -570,7 +570,7 @@ def test_a_disk_that_takes_half_a_segment_fails_the_batch_as_a_whole(tmp_path: P
     resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
     try:
         with pytest.raises(StoreError, match=r"cannot write to the store in .*File too large; check the disk"):
-            disk.apply(puts=[(key(n), bytes(10_000)) for n in range(2, 200)], removes=[key(1)])
+            disk.apply(puts={key(n): bytes(10_000) for n in range(2, 200)}, removes=[key(1)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     with pytest.raises(StoreError, match="refused"):
@@ -588,7 +588,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_broker(tmp_path: Path) ->
     with pytest.raises(StoreError, match="as large as its map allows") as failure:
         for n in range(1, 1000):
             batch = Batch(n)
-            batch.puts = [(key(n), bytes(10_000))]
+            batch.puts = {key(n): bytes(10_000)}
             store.apply(batch)
             applied = n
     assert isinstance(failure.value.__cause__, lmdb.MapFullError)

@@ -447,7 +447,7 @@ class BrokerMachine(RuleBasedStateMachine):
         batch = self.in_flight = self.engine.take_batch()
         if batch is not None:
             self.queue_names.update(batch.queues)
-            self.oracle.saw_batch([self._stored_letter(key, decode(key, record)) for key, record in batch.puts])
+            self.oracle.saw_batch([self._stored_letter(key, decode(key, record)) for key, record in batch.puts.items()])
         self.oracle.take_batch(is_empty=batch is None)
 
     def _committed(self) -> None:
@@ -466,7 +466,7 @@ class BrokerMachine(RuleBasedStateMachine):
             if key not in self.store:
                 raise Disagreement(f"{self._named(key)} is removed, but no earlier batch put it")
             del self.store[key]
-        for key, record in batch.puts + batch.transient_puts:
+        for key, record in (batch.puts | batch.transient_puts).items():
             self.store[key] = decode(key, record)
         self.marks.update(batch.marks)
         for key in batch.unmarks:

@@ -20,7 +20,7 @@ def put(batch: Batch, entry: Entry) -> None:
     message = entry.message
     key = message_key(queue.lane_of(message).key, entry.sequence)
     record = encode(key, message)
-    (batch.puts if message.persistent else batch.transient_puts).append((key, record))
+    (batch.puts if message.persistent else batch.transient_puts)[key] = record
     batch.size += len(record)
 
 

@@ -76,8 +76,8 @@ _decode_rest = msgspec.msgpack.Decoder(Rest).decode
 
 def changes_of(batch: Batch) -> Changes:
     return Changes(
-        puts=[(key, len(record)) for key, record in batch.puts],
-        transient_puts=[(key, len(record)) for key, record in batch.transient_puts],
+        puts=[(key, len(record)) for key, record in batch.puts.items()],
+        transient_puts=[(key, len(record)) for key, record in batch.transient_puts.items()],
         removes=batch.removes,
         transient_removes=batch.transient_removes,
         rest=_rest_of(batch),
@@ -98,7 +98,7 @@ def encode(batch: Batch, rest: Rest | None) -> bytes:
             len(batch.history),
         )
     ]
-    for key, record in chain(batch.puts, batch.transient_puts):
+    for key, record in chain(batch.puts.items(), batch.transient_puts.items()):
         parts.append(pack(key, len(record)))
         parts.append(record)
     parts += batch.removes

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import Batch
 from truenext.errors import StoreError
+from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE
 from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
@@ -136,15 +137,15 @@ class EmbeddedStore:
             self._queues.update(batch.queues)
         self._refusal = ""
 
-    def page(self, lane: bytes, after_sequence: int, limit: int) -> Page:
+    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         try:
             with self._changed:
                 merged = merge(
-                    self._page_of_journal(lane, after_sequence, limit),
+                    self._page_of_journal(lane, after_sequence, limit + 1),
                     self._page_of_checkpoint(lane, after_sequence),
                     key=lambda message: message.key,
                 )
-                return Page(messages=list(islice(merged, limit)), as_of=self._applied)
+                return Page.of(merged, limit, size_max, as_of=self._applied)
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error) from error
 

@@ -12,6 +12,7 @@ from threading import Lock
 
 from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError
+from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE, message_key
 from truenext.store.store import Page, Recovered, StoredMessage
 
@@ -64,12 +65,12 @@ class MemoryStore:
             self._applied = batch.number
         self._refusal = ""
 
-    def page(self, lane: bytes, after_sequence: int, limit: int) -> Page:
+    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         with self._whole:
             after = message_key(lane, after_sequence)
-            keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)[:limit]
-            messages = [StoredMessage(key, self._record(key), *self._marks.get(key, (0, 0))) for key in keys]
-            return Page(messages=messages, as_of=self._applied)
+            keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)
+            messages = (StoredMessage(key, self._record(key), *self._marks.get(key, (0, 0))) for key in keys)
+            return Page.of(messages, limit, size_max, as_of=self._applied)
 
     def close(self) -> None:
         """Nothing is let go: `recover` opens the store again."""
@@ -88,7 +89,7 @@ class MemoryStore:
                 )
 
         removes = [*batch.removes, *batch.transient_removes]
-        puts = [key for key, _ in (*batch.puts, *batch.transient_puts)]
+        puts = [*batch.puts, *batch.transient_puts]
         removed, put = set(removes), set(puts)
         require(
             len(removed) == len(removes)
@@ -115,7 +116,7 @@ class MemoryStore:
                 del messages[key]
                 self._take_from_lane(key)
         for messages, puts in ((self._messages, batch.puts), (self._transients, batch.transient_puts)):
-            for key, record in puts:
+            for key, record in puts.items():
                 messages[key] = record
                 self._lanes.setdefault(key[:LANE_KEY_SIZE], {})[key] = None
         self._marks.update(batch.marks)

@@ -4,12 +4,19 @@ A message leaves the store only through a batch that removes it: nothing is dequ
 (tests/contract) holds every store to this file.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
 from truenext.batch import Batch, ProducerState
+from truenext.limits import PAGE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class StoredMessage(msgspec.Struct, gc=False):
@@ -27,6 +34,20 @@ class Page:
     """In the order of their keys."""
     as_of: int
     """Number of the last batch whose every effect on the lane this page shows; 0 before the first of a run."""
+    is_end: bool
+    """As of then, the lane has no message behind these."""
+
+    @classmethod
+    def of(cls, following: Iterable[StoredMessage], limit: int, size_max: int, *, as_of: int) -> Self:
+        """The page that begins with `following`, from which at most one message more than fits is taken."""
+        messages: list[StoredMessage] = []
+        size = 0
+        for message in islice(following, limit + 1):
+            size += len(message.record)
+            if messages and (size > size_max or len(messages) == limit):
+                return cls(messages=messages, as_of=as_of, is_end=False)
+            messages.append(message)
+        return cls(messages=messages, as_of=as_of, is_end=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +84,9 @@ class Store(Protocol):
         Raises: StoreError if it could not be made durable; the broker then stops, and never tries again.
         """
 
-    def page(self, lane: bytes, after_sequence: int, limit: int) -> Page:
-        """The next `limit` messages of a lane behind `after_sequence`, persistent and transient in one order.
+    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
+        """The next messages of a lane behind `after_sequence`, persistent and transient in one order: at most `limit`
+        (1 or more) with at most `size_max` bytes of records, or one that is larger.
 
         Reflects every batch that apply has returned for. May be called while apply runs on another thread.
 
