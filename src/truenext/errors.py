@@ -3,6 +3,7 @@
 TruenextError
 ├── LocalProtocolError     our own caller broke the rules of a protocol
 ├── RemoteProtocolError    the peer did; its connection ends, nothing else does
+│   └── NoRoomError        what it asked for would be allowed if there were room; it did nothing wrong
 ├── StoreError             the store cannot keep its promise; the broker stops
 │   └── StoreInUseError    another broker holds the data folder
 ├── HistoryError           history cannot be written or read; the broker stops
@@ -20,6 +21,10 @@ class LocalProtocolError(TruenextError):
 
 class RemoteProtocolError(TruenextError):
     """The peer sent what the protocol does not allow, or asked for what cannot be done."""
+
+
+class NoRoomError(RemoteProtocolError):
+    """There is no room for what the peer sent; its connection ends as if it had taken leave."""
 
 
 class StoreError(TruenextError):

@@ -80,6 +80,9 @@ WAITING_ANSWER_BYTES = 500
 LAZY_COMMIT_SECONDS = 0.025
 """Longest time a batch that nobody waits for gathers before it is written."""
 
+ROOM_SECONDS = 0.1
+"""Time between two looks at whether those may be read on who wait for room on the disk."""
+
 SEQUENCE_BLOCK = 1 << 20
 """Sequence numbers reserved, durably, at a time."""
 
@@ -96,8 +99,18 @@ HEART_BEAT_GRACE = 2.0
 STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 """Bytes in one batch of a clean stop: the dirty pages of a write transaction stay in private memory."""
 
+MEMORY_LIMIT = 256 * 1024 * 1024
+"""Private memory the broker may take, all told."""
+
+MEMORY_LIMIT_MIN = 128 * 1024 * 1024
+"""The least that can be asked for: the broker itself takes about half of it."""
+
 PAGE_SIZE = 1000
 """Messages read from the store at a time."""
+
+PAGE_BYTES_SHORT = 64 * 1024
+PAGE_SIZE_SHORT = 16
+"""Messages read at a time while memory is short: what is read and not taken at once leaves again."""
 
 PAGE_BYTES = 1024 * 1024
 """Bytes of records read from the store at a time, or one message."""

@@ -37,6 +37,10 @@ def dying_with_us(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-ISc", _DIE_WITH_US, *command]
 
 
+QUIET_SECONDS = 0.3
+"""Nothing comes for so long: nothing will."""
+
+
 class QueueFacts(NamedTuple):
     waiting: int
     unacknowledged: int
@@ -200,6 +204,13 @@ class BrokerProcess:
             reader.send("barrier", b"", persistent=True, confirmed=True)
         reader.subscribe(queue)
         messages = reader.arrived()
+        # What waits in the store is read before it can arrive.
+        deadline = time.monotonic() + QUIET_SECONDS
+        while self.queues()[queue].waiting and time.monotonic() < deadline:
+            if more := reader.arrived():
+                messages += more
+                deadline = time.monotonic() + QUIET_SECONDS
+        messages += reader.arrived()
         reader.disconnect()
         return messages
 

@@ -17,6 +17,7 @@ from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
+from truenext.engine.lane import Entry
 from truenext.engine.session import Session
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message
@@ -422,19 +423,7 @@ class BrokerMachine(RuleBasedStateMachine):
             reader = names.get((consumer.session.id, consumer.subscription))
             if reader is None or reader.queue != consumer.queue.name:
                 raise Disagreement(f"a dispatch to {consumer.session.id}/{consumer.subscription}, which has ended")
-            dispatched[reader] = [
-                Seen(
-                    _label(entry.message),
-                    consumer.queue.name,
-                    entry.sequence,
-                    entry.message.priority,
-                    entry.message.persistent,
-                    entry.message.expires_ms,
-                    entry.deliveries,
-                    entry.attempts,
-                )
-                for entry in entries
-            ]
+            dispatched[reader] = [_seen(entry, consumer.queue.name) for entry in entries]
         answered = []
         for session, answer in effects.answers:
             assert isinstance(answer, Receipt)
@@ -578,6 +567,21 @@ def _message(parcel: Parcel) -> Message:
         expires_ms=parcel.expires_ms,
         header=b"content-length:%d\n" % len(body),
         body=body,
+    )
+
+
+def _seen(entry: Entry, queue: str) -> Seen:
+    message = entry.message
+    assert message is not None, "what is dispatched is in memory"
+    return Seen(
+        _label(message),
+        queue,
+        entry.sequence,
+        message.priority,
+        message.persistent,
+        message.expires_ms,
+        entry.deliveries,
+        entry.attempts,
     )
 
 

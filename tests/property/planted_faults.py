@@ -28,6 +28,12 @@ from truenext.message import Message
 Patch = pytest.MonkeyPatch
 
 
+def _message_of(entry: Entry) -> Message:
+    """Of one that is in memory."""
+    assert entry.message is not None
+    return entry.message
+
+
 class Waiting(NamedTuple):
     rank: int
     entry: Entry
@@ -49,7 +55,7 @@ class Choice:
         return allowed
 
     def is_expired(self, entry: Entry, now_ms: int) -> bool:
-        return 0 < entry.message.expires_ms <= now_ms
+        return 0 < _message_of(entry).expires_ms <= now_ms
 
     def has_credit(self, consumer: Consumer) -> bool:
         return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < UNSENT_BYTES_MAX
@@ -58,14 +64,7 @@ class Choice:
         return (len(consumer.held), consumer.served_at)
 
     def install(self, patch: Patch) -> None:
-        def dispatch(
-            dispatcher: Dispatcher,
-            queue: Queue,
-            committed: int,
-            now_ms: int,
-            deliveries: Deliveries,
-            expire: Callable[[Entry], None],
-        ) -> None:
+        def dispatch(dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries) -> None:
             while takers := [consumer for consumer in queue.consumers if self.has_credit(consumer)]:
                 waiting = [
                     Waiting(rank, entry, entry.batch <= committed)
@@ -78,13 +77,13 @@ class Choice:
                 entry = candidates[0]
                 _take_out(queue, entry)
                 if self.is_expired(entry, now_ms):
-                    expire(entry)
+                    dispatcher._expire(entry)
                     continue
                 consumer = min(takers, key=self.preference)
                 entry.deliveries += 1
                 consumer.held[entry.sequence] = entry
                 dispatcher._account.dispatched(queue, [entry], [consumer.number])
-                message = entry.message
+                message = _message_of(entry)
                 consumer.session.unsent_bytes += len(message.body) + len(message.header) + consumer.frame_bytes
                 dispatcher.dispatches += 1
                 consumer.served_at = dispatcher.dispatches
@@ -117,7 +116,7 @@ def nothing_is_wrong(patch: Patch) -> None:
 def persistent_messages_are_served_before_transient_ones(patch: Patch) -> None:
     class Fault(Choice):
         def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
-            return sorted(super().candidates(waiting, dispatches), key=lambda entry: not entry.message.persistent)
+            return sorted(super().candidates(waiting, dispatches), key=lambda entry: not _message_of(entry).persistent)
 
     Fault().install(patch)
 
@@ -126,7 +125,7 @@ def persistent_and_transient_messages_are_served_in_turns(patch: Patch) -> None:
     class Fault(Choice):
         def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
             allowed = super().candidates(waiting, dispatches)
-            return sorted(allowed, key=lambda entry: entry.message.persistent == bool(dispatches % 2))
+            return sorted(allowed, key=lambda entry: _message_of(entry).persistent == bool(dispatches % 2))
 
     Fault().install(patch)
 
@@ -239,7 +238,7 @@ def an_acknowledgement_in_a_transaction_gives_no_credit_back(patch: Patch) -> No
     class Fault(Choice):
         def has_credit(self, consumer: Consumer) -> bool:
             open_ones = consumer.session.transactions.values()
-            pending = [entry for each in open_ones for entry in each.acknowledged if entry.queue is consumer.queue]
+            pending = [entry for each in open_ones for entry in each.acknowledged if entry.lane.queue is consumer.queue]
             return super().has_credit(consumer) and len(consumer.held) + len(pending) < consumer.window
 
     Fault().install(patch)
@@ -272,20 +271,21 @@ def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
 
 def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) -> None:
     acknowledge, disconnect = Engine.acknowledge, Engine.disconnect
-    acknowledged: WeakKeyDictionary[Engine, list[tuple[Session, Entry]]] = WeakKeyDictionary()
+    acknowledged: WeakKeyDictionary[Engine, list[tuple[Session, Entry, Message]]] = WeakKeyDictionary()
 
     def faulty_acknowledge(engine: Engine, session: Session, ack: Ack) -> None:
         held = session.consumer_of(ack.subscription, ack.sequence).held
-        before = list(held.values())
+        before = [(session, entry, _message_of(entry)) for entry in held.values()]
         acknowledge(engine, session, ack)
         if ack.transaction is None:
-            gone = [(session, entry) for entry in before if entry.sequence not in held]
+            gone = [each for each in before if each[1].sequence not in held]
             acknowledged.setdefault(engine, []).extend(gone)
 
     def faulty_disconnect(engine: Engine, session: Session, *, is_clean: bool) -> None:
         disconnect(engine, session, is_clean=is_clean)
-        for theirs, entry in acknowledged.get(engine, []):
+        for theirs, entry, message in acknowledged.get(engine, []):
             if theirs is session and not is_clean:
+                entry.message = message
                 engine._give_back(entry, has_failed=False)
 
     patch.setattr(Engine, "acknowledge", faulty_acknowledge)

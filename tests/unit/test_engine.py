@@ -72,7 +72,7 @@ def test_a_message_set_aside_from_a_temporary_queue_that_is_gone_goes_nowhere() 
     engine.disconnect(session, is_clean=True)
     engine.set_right(entry, is_taken=False)
     assert not engine.has_work
-    assert entry.queue.waiting() == 0
+    assert entry.lane.queue.waiting() == 0
 
 
 @pytest.mark.parametrize("answer", [Ack, Nack])

@@ -18,6 +18,7 @@ from truenext.answers import Answer, Receipt
 from truenext.batch import Batch
 from truenext.broker import control
 from truenext.broker.committer import Committer
+from truenext.broker.pager import Pager
 from truenext.commands import (
     Abort,
     Ack,
@@ -36,10 +37,12 @@ from truenext.commands import (
 from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
+from truenext.engine.paging import PageRead, Read
 from truenext.engine.session import Session
-from truenext.errors import TruenextError
+from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import History
-from truenext.limits import LAZY_COMMIT_SECONDS
+from truenext.limits import LAZY_COMMIT_SECONDS, ROOM_SECONDS
+from truenext.room import Room
 from truenext.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -68,6 +71,9 @@ class Peer(Protocol):
     def read_on(self) -> None:
         """There is room again, see `Broker.wait_for_room`."""
 
+    def cut(self, reason: str) -> None:
+        """End the connection of a client that makes us keep too much."""
+
 
 class Broker:
     def __init__(
@@ -84,8 +90,11 @@ class Broker:
         self._loop = loop
         self._clock_us = clock_us
         self._committer = Committer(store, history, loop, committed=self._on_committed, failed=self._on_failed)
+        self._store = store
+        self._pager = Pager(store, loop, there=self._on_page_read, failed=self._on_failed)
         self._peers: dict[Session, Peer] = {}
-        self._waiting_for_room: dict[Peer, None] = {}
+        self._waiting_for_room: dict[Session, None] = {}
+        self._room_check: TimerHandle | None = None
         self._half_sent: dict[Session, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
         self._control_answers: dict[str, bytes] = {}
@@ -124,6 +133,7 @@ class Broker:
         Raises: RemoteProtocolError at the first that cannot be done; those before it stand.
         """
         self._engine.tick(self._clock_us())
+        self._engine.room = self._store.room
         actions = self._actions
         self._schedule_turn()
         for command in commands:
@@ -140,32 +150,49 @@ class Broker:
         if self._engine.has_work or self._engine.has_batch:
             self._schedule_turn()
 
-    def lose(self, session: Session) -> None:
-        """End the session of a client that took no leave; answers may still follow until `forget`."""
+    def lose(self, session: Session, *, is_blameless: bool = False) -> None:
+        """End the session of a client that took no leave; answers may still follow until `forget`.
+
+        If `is_blameless`, it is as if it had taken leave: nothing that it held counts as an attempt.
+        """
         self._engine.tick(self._clock_us())
         self._settle(session, None)
-        self._engine.disconnect(session, is_clean=False)
+        self._engine.disconnect(session, is_clean=is_blameless)
         self._schedule_turn()
 
     def forget(self, session: Session) -> None:
         """The connection is closed; nothing can be said to it any more."""
         self._set_right(session, is_taken=False)
-        peer = self._peers.pop(session, None)
-        if peer is not None:
-            self._waiting_for_room.pop(peer, None)
+        self._peers.pop(session, None)
+        self._waiting_for_room.pop(session, None)
 
     def finished(self, session: Session) -> None:
         """The socket has taken the rest of a message that was half-way out, see `Peer.settle`."""
         self._set_right(session, is_taken=True)
 
-    @property
-    def has_room(self) -> bool:
-        """Connections may be read. If not, `wait_for_room`."""
-        return self._engine.has_room
+    def has_room(self, session: Session) -> bool:
+        """The connection may be read. If not, `wait_for_room`."""
+        if not self._engine.has_room:
+            return False
+        return self._store.room is Room.PLENTY or not self._engine.must_wait(session)
 
-    def wait_for_room(self, peer: Peer) -> None:
-        """Call `peer.read_on` when there is room."""
-        self._waiting_for_room[peer] = None
+    def wait_for_room(self, session: Session) -> None:
+        """Call `read_on` of its peer when there is room."""
+        self._waiting_for_room[session] = None
+        if self._room_check is None:
+            self._room_check = self._loop.call_later(ROOM_SECONDS, self._check_room)
+
+    def _check_room(self) -> None:
+        """Room on the disk comes back without anything else happening here."""
+        self._room_check = None
+        self._read_on()
+        if self._waiting_for_room:
+            self._room_check = self._loop.call_later(ROOM_SECONDS, self._check_room)
+
+    def _read_on(self) -> None:
+        for session in [session for session in self._waiting_for_room if self.has_room(session)]:
+            del self._waiting_for_room[session]
+            self._peers[session].read_on()
 
     # ---- Start and stop ----
 
@@ -199,6 +226,7 @@ class Broker:
 
     def close(self) -> None:
         """Let go of the store, once it has done what it is doing. Without `stop` this is the end of a crash."""
+        self._pager.close()
         self._committer.close()
 
     async def _drain(self) -> None:
@@ -231,7 +259,9 @@ class Broker:
         # The disk first: it works while we write to sockets.
         if engine.is_batch_awaited:
             self._commit()
-        answers, deliveries = engine.turn()
+        answers, deliveries, reads = engine.turn()
+        for read in reads:
+            self._pager.read(read)
         peers = self._peers
         written: dict[Peer, None] = {}
         for session, answer in answers:
@@ -245,6 +275,8 @@ class Broker:
             written[peer] = None
         for peer in written:
             peer.flush()
+        for session in engine.relieve():
+            peers[session].cut("does not read what waits in its temporary queues")
         self._commit()
         if engine.has_work:
             self._schedule_turn()
@@ -275,14 +307,24 @@ class Broker:
             self._committer.submit(batch)
 
     def _on_committed(self, batch: Batch) -> None:
-        self._engine.committed(batch)
+        try:
+            self._engine.committed(batch)
+        except StoreError as error:
+            self._on_failed(error)
+            return
         self._turn()
-        if self._waiting_for_room and self._engine.has_room:
-            waiting, self._waiting_for_room = self._waiting_for_room, {}
-            for peer in waiting:
-                peer.read_on()
+        if self._waiting_for_room:
+            self._read_on()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
+
+    def _on_page_read(self, read: Read, page: PageRead) -> None:
+        try:
+            self._engine.page_read(read, page)
+        except StoreError as error:
+            self._on_failed(error)
+            return
+        self._schedule_turn()
 
     def _on_failed(self, error: TruenextError) -> None:
         # Nothing is tried again: after a failed sync the disk may hold less than we believe.

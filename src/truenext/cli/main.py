@@ -1,6 +1,7 @@
 """The `truenext` command."""
 
 from pathlib import Path
+from sys import maxsize
 
 import click
 
@@ -11,7 +12,10 @@ from truenext.cli.client import Failure, queues, receive, send
 from truenext.cli.history import history as history_command
 from truenext.cli.record import record
 from truenext.cli.serve import serve as run_broker
+from truenext.cli.size import Size, said
 from truenext.errors import TruenextError
+from truenext.limits import MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE
+from truenext.policy import Policy, StoreAndDispatch, WhenFull
 from truenext.url import DEFAULT_URL
 
 
@@ -38,6 +42,44 @@ def main() -> None:
     show_default=True,
     help="Write down what happens to every message, for `truenext audit`; in DIR/history.",
 )
+@click.option(
+    "--memory-limit",
+    type=Size(MEMORY_LIMIT_MIN),
+    default=said(MEMORY_LIMIT),
+    show_default=True,
+    help="Private memory the broker may take, all told; what waits beyond that waits on disk.",
+)
+@click.option(
+    "--queue-memory-limit",
+    type=Size(),
+    help="Memory that the messages of one queue may take; no limit of its own by default.",
+)
+@click.option(
+    "--page-size",
+    type=click.IntRange(1, 100_000),
+    default=PAGE_SIZE,
+    show_default=True,
+    help="Messages read from disk at a time.",
+)
+@click.option(
+    "--disk-limit",
+    type=Size(),
+    help="What messages may take on disk, the history apart; by default what the disk has, but for a reserve.",
+)
+@click.option(
+    "--when-full",
+    type=click.Choice([each.value for each in WhenFull]),
+    default=WhenFull.SLOW.value,
+    show_default=True,
+    help="Producers near the limit of the disk wait, or are refused. Consumers go on either way.",
+)
+@click.option(
+    "--store-and-dispatch",
+    type=click.Choice([each.value for each in StoreAndDispatch]),
+    default=StoreAndDispatch.DURABLE.value,
+    show_default=True,
+    help="Dispatch a persistent message once it is durable, or while it is being written.",
+)
 @click.option("--allow-anonymous", is_flag=True, help="Let anybody in who reaches an address beyond loopback.")
 @click.option(
     "--log-level",
@@ -46,7 +88,18 @@ def main() -> None:
     show_default=True,
 )
 def serve(
-    data: Path | None, memory: bool, urls: tuple[str, ...], history: bool, allow_anonymous: bool, log_level: str
+    data: Path | None,
+    memory: bool,
+    urls: tuple[str, ...],
+    history: bool,
+    memory_limit: int,
+    queue_memory_limit: int | None,
+    page_size: int,
+    disk_limit: int | None,
+    when_full: str,
+    store_and_dispatch: str,
+    allow_anonymous: bool,
+    log_level: str,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
@@ -54,9 +107,25 @@ def serve(
     """
     if (data is None) != memory:
         raise click.UsageError("say where messages are kept: --data DIR, or --memory for nowhere")
+    if memory and disk_limit is not None:
+        raise click.UsageError("--disk-limit is for a broker with --data")
     logs.configure(log_level)
+    policy = Policy(
+        page_size=page_size,
+        queue_memory_limit=queue_memory_limit or maxsize,
+        store_and_dispatch=StoreAndDispatch(store_and_dispatch),
+        when_full=WhenFull(when_full),
+    )
     try:
-        run_broker(data, urls, allow_anonymous=allow_anonymous, with_history=history)
+        run_broker(
+            data,
+            urls,
+            policy=policy,
+            memory_limit=memory_limit,
+            disk_limit=disk_limit,
+            allow_anonymous=allow_anonymous,
+            with_history=history,
+        )
     except TruenextError as error:
         raise Failure(error) from error
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from sys import maxsize
 from typing import Any
 
 import truenext
@@ -17,7 +18,8 @@ from truenext.broker.recovery import recover
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import Exporter
 from truenext.history.writer import History
-from truenext.policy import DEFAULT_POLICY
+from truenext.limits import MEMORY_LIMIT
+from truenext.policy import DEFAULT_POLICY, Policy
 from truenext.server.listener import Listener
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
@@ -31,12 +33,26 @@ else:
 
 logger = logging.getLogger(__name__)
 
+MEMORY_SHARE = 0.25
+"""Share of the memory limit for messages; the rest is for what the broker is, and for what is on its way to the disk."""
+
 SWITCH_SECONDS = 0.0005
 """How long the event loop keeps the interpreter from the store's thread: that one asks for it once per record."""
 
 
-def serve(data: Path | None, urls: Sequence[str], *, allow_anonymous: bool, with_history: bool = True) -> None:
+def serve(
+    data: Path | None,
+    urls: Sequence[str],
+    *,
+    policy: Policy = DEFAULT_POLICY,
+    memory_limit: int = MEMORY_LIMIT,
+    disk_limit: int | None = None,
+    allow_anonymous: bool = False,
+    with_history: bool = True,
+) -> None:
     """Run a broker until SIGTERM or SIGINT; `data` None keeps everything in memory, and no history.
+
+    `memory_limit` is for all private memory of the process, `disk_limit` for messages on disk, both in bytes.
 
     Raises: ConfigurationError, StoreError, HistoryError
     """
@@ -52,9 +68,11 @@ def serve(data: Path | None, urls: Sequence[str], *, allow_anonymous: bool, with
         store: Store
         if data is None:
             store = MemoryStore()
+            messages_in_memory = maxsize
             opened.callback(store.close)
         else:
             store = embedded = EmbeddedStore(data)
+            messages_in_memory = int(memory_limit * MEMORY_SHARE)
             opened.callback(store.close)
             if with_history:
                 exporter = Exporter(data / "history")
@@ -63,16 +81,18 @@ def serve(data: Path | None, urls: Sequence[str], *, allow_anonymous: bool, with
                 opened.callback(history.close)
                 embedded.sync_history = history.sync
         runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
-        runner.run(_run(store, history, addresses))
+        runner.run(_run(store, history, addresses, policy, messages_in_memory))
 
 
-async def _run(store: Store, history: History | None, addresses: Sequence[Address]) -> None:
+async def _run(
+    store: Store, history: History | None, addresses: Sequence[Address], policy: Policy, memory_limit: int
+) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     sys.setswitchinterval(SWITCH_SECONDS)
-    engine, recovered = recover(store, DEFAULT_POLICY, history)
+    engine, recovered = recover(store, policy, memory_limit=memory_limit, history=history)
     _spare_the_collector()
     # Closed before the store is, whatever happens: the store's thread must not be in the middle of a batch then.
     broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000, history=history)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from zlib import crc32
 
 from truenext.commands import AckMode
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from truenext.engine.consumer import Consumer
     from truenext.engine.lane import Entry
     from truenext.engine.queue import Queue
+    from truenext.message import Message
 
 _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED = (
     int(kind) for kind in (Kind.ACCEPTED, Kind.DISPATCHED, Kind.ACKNOWLEDGED, Kind.RETURNED, Kind.EXPIRED)
@@ -83,7 +84,7 @@ class Account:
     # ---- What happens to many messages ----
 
     def accepted(self, entry: Entry) -> None:
-        queue = entry.queue
+        queue = entry.lane.queue
         if queue.number:
             if self.accepting is not queue or self.accepting_batch != entry.batch:
                 self._open(_ACCEPTED, queue.number, entry.batch)
@@ -99,7 +100,7 @@ class Account:
             self._consumers.extend(consumers)
 
     def acknowledged(self, entry: Entry) -> None:
-        self.acknowledged_all(entry.queue, (entry,))
+        self.acknowledged_all(entry.lane.queue, (entry,))
 
     def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
         if queue.number:
@@ -109,16 +110,16 @@ class Account:
             self.entries.extend(entries)
 
     def returned(self, entry: Entry, *, has_failed: bool) -> None:
-        if entry.queue.number:
+        if entry.lane.queue.number:
             code = _FAILED if has_failed else _RELEASED
-            if self._kind != _RETURNED or self._queue != entry.queue.number or self._code != code:
-                self._open(_RETURNED, entry.queue.number, code=code)
+            if self._kind != _RETURNED or self._queue != entry.lane.queue.number or self._code != code:
+                self._open(_RETURNED, entry.lane.queue.number, code=code)
             self.entries.append(entry)
 
     def expired(self, entry: Entry) -> None:
-        if entry.queue.number:
-            if self._kind != _EXPIRED or self._queue != entry.queue.number:
-                self._open(_EXPIRED, entry.queue.number)
+        if entry.lane.queue.number:
+            if self._kind != _EXPIRED or self._queue != entry.lane.queue.number:
+                self._open(_EXPIRED, entry.lane.queue.number)
             self.entries.append(entry)
 
     # ---- What happens rarely ----
@@ -149,7 +150,7 @@ class Account:
 
     def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
         columns = _column("Q", [entry.sequence]) + _column("I", [target.number]) + _column("Q", [target_sequence])
-        self._single(Kind.DEAD_LETTERED, entry.queue.number, columns=columns)
+        self._single(Kind.DEAD_LETTERED, entry.lane.queue.number, columns=columns)
 
     def named(self, queue: Queue) -> None:
         """To be told of every queue before anything happens in it."""
@@ -204,7 +205,8 @@ class Account:
         block = BLOCK.pack(kind, self._code, count, self._queue, self._other, self._opened_us)
         columns = _column("Q", [entry.sequence for entry in entries])
         if kind == _ACCEPTED:
-            messages = [entry.message for entry in entries]
+            # All there: nothing leaves memory before its batch is durable, and handing that over ends the block.
+            messages = cast("list[Message]", [entry.message for entry in entries])
             columns += _column("I", [len(message.body) for message in messages])
             columns += bytes([message.priority + PERSISTENT_FLAG * message.persistent for message in messages])
         elif kind == _DISPATCHED:

@@ -9,10 +9,11 @@ from sys import maxsize
 from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode, Subscribe
-from truenext.limits import UNSENT_BYTES_MAX, WINDOW_DEFAULT, WINDOW_MAX
+from truenext.limits import WINDOW_DEFAULT, WINDOW_MAX
 
 if TYPE_CHECKING:
     from truenext.engine.lane import Entry
+    from truenext.engine.memory import Memory
     from truenext.engine.queue import Queue
     from truenext.engine.session import Session
 
@@ -24,10 +25,24 @@ FRAME_BYTES = 200
 class Consumer:
     """One subscription of one connection."""
 
-    __slots__ = ("frame_bytes", "held", "mode", "number", "queue", "served_at", "session", "subscription", "window")
+    __slots__ = (
+        "frame_bytes",
+        "held",
+        "memory",
+        "mode",
+        "number",
+        "queue",
+        "served_at",
+        "session",
+        "subscription",
+        "window",
+    )
 
-    def __init__(self, session: Session, queue: Queue, subscribe: Subscribe, *, number: int, served_at: int) -> None:
+    def __init__(
+        self, session: Session, queue: Queue, subscribe: Subscribe, memory: Memory, *, number: int, served_at: int
+    ) -> None:
         self.session = session
+        self.memory = memory
         self.queue = queue
         self.number = number
         """What the history calls it; never used twice in a run."""
@@ -44,7 +59,7 @@ class Consumer:
 
     def is_open(self) -> bool:
         """It has credit for a message."""
-        return len(self.held) < self.window and self.session.unsent_bytes < UNSENT_BYTES_MAX
+        return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_max
 
     def covered_by(self, sequence: int) -> list[int]:
         """The sequences that an ACK or NACK of a held one covers, in order of dispatch."""

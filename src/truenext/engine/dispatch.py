@@ -1,7 +1,8 @@
 """Which consumer gets which message now.
 
-The lanes are asked in order of rank. A lane answers with its head; if the head's commit is still in flight the lane
-waits, for it must not be overtaken by its equals, and the lower lanes go on. Source: docs/contract.md, "True next".
+The lanes are asked in order of rank. A lane answers with its head. If the head's commit is still in flight the lane
+waits, for it must not be overtaken by its equals, and the lower lanes go on. If the head has to be read from the store
+first, the lane and all lower ones wait: that message is ready, so it is next. Source: docs/contract.md, "True next".
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from truenext.engine.account import Account
     from truenext.engine.consumer import Consumer
-    from truenext.engine.lane import Entry
+    from truenext.engine.lane import Entry, Lane
+    from truenext.engine.memory import Memory
+    from truenext.engine.paging import Paging
     from truenext.engine.queue import Queue
 
 Taker = tuple[int, int, int, "Consumer"]
@@ -25,24 +28,21 @@ Deliveries = dict["Consumer", list["Entry"]]
 class Dispatcher:
     """Hands out messages; counts, so that it knows who has waited longest."""
 
-    __slots__ = ("_account", "dispatches")
+    __slots__ = ("_account", "_expire", "_memory", "_paging", "dispatches")
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, memory: Memory, paging: Paging, expire: Callable[[Entry], object]) -> None:
+        """What turns out to be expired is taken out of its lane and told to `expire`."""
         self._account = account
+        self._memory = memory
+        self._paging = paging
+        self._expire = expire
         self.dispatches = 0
 
-    def dispatch(
-        self,
-        queue: Queue,
-        committed: int,
-        now_ms: int,
-        deliveries: Deliveries,
-        expire: Callable[[Entry], object],
-    ) -> None:
+    def dispatch(self, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries) -> Lane | None:
         """Give out true nexts until no consumer has credit or no message is ready.
 
-        `committed` is the last durable batch. What is given out is added to `deliveries`; what turns out to be expired
-        is taken out of its lane and told to `expire`.
+        `committed` is the last durable batch. What is given out is added to `deliveries`. Returns the lane that the
+        consumers wait for until it is read, or that they came to last.
         """
         takers = [
             (len(consumer.held), consumer.served_at, index, consumer)
@@ -50,54 +50,75 @@ class Dispatcher:
             if consumer.is_open()
         ]
         if not takers:
-            return
+            return None
+        heapify(takers)
         given: list[Entry] = []
         getters: list[int] = []
-        self._give_out(queue, takers, committed, now_ms, deliveries, expire, given, getters)
+        last = None
+        for lane in queue.lanes:
+            if lane.arrived or lane.returned or lane.unread:
+                last = lane
+                if not self._give_out(lane, takers, committed, now_ms, deliveries, given, getters):
+                    break
         if given:
             self._account.dispatched(queue, given, getters)
+        return last
 
     def _give_out(
         self,
-        queue: Queue,
+        lane: Lane,
         takers: list[Taker],
         committed: int,
         now_ms: int,
         deliveries: Deliveries,
-        expire: Callable[[Entry], object],
         given: list[Entry],
         getters: list[int],
-    ) -> None:
-        heapify(takers)
-        for lane in queue.lanes:
-            if not lane.arrived and not lane.returned:
+    ) -> bool:
+        """Give out what is ready in one lane. False if the lower lanes get no turn."""
+        memory = self._memory
+        while True:
+            entry = lane.head()
+            if entry is None:
+                if lane.needs_page:
+                    return False
+                if not lane.unread or lane.recent[0].batch > committed:
+                    return True
+                # All that is above the horizon is still in memory.
+                self._paging.take_in_recent(lane)
                 continue
-            while (entry := lane.head()) is not None and entry.batch <= committed:
-                lane.pop()
-                message = entry.message
-                if 0 < message.expires_ms <= now_ms:
-                    expire(entry)
-                    continue
-                consumer = takers[0][3]
-                entry.deliveries += 1
-                held = consumer.held
-                held[entry.sequence] = entry
-                given.append(entry)
-                getters.append(consumer.number)
-                session = consumer.session
-                session.unsent_bytes += len(message.body) + len(message.header) + consumer.frame_bytes
-                self.dispatches += 1
-                consumer.served_at = self.dispatches
-                if consumer in deliveries:
-                    deliveries[consumer].append(entry)
-                else:
-                    deliveries[consumer] = [entry]
-                if consumer.is_open():
-                    heapreplace(takers, (len(held), consumer.served_at, takers[0][2], consumer))
-                else:
-                    heappop(takers)
-                # Subscriptions of one connection share its room: those behind may just have lost theirs.
-                while takers and not takers[0][3].is_open():
-                    heappop(takers)
-                if not takers:
-                    return
+            if entry.batch > committed:
+                return True
+            message = entry.message
+            if message is None:
+                return False
+            lane.pop()
+            if 0 < message.expires_ms <= now_ms:
+                self._expire(entry)
+                continue
+            consumer = takers[0][3]
+            entry.deliveries += 1
+            held = consumer.held
+            held[entry.sequence] = entry
+            given.append(entry)
+            getters.append(consumer.number)
+            session = consumer.session
+            size = len(message.body) + len(message.header) + consumer.frame_bytes
+            session.unsent_bytes += size
+            memory.unsent += size
+            if memory.unsent > memory.unsent_mark:
+                memory.unsent_max = 1
+            self.dispatches += 1
+            consumer.served_at = self.dispatches
+            if consumer in deliveries:
+                deliveries[consumer].append(entry)
+            else:
+                deliveries[consumer] = [entry]
+            if consumer.is_open():
+                heapreplace(takers, (len(held), consumer.served_at, takers[0][2], consumer))
+            else:
+                heappop(takers)
+            # Subscriptions of one connection share its room: those behind may just have lost theirs.
+            while takers and not takers[0][3].is_open():
+                heappop(takers)
+            if not takers:
+                return False

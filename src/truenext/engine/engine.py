@@ -8,12 +8,15 @@ returns. Everything is single-threaded and nothing blocks.
     turn    -> dispatch in every queue that changed -> deliveries, answers
 
     take_batch()         hands the gathering batch over; the next one starts
-    committed(number)    what waited for it becomes visible, its answers leave
+    committed(batch)     what waited for it becomes visible, its answers leave
+    page_read(...)       what a turn wanted to be read from the store is there
+    relieve()            messages leave memory where it is short
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from sys import maxsize
 from typing import NamedTuple
 
 from truenext.answers import Answer
@@ -24,13 +27,15 @@ from truenext.engine.account import Account, NoAccount
 from truenext.engine.consumer import Consumer
 from truenext.engine.dispatch import Deliveries, Dispatcher
 from truenext.engine.lane import Entry
+from truenext.engine.memory import Memory
+from truenext.engine.paging import PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import dead_letter, is_exhausted
 from truenext.engine.session import Session
 from truenext.engine.transaction import Transaction, begin, make_room
 from truenext.engine.writing import mark, put, remove
-from truenext.errors import RemoteProtocolError
+from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     GATHERING_BYTES_MAX,
     QUEUES_MAX,
@@ -42,7 +47,8 @@ from truenext.limits import (
     WAITING_ANSWER_BYTES,
 )
 from truenext.message import Message
-from truenext.policy import DEFAULT_POLICY, Policy
+from truenext.policy import DEFAULT_POLICY, Policy, StoreAndDispatch, WhenFull
+from truenext.room import Room
 
 
 class Effects(NamedTuple):
@@ -51,22 +57,39 @@ class Effects(NamedTuple):
     answers: list[tuple[Session, Answer]]
     deliveries: Deliveries
     """Per consumer, in order of dispatch."""
+    reads: list[Read]
+    """What is to be read from the store; `page_read` takes it."""
 
 
 class Engine:
     def __init__(
-        self, *, sequence_limit: int = 1, policy: Policy = DEFAULT_POLICY, account: Account | None = None
+        self,
+        *,
+        sequence_limit: int = 1,
+        redelivered_below: int = 0,
+        memory_limit: int = maxsize,
+        policy: Policy = DEFAULT_POLICY,
+        account: Account | None = None,
     ) -> None:
-        """`sequence_limit` is the store's: no sequence from there on was ever given out."""
+        """`sequence_limit` and `redelivered_below` are the store's: no sequence from the one on was ever given out, and
+        what is below the other may have been dispatched without a trace. Of `memory_limit` see Memory.
+        """
         self._account = account or NoAccount()
+        self.memory = Memory(memory_limit)
+        self.room = Room.PLENTY
+        """For what senders bring; set by the caller before commands."""
+        self._paging = Paging(self.memory, policy, redelivered_below=redelivered_below)
+        self._early_pages: list[tuple[Read, PageRead]] = []
+        """True up to a batch that is durable, but not known to be."""
         self.now_ms = 0
         """Milliseconds since the epoch; set by the caller before commands and turns."""
         self._policy = policy
+        self._is_concurrent = policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
         self._sessions: dict[str, Session] = {}
         self._queues: dict[str, Queue] = {}
         self._queue_number = 0
         self._producers = Producers()
-        self._dispatcher = Dispatcher(self._account)
+        self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
         self._consumer_number = 0
         self._touched: dict[Queue, None] = {}
         """Queues in which a dispatch may have become possible, in order of the first touch."""
@@ -98,10 +121,11 @@ class Engine:
         self._queue_number = max(self._queue_number, number)
         return queue
 
-    def restore_entry(self, entry: Entry) -> None:
-        """Take over a stored message; those of a lane come in the order of their sequences."""
-        entry.queue.lane_of(entry.message).arrived.append(entry)
-        self._touched[entry.queue] = None
+    def restore_lane(self, queue: Queue, rank: int, count: int) -> None:
+        """The store has `count` messages of a queue and rank; they are read when somebody wants them."""
+        lane = queue.lanes[rank]
+        lane.horizon = 0
+        lane.unread = count
 
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         self._producers.restore(states)
@@ -157,6 +181,10 @@ class Engine:
             return False
         return self._batch.size + self._account.size < GATHERING_BYTES_MAX
 
+    def must_wait(self, session: Session) -> bool:
+        """It may not send while room is short, but may wait until there is more."""
+        return session.only_sends and self._policy.when_full is WhenFull.SLOW
+
     @property
     def is_batch_awaited(self) -> bool:
         return self._is_awaited
@@ -188,6 +216,7 @@ class Engine:
         if self._sessions.pop(session.id, None) is None:
             return
         for transaction in session.transactions.values():
+            self.memory.open -= transaction.size
             for entry in transaction.acknowledged + transaction.refused:
                 self._give_back(entry, has_failed=not is_clean)
         session.transactions.clear()
@@ -197,11 +226,12 @@ class Engine:
         session.consumers.clear()
         for queue in session.temporary_queues:
             self._drop(queue)
+        self._count_taken(session)
 
     def taken(self, session: Session) -> None:
         """The socket has taken all bytes of all messages dispatched to the connection."""
-        had_no_room = session.unsent_bytes >= UNSENT_BYTES_MAX
-        session.unsent_bytes = 0
+        had_no_room = session.unsent_bytes >= self.memory.unsent_max
+        self._count_taken(session)
         for consumer in session.consumers.values():
             held = consumer.held
             if had_no_room or len(held) >= consumer.window:
@@ -248,15 +278,21 @@ class Engine:
             transaction = session.transaction(send.transaction)
             size = len(send.message.header) + len(send.message.body)
             make_room(session.transactions, size=size)
+            if not self.memory.has_room_to_open(size):
+                raise NoRoomError("open transactions hold as much as memory has for them; commit, or try again later")
+            self._admit(session, send)
             transaction.sends.append(send)
             transaction.size += size
+            self.memory.open += size
             return
         if send.producer is not None and self._is_repeat(session, send.producer, send.number):
             return
+        self._admit(session, send)
         is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
         queue = self._queue(send.destination)
         if queue is not None:
-            self._accept(queue, send.message, self._batch.number if is_stored else 0)
+            visible_at_once = not is_stored or self._is_concurrent
+            self._accept(queue, send.message, 0 if visible_at_once else self._batch.number)
         if send.producer is not None:
             self._record_number(send.producer, send.number, is_stored)
         if is_stored:
@@ -275,7 +311,7 @@ class Engine:
         assert queue is not None, "the owner of a temporary queue is connected"
         self._consumer_number += 1
         consumer = Consumer(
-            session, queue, subscribe, number=self._consumer_number, served_at=self._dispatcher.dispatches
+            session, queue, subscribe, self.memory, number=self._consumer_number, served_at=self._dispatcher.dispatches
         )
         self._account.subscribed(consumer)
         session.consumers[subscribe.subscription] = consumer
@@ -301,8 +337,7 @@ class Engine:
                 account.entries.append(entry)
             else:
                 account.acknowledged(entry)
-            if entry.stored:
-                remove(self._batch, entry)
+            if self._forget(entry):
                 session.batch = self._batch.number
             return
         covered = consumer.covered_by(ack.sequence)
@@ -345,6 +380,7 @@ class Engine:
         # Everything that can be refused is asked for first: from here on all of it happens.
         queues = [self._queue(send.destination) for send in transaction.sends]
         del session.transactions[commit.transaction]
+        self.memory.open -= transaction.size
         is_stored = transaction.is_stored()
         batch = self._batch.number if is_stored else 0
         for queue, send in zip(queues, transaction.sends, strict=True):
@@ -374,9 +410,33 @@ class Engine:
         if self._touched:
             touched, self._touched = self._touched, {}
             for queue in touched:
-                self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries, self._expire)
+                lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
+                if lane is not None:
+                    self._paging.ask(lane)
         answers, self._answers = self._answers, []
-        return Effects(answers, deliveries)
+        return Effects(answers, deliveries, self._paging.take_reads())
+
+    def page_read(self, read: Read, page: PageRead) -> None:
+        """What a turn wanted to be read is there.
+
+        Raises: StoreError if the store has lost something.
+        """
+        if page.as_of > self._committed:
+            # Its batch became durable a moment ago; all queues are to see that in one step.
+            self._early_pages.append((read, page))
+            return
+        for entry in self._paging.page_read(read, page):
+            self._dead_letter(entry, entry.message)
+        self._touched[read.lane.queue] = None
+
+    def relieve(self) -> list[Session]:
+        """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
+
+        Not before what the last turn dispatched is written. Returns connections that must be ended: they do not read
+        what waits in their temporary queues.
+        """
+        queues = self._paging.relieve(self._queues.values(), self._batch, self._committed)
+        return [self._sessions[queue.destination.session] for queue in queues]
 
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write."""
@@ -396,7 +456,12 @@ class Engine:
             self._account.committed(batch.number)
         if batch.sequence_limit:
             self._sequence_limit = batch.sequence_limit
+        self._paging.let_go(batch.number)
         self._touched.update(self._waiting_queues.pop(batch.number, {}))
+        if self._early_pages:
+            pages, self._early_pages = self._early_pages, []
+            for read, page in pages:
+                self.page_read(read, page)
         self._answers.extend(self._waiting_answers.pop(batch.number, ()))
 
     # ---- Inside ----
@@ -407,8 +472,27 @@ class Engine:
         make_room(session.transactions, count=count)
         return transaction
 
+    def _admit(self, session: Session, send: Send) -> None:
+        """Raises: NoRoomError if the store has no room for what this connection sends."""
+        session.has_sent = True
+        if self.room is Room.PLENTY or send.destination.kind is not Kind.QUEUE:
+            return
+        if self.room is Room.NONE or (session.only_sends and self._policy.when_full is WhenFull.REFUSE):
+            raise NoRoomError("the broker's disk is as full as it may be; try again when messages were consumed")
+
+    def _count_taken(self, session: Session) -> None:
+        """The connection's socket has nothing waiting any more."""
+        memory = self.memory
+        memory.unsent -= session.unsent_bytes
+        session.unsent_bytes = 0
+        if memory.unsent_max < UNSENT_BYTES_MAX and memory.unsent <= memory.unsent_mark:
+            memory.unsent_max = UNSENT_BYTES_MAX
+            for one in self._sessions.values():
+                for consumer in one.consumers.values():
+                    self._touched[consumer.queue] = None
+
     def _accept(self, queue: Queue, message: Message, batch: int) -> None:
-        """Give a new message its place. It is visible with `batch`, whether itself stored or not."""
+        """Give a new message its place. It is visible with `batch`, 0 is at once, whether itself stored or not."""
         sequence = self._next_sequence
         self._next_sequence = sequence + 1
         if sequence >= self._sequence_limit:
@@ -417,15 +501,15 @@ class Engine:
                 self._request_sequences()
             batch = max(batch, self._requested_in)
         message.arrived_ms = self.now_ms
-        entry = Entry(sequence, message, queue, batch, message.persistent and not queue.is_temporary)
-        queue.lane_of(message).arrived.append(entry)
+        entry = Entry(sequence, message, queue.lane_of(message), batch, message.persistent, None)
+        if message.persistent and not queue.is_temporary:
+            put(self._batch, entry)
+        self._paging.add(entry, message, self._batch)
         account = self._account
         if account.accepting is queue and account.accepting_batch == batch:
             account.entries.append(entry)
         else:
             account.accepted(entry)
-        if entry.stored:
-            put(self._batch, entry)
         if batch:
             self._is_awaited |= batch == self._batch.number
             self._waiting_queues.setdefault(batch, {})[queue] = None
@@ -434,25 +518,37 @@ class Engine:
 
     def _give_back(self, entry: Entry, *, has_failed: bool) -> None:
         """Put a message at its place again, or into the dead-letter queue."""
-        queue = entry.queue
+        lane = entry.lane
+        queue = lane.queue
         if self._queues.get(queue.name) is not queue:
             # A temporary queue that went with its connection.
+            self._paging.went(entry)
             return
         if has_failed:
             entry.attempts += 1
             if is_exhausted(self._policy, entry.attempts) and not queue.keeps_failures:
-                self._forget(entry)
-                destination, message = dead_letter(entry.message, queue.name, entry.attempts)
-                # Without asking for QUEUES_MAX: what failed must have a place to go.
-                dead_letters = self._queues.get(destination.name) or self._make_queue(destination)
-                self._account.dead_lettered(entry, dead_letters, self._next_sequence)
-                self._accept(dead_letters, message, self._batch.number)
+                self._dead_letter(entry, entry.message)
                 return
-            if entry.stored:
+            if entry.stored is not None:
                 mark(self._batch, entry)
         self._account.returned(entry, has_failed=has_failed)
-        queue.lane_of(entry.message).give_back(entry)
+        lane.give_back(entry)
         self._touched[queue] = None
+
+    def _dead_letter(self, entry: Entry, message: Message | None) -> None:
+        """Move a message that is in no lane any more to where failed ones go; at once, if it is in memory."""
+        if message is None:
+            # Should the broker end before it is read, it is moved when it is read after that.
+            mark(self._batch, entry)
+            self._paging.doom(entry)
+            return
+        origin = entry.lane.queue
+        destination, letter = dead_letter(message, origin.name, entry.attempts)
+        # Without asking for QUEUES_MAX: what failed must have a place to go.
+        dead_letters = self._queues.get(destination.name) or self._make_queue(destination)
+        self._account.dead_lettered(entry, dead_letters, self._next_sequence)
+        self._forget(entry)
+        self._accept(dead_letters, letter, self._batch.number)
 
     def _release(self, consumer: Consumer, *, has_begun: bool) -> None:
         """End a consumer; `has_begun` charges an attempt to the first message it holds."""
@@ -467,6 +563,7 @@ class Engine:
 
     def _abort(self, session: Session, name: str, *, has_failed: bool) -> None:
         transaction = session.transactions.pop(name)
+        self.memory.open -= transaction.size
         for entry in transaction.acknowledged + transaction.refused:
             self._give_back(entry, has_failed=has_failed)
         if len(transaction) > len(transaction.sends):
@@ -496,9 +593,11 @@ class Engine:
 
     def _forget(self, entry: Entry) -> bool:
         """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
-        if entry.stored:
-            remove(self._batch, entry)
-        return entry.stored
+        self._paging.went(entry)
+        if entry.stored is None:
+            return False
+        remove(self._batch, entry)
+        return True
 
     def _queue(self, destination: Destination) -> Queue | None:
         """The queue a client names, made on first use; None if it went with its connection."""
@@ -533,13 +632,14 @@ class Engine:
         del self._queues[queue.name]
         self._touched.pop(queue, None)
         for lane in queue.lanes:
-            # An entry refers to its queue without the garbage collector's knowledge: break the circle by hand.
+            for entry in lane:
+                self._paging.went(entry)
+            # An entry refers to its lane without the garbage collector's knowledge: break the circle by hand.
             lane.clear()
 
     def _write_down(self, entry: Entry) -> None:
         """Store a waiting transient, and of any message how often it was dispatched."""
-        if not entry.stored:
-            entry.stored = True
+        if entry.stored is None:
             put(self._batch, entry)
         if entry.deliveries or entry.attempts:
             mark(self._batch, entry)

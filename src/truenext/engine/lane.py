@@ -1,14 +1,22 @@
 """Where the messages of one queue and one priority wait.
 
-A lane holds persistent and transient messages together, in the order of their sequences. New ones arrive in that order
-by themselves; one that is given back has an older sequence than those that arrived since, and stands in a heap beside
-them. The earlier of the two heads is the lane's head.
+A lane holds persistent and transient messages together, in the order of their sequences. What is in memory is a
+beginning of it; the rest, if any, is in the store alone and is read page by page:
+
+    returned, arrived                            unread
+    <----- in memory, in order -----> horizon <----- in the store, or being written ----->
+
+Every message at or below the horizon that waits is in memory, every one above it is returned by a page of the store or
+stands in `recent`, because its write is under way. Whoever was dispatched is below it. So there is one unread region,
+and a page never brings what is in memory, held or gone already.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, merge
+from operator import attrgetter
+from sys import maxsize
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,19 +26,26 @@ from truenext.message import Message
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from truenext.engine.paging import Read
     from truenext.engine.queue import Queue
+
+WHOLE = maxsize
+"""The horizon of a lane that is in memory wholly."""
 
 
 class Entry(msgspec.Struct, gc=False):
     """A message's place in a queue, and what became of it there so far."""
 
     sequence: int
-    message: Message
-    queue: Queue
+    message: Message | None
+    """None if only the store has it: it has left memory, or it is done with."""
+    lane: Lane
     batch: int
     """It is visible once this batch is durable; 0 is at once."""
-    stored: bool
-    """The store has it, or will have with `batch`: its removal must be told to the store."""
+    persistent: bool
+    stored: int | None
+    """The batch that gives it to the store, 0 for one of an earlier run: its removal must be told to the store. None
+    if the store has never heard of it."""
     deliveries: int = 0
     attempts: int = 0
     marked: bool = False
@@ -38,27 +53,39 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Lane:
-    __slots__ = ("arrived", "key", "returned")
+    __slots__ = ("arrived", "bodiless", "horizon", "key", "queue", "reading", "recent", "returned", "unread")
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, queue: Queue) -> None:
         self.key = key
         """What the store's keys of this lane begin with, see record.py."""
+        self.queue = queue
         self.arrived: deque[Entry] = deque()
         """Not given back in this run, in order of sequence. Whoever appends keeps it so."""
         self.returned: list[tuple[int, Entry]] = []
         """Given back, as a heap by sequence."""
+        self.bodiless: dict[int, Entry] = {}
+        """Those whose message has to be read before anything can be done with them, by sequence: given back ones, and
+        failed ones on their way to the dead-letter queue."""
+        self.horizon = WHOLE
+        """The highest sequence up to which this lane is in memory."""
+        self.unread = 0
+        """Messages above the horizon."""
+        self.recent: deque[Entry] = deque()
+        """Those of them whose write is under way, or was when the page was asked for that is being read; in order."""
+        self.reading: Read | None = None
+        """The page that is being read."""
 
     def __len__(self) -> int:
-        return len(self.arrived) + len(self.returned)
+        return len(self.arrived) + len(self.returned) + self.unread
 
     def __iter__(self) -> Iterator[Entry]:
-        """In no particular order."""
+        """Those in memory, in no particular order."""
         yield from self.arrived
         for _, entry in self.returned:
             yield entry
 
     def head(self) -> Entry | None:
-        """The earliest message, ready or not."""
+        """The earliest message in memory, ready or not."""
         arrived, returned = self.arrived, self.returned
         if returned and (not arrived or returned[0][0] < arrived[0].sequence):
             return returned[0][1]
@@ -71,10 +98,81 @@ class Lane:
             return heappop(returned)[1]
         return arrived.popleft()
 
+    def append(self, entry: Entry) -> None:
+        """Add a new message. Above a horizon its write has to be under way."""
+        if self.horizon == WHOLE:
+            self.arrived.append(entry)
+        else:
+            self.unread += 1
+            self.recent.append(entry)
+
     def give_back(self, entry: Entry) -> None:
         """Put a message that was dispatched at its place again."""
         heappush(self.returned, (entry.sequence, entry))
+        if entry.message is None:
+            self.bodiless[entry.sequence] = entry
+
+    def leave_out(self, entry: Entry) -> None:
+        """Forget a message that was given back."""
+        self.returned = [(sequence, one) for sequence, one in self.returned if one is not entry]
+        heapify(self.returned)
 
     def clear(self) -> None:
         self.arrived.clear()
         self.returned.clear()
+
+    # ---- The horizon ----
+
+    @property
+    def needs_page(self) -> bool:
+        """There are messages that only the store has."""
+        return self.unread > len(self.recent)
+
+    def lower_horizon(self) -> Entry:
+        """Move the last message in memory above the horizon; whoever asked for a page must ask again."""
+        entry = self.arrived.pop()
+        self.horizon = entry.sequence - 1
+        self.unread += 1
+        self.reading = None
+        return entry
+
+    def take_in_recent(self) -> None:
+        """Nothing above the horizon has left memory: the lane is whole again."""
+        self.arrived.extend(self.recent)
+        self.recent.clear()
+        self.unread = 0
+        self.horizon = WHOLE
+        self.reading = None
+
+    def take_in(self, page: list[Entry], left_out: int, up_to: int, as_of: int) -> tuple[list[Entry], list[Entry]]:
+        """Move the horizon up to sequence `up_to`, WHOLE at the lane's end; `page` is what the store had between the
+        two when batch `as_of` was the last, `left_out` how many of it do not belong into the lane.
+
+        Returns what was recent up to there: what is in the page as well, and what is not and has come into the lane.
+        """
+        in_page: list[Entry] = []
+        not_in_page: list[Entry] = []
+        while self.recent and self.recent[0].sequence <= up_to:
+            entry = self.recent.popleft()
+            (in_page if _is_stored(entry, as_of) else not_in_page).append(entry)
+        # Nothing of what was written meanwhile may be left behind: it is below the horizon now.
+        self.arrived.extend(merge(page, not_in_page, key=attrgetter("sequence")) if not_in_page else page)
+        self.unread -= len(page) + len(not_in_page) + left_out
+        self.horizon = up_to
+        return in_page, not_in_page
+
+    def let_go(self, committed: int) -> list[Entry]:
+        """What no longer has to be in memory, now that this batch is durable; not while a page is being read."""
+        if self.reading is not None:
+            # It may have been read before the batch was written.
+            return []
+        gone = [entry for entry in self.recent if _is_stored(entry, committed)]
+        if len(gone) == len(self.recent):
+            self.recent.clear()
+        elif gone:
+            self.recent = deque(entry for entry in self.recent if not _is_stored(entry, committed))
+        return gone
+
+
+def _is_stored(entry: Entry, as_of: int) -> bool:
+    return entry.stored is not None and entry.stored <= as_of

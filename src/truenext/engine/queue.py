@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 
 class Queue:
-    __slots__ = ("consumers", "destination", "is_known_to_store", "lanes", "number")
+    __slots__ = ("consumers", "destination", "is_known_to_store", "lanes", "number", "resident")
 
     def __init__(self, destination: Destination, number: int) -> None:
         self.destination = destination
         self.number = number
         """What the store calls it."""
         self.is_known_to_store = False
-        self.lanes = [Lane(lane_key(number, rank)) for rank in RANKS]
+        self.lanes = [Lane(lane_key(number, rank), self) for rank in RANKS]
         """By rank: the first non-empty lane is served first."""
         self.consumers: list[Consumer] = []
+        self.resident = 0
+        """Bytes of memory that its messages take, waiting or held."""
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    __slots__ = ("batch", "consumers", "id", "temporary_queues", "transactions", "unsent_bytes")
+    __slots__ = ("batch", "consumers", "has_sent", "id", "temporary_queues", "transactions", "unsent_bytes")
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
@@ -27,8 +27,15 @@ class Session:
         """They go with the connection."""
         self.batch = 0
         """The last batch that has anything of this connection; its answers wait for it."""
+        self.has_sent = False
+        """It has sent something to a queue."""
         self.unsent_bytes = 0
         """Bytes of messages dispatched to this connection that its socket has not taken."""
+
+    @property
+    def only_sends(self) -> bool:
+        """It takes no messages away: it may have to wait until others have."""
+        return self.has_sent and not self.consumers and not self.transactions
 
     def consumer_of(self, subscription: str | None, sequence: int) -> Consumer:
         """The consumer that an ACK or NACK speaks of.

@@ -36,7 +36,7 @@ class Transaction:
     def is_stored(self) -> bool:
         """Its COMMIT is visible once durable, rather than at once."""
         return any(send.message.persistent and send.destination.kind is Kind.QUEUE for send in self.sends) or any(
-            entry.stored for entry in self.acknowledged
+            entry.stored is not None for entry in self.acknowledged
         )
 
 

@@ -13,22 +13,28 @@ if TYPE_CHECKING:
 
 def put(batch: Batch, entry: Entry) -> None:
     """The message is to be stored; its queue is introduced to the store first if that does not know it."""
-    queue = entry.queue
+    queue = entry.lane.queue
     if not queue.is_known_to_store:
         queue.is_known_to_store = True
         batch.queues[queue.number] = queue.name
     message = entry.message
-    key = message_key(queue.lane_of(message).key, entry.sequence)
+    assert message is not None, "what has left memory is in the store already"
+    key = message_key(entry.lane.key, entry.sequence)
     record = encode(key, message)
-    (batch.puts if message.persistent else batch.transient_puts)[key] = record
+    (batch.puts if entry.persistent else batch.transient_puts)[key] = record
     batch.size += len(record)
+    entry.stored = batch.number
 
 
 def remove(batch: Batch, entry: Entry) -> None:
-    """A stored message is gone."""
-    message = entry.message
-    key = message_key(entry.queue.lane_of(message).key, entry.sequence)
-    (batch.removes if message.persistent else batch.transient_removes).append(key)
+    """A stored message is gone; one that is still to be written with this batch is not written at all."""
+    key = message_key(entry.lane.key, entry.sequence)
+    if entry.stored == batch.number:
+        batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key))
+        if entry.marked:
+            batch.marks.pop(key, None)
+        return
+    (batch.removes if entry.persistent else batch.transient_removes).append(key)
     if entry.marked:
         batch.unmarks.append(key)
     batch.size += len(key)
@@ -37,6 +43,6 @@ def remove(batch: Batch, entry: Entry) -> None:
 def mark(batch: Batch, entry: Entry) -> None:
     """How often a stored message was dispatched, and how often a consumer failed with it."""
     entry.marked = True
-    key = message_key(entry.queue.lane_of(entry.message).key, entry.sequence)
+    key = message_key(entry.lane.key, entry.sequence)
     batch.marks[key] = (entry.attempts, entry.deliveries)
     batch.size += len(key)

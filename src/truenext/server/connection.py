@@ -17,7 +17,7 @@ from truenext.broker.broker import Broker
 from truenext.commands import AckMode
 from truenext.engine.consumer import Consumer
 from truenext.engine.lane import Entry
-from truenext.errors import RemoteProtocolError
+from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     HEART_BEAT_GRACE,
     LOGIN_BYTES_MAX,
@@ -91,10 +91,10 @@ class Connection:
     # ---- Reading ----
 
     def _on_readable(self) -> None:
-        if self._is_reading and not self._broker.has_room:
+        if self._is_reading and not self._broker.has_room(self._session):
             self._is_paused = True
             self._loop.remove_reader(self._sock)
-            self._broker.wait_for_room(self)
+            self._broker.wait_for_room(self._session)
             return
         try:
             data = self._sock.recv(READ_BYTES if self._stomp.is_connected else LOGIN_BYTES_MAX)
@@ -142,7 +142,7 @@ class Connection:
             self._broker.execute(self._session, self._stomp.receive(data))
         except RemoteProtocolError as error:
             self._greet()
-            self._refuse(str(error), self._stomp.receipt_in_question)
+            self._refuse(str(error), self._stomp.receipt_in_question, is_blameless=isinstance(error, NoRoomError))
             return
         self._greet()
         if self._stomp.is_closed:
@@ -164,13 +164,16 @@ class Connection:
         if self._stomp.expects_every_ms:
             self._after(self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000, "silence", self._on_silence)
 
-    def _refuse(self, reason: str, receipt: str | None) -> None:
+    def cut(self, reason: str) -> None:
+        self._refuse(reason, None)
+
+    def _refuse(self, reason: str, receipt: str | None, *, is_blameless: bool = False) -> None:
         """Answer with an ERROR, behind the receipts that are due, and end the connection."""
         if not self._is_reading:
             return
         logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._is_reading = False
-        self._broker.lose(self._session)
+        self._broker.lose(self._session, is_blameless=is_blameless)
         summary, _, _ = reason.partition("\n")
         self._broker.answer(self._session, Fault(summary[:200], reason, receipt))
         self._broker.answer(self._session, Farewell())

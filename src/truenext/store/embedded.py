@@ -31,6 +31,7 @@ from truenext.batch import Batch
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE
+from truenext.room import Room
 from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
@@ -148,6 +149,10 @@ class EmbeddedStore:
                 return Page.of(merged, limit, size_max, as_of=self._applied)
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error) from error
+
+    @property
+    def room(self) -> Room:
+        return Room.PLENTY
 
     def close(self) -> None:
         """Let go of files and locks. Nothing is written. No page may be under way."""

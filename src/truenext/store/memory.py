@@ -14,6 +14,7 @@ from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE, message_key
+from truenext.room import Room
 from truenext.store.store import Page, Recovered, StoredMessage
 
 
@@ -71,6 +72,10 @@ class MemoryStore:
             keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)
             messages = (StoredMessage(key, self._record(key), *self._marks.get(key, (0, 0))) for key in keys)
             return Page.of(messages, limit, size_max, as_of=self._applied)
+
+    @property
+    def room(self) -> Room:
+        return Room.PLENTY
 
     def close(self) -> None:
         """Nothing is let go: `recover` opens the store again."""

@@ -14,6 +14,7 @@ import msgspec
 
 from truenext.batch import Batch, ProducerState
 from truenext.limits import PAGE_BYTES
+from truenext.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,6 +93,10 @@ class Store(Protocol):
 
         Raises: StoreError if it cannot be read.
         """
+
+    @property
+    def room(self) -> Room:
+        """Cheap, and for any thread."""
 
     def close(self) -> None:
         """Let go of files and locks. Nothing is written."""

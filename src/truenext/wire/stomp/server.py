@@ -85,7 +85,7 @@ class Delivery(Shape):
     @property
     def sequence(self) -> int: ...
     @property
-    def message(self) -> Message: ...
+    def message(self) -> Message | None: ...
     @property
     def deliveries(self) -> int: ...
     @property
@@ -327,6 +327,7 @@ class StompServer:
         add = parts.extend
         for delivery in deliveries:
             message = delivery.message
+            assert message is not None, "what was just dispatched is in memory"
             sequence = str(delivery.sequence)
             identity = f"{sequence}{middle}{sequence}" if middle else sequence
             count = delivery.deliveries

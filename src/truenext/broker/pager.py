@@ -1,0 +1,71 @@
+"""How pages of the store are read without the event loop waiting: on a thread of their own, one after the other."""
+
+import logging
+import threading
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from truenext.engine.paging import Found, PageRead, Read
+from truenext.errors import StoreError, TruenextError
+from truenext.record import DamagedRecord, decode, sequence_of
+from truenext.store.store import Page, Store, StoredMessage
+
+logger = logging.getLogger(__name__)
+
+
+class Pager:
+    def __init__(
+        self,
+        store: Store,
+        loop: AbstractEventLoop,
+        *,
+        there: Callable[[Read, PageRead], None],
+        failed: Callable[[TruenextError], None],
+    ) -> None:
+        """`there` and `failed` are called on the loop; after `failed` nothing is read any more."""
+        self._store = store
+        self._loop = loop
+        self._there = there
+        self._failed = failed
+        self._wanted: SimpleQueue[Read | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="truenext-pager", daemon=True)
+        self._thread.start()
+
+    def read(self, read: Read) -> None:
+        self._wanted.put(read)
+
+    def close(self) -> None:
+        """End the thread, behind the page that it is reading; what else was wanted is not read."""
+        while not self._wanted.empty():
+            self._wanted.get()
+        self._wanted.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (read := self._wanted.get()) is not None:
+            try:
+                page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+                self._loop.call_soon_threadsafe(self._there, read, _decoded(read, page))
+            except Exception as error:
+                failure = error if isinstance(error, TruenextError) else StoreError(f"the store failed: {error!r}")
+                self._loop.call_soon_threadsafe(self._failed, failure)
+                return
+
+
+def _decoded(read: Read, page: Page) -> PageRead:
+    return PageRead([_found(read, stored) for stored in page.messages], page.as_of, page.is_end)
+
+
+def _found(read: Read, stored: StoredMessage) -> Found:
+    sequence = sequence_of(stored.key)
+    try:
+        message = decode(stored.key, stored.record)
+    except DamagedRecord as error:
+        # It stays in the store for whoever looks into it; it is never delivered.
+        logger.error(
+            "message is damaged and will not be delivered",
+            extra={"queue": read.lane.queue.name, "sequence": sequence, "reason": str(error)},
+        )
+        message = None
+    return Found(sequence, message, stored.attempts, stored.deliveries)

@@ -1,0 +1,360 @@
+"""Which messages are in memory: what is read from the store, and what leaves when memory is short.
+
+The engine does not read. It says in the effects of a turn which pages it wants, and is told later what was there.
+
+    a lane's consumers wait, or soon will    -> `ask`       -> a Read for the store
+    the page is there                        -> `page_read` -> the lane's horizon moves up
+    memory is short                          -> `relieve`   -> horizons move down; bodies of held messages go
+    a batch is durable                       -> `let_go`    -> what was only waiting for that leaves
+
+A transient that leaves becomes a record in the store like any other, written with the gathering batch; nobody waits
+for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext.engine.lane import WHOLE, Entry
+from truenext.engine.memory import size_of
+from truenext.engine.writing import put
+from truenext.errors import StoreError
+from truenext.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT, STORE_TRANSACTION_BYTES_MAX
+from truenext.order import PRIORITY_MAX
+from truenext.record import split_lane_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from truenext.batch import Batch
+    from truenext.engine.lane import Lane
+    from truenext.engine.memory import Memory
+    from truenext.engine.queue import Queue
+    from truenext.message import Message
+    from truenext.policy import Policy
+
+
+class Read:
+    """A page that is wanted."""
+
+    __slots__ = ("after_sequence", "lane", "limit", "size_max")
+
+    def __init__(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
+        self.lane = lane
+        self.after_sequence = after_sequence
+        self.limit = limit
+        """Messages, at most."""
+        self.size_max = size_max
+        """Bytes of records, at most, unless the first is larger."""
+
+
+class Found(msgspec.Struct, gc=False):
+    """One message of a page."""
+
+    sequence: int
+    message: Message | None
+    """None if its record is damaged."""
+    attempts: int
+    deliveries: int
+
+
+class PageRead(msgspec.Struct, gc=False):
+    """What was there."""
+
+    found: list[Found]
+    """In order of sequence."""
+    as_of: int
+    """Every batch up to this one is in it; what later ones did may be missing."""
+    is_end: bool
+    """As of then, there was nothing behind it."""
+
+
+class Paging:
+    def __init__(self, memory: Memory, policy: Policy, *, redelivered_below: int) -> None:
+        """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
+        self._memory = memory
+        self._policy = policy
+        self._redelivered_below = redelivered_below
+        self._reads: list[Read] = []
+        self._doomed: list[Entry] = []
+        """Failed too often, and to be read before they can move to the dead-letter queue."""
+        self._with_recent: dict[Lane, None] = {}
+        """Lanes from which something leaves once it is durable."""
+        self._too_large: dict[Queue, None] = {}
+        """Queues that may be over their own limit."""
+        self._futile = (-1, 0)
+        """The last batch, and what was used, when everything that could leave had left."""
+        self._is_short = False
+        """A page was wanted for which there is hardly room."""
+
+    # ---- What comes and goes, message by message ----
+
+    def came(self, entry: Entry, message: Message) -> None:
+        """A message is in memory, in its lane or held."""
+        size = size_of(message)
+        queue = entry.lane.queue
+        self._memory.used += size
+        queue.resident += size
+        if queue.resident > self._policy.queue_memory_limit:
+            self._too_large[queue] = None
+
+    def went(self, entry: Entry) -> None:
+        """A message is done with, or only the store has it from here on."""
+        message = entry.message
+        if message is not None:
+            size = size_of(message)
+            self._memory.used -= size
+            entry.lane.queue.resident -= size
+            entry.message = None
+
+    def add(self, entry: Entry, message: Message, batch: Batch) -> None:
+        """Give a new message its place in its lane."""
+        lane = entry.lane
+        lane.append(entry)
+        self.came(entry, message)
+        if lane.horizon != WHOLE:
+            if entry.stored is None:
+                put(batch, entry)
+            self._memory.leaving += size_of(message)
+            self._with_recent[lane] = None
+
+    def doom(self, entry: Entry) -> None:
+        """A message that has left memory is to be dead-lettered; `page_read` will return it."""
+        entry.lane.bodiless[entry.sequence] = entry
+        self._doomed.append(entry)
+
+    # ---- Reading ----
+
+    def ask(self, lane: Lane) -> None:
+        """The consumers of a queue wait for this lane, or came to it last: see that they need not wait long."""
+        if lane.reading is not None:
+            return
+        head = lane.head()
+        queue = lane.queue
+        is_short = queue.resident + PAGE_BYTES > self._policy.queue_memory_limit
+        if self._memory.excess + PAGE_BYTES > 0:
+            is_short = self._is_short = True
+        if head is not None and head.message is None:
+            after_sequence = head.sequence - 1
+        elif lane.needs_page and (
+            head is None or (not is_short and len(lane.arrived) < self._policy.page_size // 2 and not lane.returned)
+        ):
+            after_sequence = lane.horizon
+        else:
+            return
+        if is_short:
+            # What is not taken at once may have to leave again.
+            self._read(lane, after_sequence, min(self._policy.page_size, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT)
+        else:
+            self._read(lane, after_sequence, self._policy.page_size, PAGE_BYTES)
+
+    def take_reads(self) -> list[Read]:
+        """What is to be read from the store."""
+        for entry in self._doomed:
+            if entry.lane.reading is None:
+                self._read(entry.lane, entry.sequence - 1, 1, PAGE_BYTES)
+        reads, self._reads = self._reads, []
+        return reads
+
+    def _read(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
+        lane.reading = Read(lane, after_sequence, limit, size_max)
+        self._reads.append(lane.reading)
+
+    def page_read(self, read: Read, page: PageRead) -> list[Entry]:
+        """Take in a page, which names no batch that is not known to be durable.
+
+        Returns the messages in it that failed too often: they stand in no lane any more.
+
+        Raises: StoreError if the store has lost something.
+        """
+        lane = read.lane
+        if lane.reading is not read:
+            # Meanwhile the lane lost what follows on the page, or got back what the page has.
+            return []
+        lane.reading = None
+        if not (page.found or page.is_end):
+            raise _damage(lane, "a page is empty, but not the last")
+        up_to = WHOLE if page.is_end else page.found[-1].sequence
+        fresh: list[Entry] = []
+        failed: list[Entry] = []
+        left_out = 0
+        for found in page.found:
+            if found.sequence > lane.horizon:
+                entry = None if found.message is None else self._entry(lane, found, found.message)
+                if entry is None or self._has_failed(entry):
+                    left_out += 1
+                    failed += [entry] if entry else []
+                else:
+                    fresh.append(entry)
+            elif found.sequence in lane.bodiless:
+                entry = lane.bodiless.pop(found.sequence)
+                self._embody(entry, found.message)
+                if entry.message is not None and self._has_failed(entry):
+                    failed.append(entry)
+        if any(read.after_sequence < sequence <= up_to for sequence in lane.bodiless):
+            raise _damage(lane, "a message is not there any more")
+        if up_to > lane.horizon:
+            self._move_horizon(lane, fresh, left_out, up_to, page.as_of)
+        return failed
+
+    def _has_failed(self, entry: Entry) -> bool:
+        """It was on its way to the dead-letter queue, or was when the broker ended."""
+        return entry.attempts >= self._policy.attempts_max and not entry.lane.queue.keeps_failures
+
+    def _entry(self, lane: Lane, found: Found, message: Message) -> Entry:
+        deliveries = found.deliveries
+        if found.sequence < self._redelivered_below:
+            deliveries = max(deliveries, 1)
+        entry = Entry(
+            sequence=found.sequence,
+            message=message,
+            lane=lane,
+            batch=0,
+            persistent=message.persistent,
+            stored=0,
+            deliveries=deliveries,
+            attempts=found.attempts,
+            marked=bool(found.deliveries or found.attempts),
+        )
+        self.came(entry, message)
+        return entry
+
+    def _embody(self, entry: Entry, message: Message | None) -> None:
+        """A message that has left memory is back; None if its record is damaged."""
+        if self._doomed:
+            self._doomed = [one for one in self._doomed if one is not entry]
+        if message is None:
+            entry.lane.leave_out(entry)
+            return
+        entry.message = message
+        self.came(entry, message)
+
+    def _move_horizon(self, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
+        memory = self._memory
+        in_page, in_memory = lane.take_in(fresh, left_out, up_to, as_of)
+        for entry in in_page + in_memory:
+            assert entry.message is not None, "what is recent has not left memory yet"
+            memory.leaving -= size_of(entry.message)
+        for entry in in_page:
+            self.went(entry)
+        if up_to == WHOLE and lane.unread:
+            raise _damage(lane, f"the count of its messages and what is in it differ by {lane.unread}")
+
+    # ---- Leaving ----
+
+    def let_go(self, committed: int) -> None:
+        """This batch is durable, and so is whatever was written with it."""
+        memory = self._memory
+        for lane in list(self._with_recent):
+            for entry in lane.let_go(committed):
+                assert entry.message is not None, "what is recent has not left memory yet"
+                memory.leaving -= size_of(entry.message)
+                self.went(entry)
+            if not lane.recent:
+                del self._with_recent[lane]
+
+    def take_in_recent(self, lane: Lane) -> None:
+        """What was about to leave the lane is needed now."""
+        for entry in lane.recent:
+            assert entry.message is not None, "what is recent has not left memory yet"
+            self._memory.leaving -= size_of(entry.message)
+        lane.take_in_recent()
+
+    def relieve(self, queues: Iterable[Queue], batch: Batch, committed: int) -> list[Queue]:
+        """Make messages leave until the limits are kept; what the store does not have yet is added to `batch`.
+
+        Not between a dispatch and the writing of what was dispatched. Returns the temporary queues that have to go,
+        for their messages cannot leave.
+        """
+        too_large, self._too_large = self._too_large, {}
+        for queue in too_large:
+            limit = self._policy.queue_memory_limit
+            if queue.resident > limit:
+                self._shrink(queue, queue.resident - limit * 3 // 4, batch, committed)
+        memory = self._memory
+        is_short, self._is_short = self._is_short, False
+        if (memory.excess <= 0 and not is_short) or self._futile == (committed, memory.used):
+            return []
+        largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
+        for queue in largest_first:
+            needed = memory.excess + memory.limit // 4
+            if needed <= 0:
+                return []
+            self._shrink(queue, needed, batch, committed)
+        self._futile = (committed, memory.used)
+        if memory.excess <= 0:
+            return []
+        return [queue for queue in largest_first[:1] if queue.is_temporary]
+
+    def _shrink(self, queue: Queue, needed: int, batch: Batch, committed: int) -> None:
+        """Make `needed` bytes of a queue's messages leave; those that would be served last go first."""
+        if queue.is_temporary:
+            # The store does not know it, and whoever owns it takes its messages with him.
+            return
+        for lane in reversed(queue.lanes):
+            needed -= self._lower_horizon(lane, needed, batch, committed)
+            if needed <= 0:
+                return
+        for consumer in queue.consumers:
+            for entry in consumer.held.values():
+                needed -= self._disembody(entry, batch, committed)
+                if needed <= 0:
+                    return
+        for lane in reversed(queue.lanes):
+            for _, entry in lane.returned:
+                freed = self._disembody(entry, batch, committed)
+                if freed and entry.message is None:
+                    lane.bodiless[entry.sequence] = entry
+                needed -= freed
+                if needed <= 0:
+                    return
+
+    def _lower_horizon(self, lane: Lane, needed: int, batch: Batch, committed: int) -> int:
+        """Bytes that left, or will once they are durable."""
+        left = 0
+        arrived = lane.arrived
+        while arrived and left < needed:
+            entry = arrived[-1]
+            message = entry.message
+            assert message is not None, "what has arrived stands in memory as a whole"
+            if entry.stored is None:
+                if batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                    break
+                put(batch, entry)
+            lane.lower_horizon()
+            left += size_of(message)
+            if entry.batch <= committed and entry.stored is not None and entry.stored <= committed:
+                self.went(entry)
+            else:
+                lane.recent.appendleft(entry)
+                self._memory.leaving += size_of(message)
+                self._with_recent[lane] = None
+        return left
+
+    def _disembody(self, entry: Entry, batch: Batch, committed: int) -> int:
+        """Leave a message to the store, but not the knowledge of it. Bytes that left, or can once they are durable."""
+        message = entry.message
+        if message is None:
+            return 0
+        size = size_of(message)
+        if entry.stored is None:
+            if batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                return 0
+            put(batch, entry)
+        elif entry.stored <= committed:
+            self.went(entry)
+        return size
+
+
+def _resident(queue: Queue) -> int:
+    return queue.resident
+
+
+def _damage(lane: Lane, what: str) -> StoreError:
+    priority = PRIORITY_MAX - split_lane_key(lane.key)[1]
+    return StoreError(
+        f"the store is damaged: of queue {lane.queue.name!r}, priority {priority}, {what}. "
+        "`truenext store check` says more, `truenext store export` saves what can be read"
+    )
