@@ -34,7 +34,7 @@ else:
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.25
-"""Share of the memory limit for messages; the rest is for what the broker is, and for what is on its way to the disk."""
+"""Share of the memory limit for messages; the rest is for the broker itself, and for what is on its way to the disk."""
 
 SWITCH_SECONDS = 0.0005
 """How long the event loop keeps the interpreter from the store's thread: that one asks for it once per record."""

@@ -1,5 +1,7 @@
 """How a number of bytes is said on the command line."""
 
+from __future__ import annotations
+
 import re
 from typing import Any
 
@@ -9,7 +11,7 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """256MiB, 50KB, 1.5 GB or plain bytes; the value is a number of bytes."""
 
     name = "size"
