@@ -80,6 +80,12 @@ WAITING_ANSWER_BYTES = 500
 LAZY_COMMIT_SECONDS = 0.025
 """Longest time a batch that nobody waits for gathers before it is written."""
 
+WRITE_AT_ONCE_BYTES_MAX = 64 * 1024
+"""Bytes of a batch, at most, that the event loop writes itself."""
+
+WRITE_AT_ONCE_SECONDS_MAX = 0.0005
+"""Average time of such writes, at most; a slower disk gets even the small batches by the store's thread."""
+
 ROOM_SECONDS = 0.1
 """Time between two looks at whether those may be read on who wait for room on the disk."""
 

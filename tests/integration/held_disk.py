@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from truenext.batch import Batch
+from truenext.broker import committer
 from truenext.cli import main, serve
 from truenext.errors import StoreError
 from truenext.store.embedded import EmbeddedStore
@@ -33,5 +34,9 @@ class HeldStore(EmbeddedStore):
 
 
 if __name__ == "__main__":
-    with mock.patch.object(serve, "EmbeddedStore", HeldStore):
+    # Nothing is written by the event loop: it has to go on while the disk is held.
+    with (
+        mock.patch.object(serve, "EmbeddedStore", HeldStore),
+        mock.patch.object(committer, "WRITE_AT_ONCE_SECONDS_MAX", -1),
+    ):
         main.main(sys.argv[3:])

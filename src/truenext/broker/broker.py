@@ -220,7 +220,7 @@ class Broker:
             if self.failure.done():
                 # Not even that the stop was clean: it is not.
                 await self.failure
-            self._committer.submit(batch)
+            self._write(batch)
             await self._drain()
         await self._drain()
 
@@ -235,10 +235,11 @@ class Broker:
         while self._committer.is_busy or self._engine.has_batch:
             if not self._committer.is_busy:
                 self._commit_now()
-            self._idle = self._loop.create_future()
             if self.failure.done():
                 await self.failure
-            await self._idle
+            if self._committer.is_busy:
+                self._idle = self._loop.create_future()
+                await self._idle
             self._turn()
         self._idle = None
 
@@ -300,11 +301,21 @@ class Broker:
             self._commit_now()
 
     def _commit_now(self) -> None:
+        """Hand the gathering batch over. It may be durable at once, and then calls for a turn."""
         if self.failure.done():
             return
         batch = self._engine.take_batch()
         if batch is not None:
-            self._committer.submit(batch)
+            self._write(batch)
+
+    def _write(self, batch: Batch) -> None:
+        try:
+            if self._committer.commit(batch):
+                self._engine.committed(batch)
+                if self._engine.has_work:
+                    self._schedule_turn()
+        except TruenextError as error:
+            self._on_failed(error)
 
     def _on_committed(self, batch: Batch) -> None:
         try:
