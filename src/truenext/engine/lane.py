@@ -98,14 +98,6 @@ class Lane:
             return heappop(returned)[1]
         return arrived.popleft()
 
-    def append(self, entry: Entry) -> None:
-        """Add a new message. Above a horizon its write has to be under way."""
-        if self.horizon == WHOLE:
-            self.arrived.append(entry)
-        else:
-            self.unread += 1
-            self.recent.append(entry)
-
     def give_back(self, entry: Entry) -> None:
         """Put a message that was dispatched at its place again."""
         heappush(self.returned, (entry.sequence, entry))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.engine.lane import WHOLE, Entry
-from truenext.engine.memory import size_of
+from truenext.engine.memory import ENTRY_BYTES, size_of
 from truenext.engine.writing import put
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT, STORE_TRANSACTION_BYTES_MAX
@@ -76,6 +76,7 @@ class Paging:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
         self._memory = memory
         self._policy = policy
+        self._queue_limit = policy.queue_memory_limit
         self._redelivered_below = redelivered_below
         self._reads: list[Read] = []
         self._doomed: list[Entry] = []
@@ -97,14 +98,15 @@ class Paging:
         queue = entry.lane.queue
         self._memory.used += size
         queue.resident += size
-        if queue.resident > self._policy.queue_memory_limit:
+        if queue.resident > self._queue_limit:
             self._too_large[queue] = None
 
     def went(self, entry: Entry) -> None:
         """A message is done with, or only the store has it from here on."""
         message = entry.message
         if message is not None:
-            size = size_of(message)
+            # size_of, without the call.
+            size = len(message.body) + len(message.header) + ENTRY_BYTES
             self._memory.used -= size
             entry.lane.queue.resident -= size
             entry.message = None
@@ -112,13 +114,24 @@ class Paging:
     def add(self, entry: Entry, message: Message, batch: Batch) -> None:
         """Give a new message its place in its lane."""
         lane = entry.lane
-        lane.append(entry)
-        self.came(entry, message)
-        if lane.horizon != WHOLE:
-            if entry.stored is None:
-                put(batch, entry)
-            self._memory.leaving += size_of(message)
-            self._with_recent[lane] = None
+        queue = lane.queue
+        # `came`, without the calls.
+        size = len(message.body) + len(message.header) + ENTRY_BYTES
+        memory = self._memory
+        memory.used += size
+        queue.resident += size
+        if queue.resident > self._queue_limit:
+            self._too_large[queue] = None
+        if lane.horizon == WHOLE:
+            lane.arrived.append(entry)
+            return
+        # Above the horizon nothing may be that the store does not get.
+        if entry.stored is None:
+            put(batch, entry)
+        lane.unread += 1
+        lane.recent.append(entry)
+        memory.leaving += size
+        self._with_recent[lane] = None
 
     def doom(self, entry: Entry) -> None:
         """A message that has left memory is to be dead-lettered; `page_read` will return it."""
