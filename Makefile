@@ -50,9 +50,11 @@ test: .venv/spark ## Everything that must hold, in minutes
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
 
-bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed; what history costs; how long an audit takes
+bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, and beside the bare disk; what history and syncing cost; how long an audit takes
 	$(BIN)/python -m bench $(BENCH)
 	$(BIN)/python -m bench --history-cost
+	$(BIN)/python -m bench --sync-cost
+	$(BIN)/python -m bench --floor
 	$(BIN)/python -m bench.audit
 
 lock: ## Write the lock files anew (needs a network)
