@@ -7,10 +7,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo check test kill bench lock clean
+.PHONY: help setup demo check test kill bench bench-backlog lock clean
 
 help: ## Say what can be made
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
 
 .venv/core: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "truenext needs Python 3.11 or later; say make PYTHON=..."; exit 1; }
@@ -50,10 +50,15 @@ test: .venv/spark ## Everything that must hold, in minutes
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
 
-bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed; what history costs; how long an audit takes
+bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, and beside the bare disk; what history and syncing cost; how long an audit takes
 	$(BIN)/python -m bench $(BENCH)
 	$(BIN)/python -m bench --history-cost
+	$(BIN)/python -m bench --sync-cost
+	$(BIN)/python -m bench --floor
 	$(BIN)/python -m bench.audit
+
+bench-backlog: .venv/spark ## Ten million messages that wait: speed, memory, restart; needs 30 GB of disk and about an hour (BACKLOG="--dir DIR" for another disk)
+	$(BIN)/python -m bench.backlog $(BACKLOG)
 
 lock: ## Write the lock files anew (needs a network)
 	$(PYTHON) -m venv .lock-venv

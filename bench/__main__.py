@@ -1,32 +1,58 @@
-"""Is truenext as fast as it aims to be, next to ActiveMQ on this machine and under the same load?"""
+"""Is truenext as fast as it aims to be, next to ActiveMQ on this machine and under the same load?
+
+It can be compared with itself without history or without syncing, and with the bare disk, as well.
+"""
 
 from __future__ import annotations
 
 import argparse
 import random
-import signal
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
-from bench import machine, report, sink
-from bench.brokers import ActiveMQ, Broker, BrokerError, Truenext, WithoutHistory, why_no_activemq
+from bench import floor, machine, report, sink
+from bench.brokers import (
+    ActiveMQ,
+    Broker,
+    BrokerError,
+    Truenext,
+    WithoutHistory,
+    WithoutSyncing,
+    why_no_activemq,
+    why_no_memory_folder,
+)
 from bench.load import LOADS, Load, run
-from bench.workers import WorkerError
+from bench.options import not_negative, positive
+from bench.workers import WorkerError, end_in_order
 
 # Between two runs, for what a broker puts off until it is idle; neither should pay for the other's leftovers.
 _PAUSE = 0.5
 _HEADROOM_MESSAGES = 300_000
 
+_ONE_AT_A_TIME = tuple(load for load in LOADS if load.key == "5")
+_IN_GROUPS = tuple(load for load in LOADS if load.key in ("3", "4"))
+_BARE = "bare loop"
+_ECHO = "bare loop behind sockets"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    compared_otherwise = options.history_cost or options.sync_cost or options.floor
+    if options.only and compared_otherwise:
+        parser.error("--only is for the comparison with ActiveMQ")
+    if options.floor:
+        if options.loads not in (None, _ONE_AT_A_TIME):
+            parser.error("--floor is about load 5: there is no other that sends one message at a time")
+        options.loads = _ONE_AT_A_TIME
+    if options.loads is None:
+        options.loads = _IN_GROUPS if options.sync_cost else LOADS
+    end_in_order()
     if options.headroom:
         return _headroom(options.seed)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
@@ -36,43 +62,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     listed = "; ".join(f"{load.key}: {load.title} ({load.messages:,})" for load in LOADS)
-    parser.add_argument("--runs", type=_positive, default=5, metavar="N", help="runs per load and broker (default 5)")
+    parser.add_argument("--runs", type=positive, default=5, metavar="N", help="runs per load and broker (default 5)")
     parser.add_argument(
-        "--messages", type=_positive, metavar="N", help="messages per run of every load, instead of each load's own"
+        "--messages", type=positive, metavar="N", help="messages per run of every load, instead of each load's own"
     )
     parser.add_argument(
-        "--loads", type=_loads, default=LOADS, metavar="KEYS", help=f"which loads, such as 1,3 (default all) - {listed}"
+        "--loads",
+        type=_loads,
+        metavar="KEYS",
+        help=f"which loads, such as 1,3 (default all; 3 and 4 with --sync-cost, 5 with --floor) - {listed}",
     )
     parser.add_argument(
         "--warmup",
-        type=_not_negative,
+        type=not_negative,
         default=200_000,
         metavar="N",
         help="messages that each broker carries before the first measured run, all loads together (default 200000)",
     )
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--history-cost", action="store_true", help="compare truenext with itself without history, not with ActiveMQ"
+    )
+    instead.add_argument(
+        "--sync-cost",
+        action="store_true",
+        help="compare truenext with itself on a folder in memory, where syncing does nothing, not with ActiveMQ",
+    )
+    instead.add_argument(
+        "--floor",
+        action="store_true",
+        help="compare truenext with a bare loop that appends and syncs one message at a time, not with ActiveMQ",
     )
     parser.add_argument("--only", choices=("truenext", "activemq"), help="measure one of the two")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="for the order of the priorities")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the brokers' data goes (default: temp folder)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
-    parser.add_argument(
+    instead.add_argument(
         "--headroom", action="store_true", help="measure no broker but how fast the load generator alone is"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def _not_negative(text: str) -> int:
-    if (number := int(text)) < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return number
 
 
 def _loads(text: str) -> tuple[Load, ...]:
@@ -89,23 +117,36 @@ class _Bench:
         self._options = options
         self._folder = folder
         self._loads: tuple[Load, ...] = options.loads
-        theirs = WithoutHistory.name if options.history_cost else report.THEIRS
-        self._results = report.Results(theirs)
+        if options.history_cost:
+            self._results = report.Results(WithoutHistory.name, report.HISTORY_TARGET)
+        elif options.sync_cost:
+            self._results = report.Results(WithoutSyncing.name, report.SYNC_TARGET)
+        elif options.floor:
+            self._results = report.Results(_BARE, report.FLOOR_TARGET)
+        else:
+            self._results = report.Results()
         self._peaks: list[tuple[str, str]] = []
         self._queues = 0
 
     def measure(self) -> int:
         notes = [*machine.facts(self._folder), ("seed", str(self._options.seed))]
+        if self._results.theirs == report.THEIRS:
+            notes.append(machine.activemq())
         for name, value in notes:
             _say(f"{name}: {value}")
+        described = len(notes)
         status = self._guarded()
         rows = report.table(self._results, self._loads, compared=self._options.only != "truenext")
         notes += self._peaks
+        if echoes := self._results.of(_ONE_AT_A_TIME[0], _ECHO):
+            share = statistics.median(echoes) / statistics.median(self._results.of(_ONE_AT_A_TIME[0], _BARE))
+            told = f"{report.spread(echoes)}, {share:.2f} of the {_BARE}"
+            notes.append((f"for orientation, {_ECHO}, msg/s", told))
         print("\n" + report.plain(rows))
         print("messages a second, median (lowest-highest) of the runs; ratio of the medians")
         if self._options.history_cost and (ratio := report.median_ratio(self._results, self._loads)) is not None:
             print(f"ratio in the median over the loads: {ratio:.2f} (target {report.HISTORY_MEDIAN_TARGET:g})")
-        for name, value in self._peaks:
+        for name, value in notes[described:]:
             print(f"{name}: {value}")
         if self._options.markdown and status == 0:
             self._options.markdown.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +172,13 @@ class _Bench:
             brokers.append(Truenext(self._folder))
         if self._options.history_cost:
             brokers.append(WithoutHistory(self._folder))
-        elif self._options.only != "truenext":
+        elif self._options.sync_cost:
+            if reason := why_no_memory_folder():
+                _say(f"nothing to compare with: {reason}")
+                self._options.only = "truenext"
+            else:
+                brokers.append(WithoutSyncing())
+        elif not self._options.floor and self._options.only != "truenext":
             if reason := why_no_activemq():
                 _say(f"without ActiveMQ: {reason}")
                 self._options.only = "truenext"
@@ -148,9 +195,19 @@ class _Bench:
                     seed = self._options.seed + turn
                     rate = self._one_run(load, broker, self._options.messages or load.messages, seed, f"run {turn + 1}")
                     self._results.add(load, broker.name, rate)
+                if self._options.floor:
+                    self._floor_run(load, turn)
         for broker in brokers:
             peak = broker.peak_memory()
             self._peaks.append((f"peak memory {broker.name}", f"{peak / 1024:,.0f} MiB" if peak else "unknown"))
+
+    def _floor_run(self, load: Load, turn: int) -> None:
+        messages = self._options.messages or load.messages
+        bare = floor.bare_rate(self._folder, messages)
+        echoed = floor.echo_rate(self._folder, load, messages, self._options.seed + turn)
+        for name, rate in ((_BARE, bare), (_ECHO, echoed)):
+            self._results.add(load, name, rate)
+            _say(f"{load.key}. {load.title}, {name}, run {turn + 1}: {rate:,.0f} msg/s ({messages:,})")
 
     def _warm_up(self, broker: Broker) -> None:
         shares = sum(load.warmup_share for load in self._loads)
@@ -183,11 +240,6 @@ def _headroom(seed: int) -> int:
     print(f"  consumer alone, auto ack:       {sink.consumer_rate(_HEADROOM_MESSAGES, False):>12,.0f}")
     print(f"  consumer alone, individual ack: {sink.consumer_rate(_HEADROOM_MESSAGES, True):>12,.0f}")
     return 0
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End in order, as on Ctrl-C, so that no broker stays behind."""
-    raise KeyboardInterrupt
 
 
 def _say(text: str) -> None:

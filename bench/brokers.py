@@ -8,15 +8,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+MEMORY_FOLDER = Path("/dev/shm")
+"""A tmpfs on Linux: nothing in it is ever written to a disk, so that fsync has nothing to do."""
+MEMORY_FOLDER_BYTES = 2 << 30
+"""The journal takes up to 600 MiB, the checkpoint and the history of one bench what they need."""
 
 _PATIENCE = 60.0
 _PORT = re.compile(r"listening on stomp://127\.0\.0\.1:(\d+)")
@@ -88,22 +95,16 @@ class Broker:
         self.port = 0
         self._parent = parent
         self._folder: Path | None = None
+        self._command: list[str] = []
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Broker:
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix=f"bench-{self.name.lower()}-", dir=self._parent))
-            self._log = (self._folder / "output.log").open("wb")
-            self._process = subprocess.Popen(
-                self.prepare(self._folder),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                env=self.environment(),
-                start_new_session=True,  # Ctrl-C must reach the bench only, which then stops the broker in order
-            )
-            self._await_start(self._process)
+            prefix = f"bench-{self.name.lower().replace(' ', '-')}-"
+            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._parent))
+            self._command = self.prepare(self._folder)
+            self.start(_PATIENCE)
         except BaseException:
             self.stop()
             raise
@@ -111,6 +112,38 @@ class Broker:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.stop()
+
+    def start(self, patience: float) -> None:
+        """Start it on its folder as that is, and wait until it takes connections.
+
+        Raises: BrokerError if it ends, or does not get there in `patience` seconds.
+        """
+        self._log = (self._where() / "output.log").open("wb")
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=self.environment(),
+            start_new_session=True,  # Ctrl-C must reach the bench only, which then stops the broker in order
+        )
+        self._await_start(self._process, patience)
+
+    def end(self, by: signal.Signals, patience: float) -> int:
+        """Its exit status after a signal; the folder stays.
+
+        Raises: BrokerError if it still runs after `patience` seconds.
+        """
+        process = self._process
+        if process is None:
+            raise BrokerError(f"{self.name} does not run")
+        process.send_signal(by)
+        try:
+            status = process.wait(patience)
+        except subprocess.TimeoutExpired as error:
+            raise BrokerError(f"{self.name} still runs {patience:.0f} s after {by.name}") from error
+        self._forget()
+        return status
 
     def prepare(self, folder: Path) -> list[str]:
         """Write what the broker needs into ``folder`` and return its command line."""
@@ -132,6 +165,11 @@ class Broker:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def anonymous_memory(self) -> int | None:
+        """Memory that is the process's own and no file's (RssAnon), now, in KiB; of no process that it has started."""
+        found = re.search(r"RssAnon:\s+(\d+) kB", self._proc("status"))
+        return int(found[1]) if found else None
+
     def peak_memory(self) -> int | None:
         """Most resident memory the process ever had, in KiB."""
         found = re.search(r"VmHWM:\s+(\d+) kB", self._proc("status"))
@@ -143,38 +181,48 @@ class Broker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
     def stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+        """End it, cleanly if it will; nothing of it stays."""
+        process = self._process
+        try:
+            if process is not None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
+        finally:
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+            self._forget()
+            if self._folder is not None:
+                _end_exporter(self._folder / "data" / "history")
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder = None
+
+    def _where(self) -> Path:
+        assert self._folder is not None, "before the with block, or behind it"
+        return self._folder
+
+    def _forget(self) -> None:
+        self._process = None
         if self._log is not None:
             self._log.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
 
-    def _await_start(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + _PATIENCE
+    def _await_start(self, process: subprocess.Popen[bytes], patience: float) -> None:
+        deadline = time.monotonic() + patience
         while not (port := self.listening_port()):
             if process.poll() is not None:
                 raise BrokerError(f"{self.name} ended with {process.returncode}:\n{self.log()[-3000:]}")
             if time.monotonic() > deadline:
-                raise BrokerError(f"{self.name} did not start in {_PATIENCE:.0f} s:\n{self.log()[-3000:]}")
-            time.sleep(0.05)
+                raise BrokerError(f"{self.name} did not start in {patience:.0f} s:\n{self.log()[-3000:]}")
+            time.sleep(0.02)
         self.port = port
 
     def _proc(self, name: str) -> str:
-        if self._process is None:
+        process = self._process
+        if process is None:
             return ""
         try:
-            return Path(f"/proc/{self._process.pid}/{name}").read_text()
+            return Path(f"/proc/{process.pid}/{name}").read_text()
         except OSError:
             return ""
 
@@ -192,6 +240,11 @@ class Truenext(Broker):
             *self.options,
         ]
 
+    @property
+    def data(self) -> Path:
+        """Where its messages and its history are."""
+        return self._where() / "data"
+
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONUNBUFFERED": "1"}
 
@@ -205,6 +258,15 @@ class WithoutHistory(Truenext):
 
     name = "without history"
     options = ("--no-history",)
+
+
+class WithoutSyncing(Truenext):
+    """The same, with its data in memory, where forcing it to the disk is for free: what does that cost?"""
+
+    name = "without syncing"
+
+    def __init__(self) -> None:
+        super().__init__(MEMORY_FOLDER)
 
 
 class ActiveMQ(Broker):
@@ -250,6 +312,17 @@ def why_no_activemq() -> str | None:
     return None
 
 
+def why_no_memory_folder() -> str | None:
+    """The reason why nothing can be measured with data in memory here, or nothing."""
+    if not MEMORY_FOLDER.is_dir():
+        return f"there is no folder in memory here ({MEMORY_FOLDER})"
+    free = shutil.disk_usage(MEMORY_FOLDER).free
+    if free < MEMORY_FOLDER_BYTES:
+        wanted = MEMORY_FOLDER_BYTES >> 20
+        return f"{MEMORY_FOLDER} has {free >> 20:,} MiB free, the data of a broker may take {wanted:,} MiB"
+    return None
+
+
 def activemq_home() -> Path | None:
     home = Path(os.environ.get("ACTIVEMQ_HOME", "/usr/share/activemq"))
     return home if (home / "bin" / "activemq.jar").exists() else None
@@ -280,6 +353,14 @@ def java_version() -> str:
 def _java() -> str | None:
     own = Path(os.environ.get("JAVA_HOME", "")) / "bin" / "java"
     return str(own) if "JAVA_HOME" in os.environ and own.exists() else shutil.which("java")
+
+
+def _end_exporter(history: Path) -> None:
+    """A broker that was killed leaves the process behind that turns its history into Parquet."""
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if os.fsencode(history) in line.read_bytes().split(b"\0"):
+                os.kill(int(line.parent.name), signal.SIGKILL)
 
 
 def _free_port() -> int:

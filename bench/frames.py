@@ -25,10 +25,14 @@ def connect() -> bytes:
     return b"CONNECT\naccept-version:1.2\nhost:localhost\nheart-beat:0,0\n\n\0"
 
 
-def subscribe(queue: str, individual: bool, receipt: str) -> bytes:
+def subscribe(queue: str, individual: bool, receipt: str, prefetch: int = 1000) -> bytes:
     mode = "client-individual" if individual else "auto"
-    head = f"id:0\ndestination:{queue}\nack:{mode}\nactivemq.prefetchSize:1000\nreceipt:{receipt}"
+    head = f"id:0\ndestination:{queue}\nack:{mode}\nactivemq.prefetchSize:{prefetch}\nreceipt:{receipt}"
     return f"SUBSCRIBE\n{head}\n\n\0".encode()
+
+
+def unsubscribe(receipt: str) -> bytes:
+    return f"UNSUBSCRIBE\nid:0\nreceipt:{receipt}\n\n\0".encode()
 
 
 def acks(values: list[bytes]) -> bytes:

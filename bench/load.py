@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bench import frames
@@ -46,7 +47,7 @@ LOADS = (
     Load("2", "transient, individual ack", False, True, GROUP, 0, 300_000, 2.0, 0.29),
     Load("3", "persistent, receipt per 200, auto ack", True, False, GROUP, 2, 100_000, 3.0, 0.20),
     Load("4", "persistent, receipt per 200, individual ack", True, True, GROUP, 2, 100_000, 3.0, 0.19),
-    Load("5", "persistent, one at a time", True, False, 1, 1, 20_000, 0.8, 0.1),
+    Load("5", "persistent, one at a time", True, False, 1, 1, 20_000, 1.3, 0.1),
 )
 
 
@@ -81,11 +82,11 @@ def run(load: Load, port: int, queue: str, messages: int, seed: int) -> Outcome:
 def produce(gate: Gate, load: Load, port: int, queue: str, messages: int, seed: int, consumed: Counter) -> Timing:
     """Worker: write all SEND frames, as fast as the broker, the receipts and the consumer allow."""
     groups = frames.send_groups(queue, load.persistent, messages, load.group, load.in_flight > 0, seed)
-    with _connect(port) as sock:
+    with connect(port) as sock:
         gate.ready()
         processor = processor_seconds()
         started = time.monotonic()
-        answers = _send_confirmed(sock, groups, load.in_flight) if load.in_flight else b""
+        answers = send_confirmed(sock, groups, load.in_flight) if load.in_flight else b""
         if not load.in_flight:
             _send_freely(sock, groups, load.group, consumed)
         ended = time.monotonic()
@@ -106,25 +107,38 @@ def _send_freely(sock: socket.socket, groups: list[bytes], size: int, consumed: 
         sent += size
 
 
-def _send_confirmed(sock: socket.socket, groups: list[bytes], in_flight: int) -> bytes:
-    """Send the groups, never more than ``in_flight`` of them unconfirmed; return the bytes of the receipts."""
+def send_confirmed(
+    sock: socket.socket, groups: Iterable[bytes], in_flight: int, confirmed_so_far: Callable[[int], None] | None = None
+) -> bytes:
+    """Send the groups, never more than ``in_flight`` of them unconfirmed; return the bytes of the receipts.
+
+    ``confirmed_so_far`` is told how many groups are confirmed whenever it has become more.
+    """
     answers: list[bytes] = []
-    confirmed = 0
-    for index in range(len(groups) + in_flight):
-        while confirmed < min(index + 1 - in_flight, len(groups)):
-            answers.append(_read(sock))
+    sent = confirmed = 0
+
+    def await_fewer_than(unconfirmed: int) -> None:
+        nonlocal confirmed
+        while sent - confirmed >= unconfirmed:
+            answers.append(read(sock))
             confirmed += answers[-1].count(0)
-        if index < len(groups):
-            sock.sendall(groups[index])
+            if confirmed_so_far is not None:
+                confirmed_so_far(confirmed)
+
+    for group in groups:
+        await_fewer_than(in_flight)
+        sock.sendall(group)
+        sent += 1
+    await_fewer_than(1)
     return b"".join(answers)
 
 
 def consume(gate: Gate, port: int, queue: str, individual: bool, messages: int, consumed: Counter) -> Timing:
     """Worker: subscribe, receive all messages, and acknowledge each of them where asked to."""
-    with _connect(port) as sock:
+    with connect(port) as sock:
         inbox = _Inbox(sock, messages)
         sock.sendall(frames.subscribe(queue, individual, "subscribed"))
-        _await_frame(sock, b"RECEIPT")
+        await_frame(sock, b"RECEIPT")
         gate.ready()
         processor = processor_seconds()
         started = time.monotonic()
@@ -185,27 +199,27 @@ def _take_and_acknowledge(sock: socket.socket, inbox: _Inbox, messages: int, con
         if got < SMALL:
             time.sleep(NAP)
     sock.sendall(frames.acks(values[:-1]) + frames.ack_with_receipt(values[-1], "acknowledged"))
-    _await_frame(sock, b"RECEIPT")
+    await_frame(sock, b"RECEIPT")
 
 
-def _connect(port: int) -> socket.socket:
+def connect(port: int) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", port), SILENCE)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.sendall(frames.connect())
-    _await_frame(sock, b"CONNECTED")
+    await_frame(sock, b"CONNECTED")
     return sock
 
 
-def _await_frame(sock: socket.socket, command: bytes) -> None:
+def await_frame(sock: socket.socket, command: bytes) -> None:
     """Read exactly one frame, which must be a ``command``; nothing else may be under way on this connection."""
     answer = b""
     while not answer.rstrip(b"\r\n").endswith(b"\0"):
-        answer += _read(sock)
+        answer += read(sock)
     if not answer.lstrip(b"\r\n").startswith(command):
         raise ConnectionError(f"expected {command.decode()}, got {answer[:500]!r}")
 
 
-def _read(sock: socket.socket) -> bytes:
+def read(sock: socket.socket) -> bytes:
     answer = sock.recv(CHUNK)
     if not answer:
         raise ConnectionError("the broker hung up")

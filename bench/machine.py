@@ -17,7 +17,6 @@ _ROUNDS = 300
 
 def facts(folder: Path) -> list[tuple[str, str]]:
     """What a reader has to know about the machine to make sense of the figures; ``folder`` holds the brokers' data."""
-    activemq = "not installed" if brokers.why_no_activemq() else brokers.activemq_version()
     return [
         ("processor", f"{_processor()}, {os.cpu_count()} cores"),
         ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"),
@@ -25,9 +24,13 @@ def facts(folder: Path) -> list[tuple[str, str]]:
         ("load average at the start", f"{os.getloadavg()[0]:.2f}"),
         ("system", f"{platform.system()} {platform.release()}"),
         ("python", f"{platform.python_implementation()} {platform.python_version()}"),
-        ("activemq", f"{activemq}, java {brokers.java_version()}"),
         ("write and fsync of 4 KiB", _told(fsync_times(folder))),
     ]
+
+
+def activemq() -> tuple[str, str]:
+    version = "not installed" if brokers.why_no_activemq() else brokers.activemq_version()
+    return "activemq", f"{version}, java {brokers.java_version()}"
 
 
 def fsync_times(folder: Path, rounds: int = _ROUNDS) -> list[float]:

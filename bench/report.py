@@ -17,13 +17,21 @@ HISTORY_TARGET = 0.85
 HISTORY_MEDIAN_TARGET = 0.9
 """The same in the median over the loads."""
 
+SYNC_TARGET = 0.8
+"""What is left of the rate without forcing anything to the disk, at least."""
+
+FLOOR_TARGET = 0.65
+"""Of the rate of a loop that does nothing but append a message and force it to the disk."""
+
 
 @dataclass
 class Results:
     """Rates by load and broker, in the order of the runs."""
 
     theirs: str = THEIRS
-    """Whom truenext is compared with."""
+    """What truenext is compared with."""
+    target: float | None = None
+    """Ratio that it aims at; that of each load if there is none."""
     rates: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def add(self, load: Load, broker: str, rate: float) -> None:
@@ -46,7 +54,7 @@ def table(results: Results, loads: Sequence[Load], compared: bool) -> list[list[
 
 def _row(results: Results, load: Load) -> list[str]:
     ratio = results.ratio(load)
-    target = load.target if results.theirs == THEIRS else HISTORY_TARGET
+    target = load.target if results.target is None else results.target
     verdict = "-" if ratio is None else "yes" if ratio >= target else "no"
     return [
         f"{load.key}. {load.title}",
@@ -80,4 +88,8 @@ def plain(rows: list[list[str]]) -> str:
 def markdown(rows: list[list[str]], notes: list[tuple[str, str]]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|" + " --- |" * len(rows[0]))
-    return "\n".join([*lines, "", *(f"- {name}: {value}" for name, value in notes), ""])
+    return "\n".join([*lines, "", bullets(notes), ""])
+
+
+def bullets(notes: list[tuple[str, str]]) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in notes)

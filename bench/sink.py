@@ -27,7 +27,8 @@ def producer_rate(messages: int, seed: int) -> float:
         producer = crew.hire(produce, LOADS[0], drain.await_port(), _QUEUE, messages, seed, consumed)
         producer.await_ready()
         producer.go()
-        swallowed, sent = crew.finish(_LIMIT)
+        timings: list[Timing] = crew.finish(_LIMIT)
+    swallowed, sent = timings
     return messages / (swallowed.ended - sent.started)
 
 
@@ -40,7 +41,8 @@ def consumer_rate(messages: int, individual: bool) -> float:
         feeder.await_ready()
         consumer.go()
         feeder.go()
-        fed, taken = crew.finish(_LIMIT)
+        timings: list[Timing] = crew.finish(_LIMIT)
+    fed, taken = timings
     return messages / (taken.ended - fed.started)
 
 

@@ -11,12 +11,13 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 _CONTEXT = multiprocessing.get_context("spawn")
 
 _PREPARATION = 120.0
+_PROGRESS = 0.5
 
 # How far the consumer has come: a bare shared integer, for one process writes it and one reads it.
 Counter = Any
@@ -48,7 +49,7 @@ class Gate:
         self._line.recv()
 
 
-Job = Callable[..., Timing]
+Job = Callable[..., object]
 
 
 def _main(job: Job, line: Connection, *args: object) -> None:
@@ -76,10 +77,9 @@ class Worker:
     def go(self) -> None:
         self.line.send("go")
 
-    def take_timing(self) -> Timing:
-        timing = self._take("done", 0.0)
-        assert isinstance(timing, Timing)
-        return timing
+    def take_result(self) -> Any:
+        """What the job returned."""
+        return self._take("done", 0.0)
 
     def _take(self, wanted: str, seconds: float) -> Any:
         if not self.line.poll(seconds):
@@ -121,19 +121,35 @@ class Crew:
         there.close()
         return worker
 
-    def finish(self, seconds: float) -> list[Timing]:
-        """The timings of all workers, in the order they were hired; the first failure ends the wait."""
+    def finish(self, seconds: float, progress: Callable[[], None] | None = None) -> list[Any]:
+        """What the jobs returned, in the order they were hired; the first failure ends the wait.
+
+        `progress` is called about twice a second meanwhile.
+        """
         deadline = time.monotonic() + seconds
-        timings: dict[int, Timing] = {}
-        while len(timings) < len(self._workers):
-            open_lines = [worker.line for index, worker in enumerate(self._workers) if index not in timings]
-            answered = wait(open_lines, max(0.0, deadline - time.monotonic()))
-            if not answered:
+        results: dict[int, Any] = {}
+        while len(results) < len(self._workers):
+            open_lines = [worker.line for index, worker in enumerate(self._workers) if index not in results]
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise WorkerError(f"no result in {seconds:.0f} s")
+            answered = wait(open_lines, left if progress is None else min(left, _PROGRESS))
+            if progress is not None:
+                progress()
             for index, worker in enumerate(self._workers):
                 if worker.line in answered:
-                    timings[index] = worker.take_timing()
-        return [timings[index] for index in sorted(timings)]
+                    results[index] = worker.take_result()
+        return [results[index] for index in sorted(results)]
+
+
+def end_in_order() -> None:
+    """SIGTERM and SIGHUP to this process end it as Ctrl-C does, so that no broker and no worker stays behind."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def counter() -> Counter:

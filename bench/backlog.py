@@ -1,0 +1,426 @@
+"""How does truenext bear millions of messages that nobody takes for a while?
+
+python -m bench.backlog --messages 1000000,10000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import machine, report
+from bench.backlog_load import LAST, MESSAGES_PER_PROBE, SIZES, Backlog, Pace, Probes, drain, fill, first, probe
+from bench.brokers import BrokerError, Truenext
+from bench.memory import MemoryWatch
+from bench.options import positive
+from bench.workers import Counter, Crew, Job, WorkerError, counter, end_in_order
+
+RATE_TARGET = 0.8
+"""Of the rate with the smallest backlog, with the largest."""
+WAIT_TARGET = 0.010
+"""Seconds in which 99 of 100 messages of priority 9 come that are sent while all others wait."""
+START_TARGET = 5.0
+"""Seconds from the start of the process until it takes connections, with all messages waiting."""
+MEMORY_TARGET = 256 * 1024
+"""KiB of the broker's own memory at most (RssAnon)."""
+
+MESSAGE_BYTES = 2.4 * 1024
+"""Of disk for a waiting message of 1 KiB, in checkpoint and journal together."""
+EVENT_BYTES = 32
+"""Of disk for an event of the history: half of it in the broker's own files, and Parquet beside them for a while."""
+EVENTS_PER_MESSAGE = 3
+"""Accepted, dispatched and acknowledged; the history keeps them when the message has gone."""
+LEAST_BYTES = 128 << 20
+"""Four segments of the journal: what a broker takes before its first message, and in reserve."""
+
+_PROGRESS = 5.0
+_PATIENCE = 1200.0
+"""Seconds for a start or a clean stop: far more than the target, so that a miss becomes a figure."""
+_SECONDS_PER_MESSAGE = 0.01
+"""A phase that takes longer than this (100 messages a second) is not worth waiting for."""
+
+
+@dataclass
+class Figures:
+    """What one backlog gave; None is what was not measured."""
+
+    backlog: Backlog
+    enqueue: Pace | None = None
+    probes: Probes | None = None
+    stop: float | None = None
+    """Seconds from SIGTERM to the end of the process."""
+    start: float | None = None
+    """Seconds from the start of the process until it takes connections, after a clean stop."""
+    start_first: float | None = None
+    """Seconds from the start of the process until a new consumer has its first message."""
+    crash_start: float | None = None
+    """The same two after kill -9."""
+    crash_first: float | None = None
+    drain: Pace | None = None
+    memory: dict[str, int] = field(default_factory=dict)
+    """KiB of RssAnon at most, by phase."""
+
+    def percentile(self, share: float) -> float | None:
+        """Seconds in which so large a share of the late messages came."""
+        return None if self.probes is None else _percentile([seconds for _, seconds in self.probes.waits], share)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if min(options.messages) < options.probes * MESSAGES_PER_PROBE:
+        parser.error(f"--probes: at most one for {MESSAGES_PER_PROBE} messages, or the backlog may run out meanwhile")
+    end_in_order()
+    kinds = [True] * options.persistent + [False] * options.transient or [True, False]
+    with tempfile.TemporaryDirectory(prefix="bench-backlog-", dir=options.dir, ignore_cleanup_errors=True) as folder:
+        return _Bench(options, kinds, Path(folder)).measure()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.backlog", description=__doc__)
+    parser.add_argument(
+        "--messages",
+        type=_sizes,
+        default=[1_000_000, 10_000_000],
+        metavar="N,N",
+        help="sizes of the backlog, one after the other (default 1000000,10000000)",
+    )
+    parser.add_argument(
+        "--persistent", action="store_true", help="only persistent messages, unless --transient is said"
+    )
+    parser.add_argument("--transient", action="store_true", help="only transient messages, unless --persistent is said")
+    parser.add_argument(
+        "--probes",
+        type=positive,
+        default=200,
+        metavar="N",
+        help="messages of priority 9 sent while all others wait (default 200)",
+    )
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="for priorities, bodies, moments")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="where the broker's data goes (default: temp folder)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
+    return parser
+
+
+def _sizes(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
+def disk_bytes(messages: int) -> int:
+    """What the data folder takes at most, history included."""
+    return int(messages * (MESSAGE_BYTES + EVENT_BYTES * EVENTS_PER_MESSAGE)) + LEAST_BYTES
+
+
+class _Bench:
+    """One backlog after the other, each with a broker of its own, and the table."""
+
+    def __init__(self, options: argparse.Namespace, kinds: list[bool], folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._backlogs = [
+            Backlog("/queue/bench.backlog", persistent, messages, options.seed)
+            for persistent in kinds
+            for messages in options.messages
+        ]
+
+    def measure(self) -> int:
+        notes = [*machine.facts(self._folder), ("seed", str(self._options.seed)), ("disk", self._need())]
+        for name, value in notes:
+            _say(f"{name}: {value}")
+        if (reason := self._why_no_room()) is not None:
+            _say(f"failed: {reason}")
+            return 1
+        all_figures: list[Figures] = []
+        status = self._guarded(all_figures)
+        tables = [(_title(kind), table(kind)) for kind in _by_kind(all_figures)]
+        for title, rows in tables:
+            print(f"\n{title}\n{report.plain(rows)}")
+        if self._options.markdown and status == 0:
+            self._options.markdown.parent.mkdir(parents=True, exist_ok=True)
+            told = [f"{title}\n\n{report.markdown(rows, [])}" for title, rows in tables]
+            self._options.markdown.write_text("\n".join([*told, report.bullets(notes), ""]))
+        return status
+
+    def _need(self) -> str:
+        most = max(self._options.messages)
+        history = most * EVENT_BYTES * EVENTS_PER_MESSAGE
+        return (
+            f"needs {_gib(disk_bytes(most))} in {self._folder} ({MESSAGE_BYTES / 1024:g} KiB a message, journal"
+            f" included, and {_gib(history)} of history); {_gib(shutil.disk_usage(self._folder).free)} are free"
+        )
+
+    def _why_no_room(self) -> str | None:
+        need, free = disk_bytes(max(self._options.messages)), shutil.disk_usage(self._folder).free
+        if need <= free:
+            return None
+        return f"{_gib(need)} of disk are needed in {self._folder}, {_gib(free)} are free: make room, or say --dir"
+
+    def _guarded(self, all_figures: list[Figures]) -> int:
+        """Measure; whatever ends it early, broker and data are gone afterwards and what was measured can be shown."""
+        try:
+            for backlog in self._backlogs:
+                all_figures.append(Figures(backlog))
+                _One(all_figures[-1], self._folder, self._options.probes).measure()
+        except KeyboardInterrupt:
+            _say("interrupted")
+            return 130
+        except (BrokerError, WorkerError, OSError, ValueError) as error:
+            _say(f"failed: {error}")
+            return 1
+        return 0
+
+
+class _One:
+    """One backlog, from its first message to its last."""
+
+    def __init__(self, figures: Figures, folder: Path, probes: int) -> None:
+        self._figures = figures
+        self._backlog = figures.backlog
+        self._probes = probes
+        self._broker = Truenext(folder)
+        self._memory = MemoryWatch(self._broker)
+        self._figures.memory = self._memory.peaks
+
+    def measure(self) -> None:
+        """Raises: BrokerError, WorkerError, OSError, ValueError"""
+        _say(f"\n{_kind(self._backlog)}, {self._backlog.messages:,} messages")
+        with self._broker, self._memory:
+            try:
+                self._pass_through(self._figures)
+            except (WorkerError, OSError, ValueError) as error:
+                state = "is still running" if self._broker.alive() else "has died"
+                raise WorkerError(f"{error}\ntruenext {state}; it printed:\n{self._broker.log()[-3000:]}") from error
+
+    def _pass_through(self, figures: Figures) -> None:
+        backlog = self._backlog
+        with self._phase("enqueue"):
+            figures.enqueue = self._work("enqueued", backlog.messages, fill, backlog, self._broker.port)
+            _say(_pace_told(figures.enqueue))
+            _say(f"  disk: {self._disk_told(1)}")
+        with self._phase("late messages"):
+            figures.probes = self._work("late messages", self._probes, probe, backlog, self._broker.port, self._probes)
+            _say(_waits_told(figures.probes))
+        with self._phase("clean restart"):
+            figures.stop = self._stop_cleanly()
+            figures.start, figures.start_first = self._start()
+        if backlog.persistent:
+            # Transients are gone after this by contract.
+            with self._phase("kill -9, restart"):
+                self._broker.end(signal.SIGKILL, _PATIENCE)
+                figures.crash_start, figures.crash_first = self._start()
+        with self._phase("drain"):
+            taken = figures.probes.taken
+            left = backlog.messages - len(taken)
+            figures.drain = self._work("drained", left, drain, backlog, self._broker.port, taken)
+            _say(_pace_told(figures.drain))
+            _say(f"  all {backlog.messages:,} came exactly once and in order")
+            _say(f"  disk: {self._disk_told(EVENTS_PER_MESSAGE)}")
+        with self._phase("end"):
+            self._stop_cleanly()
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        self._memory.enter(name)
+        yield
+        _say(f"  {name}: RssAnon at most {_mib(self._memory.peaks[name])}")
+
+    def _work(self, done: str, total: int, job: Job, *arguments: object) -> Any:
+        """What a worker returns; how far it has come is told meanwhile."""
+        progress = _Progress(done, total, self._memory)
+        with Crew() as crew:
+            worker = crew.hire(job, *arguments, progress.counter)
+            worker.await_ready()
+            progress.start()
+            worker.go()
+            return crew.finish(60 + self._backlog.messages * _SECONDS_PER_MESSAGE, progress.tell)[0]
+
+    def _stop_cleanly(self) -> float:
+        began = time.monotonic()
+        status = self._broker.end(signal.SIGTERM, _PATIENCE)
+        seconds = time.monotonic() - began
+        _say(f"  clean stop: {seconds:.2f} s, exit status {status}")
+        if status:
+            raise BrokerError(f"truenext exited with {status}; it printed:\n{self._broker.log()[-3000:]}")
+        return seconds
+
+    def _start(self) -> tuple[float, float]:
+        """Seconds until it takes connections, and until a new consumer has its first message."""
+        began = time.monotonic()
+        self._broker.start(_PATIENCE)
+        listening = time.monotonic() - began
+        first(self._broker.port, self._backlog)
+        message = time.monotonic() - began
+        _say(f"  start: {listening:.2f} s until it listens, {message:.2f} s until the first message")
+        return listening, message
+
+    def _disk_told(self, events: int) -> str:
+        """`events` is what has happened to each message so far."""
+        history = _bytes_in(self._broker.data / "history")
+        kept = _bytes_in(self._broker.data) - history
+        messages = self._backlog.messages
+        return (
+            f"checkpoint and journal {_gib(kept)} ({kept / messages / 1024:.2f} KiB a message), history"
+            f" {_gib(history)} ({history / messages / events:.0f} bytes an event)"
+        )
+
+
+class _Progress:
+    """Says every few seconds how far a worker has come."""
+
+    def __init__(self, done: str, total: int, memory: MemoryWatch) -> None:
+        self.counter: Counter = counter()
+        self._done = done
+        self._total = total
+        self._memory = memory
+        self._began = self._told_at = time.monotonic()
+        self._told = 0
+
+    def start(self) -> None:
+        self._began = self._told_at = time.monotonic()
+
+    def tell(self) -> None:
+        now = time.monotonic()
+        if now - self._told_at < _PROGRESS:
+            return
+        count = self.counter.value
+        lately = (count - self._told) / (now - self._told_at)
+        elapsed = now - self._began
+        _say(
+            f"  {self._done} {count:,} of {self._total:,} in {elapsed:.0f} s: {count / elapsed:,.0f} a second so far,"
+            f" {lately:,.0f} lately; RssAnon {_mib(self._memory.now)}"
+        )
+        self._told, self._told_at = count, now
+
+
+def table(figures: list[Figures]) -> list[list[str]]:
+    """Headings and one row a figure, with a column for each backlog; all of one kind, smallest first."""
+    ordered = sorted(figures, key=lambda each: each.backlog.messages)
+    headings = ["", *(f"{each.backlog.messages:,}" for each in ordered), "ratio", "target", "met"]
+    rows = [headings]
+    enqueues, drains = [each.enqueue for each in ordered], [each.drain for each in ordered]
+    for title, paces in (("enqueue", enqueues), ("drain", drains)):
+        rows.append(_rates(f"{title}, msg/s", [None if pace is None else pace.rate for pace in paces]))
+        lasts = [None if pace is None else pace.last_rate for pace in paces]
+        rows.append(_rates(f"{title}, the last {LAST:,} at most, msg/s", lasts))
+    milliseconds = "{:,.2f} ms"
+    for title, share, target in (("median", 0.5, None), ("99 %", 0.99, WAIT_TARGET), ("longest", 1.0, None)):
+        waits = [each.percentile(share) for each in ordered]
+        rows.append(_limits(f"late priority 9, {title}", waits, target, milliseconds, 1000))
+    seconds = "{:,.2f} s"
+    rows.append(_limits("clean stop", [each.stop for each in ordered], None, seconds))
+    rows.append(_limits("start until it listens", [each.start for each in ordered], START_TARGET, seconds))
+    rows.append(_limits("start until the first message", [each.start_first for each in ordered], None, seconds))
+    if ordered[0].backlog.persistent:
+        crashed = [each.crash_start for each in ordered]
+        rows.append(_limits("after kill -9, until it listens", crashed, START_TARGET, seconds))
+        rows.append(_limits("after kill -9, first message", [each.crash_first for each in ordered], None, seconds))
+    peaks = [max(each.memory.values(), default=0) or None for each in ordered]
+    rows.append(_limits("RssAnon at most", peaks, MEMORY_TARGET, "{:,.0f} MiB", 1 / 1024))
+    return rows
+
+
+def _rates(title: str, rates: list[float | None]) -> list[str]:
+    first_rate, last_rate = rates[0], rates[-1]
+    ratio = last_rate / first_rate if first_rate and last_rate and len(rates) > 1 else None
+    return [
+        title,
+        *("-" if rate is None else f"{rate:,.0f}" for rate in rates),
+        "-" if ratio is None else f"{ratio:.2f}",
+        f">= {RATE_TARGET:g}",
+        "-" if ratio is None else _yes(ratio >= RATE_TARGET),
+    ]
+
+
+def _limits(
+    title: str, values: Sequence[float | None], target: float | None, shape: str, scale: float = 1.0
+) -> list[str]:
+    """`shape` and `scale` make text of a value."""
+    measured = [value for value in values if value is not None]
+    return [
+        title,
+        *("-" if value is None else shape.format(value * scale) for value in values),
+        "-",
+        "-" if target is None else f"<= {shape.format(target * scale)}",
+        "-" if target is None or not measured else _yes(max(measured) <= target),
+    ]
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "no"
+
+
+def _by_kind(all_figures: list[Figures]) -> list[list[Figures]]:
+    kinds = dict.fromkeys(figures.backlog.persistent for figures in all_figures)
+    return [[figures for figures in all_figures if figures.backlog.persistent is kind] for kind in kinds]
+
+
+def _title(figures: list[Figures]) -> str:
+    return f"{_kind(figures[0].backlog)}, {SIZES[0]} to {SIZES[1]} bytes, priorities 0 to 8"
+
+
+def _kind(backlog: Backlog) -> str:
+    return "persistent" if backlog.persistent else "transient"
+
+
+def _pace_told(pace: Pace) -> str:
+    return (
+        f"  {pace.messages:,} in {pace.seconds:.1f} s: {pace.rate:,.0f} msg/s, the last {pace.last_messages:,}"
+        f" {pace.last_rate:,.0f} msg/s (load generator: {pace.processor / pace.messages * 1e6:.1f} us of processor"
+        " time a message)"
+    )
+
+
+def _waits_told(probes: Probes) -> str:
+    lines = []
+    for name, kind in (("transient", False), ("persistent", True)):
+        waits = [seconds * 1000 for persistent, seconds in probes.waits if persistent is kind]
+        if waits:
+            half, most, longest = (_percentile(waits, share) for share in (0.5, 0.99, 1.0))
+            lines.append(
+                f"  late messages of priority 9, {len(waits)} {name}: median {half:.2f} ms, 99 % within {most:.2f} ms,"
+                f" longest {longest:.2f} ms"
+            )
+    lines.append(f"  {len(probes.taken):,} others taken one by one meanwhile")
+    return "\n".join(lines)
+
+
+def _percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least so large a share of all does not exceed."""
+    return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of disk that its files take; what goes away meanwhile counts nothing."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.lstat().st_blocks * 512
+    return total
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
+
+
+def _mib(size: float) -> str:
+    """`size` is in KiB."""
+    return f"{size / 1024:,.0f} MiB"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

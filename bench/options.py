@@ -1,0 +1,17 @@
+"""What may the values of the command lines be?"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def not_negative(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number
