@@ -425,7 +425,7 @@ class Engine:
             # Its batch became durable a moment ago; all queues are to see that in one step.
             self._early_pages.append((read, page))
             return
-        for entry in self._paging.page_read(read, page):
+        for entry in self._paging.page_read(read, page, self._committed):
             self._dead_letter(entry, entry.message)
         self._touched[read.lane.queue] = None
 

@@ -175,8 +175,8 @@ class Paging:
         lane.reading = Read(lane, after_sequence, limit, size_max)
         self._reads.append(lane.reading)
 
-    def page_read(self, read: Read, page: PageRead) -> list[Entry]:
-        """Take in a page, which names no batch that is not known to be durable.
+    def page_read(self, read: Read, page: PageRead, committed: int) -> list[Entry]:
+        """Take in a page, which names no batch later than `committed`, the last that is known to be durable.
 
         Returns the messages in it that failed too often: they stand in no lane any more.
 
@@ -210,6 +210,7 @@ class Paging:
             raise _damage(lane, "a message is not there any more")
         if up_to > lane.horizon:
             self._move_horizon(lane, fresh, left_out, up_to, page.as_of)
+        self._let_go_of(lane, committed)
         return failed
 
     def _has_failed(self, entry: Entry) -> bool:
@@ -259,14 +260,16 @@ class Paging:
 
     def let_go(self, committed: int) -> None:
         """This batch is durable, and so is whatever was written with it."""
-        memory = self._memory
         for lane in list(self._with_recent):
-            for entry in lane.let_go(committed):
-                assert entry.message is not None, "what is recent has not left memory yet"
-                memory.leaving -= size_of(entry.message)
-                self.went(entry)
-            if not lane.recent:
-                del self._with_recent[lane]
+            self._let_go_of(lane, committed)
+
+    def _let_go_of(self, lane: Lane, committed: int) -> None:
+        for entry in lane.let_go(committed):
+            assert entry.message is not None, "what is recent has not left memory yet"
+            self._memory.leaving -= size_of(entry.message)
+            self.went(entry)
+        if not lane.recent:
+            self._with_recent.pop(lane, None)
 
     def take_in_recent(self, lane: Lane) -> None:
         """What was about to leave the lane is needed now."""
