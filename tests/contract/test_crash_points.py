@@ -214,10 +214,11 @@ class Recorder:
                 del self._names[Path(path).name]
                 self.note(Name({Path(path).name: None}))
 
-        def committing(action: Callable[..., None]) -> Callable[..., None]:
-            def call(*args: Any, **named: Any) -> None:
-                action(*args, **named)
+        def committing(action: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **named: Any) -> Any:
+                result = action(*args, **named)
                 self.note(Commit((self._folder / "lmdb/data.mdb").read_bytes()))
+                return result
 
             return call
 
@@ -230,7 +231,7 @@ class Recorder:
                 "os.unlink": unlinked,
             }.items():
                 patches.enter_context(mock.patch(name, action))
-            for name in ("delete", "put", "finish", "drop_transients"):
+            for name in ("delete", "put", "finish", "drop_transients", "clean"):
                 patches.enter_context(mock.patch.object(Checkpoint, name, committing(getattr(Checkpoint, name))))
             yield
 

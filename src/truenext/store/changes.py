@@ -66,8 +66,14 @@ class Changes(msgspec.Struct, gc=False):
     history: bytes = b""
 
     def __len__(self) -> int:
-        """Messages put or removed."""
-        return len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
+        """Everything that it names."""
+        messages = len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
+        rest = self.rest
+        if rest is None:
+            return messages
+        return messages + sum(
+            map(len, (rest.marks, rest.unmarks, rest.queues, rest.producers, rest.forgotten_producers))
+        )
 
 
 _encode_rest = msgspec.msgpack.Encoder().encode
@@ -84,8 +90,8 @@ def changes_of(batch: Batch) -> Changes:
     )
 
 
-def encode(batch: Batch, rest: Rest | None) -> bytes:
-    """What `decode` makes Changes of again; `rest` is theirs."""
+def encode(batch: Batch, rest: Rest | None) -> list[bytes]:
+    """In parts, what `decode` makes Changes of again; `rest` is theirs. The records are not copied."""
     rest_bytes = b"" if rest is None else _encode_rest(rest)
     pack = _PUT.pack
     parts = [
@@ -105,7 +111,7 @@ def encode(batch: Batch, rest: Rest | None) -> bytes:
     parts += batch.transient_removes
     parts.append(rest_bytes)
     parts.append(batch.history)
-    return b"".join(parts)
+    return parts
 
 
 def decode(payload: memoryview) -> Changes:
