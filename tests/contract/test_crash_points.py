@@ -204,6 +204,8 @@ class Recorder:
         def renamed(old: Any, new: Any) -> None:
             with self._lock:
                 rename(old, new)
+                if Path(old).parent != journal:
+                    return
                 file = self._names.pop(Path(old).name)
                 self._names[Path(new).name] = file
                 self.note(Name({Path(old).name: None, Path(new).name: file}))
@@ -211,6 +213,8 @@ class Recorder:
         def unlinked(path: Any) -> None:
             with self._lock:
                 unlink(path)
+                if Path(path).parent != journal:
+                    return
                 del self._names[Path(path).name]
                 self.note(Name({Path(path).name: None}))
 

@@ -5,6 +5,7 @@ The data folder:
     lock           the pid of the broker that uses the folder, which holds a flock on this file
     journal/       what happened last, see journal.py and changes.py
     lmdb/          what happened before that, see checkpoint.py
+    ballast        zeros, deleted when a move finds the disk full, so that it can go on
 
     apply          the batch goes into the journal, durable by one write; then the overlay knows of it
     move           on a thread of its own: what the oldest segment still says goes into the checkpoint, and the
@@ -23,6 +24,7 @@ import os
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from heapq import merge
 from itertools import islice, tee
 from operator import attrgetter
@@ -33,13 +35,13 @@ from truenext.batch import Batch
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE
-from truenext.store import folder
+from truenext.store import folder, room
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
 from truenext.store.journal import SEGMENT_BYTES, Journal
 from truenext.store.overlay import Overlay, Place, View, alive, is_gone
-from truenext.store.store import Page, Recovered, StoredMessage
-from truenext.store.trouble import CAUSES, disagreement, explained
+from truenext.store.store import Page, Recovered, Room, StoredMessage
+from truenext.store.trouble import CAUSES, disagreement, explained, is_no_space, is_short_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -67,6 +69,12 @@ MOVE_BYTES_MAX = 4 * 1024 * 1024
 MOVE_KEYS_MAX = 1000
 """Messages in one transaction of the checkpoint: each may touch a page of its own."""
 
+BALLAST_SEGMENTS = 2
+"""Size of the ballast, in segments: more than two transactions of the checkpoint can need."""
+
+LOOK_SECONDS = 1.0
+"""Longest time until room is looked at again: others fill the disk as well, and make room."""
+
 CLEAN_SECONDS = 0.01
 """Pause between two transactions that delete what unclean stops have dropped: nobody waits for that."""
 
@@ -79,8 +87,11 @@ class EmbeddedStore:
         map_size: int = MAP_SIZE,
         segment_bytes: int = SEGMENT_BYTES,
         segments_max: int = SEGMENTS_MAX,
+        disk_limit: int | None = None,
     ) -> None:
         """Lock and open the data folder, which is made if it is missing.
+
+        `disk_limit` is how many bytes journal and checkpoint may use, as far as `room` says; None is what the disk has.
 
         The history in a batch is kept as long as its segment; `sync_history` (see there) comes before that goes.
 
@@ -88,6 +99,11 @@ class EmbeddedStore:
         """
         self._path = path
         self._segments_max = segments_max
+        self._segment_bytes = segment_bytes
+        self._disk_limit = disk_limit
+        self._room = self._room_in_limit = self._room_on_disk = Room.PLENTY
+        self._is_disk_full = False
+        """A write of the mover found no space, or the ballast that it then gave up is not there again."""
         self.sync_history: Callable[[], None] = _nothing
         """Makes what the history's own files have durable; the history of every batch applied so far is in them."""
         self._applied = 0
@@ -119,9 +135,14 @@ class EmbeddedStore:
 
     # ---- The promise of store.py ----
 
+    @property
+    def room(self) -> Room:
+        return self._room
+
     def recover(self) -> Recovered:
         try:
             recovered = self._recover()
+            self._look_at_room()
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error) from error
         self._refusal = ""
@@ -238,18 +259,19 @@ class EmbeddedStore:
         )
 
     def _is_behind(self) -> bool:
-        return len(self._journal.segments) >= self._segments_max + SEGMENTS_BEHIND_MAX
+        # While nothing can move, acknowledgements go on as long as the journal finds a place for them.
+        return not self._is_disk_full and len(self._journal.segments) >= self._segments_max + SEGMENTS_BEHIND_MAX
 
     # ---- Moving what the journal still says into the checkpoint ----
 
     def _move_when_due(self) -> None:
         try:
             while True:
-                self._journal.prepare()
+                self._provide()
                 with self._changed:
                     self._changed.wait_for(
-                        lambda: self._is_closing or self._is_move_due() or self._journal.needs_spare,
-                        timeout=CLEAN_SECONDS if self._needs_cleaning else None,
+                        lambda: self._is_closing or self._is_move_due() or self._is_spare_due(),
+                        timeout=CLEAN_SECONDS if self._needs_cleaning else LOOK_SECONDS,
                     )
                     if self._is_closing:
                         return
@@ -258,6 +280,8 @@ class EmbeddedStore:
                     self._move(self._journal.segments[0])
                 elif self._needs_cleaning:
                     self._clean()
+        except _Closing:
+            return
         except Exception as error:
             if isinstance(error, CAUSES):
                 failure = explained(f"write to the store in {self._path}", error)
@@ -284,15 +308,16 @@ class EmbeddedStore:
         for layer in layers:
             gone = iter(layer.gone.items())
             while keys := list(islice(gone, MOVE_KEYS_MAX)):
-                self._checkpoint.delete(keys)
+                self._write(partial(self._checkpoint.delete, keys))
         for are_transient in (False, True):
             for messages in self._records(alive(segment, held), are_transient=are_transient):
-                self._checkpoint.put(messages, are_transient=are_transient)
+                self._write(partial(self._checkpoint.put, messages, are_transient=are_transient))
         with self._changed:
             # Copied: whoever removes a message takes its mark out of every layer.
             marks = {key: mark for layer in layers for key, mark in layer.marks.items()}
         self.sync_history()
-        self._checkpoint.finish(layers, marks, Position(segment, self._journal.last_frame(segment)))
+        position = Position(segment, self._journal.last_frame(segment))
+        self._write(partial(self._checkpoint.finish, layers, marks, position))
         with self._changed:
             overlay.drop_layers(segment)
             # Those that begin later know nothing of this segment.
@@ -304,7 +329,81 @@ class EmbeddedStore:
             self._changed.notify_all()
 
     def _clean(self) -> None:
-        self._needs_cleaning = self._checkpoint.clean(MOVE_KEYS_MAX)
+        try:
+            self._needs_cleaning = self._checkpoint.clean(MOVE_KEYS_MAX)
+        except CAUSES as error:
+            self._expect_no_space(error)
+
+    def _write(self, transaction: Callable[[], None]) -> None:
+        """One transaction of a move, which waits for room where there is none. It can be done again: it is done as a
+        whole or not at all.
+        """
+        while True:
+            try:
+                transaction()
+                self._look_at_room()
+                return
+            except CAUSES as error:
+                self._expect_no_space(error)
+            if self._ballast.exists():
+                self._ballast.unlink()
+                continue
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_closing, timeout=LOOK_SECONDS):
+                    raise _Closing
+
+    # ---- Room on the disk ----
+
+    @property
+    def _ballast(self) -> Path:
+        return self._path / "ballast"
+
+    def _is_spare_due(self) -> bool:
+        # Where it could not be had it is tried again, but not at once.
+        return self._journal.needs_spare and not self._is_disk_full
+
+    def _provide(self) -> None:
+        """A spare segment, and the ballast, as far as the disk has room for them."""
+        try:
+            # On a full disk nothing is tried that cannot succeed: it would take the last bytes from others meanwhile.
+            free = folder.free_bytes(self._path) if self._is_disk_full else None
+            if free is None or free >= 2 * self._segment_bytes:
+                self._journal.prepare()
+            size = BALLAST_SEGMENTS * self._segment_bytes
+            has_ballast = self._ballast.exists()
+            if not has_ballast and (free is None or free >= size + self._reserve()):
+                folder.allocate(self._ballast, size)
+                has_ballast = True
+            if self._is_disk_full and has_ballast and not self._journal.needs_spare:
+                logger.warning("the disk has room again")
+                self._is_disk_full = False
+        except CAUSES as error:
+            self._expect_no_space(error)
+        self._look_at_room()
+
+    def _expect_no_space(self, error: Exception) -> None:
+        """Raises: `error`, if it is another"""
+        if not (is_no_space(error) or (is_short_write(error) and folder.free_bytes(self._path) < MOVE_BYTES_MAX)):
+            raise error
+        if not self._is_disk_full:
+            logger.error("the disk is full: sends are refused until there is room", extra={"reason": str(error)})
+            with self._changed:
+                self._is_disk_full = True
+                self._changed.notify_all()
+        self._look_at_room()
+
+    def _reserve(self) -> int:
+        """Bytes that must be left for what is in the journal to move to the checkpoint, whose pages may be half empty,
+        and for one more segment.
+        """
+        return 2 * self._journal.size + self._segment_bytes
+
+    def _look_at_room(self) -> None:
+        if self._disk_limit is not None:
+            used = self._journal.size + self._journal.spare_size + self._checkpoint.size()
+            self._room_in_limit = room.within(self._disk_limit, used, self._room_in_limit)
+        self._room_on_disk = room.beside(self._reserve(), folder.free_bytes(self._path), self._room_on_disk)
+        self._room = Room.NONE if self._is_disk_full else max(self._room_in_limit, self._room_on_disk)
 
     def _records(
         self, held: Iterable[tuple[bytes, Place]], *, are_transient: bool
@@ -401,6 +500,10 @@ class EmbeddedStore:
         counts.update(self._overlay.counts())
         counts.subtract(Counter(key[:LANE_KEY_SIZE] for key in gone))
         return {lane: count for lane, count in counts.items() if count}
+
+
+class _Closing(Exception):
+    pass
 
 
 def _once(messages: Iterable[StoredMessage]) -> Iterator[StoredMessage]:

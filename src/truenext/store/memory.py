@@ -14,13 +14,18 @@ from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE, message_key
-from truenext.store.store import Page, Recovered, StoredMessage
+from truenext.store import room
+from truenext.store.store import Page, Recovered, Room, StoredMessage
 
 
 class MemoryStore:
     """A store that lives as long as its object."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, limit: int | None = None) -> None:
+        """`limit` is how many bytes of records there is room for; None is any number."""
+        self._limit = limit
+        self._used = 0
+        self._room = Room.PLENTY
         self._messages: dict[bytes, bytes] = {}
         self._transients: dict[bytes, bytes] = {}
         self._lanes: dict[bytes, dict[bytes, None]] = {}
@@ -37,13 +42,19 @@ class MemoryStore:
         self._whole = Lock()
         """Held wherever half of a batch could be seen."""
 
+    @property
+    def room(self) -> Room:
+        return self._room
+
     def recover(self) -> Recovered:
         with self._whole:
             if not self._clean_stop:
-                for key in self._transients:
+                for key, record in self._transients.items():
                     self._marks.pop(key, None)
                     self._take_from_lane(key)
+                    self._used -= len(record)
                 self._transients.clear()
+                self._measure()
             self._applied = 0
             self._refusal = ""
             return Recovered(
@@ -113,11 +124,12 @@ class MemoryStore:
     def _write(self, batch: Batch) -> None:
         for messages, keys in ((self._messages, batch.removes), (self._transients, batch.transient_removes)):
             for key in keys:
-                del messages[key]
+                self._used -= len(messages.pop(key))
                 self._take_from_lane(key)
         for messages, puts in ((self._messages, batch.puts), (self._transients, batch.transient_puts)):
             for key, record in puts.items():
                 messages[key] = record
+                self._used += len(record)
                 self._lanes.setdefault(key[:LANE_KEY_SIZE], {})[key] = None
         self._marks.update(batch.marks)
         for key in batch.unmarks:
@@ -129,6 +141,11 @@ class MemoryStore:
         self._sequence_limit = batch.sequence_limit or self._sequence_limit
         if batch.clean_stop is not None:
             self._clean_stop = batch.clean_stop
+        self._measure()
+
+    def _measure(self) -> None:
+        if self._limit is not None:
+            self._room = room.within(self._limit, self._used, self._room)
 
     def _take_from_lane(self, key: bytes) -> None:
         lane = key[:LANE_KEY_SIZE]

@@ -7,6 +7,7 @@ A message leaves the store only through a batch that removes it: nothing is dequ
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -17,6 +18,16 @@ from truenext.limits import PAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+class Room(IntEnum):
+    """How welcome further messages are. Acknowledgements always are, and what keeps the broker's books."""
+
+    PLENTY = 0
+    LITTLE = 1
+    """Who only sends should be slowed down."""
+    NONE = 2
+    """Sends should be refused."""
 
 
 class StoredMessage(msgspec.Struct, gc=False):
@@ -72,6 +83,13 @@ class Recovered:
 class Store(Protocol):
     """Durable state of one broker. `apply`, `recover` and `close` are called from one thread at a time."""
 
+    @property
+    def room(self) -> Room:
+        """What was found last, within a second or so; costs nothing to ask, on any thread, from `recover` on.
+
+        It is advice: the store takes every batch that it can, whatever it said.
+        """
+
     def recover(self) -> Recovered:
         """Read what is there, once, before anything else; after an unclean stop drop the transients first.
 
@@ -88,7 +106,8 @@ class Store(Protocol):
         """The next messages of a lane behind `after_sequence`, persistent and transient in one order: at most `limit`
         (1 or more) with at most `size_max` bytes of records, or one that is larger.
 
-        Reflects every batch that apply has returned for. May be called while apply runs on another thread.
+        Reflects every batch that apply has returned for, and none but whole ones. May be called on any thread while
+        apply runs on another; neither waits for the other's disk.
 
         Raises: StoreError if it cannot be read.
         """

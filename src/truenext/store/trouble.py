@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,11 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 def is_no_space(error: BaseException) -> bool:
     """The disk, or the user's share of it, is full."""
     return isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in _NO_SPACE)
+
+
+def is_short_write(error: BaseException) -> bool:
+    """What LMDB also says when the disk had room for only a part of a write, and when the disk is broken."""
+    return isinstance(error, lmdb.Error) and os.strerror(errno.EIO) in str(error)
 
 
 def explained(attempt: str, error: Exception) -> StoreError:
