@@ -17,7 +17,6 @@ If you change anything here, increase FORMAT_VERSION in checkpoint.py.
 from __future__ import annotations
 
 import struct
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -65,15 +64,15 @@ class Changes(msgspec.Struct, gc=False):
     rest: Rest | None
     history: bytes = b""
 
-    def __len__(self) -> int:
-        """Everything that it names."""
-        messages = len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
+    count: int = 0
+    """Of everything that it names."""
+
+    def __post_init__(self) -> None:
+        self.count = len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
         rest = self.rest
-        if rest is None:
-            return messages
-        return messages + sum(
-            map(len, (rest.marks, rest.unmarks, rest.queues, rest.producers, rest.forgotten_producers))
-        )
+        if rest is not None:
+            self.count += len(rest.marks) + len(rest.unmarks) + len(rest.queues)
+            self.count += len(rest.producers) + len(rest.forgotten_producers)
 
 
 _encode_rest = msgspec.msgpack.Encoder().encode
@@ -104,13 +103,16 @@ def encode(batch: Batch, rest: Rest | None) -> list[bytes]:
             len(batch.history),
         )
     ]
-    for key, record in chain(batch.puts.items(), batch.transient_puts.items()):
-        parts.append(pack(key, len(record)))
-        parts.append(record)
-    parts += batch.removes
-    parts += batch.transient_removes
-    parts.append(rest_bytes)
-    parts.append(batch.history)
+    for puts in (batch.puts, batch.transient_puts):
+        for key, record in puts.items():
+            parts += (pack(key, len(record)), record)
+    for keys in (batch.removes, batch.transient_removes):
+        if keys:
+            parts += keys
+    if rest_bytes:
+        parts.append(rest_bytes)
+    if batch.history:
+        parts.append(batch.history)
     return parts
 
 

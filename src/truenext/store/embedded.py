@@ -28,7 +28,7 @@ from functools import partial
 from heapq import merge
 from itertools import islice, tee
 from operator import attrgetter
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING
 
 from truenext.batch import Batch
@@ -110,7 +110,8 @@ class EmbeddedStore:
         self._refusal = "recover() comes first"
         self._overlay = Overlay()
         self._queues: set[int] = set()
-        self._changed = Condition()
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
         """Held for the overlay; tells of every move, every new segment, and every page that a move waits for."""
         self._mover: Thread | None = None
         self._needs_cleaning = True
@@ -161,10 +162,10 @@ class EmbeddedStore:
         changes = changes_of(batch)
         try:
             self._check(batch, changes)
-            segment, offset = self._append(encode(batch, changes.rest), len(changes))
+            segment, offset = self._append(encode(batch, changes.rest), changes.count)
         except CAUSES as error:
             raise explained(f"write to the store in {self._path}", error) from error
-        with self._changed:
+        with self._lock:
             self._overlay.add(changes, segment, offset)
             self._applied = batch.number
         if batch.queues:
@@ -173,7 +174,7 @@ class EmbeddedStore:
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         try:
-            with self._changed:
+            with self._lock:
                 snapshot = self._checkpoint.snapshot()
                 view = self._overlay.view(lane, after_sequence, limit + 1)
                 as_of = self._applied
@@ -206,24 +207,30 @@ class EmbeddedStore:
         be seen twice: better no batch at all.
         """
         overlay = self._overlay
-        for keys, are_transient in ((changes.removes, False), (changes.transient_removes, True)):
-            if len(keys) > 1 and len(set(keys)) != len(keys):
-                raise disagreement(batch.number, "removes a message twice")
-            old = []
-            for key in keys:
-                kind = overlay.kind(key)
-                if kind is None:
-                    old.append(key)
-                elif kind is not are_transient:
-                    raise disagreement(batch.number, f"removes message {key.hex()}, which is not there")
-            if old:
-                self._check_old(batch, old, are_transient=are_transient)
-        for puts in (changes.puts, changes.transient_puts):
-            for key, _ in puts:
+        if changes.removes:
+            self._check_removes(batch, changes.removes, are_transient=False)
+        if changes.transient_removes:
+            self._check_removes(batch, changes.transient_removes, are_transient=True)
+        for puts in (batch.puts, batch.transient_puts):
+            for key in puts:
                 if overlay.kind(key) is not None:
                     raise disagreement(batch.number, "puts a message that is there already")
-        if not self._queues.isdisjoint(batch.queues):
+        if batch.queues and not self._queues.isdisjoint(batch.queues):
             raise disagreement(batch.number, "puts a queue that is there already")
+
+    def _check_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
+        if len(keys) > 1 and len(set(keys)) != len(keys):
+            raise disagreement(batch.number, "removes a message twice")
+        kind = self._overlay.kind
+        old = []
+        for key in keys:
+            found = kind(key)
+            if found is None:
+                old.append(key)
+            elif found is not are_transient:
+                raise disagreement(batch.number, f"removes message {key.hex()}, which is not there")
+        if old:
+            self._check_old(batch, old, are_transient=are_transient)
 
     def _check_old(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
         with self._changed:

@@ -48,28 +48,24 @@ class Place(NamedTuple):
 class _Chunk:
     """The messages of one lane in one segment."""
 
-    __slots__ = ("alive", "places", "segment", "sequences")
+    __slots__ = ("alive", "lane", "places", "segment", "sequences")
 
-    def __init__(self, segment: int) -> None:
+    def __init__(self, segment: int, lane: _Lane) -> None:
         self.segment = segment
+        self.lane = lane
         self.sequences = array("Q")
         """In order."""
         self.places = array("Q")
         """Offset, length and kind of each, packed into one number; 0 for one that is gone."""
         self.alive = 0
 
-    def put(self, sequence: int, place: int) -> None:
-        sequences = self.sequences
-        self.alive += 1
-        if not sequences or sequence > sequences[-1]:
-            sequences.append(sequence)
-            self.places.append(place)
-            return
-        at = bisect_left(sequences, sequence)
-        if sequences[at] == sequence:
+    def insert(self, sequence: int, place: int) -> None:
+        """In front of others, as it is not in a broker; else it is appended."""
+        at = bisect_left(self.sequences, sequence)
+        if self.sequences[at] == sequence:
             self.places[at] = place
         else:
-            sequences.insert(at, sequence)
+            self.sequences.insert(at, sequence)
             self.places.insert(at, place)
 
     def forget(self, at: int) -> None:
@@ -221,7 +217,7 @@ class Overlay:
             view.keep(changes)
         layers = self.layers
         layer = layers[-1] if layers and layers[-1].segment == segment else self._new_layer(segment)
-        layer.records += len(changes)
+        layer.records += changes.count
         rest = changes.rest
         if rest is not None and rest.drops_transients:
             self._drop_transients()
@@ -243,24 +239,27 @@ class Overlay:
         layer.memory += _PUT_BYTES * len(puts)
         for key, length in puts:
             at += BEFORE_RECORD
-            lane_key = key[:LANE_KEY_SIZE]
-            chunk = chunks.get(lane_key)
-            if chunk is None:
-                chunk = self._new_chunk(lane_key, layer)
+            chunk = chunks.get(key[:LANE_KEY_SIZE]) or self._new_chunk(key[:LANE_KEY_SIZE], layer)
             sequence = sequence_of(key)
-            chunk.put(sequence, at << 32 | length << 1 | is_transient)
-            lane = self._lanes[lane_key]
+            place = at << 32 | length << 1 | is_transient
+            sequences, lane = chunk.sequences, chunk.lane
             if sequence > lane.last:
                 lane.last = sequence
+            if not sequences or sequence > sequences[-1]:
+                sequences.append(sequence)
+                chunk.places.append(place)
+            else:
+                chunk.insert(sequence, place)
+            chunk.alive += 1
             at += length
         return at
 
     def _new_chunk(self, lane_key: bytes, layer: Layer) -> _Chunk:
-        chunk = layer.chunks[lane_key] = _Chunk(layer.segment)
-        layer.memory += _CHUNK_BYTES
         lane = self._lanes.get(lane_key)
         if lane is None:
             lane = self._lanes[lane_key] = _Lane()
+        chunk = layer.chunks[lane_key] = _Chunk(layer.segment, lane)
+        layer.memory += _CHUNK_BYTES
         lane.chunks.append(chunk)
         return chunk
 
