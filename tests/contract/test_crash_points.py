@@ -204,6 +204,8 @@ class Recorder:
         def renamed(old: Any, new: Any) -> None:
             with self._lock:
                 rename(old, new)
+                if Path(old).parent != journal:
+                    return
                 file = self._names.pop(Path(old).name)
                 self._names[Path(new).name] = file
                 self.note(Name({Path(old).name: None, Path(new).name: file}))
@@ -211,13 +213,16 @@ class Recorder:
         def unlinked(path: Any) -> None:
             with self._lock:
                 unlink(path)
+                if Path(path).parent != journal:
+                    return
                 del self._names[Path(path).name]
                 self.note(Name({Path(path).name: None}))
 
-        def committing(action: Callable[..., None]) -> Callable[..., None]:
-            def call(*args: Any, **named: Any) -> None:
-                action(*args, **named)
+        def committing(action: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **named: Any) -> Any:
+                result = action(*args, **named)
                 self.note(Commit((self._folder / "lmdb/data.mdb").read_bytes()))
+                return result
 
             return call
 
@@ -230,7 +235,7 @@ class Recorder:
                 "os.unlink": unlinked,
             }.items():
                 patches.enter_context(mock.patch(name, action))
-            for name in ("delete", "put", "finish", "drop_transients"):
+            for name in ("delete", "put", "finish", "drop_transients", "clean"):
                 patches.enter_context(mock.patch.object(Checkpoint, name, committing(getattr(Checkpoint, name))))
             yield
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,17 +25,26 @@ from hypothesis import strategies as st
 
 from tests.contract.disk import LANE, NEXT_QUEUE, Disk, embedded, key, put, sequences
 from tests.contract.test_store import Model, check_restart, draw_batch
-from truenext.batch import Batch
+from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
 from truenext.record import sequence_of
 from truenext.store import journal
-from truenext.store.checkpoint import Checkpoint
-from truenext.store.embedded import EmbeddedStore
+from truenext.store.checkpoint import DATABASES_MAX, Checkpoint
+from truenext.store.embedded import SEGMENTS_BEHIND_MAX, EmbeddedStore
 from truenext.store.journal import Journal
 
 
 def journal_files(folder: Path) -> list[Path]:
     return sorted((folder / "journal").glob("*.journal"))
+
+
+def sizes(folder: Path) -> list[int]:
+    """Of its files, but for those that are renamed or deleted meanwhile."""
+    found = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            found.append(path.stat().st_size)
+    return found
 
 
 def until(fact: Callable[[], bool]) -> None:
@@ -122,7 +132,7 @@ def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> 
         txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
     before = (folder / "data.mdb").read_bytes()
     for _ in range(2):
-        with pytest.raises(StoreError, match="has format 1, this truenext reads format 2"):
+        with pytest.raises(StoreError, match="has format 1, this truenext reads format 3"):
             EmbeddedStore(tmp_path)
     assert (folder / "data.mdb").read_bytes() == before
 
@@ -288,7 +298,7 @@ def test_no_mark_outlives_its_message_in_the_checkpoint(tmp_path: Path) -> None:
     disk.apply(puts=put(101))
     until(lambda: len(journal_files(tmp_path)) == 1)
     disk.store.close()
-    with lmdb.open(str(tmp_path / "lmdb"), max_dbs=7) as env, env.begin() as txn:
+    with lmdb.open(str(tmp_path / "lmdb"), max_dbs=DATABASES_MAX) as env, env.begin() as txn:
         assert [*txn.cursor(env.open_db(b"marks", txn=txn)).iternext(values=False)] == []
         assert {*txn.cursor(env.open_db(b"messages", txn=txn)).iternext(values=False)} <= {key(100)}
 
@@ -301,7 +311,7 @@ def test_a_batch_larger_than_a_segment_gets_one_of_its_own_size(tmp_path: Path) 
     assert [len(m.record) for m in disk.store.page(LANE, 0, 9).messages] == [50_000, 8]
     for n in range(3, 30):
         disk.apply(puts=put(n))
-    until(lambda: all(path.stat().st_size < 1000 for path in (tmp_path / "journal").iterdir()))
+    until(lambda: all(size < 1000 for size in sizes(tmp_path / "journal")))
     disk.store.close()
 
 
@@ -324,10 +334,10 @@ def test_batches_wait_when_the_journal_is_too_far_ahead_of_the_checkpoint(
 
     thread = threading.Thread(target=apply_many)
     thread.start()
-    until(lambda: len(journal_files(tmp_path)) == 5)
+    until(lambda: len(journal_files(tmp_path)) == 1 + SEGMENTS_BEHIND_MAX)
     thread.join(0.05)
     assert thread.is_alive()
-    assert len(journal_files(tmp_path)) == 5
+    assert len(journal_files(tmp_path)) == 1 + SEGMENTS_BEHIND_MAX
     assert len(sequences(disk.store)) == disk.number - 1
     go_on.set()
     thread.join()
@@ -347,27 +357,28 @@ def test_a_crash_drops_transients_for_good_although_the_journal_still_has_them(e
 # Crashes in the middle of a move
 
 
-def move_or_stand_still(store: EmbeddedStore, segment: int) -> None:
-    try:
-        MOVE(store, segment)
-    except Stopped:
-        with store._changed:
-            store._changed.wait_for(lambda: store._is_closing)
+def or_stand_still(action: Callable[..., None]) -> Callable[..., None]:
+    def call(store: EmbeddedStore, *args: int) -> None:
+        try:
+            action(store, *args)
+        except Stopped:
+            with store._changed:
+                store._changed.wait_for(lambda: store._is_closing)
 
-
-MOVE = EmbeddedStore._move
+    return call
 
 
 class Stopped(Exception):
     pass
 
 
-@mock.patch.object(EmbeddedStore, "_move", move_or_stand_still)
+@mock.patch.object(EmbeddedStore, "_move", or_stand_still(EmbeddedStore._move))
+@mock.patch.object(EmbeddedStore, "_clean", or_stand_still(EmbeddedStore._clean))
 @mock.patch.object(EmbeddedStore, "_is_behind", lambda _: False)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_move_may_be_interrupted_anywhere(data: st.DataObject) -> None:
-    """Before or after any of the checkpoint's transactions, between two random histories."""
+    """Before or after any of the checkpoint's transactions, those that clean included, between two random histories."""
     folder = Path(tempfile.mkdtemp())
     model = Model()
     disk = Disk("moving", folder / "data")
@@ -391,20 +402,21 @@ def interrupt(store: EmbeddedStore, calls: int, data: st.DataObject) -> None:
     comes_after = data.draw(st.booleans(), label="after the call")
     count = 0
 
-    def counted(action: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: Any, **kwargs: Any) -> None:
+    def counted(action: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal count
             count += 1
             if count > calls and not comes_after:
                 raise Stopped
-            action(*args, **kwargs)
+            result = action(*args, **kwargs)
             if count > calls:
                 raise Stopped
+            return result
 
         return call
 
     checkpoint: Any = store._checkpoint
-    for name in ("delete", "put", "finish"):
+    for name in ("delete", "put", "finish", "clean"):
         setattr(checkpoint, name, counted(getattr(checkpoint, name)))
 
 
@@ -466,6 +478,7 @@ def test_a_damaged_frame_with_a_good_one_behind_it_stops_the_broker(tmp_path: Pa
 
 def test_a_missing_or_emptied_segment_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmbeddedStore, "_is_move_due", lambda _: False)
+    monkeypatch.setattr(EmbeddedStore, "_is_behind", lambda _: False)
     disk = Disk("moving", tmp_path)
     for n in range(1, 10):
         disk.apply(puts=put(n))
@@ -534,12 +547,59 @@ def test_a_body_full_of_suspects_does_not_delay_a_start(tmp_path: Path) -> None:
     disk.store.close()
 
 
-def test_a_damaged_value_is_named(embedded_disk: Disk) -> None:
-    embedded_disk.store.close()
-    with lmdb.open(str(embedded_disk.folder / "lmdb"), max_dbs=7) as env, env.begin(write=True) as txn:
-        txn.put(LANE, b"short", db=env.open_db(b"counts", txn=txn))
-    with pytest.raises(StoreError, match="a value is damaged"):
-        embedded_disk.open()
+SMALL_VALUES = ["meta", "counts", "transient counts", "queues", "producers", "marks", "transient marks"]
+
+
+@pytest.mark.parametrize("database", SMALL_VALUES)
+def test_a_flipped_bit_in_a_small_value_is_never_believed(tmp_path: Path, database: str) -> None:
+    """Nor a value that stands under another key, as after a flipped bit in that."""
+    disk = Disk("moving", tmp_path)
+    disk.apply(
+        queues={1: "orders"},
+        producers={"p": ProducerState(7, 8)},
+        puts=put(1),
+        transient_puts=put(2),
+        marks={key(1): (1, 2), key(2): (3, 4)},
+        sequence_limit=100,
+    )
+    disk.apply(puts=put(3, lane=NEXT_QUEUE))
+    disk.apply(clean_stop=True)
+    until(lambda: len(journal_files(tmp_path)) == 1)
+    disk.store.close()
+    path = tmp_path / "lmdb"
+    whole = (path / "data.mdb").read_bytes()
+    with lmdb.open(str(path), max_dbs=DATABASES_MAX, lock=False) as env, env.begin() as txn:
+        values = dict(txn.cursor(env.open_db(database.encode(), txn=txn)))
+    assert len(values) == {"meta": 8}.get(database, 1)
+
+    def refused(name: bytes, damaged: bytes | None) -> None:
+        """If this stands under the name; None is nothing."""
+        (path / "data.mdb").write_bytes(whole)
+        with lmdb.open(str(path), max_dbs=DATABASES_MAX) as env, env.begin(write=True) as txn:
+            db = env.open_db(database.encode(), txn=txn)
+            if damaged is None:
+                txn.delete(name, db=db)
+            else:
+                txn.put(name, damaged, db=db)
+        shown = name.decode() if database == "meta" else name.hex()
+        hint = f"`truenext store check {tmp_path}` .*`truenext store export {tmp_path} NEW`"
+        with pytest.raises(StoreError, match=f"damaged: .*{shown} .*in {database}.*{hint}"):
+            disk.open()
+            disk.store.page(LANE, 0, 10)
+        disk.store.close()
+
+    for name, value in values.items():
+        for at in range(len(value)):
+            refused(name, value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :])
+        refused(name, b"cut")
+        if database == "meta":
+            refused(name, None)
+        elif not database.endswith("marks"):
+            refused(name[:-1] + bytes([name[-1] ^ 1]), value)
+    (path / "data.mdb").write_bytes(whole)
+    disk.open()
+    assert sequences(disk.store) == [1, 2]
+    disk.store.close()
 
 
 # A disk that takes no more
@@ -609,8 +669,8 @@ def test_a_page_read_in_the_middle_of_a_write_shows_nothing_of_it(
     half_done, go_on = threading.Event(), threading.Event()
     append = Journal.append
 
-    def halting(self: Journal, payload: bytes) -> tuple[int, int]:
-        place = append(self, payload)
+    def halting(self: Journal, parts: list[bytes], size: int) -> tuple[int, int]:
+        place = append(self, parts, size)
         half_done.set()
         assert go_on.wait(10)
         return place

@@ -17,7 +17,6 @@ If you change anything here, increase FORMAT_VERSION in checkpoint.py.
 from __future__ import annotations
 
 import struct
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -65,9 +64,15 @@ class Changes(msgspec.Struct, gc=False):
     rest: Rest | None
     history: bytes = b""
 
-    def __len__(self) -> int:
-        """Messages put or removed."""
-        return len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
+    count: int = 0
+    """Of everything that it names."""
+
+    def __post_init__(self) -> None:
+        self.count = len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
+        rest = self.rest
+        if rest is not None:
+            self.count += len(rest.marks) + len(rest.unmarks) + len(rest.queues)
+            self.count += len(rest.producers) + len(rest.forgotten_producers)
 
 
 _encode_rest = msgspec.msgpack.Encoder().encode
@@ -84,8 +89,8 @@ def changes_of(batch: Batch) -> Changes:
     )
 
 
-def encode(batch: Batch, rest: Rest | None) -> bytes:
-    """What `decode` makes Changes of again; `rest` is theirs."""
+def encode(batch: Batch, rest: Rest | None) -> list[bytes]:
+    """In parts, what `decode` makes Changes of again; `rest` is theirs. The records are not copied."""
     rest_bytes = b"" if rest is None else _encode_rest(rest)
     pack = _PUT.pack
     parts = [
@@ -98,14 +103,17 @@ def encode(batch: Batch, rest: Rest | None) -> bytes:
             len(batch.history),
         )
     ]
-    for key, record in chain(batch.puts.items(), batch.transient_puts.items()):
-        parts.append(pack(key, len(record)))
-        parts.append(record)
-    parts += batch.removes
-    parts += batch.transient_removes
-    parts.append(rest_bytes)
-    parts.append(batch.history)
-    return b"".join(parts)
+    for puts in (batch.puts, batch.transient_puts):
+        for key, record in puts.items():
+            parts += (pack(key, len(record)), record)
+    for keys in (batch.removes, batch.transient_removes):
+        if keys:
+            parts += keys
+    if rest_bytes:
+        parts.append(rest_bytes)
+    if batch.history:
+        parts.append(batch.history)
+    return parts
 
 
 def decode(payload: memoryview) -> Changes:

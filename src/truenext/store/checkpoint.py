@@ -2,22 +2,27 @@
 
 The databases in it; numbers are big-endian. If you change anything here, increase FORMAT_VERSION:
 
-    messages      message key (record.py)    ->  record              persistent messages
-    transients    message key                ->  record              the others; an unclean stop drops them all
-    marks         message key                ->  attempts u32, deliveries u32        messages of either kind
-    counts        lane key (record.py)       ->  messages u64        of either kind; no entry where there is none
-    queues        queue number u32           ->  name
-    producers     BLAKE2b-128 of the name    ->  number u64, used u64, name          any name fits a key that way
-    meta          "format"                   ->  u32                 FORMAT_VERSION
-                  "identity"                 ->  eight hexadecimal digits
-                  "salt"                     ->  u32                 of the journal
-                  "segment"                  ->  u64                 the journal's last that is all here
-                  "frame"                    ->  u64                 number of the last frame in it
-                  "sequence limit"           ->  u64
-                  "clean stop"               ->  u8                  0 or 1
+    messages            message key (record.py)             ->  record                      persistent messages
+    transients          generation u32, message key         ->  record                      the others
+    marks               message key                         ->  attempts u32, deliveries u32        of messages
+    transient marks     generation u32, message key         ->  attempts u32, deliveries u32        of transients
+    counts              lane key (record.py)                ->  messages u64                no entry where there is none
+    transient counts    lane key                            ->  transients u64              of the generation
+    queues              queue number u32                    ->  name
+    producers           BLAKE2b-128 of the name             ->  number u64, used u64, name  any name fits a key that way
+    meta                "format"                            ->  u32     FORMAT_VERSION
+                        "identity"                          ->  eight hexadecimal digits
+                        "salt"                              ->  u32     of the journal
+                        "segment"                           ->  u64     the journal's last that is all here
+                        "frame"                             ->  u64     number of the last frame in it
+                        "generation"                        ->  u32     of the transients that count
+                        "sequence limit"                    ->  u64
+                        "clean stop"                        ->  u8      0 or 1
 
-How many transients a lane holds is written nowhere: after an unclean stop, and only then, what is left of the lanes
-that held any is counted.
+All values but the records carry a checksum, see sealed.py; what meta names is there from the beginning.
+
+An unclean stop drops all transients, however many there are, by one small transaction: the generation is increased,
+and the counts of transients are thrown away. What earlier generations left is nobody's, and is deleted by and by.
 """
 
 from __future__ import annotations
@@ -27,7 +32,6 @@ import struct
 from collections import Counter
 from hashlib import blake2b
 from heapq import merge
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import lmdb
@@ -36,31 +40,35 @@ import msgspec
 from truenext.batch import ProducerState
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, message_key
+from truenext.store.sealed import DamagedValue, seal, unseal
 from truenext.store.store import Recovered
+from truenext.store.trouble import damage
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from truenext.store.overlay import Layer
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
 
+DATABASES_MAX = 9
+
 _LMDB_MAJOR = 0
 """LMDB 0.9.x. Named, because else an environment variable decides what format a new store gets."""
 
-_FORMAT = struct.pack(">I", FORMAT_VERSION)
+_FORMAT = struct.Struct(">I")
 _QUEUE = struct.Struct(">I")
 _SALT = struct.Struct(">I")
+_GENERATION = struct.Struct(">I")
 _NUMBER = struct.Struct(">Q")
-_NOTHING = _NUMBER.pack(0)
 _MARK = struct.Struct(">II")
 _PRODUCER = struct.Struct(">QQ")
 _CLEAN, _UNCLEAN = b"\1", b"\0"
-_UNMARKED = _MARK.pack(0, 0)
+_META_PAGES = 2
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -70,16 +78,67 @@ class Position(msgspec.Struct, frozen=True):
     frame: int
 
 
+class _Sealed:
+    """A database of small values, each with its checksum. Reading raises StoreError for a damaged value."""
+
+    def __init__(self, env: lmdb.Environment, txn: lmdb.Transaction[bytes], name: bytes, data: Path) -> None:
+        self._db = env.open_db(name, txn=txn)
+        self._name = name
+        self._data = data
+
+    def get(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes | None:
+        sealed = txn.get(key, db=self._db)
+        return None if sealed is None else self._unseal(key, sealed)
+
+    def need(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes:
+        value = self.get(txn, key)
+        if value is None:
+            raise damage("checkpoint", f"{key.decode()} is missing in {self._name.decode()}", self._data)
+        return value
+
+    def items(self, txn: lmdb.Transaction[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        for key, sealed in txn.cursor(self._db):
+            yield key, self._unseal(key, sealed)
+
+    def put(self, txn: lmdb.Transaction[bytes], key: bytes, value: bytes) -> None:
+        txn.put(key, seal(self._name, key, value), db=self._db)
+
+    def delete(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
+        txn.delete(key, db=self._db)
+
+    def clear(self, txn: lmdb.Transaction[bytes]) -> None:
+        txn.drop(self._db, delete=False)
+
+    def is_empty(self, txn: lmdb.Transaction[bytes]) -> bool:
+        return not txn.stat(self._db)["entries"]
+
+    def cursor(self, txn: lmdb.Transaction[bytes]) -> lmdb.Cursor[bytes]:
+        return txn.cursor(self._db)
+
+    def pages(self, txn: lmdb.Transaction[bytes]) -> int:
+        return _pages(txn, self._db)
+
+    def _unseal(self, key: bytes, sealed: bytes) -> bytes:
+        try:
+            return unseal(self._name, key, sealed)
+        except DamagedValue as error:
+            raise damage("checkpoint", str(error), self._data) from error
+
+
 class Checkpoint:
-    """One LMDB write transaction for each call that writes, synced before it returns. Raises: lmdb.Error, OSError"""
+    """One LMDB write transaction for each call that writes, synced before it returns.
+
+    Raises: StoreError if a value is damaged, lmdb.Error, OSError
+    """
 
     def __init__(self, folder: Path, *, map_size: int = MAP_SIZE) -> None:
-        """Raises: StoreError if another truenext wrote it, lmdb.Error, OSError"""
+        """Raises: StoreError if another truenext wrote it, or it is damaged, lmdb.Error, OSError"""
         folder.mkdir(mode=0o700, exist_ok=True)
+        self._data = folder.parent
         self._env = lmdb.open(
             str(folder),
             map_size=map_size,
-            max_dbs=7,
+            max_dbs=DATABASES_MAX,
             mode=0o600,
             sync=True,
             metasync=True,
@@ -87,15 +146,18 @@ class Checkpoint:
         )
         try:
             with self._env.begin(write=True) as txn:
-                self._meta = self._env.open_db(b"meta", txn=txn)
-                _check_format(txn, self._meta, folder)
+                self._meta = self._sealed(txn, b"meta")
+                self._check_format(txn)
                 self._messages = self._env.open_db(b"messages", txn=txn)
                 self._transients = self._env.open_db(b"transients", txn=txn)
-                self._marks = self._env.open_db(b"marks", txn=txn)
-                self._counts = self._env.open_db(b"counts", txn=txn)
-                self._queues = self._env.open_db(b"queues", txn=txn)
-                self._producers = self._env.open_db(b"producers", txn=txn)
-                self.salt: int = _SALT.unpack(txn.get(b"salt", b"", db=self._meta))[0]
+                self._marks = self._sealed(txn, b"marks")
+                self._transient_marks = self._sealed(txn, b"transient marks")
+                self._counts = self._sealed(txn, b"counts")
+                self._transient_counts = self._sealed(txn, b"transient counts")
+                self._queues = self._sealed(txn, b"queues")
+                self._producers = self._sealed(txn, b"producers")
+                self.salt: int = _SALT.unpack(self._meta.need(txn, b"salt"))[0]
+                self._generation = self._meta.need(txn, b"generation")
         except BaseException:
             self._env.close()
             raise
@@ -103,67 +165,143 @@ class Checkpoint:
     def close(self) -> None:
         self._env.close()
 
+    def _sealed(self, txn: lmdb.Transaction[bytes], name: bytes) -> _Sealed:
+        return _Sealed(self._env, txn, name, self._data)
+
+    def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
+        """Make a new store ours, and refuse what this truenext does not understand before anything is changed."""
+        meta = self._meta
+        if meta.is_empty(txn):
+            for name, value in (
+                (b"format", _FORMAT.pack(FORMAT_VERSION)),
+                (b"identity", secrets.token_hex(4).encode()),
+                (b"salt", secrets.token_bytes(_SALT.size)),
+                (b"segment", _NUMBER.pack(0)),
+                (b"frame", _NUMBER.pack(0)),
+                (b"generation", _GENERATION.pack(0)),
+                (b"sequence limit", _NUMBER.pack(1)),
+                (b"clean stop", _CLEAN),
+            ):
+                meta.put(txn, name, value)
+            return
+        # Formats 1 and 2 had no checksums.
+        bare = meta.cursor(txn).get(b"format", b"")
+        found = int.from_bytes(bare if len(bare) == _FORMAT.size else meta.need(txn, b"format"))
+        if found != FORMAT_VERSION:
+            raise StoreError(
+                f"the store in {self._data} has format {found}, this truenext reads format {FORMAT_VERSION}: use the "
+                "truenext that wrote it"
+            )
+
     # ---- Reading ----
 
     def read(self) -> tuple[Recovered, Position]:
         """What it says by itself, but for the counts, which change with what recovery drops."""
         with self._env.begin() as txn:
+            meta = self._meta
             recovered = Recovered(
-                identity=txn.get(b"identity", b"", db=self._meta).decode(),
-                clean_stop=txn.get(b"clean stop", _CLEAN, db=self._meta) == _CLEAN,
-                sequence_limit=_NUMBER.unpack(txn.get(b"sequence limit", _NUMBER.pack(1), db=self._meta))[0],
-                queues={_QUEUE.unpack(key)[0]: name.decode() for key, name in txn.cursor(self._queues)},
-                producers=dict(_producer(value) for _, value in txn.cursor(self._producers)),
+                identity=meta.need(txn, b"identity").decode(),
+                clean_stop=meta.need(txn, b"clean stop") == _CLEAN,
+                sequence_limit=_NUMBER.unpack(meta.need(txn, b"sequence limit"))[0],
+                queues={_QUEUE.unpack(key)[0]: name.decode() for key, name in self._queues.items(txn)},
+                producers=dict(_producer(value) for _, value in self._producers.items(txn)),
             )
-            segment, frame = (_NUMBER.unpack(txn.get(name, _NOTHING, db=self._meta))[0] for name in _POSITION)
+            segment, frame = (_NUMBER.unpack(meta.need(txn, name))[0] for name in _POSITION)
         return recovered, Position(segment, frame)
 
-    def counts(self) -> dict[bytes, int]:
+    def counts(self) -> Counter[bytes]:
         """Lane key to messages of either kind that are here."""
+        counts: Counter[bytes] = Counter()
         with self._env.begin() as txn:
-            return {lane: _NUMBER.unpack(count)[0] for lane, count in txn.cursor(self._counts)}
+            for of_kind in (self._counts, self._transient_counts):
+                for lane, count in of_kind.items(txn):
+                    counts[lane] += _NUMBER.unpack(count)[0]
+        return counts
 
     def kinds(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
         """Those of `keys` that are here, and whether they are transient."""
         found: dict[bytes, bool] = {}
+        generation = self._generation
         with self._env.begin() as txn:
             messages, transients = txn.cursor(self._messages), txn.cursor(self._transients)
             for key in keys:
                 if messages.set_key(key):
                     found[key] = False
-                elif transients.set_key(key):
+                elif transients.set_key(generation + key):
                     found[key] = True
         return found
 
-    def page(self, lane: bytes, after_sequence: int) -> Generator[tuple[bytes, bytes, int, int]]:
-        """Key, record, attempts and deliveries of a lane's messages, in order. Close it, or read it to its end."""
-        first = message_key(lane, after_sequence + 1)
+    def snapshot(self) -> lmdb.Transaction[bytes]:
+        """For `page`: it sees what was committed before, and nothing that comes later. To be ended by `with`."""
+        return self._env.begin()
+
+    def page(
+        self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int
+    ) -> Iterator[tuple[bytes, bytes, int, int]]:
+        """Key, record, attempts and deliveries of a lane's messages, in order."""
+        messages = self._of_kind(snapshot, lane, after_sequence, is_transient=False)
+        transients = self._of_kind(snapshot, lane, after_sequence, is_transient=True)
+        first = next(transients, None)
+        if first is None:
+            return messages
+        return merge(messages, _chained(first, transients))
+
+    def _of_kind(
+        self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int, *, is_transient: bool
+    ) -> Iterator[tuple[bytes, bytes, int, int]]:
+        prefix = self._generation if is_transient else b""
+        marks = self._transient_marks if is_transient else self._marks
+        has_marks = not marks.is_empty(txn)
+        cursor = txn.cursor(self._transients if is_transient else self._messages)
+        if not cursor.set_range(prefix + message_key(lane, after_sequence + 1)):
+            return
+        lane, size = prefix + lane, len(prefix)
+        for key, record in cursor.iternext():
+            if not key.startswith(lane):
+                return
+            mark = marks.get(txn, key) if has_marks else None
+            attempts, deliveries = (0, 0) if mark is None else _MARK.unpack(mark)
+            yield key[size:] if size else key, record, attempts, deliveries
+
+    def size(self) -> int:
+        """Bytes of pages in use. The file is larger: it never shrinks."""
         with self._env.begin() as txn:
-            for key, record in merge(
-                *(_entries(txn.cursor(db), lane, first) for db in (self._messages, self._transients))
-            ):
-                attempts, deliveries = _MARK.unpack(txn.get(key, _UNMARKED, db=self._marks))
-                yield key, record, attempts, deliveries
+            sealed = (
+                self._meta,
+                self._marks,
+                self._transient_marks,
+                self._counts,
+                self._transient_counts,
+                self._queues,
+                self._producers,
+            )
+            pages = sum(one.pages(txn) for one in sealed)
+            pages += sum(_pages(txn, db) for db in (self._messages, self._transients, None))
+            return (_META_PAGES + pages) * txn.stat()["psize"]
 
     # ---- Writing ----
 
     def delete(self, keys: Iterable[tuple[bytes, bool]]) -> None:
         """Messages that are gone, with their marks, and whether they are transient; those not here are passed over."""
-        change: Counter[bytes] = Counter()
+        changes: tuple[Counter[bytes], Counter[bytes]] = (Counter(), Counter())
         with self._env.begin(write=True) as txn:
             for key, is_transient in keys:
-                if txn.delete(key, db=self._transients if is_transient else self._messages):
-                    txn.delete(key, db=self._marks)
-                    change[key[:LANE_KEY_SIZE]] -= 1
-            self._count(txn, change)
+                stored = self._generation + key if is_transient else key
+                if txn.delete(stored, db=self._transients if is_transient else self._messages):
+                    (self._transient_marks if is_transient else self._marks).delete(txn, stored)
+                    changes[is_transient][key[:LANE_KEY_SIZE]] -= 1
+            self._count(txn, self._counts, changes[False])
+            self._count(txn, self._transient_counts, changes[True])
 
     def put(self, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
         """Raises: StoreError if one of them is here already, and then none is written."""
         db = self._transients if are_transient else self._messages
+        stored = [(self._generation + key, record) for key, record in messages] if are_transient else messages
         with self._env.begin(write=True) as txn:
-            if txn.cursor(db).putmulti(messages, overwrite=False)[1] != len(messages):
+            if txn.cursor(db).putmulti(stored, overwrite=False)[1] != len(messages):
                 raise StoreError("store and broker disagree: two messages have one key. This is a bug of truenext")
-            self._count(txn, Counter(key[:LANE_KEY_SIZE] for key, _ in messages))
+            counts = self._transient_counts if are_transient else self._counts
+            self._count(txn, counts, Counter(key[:LANE_KEY_SIZE] for key, _ in messages))
 
     def finish(self, layers: Iterable[Layer], marks: dict[bytes, tuple[int, int]], position: Position) -> None:
         """All that the journal's segments said up to `position` is here with this; `marks` are those of the layers."""
@@ -171,80 +309,79 @@ class Checkpoint:
             messages, transients = txn.cursor(self._messages), txn.cursor(self._transients)
             for key, mark in marks.items():
                 # The message can be gone by a later segment, or be dropped: a mark must not outlive it.
-                if messages.set_key(key) or transients.set_key(key):
-                    txn.put(key, _MARK.pack(*mark), db=self._marks)
+                if messages.set_key(key):
+                    self._marks.put(txn, key, _MARK.pack(*mark))
+                elif transients.set_key(self._generation + key):
+                    self._transient_marks.put(txn, self._generation + key, _MARK.pack(*mark))
             for layer in layers:
                 self._finish_layer(txn, layer)
             for name, value in zip(_POSITION, (position.segment, position.frame), strict=True):
-                txn.put(name, _NUMBER.pack(value), db=self._meta)
+                self._meta.put(txn, name, _NUMBER.pack(value))
 
     def drop_transients(self) -> None:
+        """However many there are: what is left of them is for `clean`."""
+        generation = _GENERATION.pack(_GENERATION.unpack(self._generation)[0] + 1)
         with self._env.begin(write=True) as txn:
-            transients = txn.cursor(self._transients)
-            for lane in {key[:LANE_KEY_SIZE] for key in transients.iternext(values=False)}:
-                # Counted, not subtracted: nobody wrote down how many of a lane's messages are transient.
-                self._write_count(txn, lane, _length(txn.cursor(self._messages), lane))
-            marked = [key for key in txn.cursor(self._marks).iternext(values=False) if transients.set_key(key)]
-            for key in marked:
-                txn.delete(key, db=self._marks)
-            txn.drop(self._transients, delete=False)
+            self._meta.put(txn, b"generation", generation)
+            self._transient_counts.clear(txn)
+        self._generation = generation
+
+    def clean(self, keys_max: int) -> bool:
+        """Delete up to `keys_max` of what earlier generations left; whether there may be more of it."""
+        with self._env.begin() as txn:
+            if not any(self._is_left(cursor) for cursor in self._left(txn)):
+                return False
+        with self._env.begin(write=True) as txn:
+            for cursor in self._left(txn):
+                while keys_max and self._is_left(cursor):
+                    cursor.delete()
+                    keys_max -= 1
+        return True
+
+    def _left(self, txn: lmdb.Transaction[bytes]) -> tuple[lmdb.Cursor[bytes], lmdb.Cursor[bytes]]:
+        return self._transient_marks.cursor(txn), txn.cursor(self._transients)
+
+    def _is_left(self, cursor: lmdb.Cursor[bytes]) -> bool:
+        """The first in the database is of an earlier generation; the cursor is there."""
+        return cursor.first() and cursor.key()[: _GENERATION.size] < self._generation
 
     def _finish_layer(self, txn: lmdb.Transaction[bytes], layer: Layer) -> None:
         for number, name in layer.queues.items():
-            txn.put(_QUEUE.pack(number), name.encode(), db=self._queues)
+            self._queues.put(txn, _QUEUE.pack(number), name.encode())
         # Before the producers, as one can be forgotten and come back.
         for name in layer.forgotten_producers:
-            txn.delete(_producer_key(name), db=self._producers)
+            self._producers.delete(txn, _producer_key(name))
         for name, state in layer.producers.items():
             value = _PRODUCER.pack(state.number, state.used_ms) + name.encode()
-            txn.put(_producer_key(name), value, db=self._producers)
+            self._producers.put(txn, _producer_key(name), value)
         if layer.sequence_limit:
-            txn.put(b"sequence limit", _NUMBER.pack(layer.sequence_limit), db=self._meta)
+            self._meta.put(txn, b"sequence limit", _NUMBER.pack(layer.sequence_limit))
         if layer.clean_stop is not None:
-            txn.put(b"clean stop", _CLEAN if layer.clean_stop else _UNCLEAN, db=self._meta)
+            self._meta.put(txn, b"clean stop", _CLEAN if layer.clean_stop else _UNCLEAN)
 
-    def _count(self, txn: lmdb.Transaction[bytes], change: Counter[bytes]) -> None:
+    def _count(self, txn: lmdb.Transaction[bytes], counts: _Sealed, change: Counter[bytes]) -> None:
         for lane, difference in change.items():
-            before = _NUMBER.unpack(txn.get(lane, _NOTHING, db=self._counts))[0]
-            self._write_count(txn, lane, before + difference)
-
-    def _write_count(self, txn: lmdb.Transaction[bytes], lane: bytes, count: int) -> None:
-        if count:
-            txn.put(lane, _NUMBER.pack(count), db=self._counts)
-        else:
-            txn.delete(lane, db=self._counts)
+            before = counts.get(txn, lane)
+            count = difference + (0 if before is None else _NUMBER.unpack(before)[0])
+            if count:
+                counts.put(txn, lane, _NUMBER.pack(count))
+            else:
+                counts.delete(txn, lane)
 
 
 _POSITION = (b"segment", b"frame")
 
 
-def _check_format(txn: lmdb.Transaction[bytes], meta: lmdb._Database, folder: Path) -> None:
-    """Make a new store ours, and refuse what this truenext does not understand before anything is changed."""
-    found = txn.get(b"format", db=meta)
-    if found is None:
-        txn.put(b"format", _FORMAT, db=meta)
-        txn.put(b"identity", secrets.token_hex(4).encode(), db=meta)
-        txn.put(b"salt", secrets.token_bytes(_SALT.size), db=meta)
-    elif found != _FORMAT:
-        raise StoreError(
-            f"the store in {folder.parent} has format {int.from_bytes(found)}, this truenext reads format "
-            f"{FORMAT_VERSION}: use the truenext that wrote it"
-        )
+def _chained(
+    first: tuple[bytes, bytes, int, int], rest: Iterator[tuple[bytes, bytes, int, int]]
+) -> Iterator[tuple[bytes, bytes, int, int]]:
+    yield first
+    yield from rest
 
 
-def _entries(cursor: lmdb.Cursor[bytes], lane: bytes, first: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Key and record of the messages of `lane` from key `first` on."""
-    if cursor.set_range(first):
-        for key, record in cursor.iternext():
-            if not key.startswith(lane):
-                return
-            yield key, record
-
-
-def _length(cursor: lmdb.Cursor[bytes], lane: bytes) -> int:
-    if not cursor.set_range(lane):
-        return 0
-    return sum(1 for _ in takewhile(lambda key: key.startswith(lane), cursor.iternext(values=False)))
+def _pages(txn: lmdb.Transaction[bytes], db: lmdb._Database | None) -> int:
+    stat = txn.stat(db) if db is not None else txn.stat()
+    return stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
 
 
 def _producer_key(name: str) -> bytes:

@@ -5,10 +5,12 @@ The data folder:
     lock           the pid of the broker that uses the folder, which holds a flock on this file
     journal/       what happened last, see journal.py and changes.py
     lmdb/          what happened before that, see checkpoint.py
+    ballast        zeros, deleted when a move finds the disk full, so that it can go on
 
     apply          the batch goes into the journal, durable by one write; then the overlay knows of it
     move           on a thread of its own: what the oldest segment still says goes into the checkpoint, and the
                    segment becomes a spare. What was consumed before that never costs a write to LMDB.
+    clean          on the same thread, when nothing is to be moved: what unclean stops have dropped is deleted
     page, recover  the checkpoint, with the journal laid over it (overlay.py)
 
 A crash can interrupt a move anywhere. The checkpoint then has some of what the journal still holds: the position in
@@ -20,13 +22,16 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from heapq import merge
-from itertools import islice
-from threading import Condition, Thread
+from itertools import islice, tee
+from operator import attrgetter
+from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING
 
+from truenext import room
 from truenext.batch import Batch
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
@@ -36,30 +41,44 @@ from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
 from truenext.store.journal import SEGMENT_BYTES, Journal
-from truenext.store.overlay import Overlay, Place, is_gone, mark_of
+from truenext.store.overlay import Overlay, Place, View, alive, is_gone
 from truenext.store.store import Page, Recovered, StoredMessage
-from truenext.store.trouble import CAUSES, disagreement, explained
+from truenext.store.trouble import CAUSES, disagreement, explained, is_no_space, is_short_write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
 
 logger = logging.getLogger(__name__)
 
-SEGMENTS_MAX = 16
-"""Segments of the journal that are kept while anything in them lives: with SEGMENT_BYTES, half a gigabyte."""
+SEGMENTS_MAX = 12
+"""Segments of the journal that are kept while anything in them lives."""
 
-SEGMENTS_BEHIND_MAX = 4
-"""Further segments that the journal may grow by while the oldest are moved; then batches wait for the move."""
+SEGMENTS_BEHIND_MAX = 3
+"""Further segments that the journal may grow by while the oldest are moved; then batches wait for the move. With a
+spare and SEGMENT_BYTES, that makes half a gigabyte."""
 
 SEGMENT_RECORDS_MAX = 50_000
-"""Puts and removes in one segment, roughly: with SEGMENTS_MAX, what a restart has to replay."""
+"""Changes in one segment, or one batch: times all segments, what a restart has to replay."""
+
+SEGMENT_MEMORY_MAX = 2_600_000
+"""Bytes that one segment may cost in memory, roughly, but for its last batch: times all segments, 40 MB."""
 
 MOVE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of records in one transaction of the checkpoint, or one message: its dirty pages are private memory."""
 
 MOVE_KEYS_MAX = 1000
 """Messages in one transaction of the checkpoint: each may touch a page of its own."""
+
+BALLAST_SEGMENTS = 2
+"""Size of the ballast, in segments: more than two transactions of the checkpoint can need."""
+
+LOOK_SECONDS = 1.0
+"""Longest time until room is looked at again: others fill the disk as well, and make room."""
+
+CLEAN_SECONDS = 0.01
+"""Pause between two transactions that delete what unclean stops have dropped: nobody waits for that."""
 
 
 class EmbeddedStore:
@@ -70,8 +89,11 @@ class EmbeddedStore:
         map_size: int = MAP_SIZE,
         segment_bytes: int = SEGMENT_BYTES,
         segments_max: int = SEGMENTS_MAX,
+        disk_limit: int | None = None,
     ) -> None:
         """Lock and open the data folder, which is made if it is missing.
+
+        `disk_limit` is how many bytes journal and checkpoint may use, as far as `room` says; None is what the disk has.
 
         The history in a batch is kept as long as its segment; `sync_history` (see there) comes before that goes.
 
@@ -79,15 +101,24 @@ class EmbeddedStore:
         """
         self._path = path
         self._segments_max = segments_max
+        self._segment_bytes = segment_bytes
+        self._disk_limit = disk_limit
+        self._room = self._room_in_limit = self._room_on_disk = Room.PLENTY
+        self._is_disk_full = False
+        """A write of the mover found no space, or the ballast that it then gave up is not there again."""
         self.sync_history: Callable[[], None] = _nothing
         """Makes what the history's own files have durable; the history of every batch applied so far is in them."""
         self._applied = 0
         self._refusal = "recover() comes first"
         self._overlay = Overlay()
         self._queues: set[int] = set()
-        self._changed = Condition()
-        """Held for the overlay, and for the segments that it names; tells of every move and every new segment."""
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
+        """Held for the overlay; tells of every move, every new segment, and every page that a move waits for."""
         self._mover: Thread | None = None
+        self._needs_cleaning = True
+        self._views_in_the_way: set[View] = set()
+        """Pages under way that may read the segment that is to be released."""
         self._is_closing = False
         self._move_failure: StoreError | None = None
         with ExitStack() as opened:
@@ -107,9 +138,14 @@ class EmbeddedStore:
 
     # ---- The promise of store.py ----
 
+    @property
+    def room(self) -> Room:
+        return self._room
+
     def recover(self) -> Recovered:
         try:
             recovered = self._recover()
+            self._look_at_room()
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error) from error
         self._refusal = ""
@@ -128,10 +164,10 @@ class EmbeddedStore:
         changes = changes_of(batch)
         try:
             self._check(batch, changes)
-            segment, offset = self._append(encode(batch, changes.rest))
+            segment, offset = self._append(encode(batch, changes.rest), changes.count)
         except CAUSES as error:
             raise explained(f"write to the store in {self._path}", error) from error
-        with self._changed:
+        with self._lock:
             self._overlay.add(changes, segment, offset)
             self._applied = batch.number
         if batch.queues:
@@ -140,19 +176,21 @@ class EmbeddedStore:
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         try:
-            with self._changed:
-                merged = merge(
-                    self._page_of_journal(lane, after_sequence, limit + 1),
-                    self._page_of_checkpoint(lane, after_sequence),
-                    key=lambda message: message.key,
-                )
-                return Page.of(merged, limit, size_max, as_of=self._applied)
+            with self._lock:
+                snapshot = self._checkpoint.snapshot()
+                view = self._overlay.view(lane, after_sequence, limit + 1)
+                as_of = self._applied
+            try:
+                with snapshot:
+                    merged = self._merged(view, self._checkpoint.page(snapshot, lane, after_sequence))
+                    return Page.of(merged, limit, size_max, as_of=as_of)
+            finally:
+                with self._changed:
+                    self._overlay.views.discard(view)
+                    if view in self._views_in_the_way:
+                        self._changed.notify_all()
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error) from error
-
-    @property
-    def room(self) -> Room:
-        return Room.PLENTY
 
     def close(self) -> None:
         """Let go of files and locks. Nothing is written. No page may be under way."""
@@ -171,24 +209,30 @@ class EmbeddedStore:
         be seen twice: better no batch at all.
         """
         overlay = self._overlay
-        for keys, are_transient in ((changes.removes, False), (changes.transient_removes, True)):
-            if len(keys) > 1 and len(set(keys)) != len(keys):
-                raise disagreement(batch.number, "removes a message twice")
-            old = []
-            for key in keys:
-                place = overlay.place(key)
-                if place is None:
-                    old.append(key)
-                elif place.is_transient is not are_transient:
-                    raise disagreement(batch.number, f"removes message {key.hex()}, which is not there")
-            if old:
-                self._check_old(batch, old, are_transient=are_transient)
-        for puts in (changes.puts, changes.transient_puts):
-            for key, _ in puts:
-                if overlay.place(key) is not None:
+        if changes.removes:
+            self._check_removes(batch, changes.removes, are_transient=False)
+        if changes.transient_removes:
+            self._check_removes(batch, changes.transient_removes, are_transient=True)
+        for puts in (batch.puts, batch.transient_puts):
+            for key in puts:
+                if overlay.kind(key) is not None:
                     raise disagreement(batch.number, "puts a message that is there already")
-        if not self._queues.isdisjoint(batch.queues):
+        if batch.queues and not self._queues.isdisjoint(batch.queues):
             raise disagreement(batch.number, "puts a queue that is there already")
+
+    def _check_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
+        if len(keys) > 1 and len(set(keys)) != len(keys):
+            raise disagreement(batch.number, "removes a message twice")
+        kind = self._overlay.kind
+        old = []
+        for key in keys:
+            found = kind(key)
+            if found is None:
+                old.append(key)
+            elif found is not are_transient:
+                raise disagreement(batch.number, f"removes message {key.hex()}, which is not there")
+        if old:
+            self._check_old(batch, old, are_transient=are_transient)
 
     def _check_old(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
         with self._changed:
@@ -199,36 +243,54 @@ class EmbeddedStore:
         if gone is not None:
             raise disagreement(batch.number, f"removes message {gone.hex()}, which is not there")
 
-    def _append(self, payload: bytes) -> tuple[int, int]:
-        journal, layers = self._journal, self._overlay.layers
-        is_long = bool(layers) and layers[-1].segment == journal.newest and layers[-1].records >= SEGMENT_RECORDS_MAX
-        if is_long or not journal.has_place(len(payload)):
+    def _append(self, parts: list[bytes], records: int) -> tuple[int, int]:
+        journal = self._journal
+        size = sum(map(len, parts))
+        if not journal.has_place(size) or self._is_full(records):
             with self._changed:
                 if self._mover is not None:
                     self._changed.wait_for(lambda: self._move_failure is not None or not self._is_behind())
                 if self._move_failure is not None:
                     raise self._move_failure
-            journal.roll(len(payload))
+            journal.roll(size)
             with self._changed:
                 self._changed.notify_all()
-        return journal.append(payload)
+        return journal.append(parts, size)
+
+    def _is_full(self, records: int) -> bool:
+        """The newest segment should not get a batch of so many changes."""
+        layers = self._overlay.layers
+        if not layers or layers[-1].segment != self._journal.newest:
+            return False
+        layer = layers[-1]
+        return layer.memory >= SEGMENT_MEMORY_MAX or (
+            layer.records > 0 and layer.records + records > SEGMENT_RECORDS_MAX
+        )
 
     def _is_behind(self) -> bool:
-        return len(self._journal.segments) >= self._segments_max + SEGMENTS_BEHIND_MAX
+        # While nothing can move, acknowledgements go on as long as the journal finds a place for them.
+        return not self._is_disk_full and len(self._journal.segments) >= self._segments_max + SEGMENTS_BEHIND_MAX
 
     # ---- Moving what the journal still says into the checkpoint ----
 
     def _move_when_due(self) -> None:
         try:
             while True:
-                self._journal.prepare()
+                self._provide()
                 with self._changed:
-                    self._changed.wait_for(lambda: self._is_closing or self._is_move_due() or self._journal.needs_spare)
+                    self._changed.wait_for(
+                        lambda: self._is_closing or self._is_move_due() or self._is_spare_due(),
+                        timeout=CLEAN_SECONDS if self._needs_cleaning else LOOK_SECONDS,
+                    )
                     if self._is_closing:
                         return
                     is_due = self._is_move_due()
                 if is_due:
                     self._move(self._journal.segments[0])
+                elif self._needs_cleaning:
+                    self._clean()
+        except _Closing:
+            return
         except Exception as error:
             if isinstance(error, CAUSES):
                 failure = explained(f"write to the store in {self._path}", error)
@@ -244,62 +306,150 @@ class EmbeddedStore:
         segments = self._journal.segments
         if len(segments) < 2:
             return False
-        return len(segments) > self._segments_max or next(self._overlay.messages(segments[0]), None) is None
+        return len(segments) > self._segments_max or not self._overlay.has_messages(segments[0])
 
     def _move(self, segment: int) -> None:
         overlay = self._overlay
         with self._changed:
             overlay.moving = segment
-            alive = list(overlay.messages(segment))
+            held = overlay.held(segment)
             layers = [layer for layer in overlay.layers if layer.segment <= segment]
         for layer in layers:
             gone = iter(layer.gone.items())
             while keys := list(islice(gone, MOVE_KEYS_MAX)):
-                self._checkpoint.delete(keys)
+                self._write(partial(self._checkpoint.delete, keys))
         for are_transient in (False, True):
-            for messages in self._records(alive, are_transient=are_transient):
-                self._checkpoint.put(messages, are_transient=are_transient)
+            for messages in self._records(alive(segment, held), are_transient=are_transient):
+                self._write(partial(self._checkpoint.put, messages, are_transient=are_transient))
         with self._changed:
             # Copied: whoever removes a message takes its mark out of every layer.
             marks = {key: mark for layer in layers for key, mark in layer.marks.items()}
         self.sync_history()
-        self._checkpoint.finish(layers, marks, Position(segment, self._journal.last_frame(segment)))
+        position = Position(segment, self._journal.last_frame(segment))
+        self._write(partial(self._checkpoint.finish, layers, marks, position))
         with self._changed:
-            overlay.leave_to_checkpoint((key for key, _ in alive), segment)
             overlay.drop_layers(segment)
-            self._journal.release(segment)
+            # Those that begin later know nothing of this segment.
+            self._views_in_the_way = set(overlay.views)
+            self._changed.wait_for(lambda: self._views_in_the_way.isdisjoint(overlay.views))
+            self._views_in_the_way = set()
+        self._journal.release(segment)
+        with self._changed:
             self._changed.notify_all()
 
-    def _records(self, alive: list[tuple[bytes, Place]], *, are_transient: bool) -> Iterator[list[tuple[bytes, bytes]]]:
+    def _clean(self) -> None:
+        try:
+            self._needs_cleaning = self._checkpoint.clean(MOVE_KEYS_MAX)
+        except CAUSES as error:
+            self._expect_no_space(error)
+
+    def _write(self, transaction: Callable[[], None]) -> None:
+        """One transaction of a move, which waits for room where there is none. It can be done again: it is done as a
+        whole or not at all.
+        """
+        while True:
+            try:
+                transaction()
+                self._look_at_room()
+                return
+            except CAUSES as error:
+                self._expect_no_space(error)
+            if self._ballast.exists():
+                self._ballast.unlink()
+                continue
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_closing, timeout=LOOK_SECONDS):
+                    raise _Closing
+
+    # ---- Room on the disk ----
+
+    @property
+    def _ballast(self) -> Path:
+        return self._path / "ballast"
+
+    def _is_spare_due(self) -> bool:
+        # Where it could not be had it is tried again, but not at once.
+        return self._journal.needs_spare and not self._is_disk_full
+
+    def _provide(self) -> None:
+        """A spare segment, and the ballast, as far as the disk has room for them."""
+        try:
+            # On a full disk nothing is tried that cannot succeed: it would take the last bytes from others meanwhile.
+            free = folder.free_bytes(self._path) if self._is_disk_full else None
+            if free is None or free >= 2 * self._segment_bytes:
+                self._journal.prepare()
+            size = BALLAST_SEGMENTS * self._segment_bytes
+            has_ballast = self._ballast.exists()
+            if not has_ballast and (free is None or free >= size + self._reserve()):
+                folder.allocate(self._ballast, size)
+                has_ballast = True
+            if self._is_disk_full and has_ballast and not self._journal.needs_spare:
+                logger.warning("the disk has room again")
+                self._is_disk_full = False
+        except CAUSES as error:
+            self._expect_no_space(error)
+        self._look_at_room()
+
+    def _expect_no_space(self, error: Exception) -> None:
+        """Raises: `error`, if it is another"""
+        if not (is_no_space(error) or (is_short_write(error) and folder.free_bytes(self._path) < MOVE_BYTES_MAX)):
+            raise error
+        if not self._is_disk_full:
+            logger.error("the disk is full: sends are refused until there is room", extra={"reason": str(error)})
+            with self._changed:
+                self._is_disk_full = True
+                self._changed.notify_all()
+        self._look_at_room()
+
+    def _reserve(self) -> int:
+        """Bytes that must be left for what is in the journal to move to the checkpoint, whose pages may be half empty,
+        and for one more segment.
+        """
+        return 2 * self._journal.size + self._segment_bytes
+
+    def _look_at_room(self) -> None:
+        if self._disk_limit is not None:
+            used = self._journal.size + self._journal.spare_size + self._checkpoint.size()
+            self._room_in_limit = room.within(self._disk_limit, used, self._room_in_limit)
+        self._room_on_disk = room.beside(self._reserve(), folder.free_bytes(self._path), self._room_on_disk)
+        self._room = Room.NONE if self._is_disk_full else max(self._room_in_limit, self._room_on_disk)
+
+    def _records(
+        self, held: Iterable[tuple[bytes, Place]], *, are_transient: bool
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
         """Keys and records of one kind, in pieces that one transaction can take."""
         piece: list[tuple[bytes, bytes]] = []
         size = 0
-        for key, place in alive:
-            if place.is_transient is not are_transient:
-                continue
-            if piece and (size + place.length > MOVE_BYTES_MAX or len(piece) >= MOVE_KEYS_MAX):
+        for key, record in self._read((key, place) for key, place in held if place.is_transient is are_transient):
+            if piece and (size + len(record) > MOVE_BYTES_MAX or len(piece) >= MOVE_KEYS_MAX):
                 yield piece
                 piece, size = [], 0
-            piece.append((key, self._journal.read(place.segment, place.offset, place.length)))
-            size += place.length
+            piece.append((key, record))
+            size += len(record)
         if piece:
             yield piece
 
     # ---- Reading ----
 
-    def _page_of_journal(self, lane: bytes, after_sequence: int, limit: int) -> Iterator[StoredMessage]:
-        layers = self._overlay.layers
-        for key, place in self._overlay.page(lane, after_sequence, limit):
-            record = self._journal.read(place.segment, place.offset, place.length)
-            yield StoredMessage(key, record, *(mark_of(key, layers) or (0, 0)))
+    def _merged(self, view: View, of_checkpoint: Iterator[tuple[bytes, bytes, int, int]]) -> Iterator[StoredMessage]:
+        moved = self._page_of_checkpoint(view, of_checkpoint)
+        return _once(merge(self._page_of_journal(view), moved, key=attrgetter("key")))
 
-    def _page_of_checkpoint(self, lane: bytes, after_sequence: int) -> Iterator[StoredMessage]:
-        overlay, layers = self._overlay, self._overlay.layers
-        with closing(self._checkpoint.page(lane, after_sequence)) as entries:
-            for key, record, attempts, deliveries in entries:
-                # A message that is being moved is in both.
-                if not is_gone(key, layers) and overlay.place(key) is None:
-                    yield StoredMessage(key, record, *(mark_of(key, layers) or (attempts, deliveries)))
+    def _page_of_journal(self, view: View) -> Iterator[StoredMessage]:
+        for key, record in self._read(view.places()):
+            yield StoredMessage(key, record, *(view.mark(key) or (0, 0)))
+
+    def _page_of_checkpoint(
+        self, view: View, entries: Iterator[tuple[bytes, bytes, int, int]]
+    ) -> Iterator[StoredMessage]:
+        for key, record, attempts, deliveries in entries:
+            if not view.is_gone(key):
+                yield StoredMessage(key, record, *(view.mark(key) or (attempts, deliveries)))
+
+    def _read(self, places: Iterable[tuple[bytes, Place]]) -> Iterator[tuple[bytes, bytes]]:
+        keys, where = tee(places)
+        records = self._journal.read((place.segment, place.offset, place.length) for _, place in where)
+        return zip((key for key, _ in keys), records, strict=True)
 
     # ---- Recovery ----
 
@@ -342,7 +492,7 @@ class EmbeddedStore:
         if any(place.is_transient for _, place in self._overlay.messages()):
             # Written down, because after a clean stop of this run the transients in the journal would count again.
             rest = Rest(drops_transients=True)
-            segment, offset = self._append(encode(Batch(0), rest))
+            segment, offset = self._append(encode(Batch(0), rest), 0)
             self._overlay.add(Changes([], [], [], [], rest), segment, offset)
 
     def _leave_out_what_is_in_both(self) -> None:
@@ -351,14 +501,27 @@ class EmbeddedStore:
             here = checkpoint.kinds(layer.gone)
             layer.gone = {key: kind for key, kind in layer.gone.items() if key in here}
         moved = checkpoint.kinds(key for key, _ in overlay.messages(overlay.moving))
-        overlay.leave_to_checkpoint([key for key in moved if not is_gone(key, overlay.layers)], overlay.moving)
+        overlay.leave_to_checkpoint(key for key in moved if not is_gone(key, overlay.layers))
 
     def _counts(self) -> dict[bytes, int]:
         gone = {key for layer in self._overlay.layers for key in layer.gone}
-        counts = Counter(self._checkpoint.counts())
+        counts = self._checkpoint.counts()
         counts.update(self._overlay.counts())
         counts.subtract(Counter(key[:LANE_KEY_SIZE] for key in gone))
         return {lane: count for lane, count in counts.items() if count}
+
+
+class _Closing(Exception):
+    pass
+
+
+def _once(messages: Iterable[StoredMessage]) -> Iterator[StoredMessage]:
+    """A message that is being moved is in both: the journal's, which comes first, is taken."""
+    last = b""
+    for message in messages:
+        if message.key != last:
+            last = message.key
+            yield message
 
 
 def _nothing() -> None:

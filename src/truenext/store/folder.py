@@ -11,6 +11,8 @@ from truenext.errors import StoreInUseError
 if TYPE_CHECKING:
     from pathlib import Path
 
+_ZEROS = bytes(1 << 20)
+
 
 def make(path: Path) -> None:
     """Make the folder and what leads to it, durably. Raises: OSError"""
@@ -52,3 +54,41 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def allocate(path: Path, size: int) -> None:
+    """A file of `size` zeros that are on the disk; under its name only once it is all there.
+
+    Raises: OSError, and then there is no file
+    """
+    new = path.with_name("new")
+    file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        clear(file, 0, size)
+        os.fsync(file)
+    except OSError:
+        new.unlink()
+        raise
+    finally:
+        os.close(file)
+    new.rename(path)
+
+
+def clear(file: int, begin: int, end: int) -> None:
+    """Zeros from byte `begin` to `end`. Raises: OSError"""
+    for offset in range(begin, end, len(_ZEROS)):
+        write(file, _ZEROS[: end - offset], offset)
+
+
+def write(file: int, content: bytes, offset: int) -> None:
+    """All of it. Raises: OSError"""
+    written = os.pwrite(file, content, offset)
+    while written < len(content):
+        # The system says why it took no more when it is asked to take the rest.
+        written += os.pwrite(file, content[written:], offset + written)
+
+
+def free_bytes(path: Path) -> int:
+    """What is left of the disk that `path` is on, for those who are not root. Raises: OSError"""
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize

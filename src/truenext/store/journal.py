@@ -29,12 +29,14 @@ from threading import Lock
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from truenext.errors import StoreError
-from truenext.store.folder import sync_folder
+from truenext.store.folder import allocate, clear, sync_folder, write
+from truenext.store.trouble import damage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from truenext.errors import StoreError
 
 SEGMENT_BYTES = 32 * 1024 * 1024
 """Size of a segment; larger than nearly every batch. One that is larger still gets a segment of its own size."""
@@ -45,11 +47,19 @@ SPARES_MAX = 2
 SUSPECTS_MAX = 1000
 """Places behind the last frame that are looked at closely: what a sender put into a body must not cost hours."""
 
+WRITE_BYTES_MAX = 1024 * 1024
+"""Bytes of a payload that are copied to be written together; a larger one takes several writes."""
+
+READ_BYTES_MAX = 256 * 1024
+"""Bytes read together, or one record."""
+
+READ_GAP_MAX = 4 * 1024
+"""Bytes between two records that are read with them, rather than asking the system twice."""
+
 _FRAME = struct.Struct("<IIQQ")
 _CHECKSUM = struct.Struct("<I")
 _REST = struct.Struct("<IQQ")
 _SEGMENT_AT = 8
-_ZEROS = bytes(1 << 20)
 
 
 class Journal:
@@ -65,6 +75,8 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._files: dict[int, int] = {}
         """Open file of each segment, oldest first."""
+        self._sizes: dict[int, int] = {}
+        """Bytes of each segment's file."""
         self._end = 0
         """Where the next frame goes, in the newest segment."""
         self._size = 0
@@ -74,8 +86,13 @@ class Journal:
         self._last_frames: dict[int, int] = {}
         """Number of the last frame in or before each segment."""
         self._newest = 0
-        self._spares = sum(1 for _ in folder.glob("spare-*"))
+        self._spares = 0
         self._files_change = Lock()
+        for spare in folder.glob("spare-*"):
+            if spare.stat().st_size == segment_bytes:
+                self._spares += 1
+            else:
+                spare.unlink()
 
     # ---- Recovery ----
 
@@ -98,6 +115,7 @@ class Journal:
             if segment != self._newest + 1:
                 raise self._damage(f"segment {self._newest + 1:016x} is missing")
             self._files[segment] = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
+            self._sizes[segment] = os.fstat(self._files[segment]).st_size
             self._newest = segment
             yield from self._frames(segment)
             self._last_frames[segment] = self._number
@@ -105,9 +123,9 @@ class Journal:
             self._clear_tail()
 
     def _frames(self, segment: int) -> Iterator[tuple[int, int, memoryview]]:
-        file = self._files[segment]
-        size = os.fstat(file).st_size
-        content = memoryview(_read_all(file, size))
+        size = self._sizes[segment]
+        held = _read_all(self._files[segment], size)
+        content = memoryview(held)
         offset = 0
         while (payload := self._payload(content, offset, segment, self._number + 1)) is not None:
             self._number += 1
@@ -115,7 +133,7 @@ class Journal:
             offset += _FRAME.size + len(payload)
         self._end = offset
         self._size = size
-        self._expect_nothing_behind(content, segment, offset)
+        self._expect_nothing_behind(held, segment, offset)
 
     def _payload(self, content: memoryview, offset: int, segment: int, number: int) -> memoryview | None:
         """The payload of the frame at `offset`, None if there is none."""
@@ -129,36 +147,34 @@ class Journal:
             return None
         return content[offset + _FRAME.size : end]
 
-    def _expect_nothing_behind(self, content: memoryview, segment: int, end: int) -> None:
+    def _expect_nothing_behind(self, content: bytearray, segment: int, end: int) -> None:
         """A crash can only tear the last frame, so a good frame behind a bad one means that a disk lost something."""
-        behind = bytes(content[end:])
+        whole = memoryview(content)
         needle = struct.pack("<Q", segment)
-        at = behind.find(needle)
+        at = content.find(needle, end + _SEGMENT_AT)
         suspects = 0
         while at >= 0 and suspects < SUSPECTS_MAX:
             start = at - _SEGMENT_AT
-            if start >= 0 and start + _FRAME.size <= len(behind):
-                number = _FRAME.unpack_from(behind, start)[3]
+            if start + _FRAME.size <= len(content):
+                number = _FRAME.unpack_from(content, start)[3]
                 suspects += number > self._number
-                if number > self._number and self._payload(content, end + start, segment, number) is not None:
+                if number > self._number and self._payload(whole, start, segment, number) is not None:
                     raise self._damage(
                         f"frame {self._number + 1} at byte {end} of segment {segment:016x} is unreadable, "
                         f"and frame {number} behind it is not"
                     )
-            at = behind.find(needle, at + 1)
+            at = content.find(needle, at + 1)
 
     def _clear_tail(self) -> None:
         """What a crash left of a frame that was not confirmed must not stand behind those to come."""
         file = self._files[self._newest]
-        for offset in range(self._end, self._size, len(_ZEROS)):
-            length = min(len(_ZEROS), self._size - offset)
-            if os.pread(file, length, offset).strip(b"\0"):
-                _write(file, _ZEROS[:length], offset)
+        for offset in range(self._end, self._size, WRITE_BYTES_MAX):
+            end = min(offset + WRITE_BYTES_MAX, self._size)
+            if os.pread(file, end - offset, offset).strip(b"\0"):
+                clear(file, offset, end)
 
     def _damage(self, what: str) -> StoreError:
-        return StoreError(
-            f"the journal in {self._folder} is damaged: {what}. Messages may be missing; restore the folder from a copy"
-        )
+        return damage("journal", what, self._folder.parent)
 
     # ---- Work ----
 
@@ -176,6 +192,16 @@ class Journal:
     def needs_spare(self) -> bool:
         return not self._spares
 
+    @property
+    def size(self) -> int:
+        """Bytes of its segments, those that nothing was written to included."""
+        return sum(list(self._sizes.values()))
+
+    @property
+    def spare_size(self) -> int:
+        """Bytes of its spares."""
+        return self._spares * self._segment_bytes
+
     def last_frame(self, segment: int) -> int:
         """Number of the last frame in or before the segment."""
         return self._last_frames[segment]
@@ -184,18 +210,29 @@ class Journal:
         """A payload of `size` bytes fits into the newest segment."""
         return self._end + _FRAME.size + size <= self._size
 
-    def append(self, payload: bytes) -> tuple[int, int]:
-        """Segment and offset of the payload; it is durable. Where it has no place, `roll` comes first.
+    def append(self, parts: list[bytes], size: int) -> tuple[int, int]:
+        """Segment and offset of the payload, which is `parts`, of `size` bytes together; it is durable. Where it has
+        no place, `roll` comes first.
 
         Raises: OSError; nothing may be appended after that.
         """
         segment, offset = self._newest, self._end
+        file = self._files[segment]
         number = self._number + 1
-        rest = _REST.pack(len(payload), segment, number)
-        checksum = crc32(payload, crc32(rest, self._salt))
-        _write(self._files[segment], b"%b%b%b" % (_CHECKSUM.pack(checksum), rest, payload), offset)
+        rest = _REST.pack(size, segment, number)
+        checksum = crc32(rest, self._salt)
+        if size <= WRITE_BYTES_MAX:
+            payload = b"".join(parts)
+            write(file, b"%b%b%b" % (_CHECKSUM.pack(crc32(payload, checksum)), rest, payload), offset)
+        else:
+            for part in parts:
+                checksum = crc32(part, checksum)
+            at = offset
+            for block in _blocks([_CHECKSUM.pack(checksum), rest, *parts]):
+                write(file, block, at)
+                at += len(block)
         self._number = self._last_frames[segment] = number
-        self._end = offset + _FRAME.size + len(payload)
+        self._end = offset + _FRAME.size + size
         return segment, offset + _FRAME.size
 
     def roll(self, size: int) -> None:
@@ -209,7 +246,7 @@ class Journal:
         with self._files_change:
             spare = next(self._folder.glob("spare-*"), None) if needed <= self._segment_bytes else None
             if spare is None:
-                self._allocate(path, max(needed, self._segment_bytes))
+                allocate(path, max(needed, self._segment_bytes))
             else:
                 spare.rename(path)
                 self._spares -= 1
@@ -219,7 +256,7 @@ class Journal:
         self._last_frames[segment] = self._number
         self._newest = segment
         self._end = 0
-        self._size = os.fstat(file).st_size
+        self._size = self._sizes[segment] = os.fstat(file).st_size
 
     def prepare(self) -> None:
         """See to it that the next `roll` need not allocate. May be called while another thread appends.
@@ -228,20 +265,43 @@ class Journal:
         """
         with self._files_change:
             if not self._spares:
-                self._allocate(self._folder / "spare-0", self._segment_bytes)
+                allocate(self._folder / "spare-0", self._segment_bytes)
                 self._spares += 1
 
-    def read(self, segment: int, offset: int, length: int) -> bytes:
-        """Raises: OSError"""
-        return os.pread(self._files[segment], length, offset)
+    def read(self, places: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
+        """What is at each of the places: segment, offset, length. Neighbours are read together.
+
+        Raises: OSError
+        """
+        run: list[tuple[int, int]] = []
+        in_segment = begin = end = 0
+        for segment, offset, length in places:
+            if run and not (
+                segment == in_segment
+                and end <= offset <= end + READ_GAP_MAX
+                and offset + length <= begin + READ_BYTES_MAX
+            ):
+                yield from self._read_run(in_segment, begin, end, run)
+                run = []
+            if not run:
+                in_segment, begin = segment, offset
+            run.append((offset, length))
+            end = offset + length
+        if run:
+            yield from self._read_run(in_segment, begin, end, run)
+
+    def _read_run(self, segment: int, begin: int, end: int, run: list[tuple[int, int]]) -> Iterator[bytes]:
+        content = os.pread(self._files[segment], end - begin, begin)
+        for offset, length in run:
+            yield content[offset - begin : offset - begin + length]
 
     def release(self, segment: int) -> None:
-        """The segment is not needed any more.
+        """The segment is not needed any more, nor read. May be called while another thread appends.
 
         Raises: OSError
         """
         os.close(self._files.pop(segment))
-        del self._last_frames[segment]
+        del self._last_frames[segment], self._sizes[segment]
         with self._files_change:
             self._make_spare(self._path(segment))
 
@@ -259,33 +319,24 @@ class Journal:
             path.rename(self._folder / f"spare-{path.stem}")
             self._spares += 1
 
-    def _allocate(self, path: Path, size: int) -> None:
-        """A file of zeros; under its name only once it is all there."""
-        new = self._folder / "new"
-        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            for offset in range(0, size, len(_ZEROS)):
-                _write(file, _ZEROS[: size - offset], offset)
-            os.fsync(file)
-        except OSError:
-            new.unlink()
-            raise
-        finally:
-            os.close(file)
-        new.rename(path)
+
+def _blocks(parts: list[bytes]) -> Iterator[bytes]:
+    """The same bytes in fewer, larger parts."""
+    block: list[bytes] = []
+    size = 0
+    for part in parts:
+        if block and size + len(part) > WRITE_BYTES_MAX:
+            yield b"".join(block)
+            block, size = [], 0
+        block.append(part)
+        size += len(part)
+    yield b"".join(block)
 
 
-def _write(file: int, content: bytes, offset: int) -> None:
-    written = os.pwrite(file, content, offset)
-    while written < len(content):
-        # The system says why it took no more when it is asked to take the rest.
-        written += os.pwrite(file, content[written:], offset + written)
-
-
-def _read_all(file: int, size: int) -> bytes:
-    parts = []
-    offset = 0
-    while offset < size and (part := os.pread(file, 1 << 24, offset)):
-        parts.append(part)
-        offset += len(part)
-    return b"".join(parts)
+def _read_all(file: int, size: int) -> bytearray:
+    content = bytearray(size)
+    with memoryview(content) as whole:
+        offset = 0
+        while offset < size and (read := os.preadv(file, [whole[offset:]], offset)):
+            offset += read
+    return content

@@ -10,6 +10,7 @@ years without a word; here it is refused, so that tests meet it.
 import secrets
 from threading import Lock
 
+from truenext import room
 from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
@@ -21,7 +22,11 @@ from truenext.store.store import Page, Recovered, StoredMessage
 class MemoryStore:
     """A store that lives as long as its object."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, limit: int | None = None) -> None:
+        """`limit` is how many bytes of records there is room for; None is any number."""
+        self._limit = limit
+        self._used = 0
+        self._room = Room.PLENTY
         self._messages: dict[bytes, bytes] = {}
         self._transients: dict[bytes, bytes] = {}
         self._lanes: dict[bytes, dict[bytes, None]] = {}
@@ -38,13 +43,19 @@ class MemoryStore:
         self._whole = Lock()
         """Held wherever half of a batch could be seen."""
 
+    @property
+    def room(self) -> Room:
+        return self._room
+
     def recover(self) -> Recovered:
         with self._whole:
             if not self._clean_stop:
-                for key in self._transients:
+                for key, record in self._transients.items():
                     self._marks.pop(key, None)
                     self._take_from_lane(key)
+                    self._used -= len(record)
                 self._transients.clear()
+                self._measure()
             self._applied = 0
             self._refusal = ""
             return Recovered(
@@ -72,10 +83,6 @@ class MemoryStore:
             keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)
             messages = (StoredMessage(key, self._record(key), *self._marks.get(key, (0, 0))) for key in keys)
             return Page.of(messages, limit, size_max, as_of=self._applied)
-
-    @property
-    def room(self) -> Room:
-        return Room.PLENTY
 
     def close(self) -> None:
         """Nothing is let go: `recover` opens the store again."""
@@ -118,11 +125,12 @@ class MemoryStore:
     def _write(self, batch: Batch) -> None:
         for messages, keys in ((self._messages, batch.removes), (self._transients, batch.transient_removes)):
             for key in keys:
-                del messages[key]
+                self._used -= len(messages.pop(key))
                 self._take_from_lane(key)
         for messages, puts in ((self._messages, batch.puts), (self._transients, batch.transient_puts)):
             for key, record in puts.items():
                 messages[key] = record
+                self._used += len(record)
                 self._lanes.setdefault(key[:LANE_KEY_SIZE], {})[key] = None
         self._marks.update(batch.marks)
         for key in batch.unmarks:
@@ -134,6 +142,11 @@ class MemoryStore:
         self._sequence_limit = batch.sequence_limit or self._sequence_limit
         if batch.clean_stop is not None:
             self._clean_stop = batch.clean_stop
+        self._measure()
+
+    def _measure(self) -> None:
+        if self._limit is not None:
+            self._room = room.within(self._limit, self._used, self._room)
 
     def _take_from_lane(self, key: bytes) -> None:
         lane = key[:LANE_KEY_SIZE]

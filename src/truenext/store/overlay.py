@@ -3,11 +3,15 @@
 The store is the checkpoint, with the journal's segments laid over it one by one, oldest first. When the oldest is to
 go, what it still says moves into the checkpoint. This file does the book-keeping and knows no disk; see embedded.py
 for who calls what on which thread.
+
+A message costs 16 bytes here, in two arrays that each lane has of each segment; half a gigabyte of journal must not
+cost memory by the number of its messages.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.batch import ProducerState
@@ -19,6 +23,18 @@ if TYPE_CHECKING:
 
     from truenext.store.changes import Changes, Rest
 
+_PUT_BYTES = 20
+_CHUNK_BYTES = 1000
+"""The first message of a lane in a segment."""
+_KEY_BYTES = 200
+"""A key in a dictionary."""
+_MARK_BYTES = 350
+_NAME_BYTES = 400
+"""A producer or a queue, besides its name; a character of that has up to four bytes."""
+
+_SPARSE = 64
+"""Places, gone ones too, from which on it is worth to look for those that are gone."""
+
 
 class Place(NamedTuple):
     """Where the journal has a record."""
@@ -29,14 +45,50 @@ class Place(NamedTuple):
     is_transient: bool
 
 
+class _Chunk:
+    """The messages of one lane in one segment."""
+
+    __slots__ = ("alive", "lane", "places", "segment", "sequences")
+
+    def __init__(self, segment: int, lane: _Lane) -> None:
+        self.segment = segment
+        self.lane = lane
+        self.sequences = array("Q")
+        """In order."""
+        self.places = array("Q")
+        """Offset, length and kind of each, packed into one number; 0 for one that is gone."""
+        self.alive = 0
+
+    def insert(self, sequence: int, place: int) -> None:
+        """In front of others, as it is not in a broker; else it is appended."""
+        at = bisect_left(self.sequences, sequence)
+        if self.sequences[at] == sequence:
+            self.places[at] = place
+        else:
+            self.sequences.insert(at, sequence)
+            self.places.insert(at, place)
+
+    def forget(self, at: int) -> None:
+        places = self.places
+        places[at] = 0
+        self.alive -= 1
+        if self.alive * 4 < len(places) > _SPARSE:
+            # So that neither memory nor a page has to do with more than a few that are gone for each that is not.
+            alive = [n for n, place in enumerate(places) if place]
+            self.sequences = array("Q", [self.sequences[n] for n in alive])
+            self.places = array("Q", [places[n] for n in alive])
+
+
 class Layer:
-    """What one segment says, but for the messages that it holds."""
+    """What one segment says."""
 
     __slots__ = (
+        "chunks",
         "clean_stop",
         "forgotten_producers",
         "gone",
         "marks",
+        "memory",
         "producers",
         "queues",
         "records",
@@ -47,7 +99,11 @@ class Layer:
     def __init__(self, segment: int) -> None:
         self.segment = segment
         self.records = 0
-        """Puts and removes in the segment: what it costs to replay it."""
+        """Everything that its batches name: what it costs to replay it."""
+        self.memory = 0
+        """Bytes that all of this takes, at the most and roughly."""
+        self.chunks: dict[bytes, _Chunk] = {}
+        """Lane key to the messages that the segment holds."""
         self.gone: dict[bytes, bool] = {}
         """Keys that the checkpoint may have and that were removed since, and whether they are transient."""
         self.marks: dict[bytes, tuple[int, int]] = {}
@@ -59,46 +115,97 @@ class Layer:
 
 
 class _Lane:
-    __slots__ = ("places", "sequences")
+    __slots__ = ("chunks", "last")
 
     def __init__(self) -> None:
-        self.places: dict[int, int] = {}
-        """Sequence to place, packed into one number; in the order in which they were written, so of segments too."""
-        self.sequences: list[int] | None = None
-        """All of `places`, and some that are there no longer, in order; None until somebody reads."""
+        self.chunks: list[_Chunk] = []
+        """Oldest segment first."""
+        self.last = 0
+        """No sequence behind this one was ever put."""
 
-    def put(self, sequence: int, place: int) -> None:
-        self.places[sequence] = place
-        sequences = self.sequences
-        if sequences is not None:
-            if (sequences and sequences[-1] >= sequence) or len(sequences) > 2 * len(self.places) + 1000:
-                self.sequences = None
-            else:
-                sequences.append(sequence)
+    def find(self, sequence: int) -> tuple[_Chunk, int] | None:
+        """Where a message is."""
+        if sequence > self.last:
+            return None
+        for chunk in self.chunks:
+            if chunk.alive:
+                sequences = chunk.sequences
+                if sequences[0] <= sequence <= sequences[-1]:
+                    at = bisect_left(sequences, sequence)
+                    if sequences[at] == sequence and chunk.places[at]:
+                        return chunk, at
+        return None
 
-    def behind(self, after_sequence: int, limit: int) -> list[tuple[int, int]]:
-        """Up to `limit` pairs of sequence and packed place, in order."""
-        if self.sequences is None:
-            self.sequences = sorted(self.places)
-        found: list[tuple[int, int]] = []
-        places = self.places
-        for at in range(bisect_right(self.sequences, after_sequence), len(self.sequences)):
-            if len(found) == limit:
-                break
-            sequence = self.sequences[at]
-            place = places.get(sequence)
-            if place is not None:
-                found.append((sequence, place))
-        return found
+    def behind(self, after_sequence: int, limit: int) -> list[tuple[int, int, int]]:
+        """Up to `limit` triples of sequence, segment and packed place, in order."""
+        found: list[tuple[int, int, int]] = []
+        for chunk in self.chunks:
+            if not chunk.alive or (len(found) >= limit and found[limit - 1][0] < chunk.sequences[0]):
+                continue
+            segment, known = chunk.segment, len(found)
+            begin = bisect_right(chunk.sequences, after_sequence)
+            while begin < len(chunk.sequences) and len(found) - known < limit:
+                end = begin + limit
+                pairs = zip(chunk.sequences[begin:end], chunk.places[begin:end], strict=True)
+                found += [(sequence, segment, place) for sequence, place in pairs if place]
+                begin = end
+            if known and len(found) > known and found[known] < found[known - 1]:
+                # Not in a broker, which puts the messages of a lane in their order.
+                found.sort()
+        return found[:limit]
+
+
+class View:
+    """What the overlay says of one lane at one moment, while it goes on to change; see `Overlay.view`.
+
+    Read without a lock. Whatever changes is noted here before it is changed there, so that it is here once it is seen.
+    """
+
+    def __init__(self, lane: bytes, places: list[tuple[int, int, int]], layers: tuple[Layer, ...]) -> None:
+        self._lane = lane
+        self._places = places
+        # What a layer gets later is not of this moment.
+        self._gone = [layer.gone for layer in layers if layer.gone]
+        self._marks = [layer.marks for layer in reversed(layers) if layer.marks]
+        self._gone_since: set[bytes] = set()
+        self._marks_before: dict[bytes, tuple[int, int] | None] = {}
+
+    def places(self) -> Iterator[tuple[bytes, Place]]:
+        """The first messages that the journal has, in order."""
+        for sequence, segment, place in self._places:
+            yield message_key(self._lane, sequence), _unpack(segment, place)
+
+    def is_gone(self, key: bytes) -> bool:
+        """A message of the checkpoint was removed since."""
+        return any(key in gone for gone in self._gone) and key not in self._gone_since
+
+    def mark(self, key: bytes) -> tuple[int, int] | None:
+        """Attempts and deliveries, if the journal says anything about them."""
+        if not self._marks:
+            return None
+        mark = mark_of(key, self._marks)
+        return self._marks_before.get(key, mark)
+
+    def keep(self, changes: Changes) -> None:
+        """These are about to happen."""
+        for keys in (changes.removes, changes.transient_removes):
+            self._gone_since.update(key for key in keys if key.startswith(self._lane) and not self.is_gone(key))
+        rest = changes.rest
+        if rest is not None and self._marks:
+            for key in (*rest.marks, *rest.unmarks):
+                if key.startswith(self._lane):
+                    self._marks_before.setdefault(key, mark_of(key, self._marks))
 
 
 class Overlay:
-    """Not for two threads at once."""
+    """Not for two threads at once, but for the views it gives away."""
 
     def __init__(self) -> None:
         self._lanes: dict[bytes, _Lane] = {}
         self.layers: tuple[Layer, ...] = ()
         """Oldest first. Replaced, never changed, so that a reader can keep the one it began with."""
+        self.views: set[View] = set()
+        """What is being read; it is told of every change. Whoever has read takes his out."""
         self.moving = 0
         """The checkpoint has, or is being given, messages of segments up to this one."""
 
@@ -106,11 +213,11 @@ class Overlay:
 
     def add(self, changes: Changes, segment: int, offset: int) -> None:
         """A batch that stands at `offset` in `segment` is in force."""
+        for view in self.views:
+            view.keep(changes)
         layers = self.layers
         layer = layers[-1] if layers and layers[-1].segment == segment else self._new_layer(segment)
-        layer.records += (
-            len(changes.puts) + len(changes.transient_puts) + len(changes.removes) + len(changes.transient_removes)
-        )
+        layer.records += changes.count
         rest = changes.rest
         if rest is not None and rest.drops_transients:
             self._drop_transients()
@@ -121,38 +228,67 @@ class Overlay:
             self._remove(changes.transient_removes, layer, is_transient=True)
         at = offset + PUTS_AT
         if changes.puts:
-            at = self._put(changes.puts, segment, at, is_transient=False)
+            at = self._put(changes.puts, layer, at, is_transient=False)
         if changes.transient_puts:
-            self._put(changes.transient_puts, segment, at, is_transient=True)
+            self._put(changes.transient_puts, layer, at, is_transient=True)
         if rest is not None:
             self._add_rest(rest, layer)
 
-    def _put(self, puts: Iterable[tuple[bytes, int]], segment: int, at: int, *, is_transient: bool) -> int:
-        lanes = self._lanes
-        constant = segment << 64 | is_transient
+    def _put(self, puts: list[tuple[bytes, int]], layer: Layer, at: int, *, is_transient: bool) -> int:
+        chunks = layer.chunks
+        layer.memory += _PUT_BYTES * len(puts)
         for key, length in puts:
-            lane = lanes.get(key[:LANE_KEY_SIZE])
-            if lane is None:
-                lane = lanes[key[:LANE_KEY_SIZE]] = _Lane()
-            lane.put(sequence_of(key), constant | (at + BEFORE_RECORD) << 32 | length << 1)
-            at += BEFORE_RECORD + length
+            at += BEFORE_RECORD
+            chunk = chunks.get(key[:LANE_KEY_SIZE]) or self._new_chunk(key[:LANE_KEY_SIZE], layer)
+            sequence = sequence_of(key)
+            place = at << 32 | length << 1 | is_transient
+            sequences, lane = chunk.sequences, chunk.lane
+            if sequence > lane.last:
+                lane.last = sequence
+            if not sequences or sequence > sequences[-1]:
+                sequences.append(sequence)
+                chunk.places.append(place)
+            else:
+                chunk.insert(sequence, place)
+            chunk.alive += 1
+            at += length
         return at
+
+    def _new_chunk(self, lane_key: bytes, layer: Layer) -> _Chunk:
+        lane = self._lanes.get(lane_key)
+        if lane is None:
+            lane = self._lanes[lane_key] = _Lane()
+        chunk = layer.chunks[lane_key] = _Chunk(layer.segment, lane)
+        layer.memory += _CHUNK_BYTES
+        lane.chunks.append(chunk)
+        return chunk
 
     def _remove(self, keys: Iterable[bytes], layer: Layer, *, is_transient: bool) -> None:
         for key in keys:
-            place = self._forget(key)
-            if place >> 64 <= self.moving:
+            if self._forget(key) <= self.moving:
                 layer.gone[key] = is_transient
+                layer.memory += _KEY_BYTES
 
     def _forget(self, key: bytes) -> int:
-        """Take the message out; its packed place, 0 if the journal has none."""
-        lane = self._lanes.get(key[:LANE_KEY_SIZE])
-        if lane is None:
+        """Take the message out; the segment that it was in, 0 if the journal has none."""
+        lane_key = key[:LANE_KEY_SIZE]
+        lane = self._lanes.get(lane_key)
+        found = lane.find(sequence_of(key)) if lane is not None else None
+        if found is None:
             return 0
-        place = lane.places.pop(sequence_of(key), 0)
-        if not lane.places:
-            del self._lanes[key[:LANE_KEY_SIZE]]
-        return place
+        chunk, at = found
+        chunk.forget(at)
+        # The newest layer keeps what may be used again at once.
+        if not chunk.alive and chunk.segment != self.layers[-1].segment:
+            layer = next(layer for layer in self.layers if layer.segment == chunk.segment)
+            self._drop_chunk(lane_key, layer)
+        return chunk.segment
+
+    def _drop_chunk(self, lane_key: bytes, layer: Layer) -> None:
+        lane = self._lanes[lane_key]
+        lane.chunks.remove(layer.chunks.pop(lane_key))
+        if not lane.chunks:
+            del self._lanes[lane_key]
 
     def _add_rest(self, rest: Rest, layer: Layer) -> None:
         layer.marks.update(rest.marks)
@@ -167,6 +303,9 @@ class Overlay:
         layer.sequence_limit = rest.sequence_limit or layer.sequence_limit
         if rest.clean_stop is not None:
             layer.clean_stop = rest.clean_stop
+        layer.memory += _MARK_BYTES * len(rest.marks) + sum(
+            _NAME_BYTES + 4 * len(name) for name in (*rest.queues.values(), *rest.producers, *rest.forgotten_producers)
+        )
 
     def _drop_transients(self) -> None:
         for key, place in list(self.messages()):
@@ -176,49 +315,78 @@ class Overlay:
                     layer.marks.pop(key, None)
 
     def _new_layer(self, segment: int) -> Layer:
+        if self.layers:
+            before = self.layers[-1]
+            for lane_key in [lane_key for lane_key, chunk in before.chunks.items() if not chunk.alive]:
+                self._drop_chunk(lane_key, before)
         layer = Layer(segment)
         self.layers = (*self.layers, layer)
         return layer
 
     # ---- Reading ----
 
-    def place(self, key: bytes) -> Place | None:
-        """Where the message of this key is, if the journal has it."""
+    def kind(self, key: bytes) -> bool | None:
+        """Whether the message of this key is transient, None if the journal does not have it."""
         lane = self._lanes.get(key[:LANE_KEY_SIZE])
-        place = lane.places.get(sequence_of(key)) if lane is not None else None
-        return None if place is None else _unpack(place)
+        found = lane.find(sequence_of(key)) if lane is not None else None
+        return None if found is None else bool(found[0].places[found[1]] & 1)
 
-    def page(self, lane: bytes, after_sequence: int, limit: int) -> list[tuple[bytes, Place]]:
-        """The next messages of a lane that the journal has."""
+    def view(self, lane: bytes, after_sequence: int, limit: int) -> View:
+        """As of now: the next messages of a lane that the journal has, and what it says of those that it has not."""
         found = self._lanes.get(lane)
-        if found is None:
-            return []
-        return [(message_key(lane, sequence), _unpack(at)) for sequence, at in found.behind(after_sequence, limit)]
+        view = View(lane, found.behind(after_sequence, limit) if found is not None else [], self.layers)
+        self.views.add(view)
+        return view
 
     def messages(self, up_to_segment: int | None = None) -> Iterator[tuple[bytes, Place]]:
-        """All messages of the oldest segments, lane by lane."""
-        for lane_key, lane in self._lanes.items():
-            for sequence, place in lane.places.items():
-                if up_to_segment is not None and place >> 64 > up_to_segment:
-                    break
-                yield message_key(lane_key, sequence), _unpack(place)
+        """All messages of the oldest segments, lane by lane within each, in the order of their keys."""
+        for layer in self.layers:
+            if up_to_segment is not None and layer.segment > up_to_segment:
+                return
+            for lane_key in sorted(layer.chunks):
+                chunk = layer.chunks[lane_key]
+                for sequence, place in zip(chunk.sequences[:], chunk.places[:], strict=True):
+                    if place:
+                        yield message_key(lane_key, sequence), _unpack(layer.segment, place)
+
+    def held(self, segment: int) -> list[tuple[bytes, array[int], array[int]]]:
+        """The messages of a segment for `alive`: a copy, of 16 bytes for each."""
+        return [
+            (lane_key, layer.chunks[lane_key].sequences[:], layer.chunks[lane_key].places[:])
+            for layer in self.layers
+            if layer.segment == segment
+            for lane_key in sorted(layer.chunks)
+        ]
+
+    def has_messages(self, segment: int) -> bool:
+        return any(chunk.alive for layer in self.layers if layer.segment == segment for chunk in layer.chunks.values())
 
     def counts(self) -> dict[bytes, int]:
         """Messages of each lane that the journal has."""
-        return {key: len(lane.places) for key, lane in self._lanes.items()}
+        return {key: sum(chunk.alive for chunk in lane.chunks) for key, lane in self._lanes.items()}
 
     # ---- The checkpoint ----
 
-    def leave_to_checkpoint(self, keys: Iterable[bytes], up_to_segment: int) -> None:
-        """The checkpoint has these messages; of those that came back since (none, in a broker) nothing is known."""
+    def leave_to_checkpoint(self, keys: Iterable[bytes]) -> None:
+        """The checkpoint has these messages."""
         for key in keys:
-            lane = self._lanes.get(key[:LANE_KEY_SIZE])
-            if lane is not None and lane.places.get(sequence_of(key), up_to_segment + 1 << 64) >> 64 <= up_to_segment:
-                self._forget(key)
+            self._forget(key)
 
     def drop_layers(self, up_to_segment: int) -> None:
-        """The checkpoint says what these segments said."""
+        """The checkpoint says what these segments said, and has their messages."""
+        for layer in self.layers:
+            if layer.segment <= up_to_segment:
+                for lane_key in list(layer.chunks):
+                    self._drop_chunk(lane_key, layer)
         self.layers = tuple(layer for layer in self.layers if layer.segment > up_to_segment)
+
+
+def alive(segment: int, held: list[tuple[bytes, array[int], array[int]]]) -> Iterator[tuple[bytes, Place]]:
+    """Keys and places of what `Overlay.held` gave, in the order of the keys."""
+    for lane_key, sequences, places in held:
+        for sequence, place in zip(sequences, places, strict=True):
+            if place:
+                yield message_key(lane_key, sequence), _unpack(segment, place)
 
 
 def is_gone(key: bytes, layers: tuple[Layer, ...]) -> bool:
@@ -226,14 +394,14 @@ def is_gone(key: bytes, layers: tuple[Layer, ...]) -> bool:
     return any(key in layer.gone for layer in layers)
 
 
-def mark_of(key: bytes, layers: tuple[Layer, ...]) -> tuple[int, int] | None:
-    """Attempts and deliveries, if the journal says anything about them."""
-    for layer in reversed(layers):
-        mark = layer.marks.get(key)
+def mark_of(key: bytes, marks: Iterable[dict[bytes, tuple[int, int]]]) -> tuple[int, int] | None:
+    """What the first of `marks` says that says anything."""
+    for one in marks:
+        mark = one.get(key)
         if mark is not None:
             return mark
     return None
 
 
-def _unpack(place: int) -> Place:
-    return Place(place >> 64, place >> 32 & 0xFFFFFFFF, place >> 1 & 0x7FFFFFFF, bool(place & 1))
+def _unpack(segment: int, place: int) -> Place:
+    return Place(segment, place >> 32, place >> 1 & 0x7FFFFFFF, bool(place & 1))

@@ -73,6 +73,13 @@ class Recovered:
 class Store(Protocol):
     """Durable state of one broker. `apply`, `recover` and `close` are called from one thread at a time."""
 
+    @property
+    def room(self) -> Room:
+        """What was found last, within a second or so; costs nothing to ask, on any thread, from `recover` on.
+
+        It is advice: the store takes every batch that it can, whatever it said.
+        """
+
     def recover(self) -> Recovered:
         """Read what is there, once, before anything else; after an unclean stop drop the transients first.
 
@@ -89,14 +96,11 @@ class Store(Protocol):
         """The next messages of a lane behind `after_sequence`, persistent and transient in one order: at most `limit`
         (1 or more) with at most `size_max` bytes of records, or one that is larger.
 
-        Reflects every batch that apply has returned for. May be called while apply runs on another thread.
+        Reflects every batch that apply has returned for, and none but whole ones. May be called on any thread while
+        apply runs on another; neither waits for the other's disk.
 
         Raises: StoreError if it cannot be read.
         """
-
-    @property
-    def room(self) -> Room:
-        """Cheap, and for any thread."""
 
     def close(self) -> None:
         """Let go of files and locks. Nothing is written."""

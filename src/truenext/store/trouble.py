@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
+from typing import TYPE_CHECKING
 
 import lmdb
 
 from truenext.errors import StoreError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 CAUSES = (lmdb.Error, OSError, struct.error, ValueError)
 """What `explained` can explain."""
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_no_space(error: BaseException) -> bool:
+    """The disk, or the user's share of it, is full."""
+    return isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in _NO_SPACE)
+
+
+def is_short_write(error: BaseException) -> bool:
+    """What LMDB also says when the disk had room for only a part of a write, and when the disk is broken."""
+    return isinstance(error, lmdb.Error) and os.strerror(errno.EIO) in str(error)
 
 
 def explained(attempt: str, error: Exception) -> StoreError:
@@ -19,11 +36,19 @@ def explained(attempt: str, error: Exception) -> StoreError:
         return error
     if isinstance(error, lmdb.MapFullError):
         return StoreError(f"cannot {attempt}: it is as large as its map allows; open it with a larger map")
-    if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+    if is_no_space(error):
         return StoreError(f"cannot {attempt}: the disk is full; make room, then start the broker again")
     if isinstance(error, lmdb.Error | OSError):
         return StoreError(f"cannot {attempt}: {error}; check the disk, then start the broker again")
     return StoreError(f"cannot {attempt}: a value is damaged or does not fit its field ({error})")
+
+
+def damage(part: str, what: str, data: Path) -> StoreError:
+    """`part` of the store in the folder `data` is not what was written."""
+    return StoreError(
+        f"the {part} in {data} is damaged: {what}. Messages may be missing; restore the folder from a copy. "
+        f"`truenext store check {data}` says what is damaged, `truenext store export {data} NEW` saves what can be read"
+    )
 
 
 def disagreement(batch: int, what: str) -> StoreError:

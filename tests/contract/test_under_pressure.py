@@ -1,0 +1,507 @@
+"""What does the store do when much of it goes on at once, when there is much in it, and when the disk is full?"""
+
+import errno
+import gc
+import os
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lmdb
+import pytest
+
+from tests.contract.disk import LANE, NEXT_QUEUE, Disk, key, put, sequences
+from tests.contract.test_embedded_store import journal_files, until
+from truenext import room
+from truenext.batch import Batch
+from truenext.errors import StoreError
+from truenext.record import lane_key, message_key, sequence_of
+from truenext.room import Room
+from truenext.store import embedded, folder, journal
+from truenext.store.changes import Changes, Rest
+from truenext.store.checkpoint import DATABASES_MAX, Checkpoint
+from truenext.store.embedded import EmbeddedStore
+from truenext.store.journal import Journal
+from truenext.store.memory import MemoryStore
+from truenext.store.overlay import Overlay
+from truenext.store.store import Page
+
+# Pages beside batches and moves
+
+
+class HeldPage:
+    """A page that stands still in its first read of the journal until it may go on."""
+
+    def __init__(self, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._disk = disk
+        self._is_reading, self._go_on = threading.Event(), threading.Event()
+        self._pages: list[Page] = []
+        self._thread = threading.Thread(target=self._read)
+        read_run = Journal._read_run
+
+        def held(journal: Journal, *rest: Any) -> Iterator[bytes]:
+            if threading.current_thread() is self._thread:
+                self._is_reading.set()
+                assert self._go_on.wait(10)
+            return read_run(journal, *rest)
+
+        monkeypatch.setattr(Journal, "_read_run", held)
+        self._thread.start()
+        assert self._is_reading.wait(10)
+
+    def _read(self) -> None:
+        self._pages.append(self._disk.store.page(LANE, 0, 100))
+
+    def end(self) -> Page:
+        self._go_on.set()
+        self._thread.join()
+        return self._pages[0]
+
+
+def test_a_segment_is_kept_until_the_pages_that_began_before_have_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk("moving", tmp_path)
+    disk.apply(puts=put(1, 2, 3, 4))
+    (first,) = journal_files(tmp_path)
+    page = HeldPage(disk, monkeypatch)
+    disk.apply(puts=put(5, 6, 7, 8))
+    until(lambda: bool(disk.store._views_in_the_way))  # type: ignore[attr-defined]
+    assert first.exists()
+    assert sequences(disk.store) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert first.exists()
+    found = page.end()
+    assert [(sequence_of(m.key), m.record) for m in found.messages] == [(n, b"record %d" % n) for n in (1, 2, 3, 4)]
+    assert (found.as_of, found.is_end) == (1, True)
+    until(lambda: not first.exists())
+    disk.store.close()
+
+
+def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of the checkpoint (1 to 4) and of the journal (5 to 8)."""
+    disk = Disk("moving", tmp_path)
+    disk.apply(puts=put(1, 3), transient_puts=put(2, 4), marks={key(1): (1, 1), key(2): (2, 2)})
+    disk.apply(puts=put(*range(20, 29), lane=NEXT_QUEUE))
+    until(lambda: len(journal_files(tmp_path)) == 1)
+    disk.apply(puts=put(5, 7), transient_puts=put(6, 8), marks={key(5): (5, 5)})
+    disk.apply(removes=[key(3)])
+    # A batch may have to wait for a move, and that for the page.
+    monkeypatch.setattr(EmbeddedStore, "_is_behind", lambda _: False)
+    page = HeldPage(disk, monkeypatch)
+    disk.apply(
+        removes=[key(1), key(5)],
+        transient_removes=[key(4), key(8)],
+        marks={key(2): (9, 9), key(6): (9, 9)},
+        unmarks=[key(1), key(5)],
+    )
+    disk.apply(puts=put(9))
+    found = page.end()
+    assert [(sequence_of(m.key), m.attempts) for m in found.messages] == [(1, 1), (2, 2), (4, 0)] + [
+        (n, {5: 5}.get(n, 0)) for n in (5, 6, 7, 8)
+    ]
+    assert found.as_of == 4
+    now = disk.store.page(LANE, 0, 100)
+    assert [(sequence_of(m.key), m.attempts) for m in now.messages] == [(2, 9), (6, 9), (7, 0), (9, 0)]
+    disk.store.close()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_pages_leave_nothing_out_while_everything_moves(tmp_path: Path, limit: int) -> None:
+    """One thread reads the lane from end to end again and again; messages are put behind and removed in front."""
+    disk = Disk("moving", tmp_path)
+    disk.apply(puts=put(*range(1, 21)))
+    failures: list[str] = []
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            after, found = 0, []
+            while page := disk.store.page(LANE, after, limit).messages:
+                found += [sequence_of(message.key) for message in page]
+                after = found[-1]
+            if found != list(range(found[0], found[-1] + 1)) or len(found) < 20:
+                failures.append(str(found))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for n in range(21, 400):
+        disk.apply(puts=put(n) if n % 3 else {}, transient_puts={} if n % 3 else put(n))
+        old = n - 20
+        is_transient = old > 20 and old % 3 == 0
+        disk.apply(removes=[] if is_transient else [key(old)], transient_removes=[key(old)] if is_transient else [])
+    is_over.set()
+    thread.join()
+    assert failures == []
+    disk.store.close()
+
+
+# Generations of transients
+
+
+def stored_transients(path: Path) -> tuple[list[bytes], list[bytes]]:
+    """Keys of transients and of their marks, of whatever generation."""
+    with lmdb.open(str(path / "lmdb"), max_dbs=DATABASES_MAX) as env, env.begin() as txn:
+        transients, marks = (
+            [*txn.cursor(env.open_db(name, txn=txn)).iternext(values=False)]
+            for name in (b"transients", b"transient marks")
+        )
+        return transients, marks
+
+
+def moved_transients(path: Path, count: int) -> Disk:
+    """A store with some transients in its checkpoint, the first one marked, and a run that has begun."""
+    disk = Disk("moving", path)
+    disk.apply(clean_stop=False)
+    disk.apply(transient_puts=put(*range(1, count + 1)), marks={key(1): (7, 7)})
+    disk.apply(puts=put(*range(100, 110), lane=NEXT_QUEUE))
+    until(lambda: len(journal_files(path)) == 1)
+    return disk
+
+
+def test_an_unclean_start_drops_transients_without_touching_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = moved_transients(tmp_path, 9)
+    monkeypatch.setattr(EmbeddedStore, "_clean", lambda _: None)
+    for _ in range(3):
+        assert disk.crash().counts == {NEXT_QUEUE: 10}
+        assert sequences(disk.store) == []
+    disk.store.close()
+    transients, marks = stored_transients(tmp_path)
+    assert (len(transients), len(marks)) == (9, 1)
+
+
+@pytest.mark.parametrize("transactions", range(7))
+def test_cleaning_may_be_interrupted_anywhere_and_goes_on_after_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactions: int
+) -> None:
+    monkeypatch.setattr(embedded, "MOVE_KEYS_MAX", 2)
+    disk = moved_transients(tmp_path, 9)
+    left = transactions
+    clean = EmbeddedStore._clean
+
+    def limited(store: EmbeddedStore) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            clean(store)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbeddedStore, "_clean", limited)
+        disk.crash()
+        until(lambda: not left)
+        # Those of this generation are there, and stay.
+        disk.apply(transient_puts=put(*range(200, 210)), marks={key(200): (8, 8)})
+        disk.apply(puts=put(*range(110, 120), lane=NEXT_QUEUE))
+        until(lambda: len(journal_files(tmp_path)) == 1)
+        assert sequences(disk.store) == list(range(200, 210))
+        disk.store.close()
+        transients, _ = stored_transients(tmp_path)
+        assert len(transients) == 10 + max(0, min(9, 10 - 2 * transactions))
+    assert disk.open().counts == {NEXT_QUEUE: 20}
+    assert disk.crash().counts == {NEXT_QUEUE: 20}
+    until(lambda: not disk.store._needs_cleaning)  # type: ignore[attr-defined]
+    disk.store.close()
+    assert stored_transients(tmp_path) == ([], [])
+
+
+def test_cleaning_leaves_what_a_clean_stop_has_kept(tmp_path: Path) -> None:
+    disk = moved_transients(tmp_path, 5)
+    disk.crash()
+    disk.apply(transient_puts=put(10, 11))
+    disk.apply(puts=put(*range(110, 120), lane=NEXT_QUEUE))
+    assert disk.stop().counts == {LANE: 2, NEXT_QUEUE: 20}
+    until(lambda: not disk.store._needs_cleaning)  # type: ignore[attr-defined]
+    assert sequences(disk.store) == [10, 11]
+    disk.store.close()
+
+
+# Memory
+
+
+def changes(**some: Any) -> Changes:
+    rest = Rest(**{name: value for name, value in some.items() if name in Rest.__struct_fields__})
+    return Changes(some.get("puts", []), [], some.get("removes", []), [], rest)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: {"puts": [(key(n), 100)]},
+        lambda n: {"puts": [(message_key(lane_key(n, 5), n), 100)]},
+        lambda n: {"removes": [key(n)]},
+        lambda n: {"marks": {key(n): (n + 1000, n + 1000)}},
+        lambda n: {"producers": {f"producer {n}": (n + 10**12, n + 10**12)}},
+        lambda n: {"producers": {"ä" * 200 + f"{n}€": (n + 10**12, n + 10**12)}},
+        lambda n: {"queues": {n + 1000: f"queue {n}"}},
+        lambda n: {"forgotten_producers": [f"producer {n}"]},
+    ],
+    ids=["puts", "puts in lanes of their own", "removes", "marks", "producers", "long names", "queues", "forgotten"],
+)
+@pytest.mark.parametrize("count", [2000, 3000, 5500])
+def test_a_segment_costs_no_more_memory_than_is_counted(make: Callable[[int], dict[str, Any]], count: int) -> None:
+    overlay = Overlay()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for n in range(1, count + 1):
+            overlay.add(changes(**make(n)), 1, n * 200)
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert overlay.layers[0].records == count
+    assert used <= overlay.layers[0].memory + 20_000
+
+
+@pytest.mark.parametrize("what", ["SEGMENT_RECORDS_MAX", "SEGMENT_MEMORY_MAX"])
+def test_a_segment_ends_when_it_holds_or_costs_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(embedded, what, {"SEGMENT_RECORDS_MAX": 20, "SEGMENT_MEMORY_MAX": 1400}[what])
+    disk = Disk("embedded", tmp_path)
+    for n in range(1, 21):
+        disk.apply(puts=put(n))
+    assert len(journal_files(tmp_path)) == 1
+    disk.apply(puts=put(21))
+    assert len(journal_files(tmp_path)) == 2
+    assert sequences(disk.store) == list(range(1, 22))
+    disk.store.close()
+
+
+def test_a_batch_larger_than_one_write_is_there_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "WRITE_BYTES_MAX", 1000)
+    disk = Disk("embedded", tmp_path)
+    records = {key(n): os.urandom(n * 37 % 1500) for n in range(1, 100)}
+    disk.apply(puts=records)
+    disk.apply(puts=put(100))
+    disk.crash()
+    messages = disk.store.page(LANE, 0, 1000).messages
+    assert {m.key: m.record for m in messages} == records | put(100)
+    disk.store.close()
+
+
+# Room
+
+
+def test_marks_of_room_are_left_later_than_they_are_reached() -> None:
+    def course(*used: int) -> list[Room]:
+        now, seen = Room.PLENTY, []
+        for one in used:
+            now = room.within(100, one, now)
+            seen.append(now)
+        return seen
+
+    plenty, little, none = Room.PLENTY, Room.LITTLE, Room.NONE
+    assert course(0, 89, 90, 89, 88, 86) == [plenty, plenty, little, little, little, plenty]
+    assert course(99, 100, 98, 96, 120, 10) == [little, none, none, little, none, plenty]
+
+
+def test_marks_of_free_space_are_left_later_than_they_are_reached() -> None:
+    now, seen = Room.PLENTY, []
+    for free in (200, 199, 203, 207, 99, 102, 104, 300):
+        now = room.beside(100, free, now)
+        seen.append(now.name)
+    assert seen == ["PLENTY", "LITTLE", "LITTLE", "PLENTY", "NONE", "NONE", "LITTLE", "PLENTY"]
+
+
+def limited(kind: str, path: Path) -> MemoryStore | EmbeddedStore:
+    if kind == "memory":
+        return MemoryStore(limit=600_000)
+    return EmbeddedStore(path, segment_bytes=20_000, segments_max=2, disk_limit=600_000)
+
+
+@pytest.mark.parametrize("kind", ["memory", "embedded"])
+def test_room_becomes_little_then_none_and_plenty_again_when_messages_have_gone(tmp_path: Path, kind: str) -> None:
+    store = limited(kind, tmp_path)
+    store.recover()
+    seen, put = [store.room], 0
+    while seen[-1] is not Room.NONE:
+        put += 1
+        batch = Batch(put)
+        batch.puts = {key(put): bytes(1500)}
+        store.apply(batch)
+        if store.room is not seen[-1]:
+            seen.append(store.room)
+        assert put < 1000
+    assert seen == [Room.PLENTY, Room.LITTLE, Room.NONE]
+    for n in range(1, put + 1):
+        batch = Batch(put + n)
+        batch.removes = [key(n)]
+        store.apply(batch)
+    for n in range(1, 40):
+        batch = Batch(2 * put + n)
+        batch.puts = {key(put + n): bytes(1500)}
+        batch.removes = [key(put + n - 1)] if n > 1 else []
+        store.apply(batch)
+    until(lambda: store.room is Room.PLENTY)
+    store.close()
+
+
+def test_a_store_that_opens_beyond_its_limit_says_so_at_once(tmp_path: Path) -> None:
+    disk = Disk("embedded", tmp_path)
+    disk.apply(puts=put(1))
+    disk.store.close()
+    store = EmbeddedStore(tmp_path, segment_bytes=1 << 20, disk_limit=1 << 20)
+    store.recover()
+    assert store.room is Room.NONE
+    store.close()
+
+
+def test_others_who_fill_the_disk_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "LOOK_SECONDS", 0.01)
+    disk = Disk("embedded", tmp_path)
+    disk.apply(puts=put(1))
+    for free_segments, expected in ((100, Room.PLENTY), (5, Room.LITTLE), (2, Room.NONE), (100, Room.PLENTY)):
+        free = SimpleNamespace(f_bavail=free_segments, f_frsize=1 << 20)
+        monkeypatch.setattr(os, "statvfs", lambda _, free=free: free)
+        until(lambda expected=expected: disk.store.room is expected)  # type: ignore[misc]
+    disk.store.close()
+
+
+# A full disk
+
+
+def no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def raise_no_space(*_: object) -> None:
+    raise no_space()
+
+
+NO_SPACE: list[Callable[[], Exception]] = [
+    no_space,
+    lambda: lmdb.DiskError("mdb_txn_commit: No space left on device"),
+    # What LMDB says when a part of its write had room.
+    lambda: lmdb.Error("mdb_txn_commit: Input/output error"),
+]
+
+
+class FullDisk:
+    """The checkpoint finds no space as long as `is_full` says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]) -> None:
+        self.is_full: Callable[[], bool] = lambda: True
+        self.refused = 0
+        monkeypatch.setattr(embedded, "LOOK_SECONDS", 0.01)
+        statvfs = os.statvfs
+        monkeypatch.setattr(
+            os, "statvfs", lambda path: SimpleNamespace(f_bavail=9, f_frsize=1) if self.is_full() else statvfs(path)
+        )
+        for name in ("delete", "put", "finish"):
+            monkeypatch.setattr(Checkpoint, name, self._failing(getattr(Checkpoint, name), error))
+
+    def _failing(self, action: Callable[..., None], error: Callable[[], Exception]) -> Callable[..., None]:
+        def call(*args: Any, **named: Any) -> None:
+            if self.is_full():
+                self.refused += 1
+                raise error()
+            action(*args, **named)
+
+        return call
+
+
+@pytest.mark.parametrize("error", NO_SPACE)
+def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk("moving", tmp_path)
+    until((tmp_path / "ballast").exists)
+    full = FullDisk(monkeypatch, error)
+    disk.apply(puts=put(*range(1, 9)), marks={key(8): (1, 1)})
+    disk.apply(puts=put(*range(9, 17)))
+    until(lambda: full.refused > 2)
+    assert not (tmp_path / "ballast").exists()
+    assert disk.store.room is Room.NONE
+    for n in range(1, 8):
+        disk.apply(removes=[key(n)], history=bytes(100))
+    assert sequences(disk.store) == list(range(8, 17))
+    assert len(journal_files(tmp_path)) > 1 + embedded.SEGMENTS_BEHIND_MAX
+    full.is_full = lambda: False
+    until(lambda: disk.store.room is Room.PLENTY and len(journal_files(tmp_path)) == 1)
+    assert (tmp_path / "ballast").stat().st_size == embedded.BALLAST_SEGMENTS * 200
+    assert [record.message for record in caplog.records] == [
+        "the disk is full: sends are refused until there is room",
+        "the disk has room again",
+    ]
+    assert disk.crash().counts == {LANE: 9}
+    assert [(sequence_of(m.key), m.attempts) for m in disk.store.page(LANE, 0, 2).messages] == [(8, 1), (9, 0)]
+    disk.store.close()
+
+
+def test_a_move_that_finds_no_space_succeeds_with_that_of_the_ballast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk("moving", tmp_path)
+    until((tmp_path / "ballast").exists)
+    full = FullDisk(monkeypatch, no_space)
+    full.is_full = (tmp_path / "ballast").exists
+    monkeypatch.setattr(folder, "allocate", raise_no_space)
+    disk.apply(puts=put(*range(1, 9)))
+    disk.apply(puts=put(*range(9, 17)))
+    until(lambda: len(journal_files(tmp_path)) == 1)
+    assert full.refused == 1
+    assert disk.store.room is Room.NONE
+    assert disk.crash().counts == {LANE: 16}
+    disk.store.close()
+
+
+def test_a_store_can_be_closed_while_a_move_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk("moving", tmp_path)
+    with monkeypatch.context() as patch:
+        full = FullDisk(patch, no_space)
+        disk.apply(puts=put(*range(1, 9)))
+        disk.apply(puts=put(*range(9, 17)))
+        until(lambda: full.refused > 2)
+        disk.store.close()
+    assert disk.open().counts == {LANE: 16}
+    disk.store.close()
+
+
+def test_a_broken_disk_is_not_taken_for_a_full_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room, and LMDB reports an I/O error."""
+    disk = Disk("moving", tmp_path)
+    full = FullDisk(monkeypatch, NO_SPACE[-1])
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1 << 20, f_frsize=4096))
+    disk.apply(puts=put(*range(1, 9)))
+    with pytest.raises(StoreError, match="Input/output error; check the disk"):
+        for n in range(9, 100):
+            disk.apply(puts=put(n))
+    assert full.refused == 1
+    disk.store.close()
+
+
+def test_a_spare_that_finds_no_space_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(embedded, "LOOK_SECONDS", 0.01)
+    attempts = 0
+
+    def failing(*_: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise no_space()
+
+    disk = Disk("embedded", tmp_path)
+    disk.apply(puts={key(1): bytes(600_000)})
+    until((tmp_path / "journal/spare-0").exists)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "allocate", failing)
+        disk.apply(puts={key(2): bytes(600_000)})
+        until(lambda: attempts > 2)
+        assert disk.store.room is Room.NONE
+        disk.apply(removes=[key(1)])
+        with pytest.raises(StoreError, match="the disk is full; make room"):
+            disk.apply(puts={key(3): bytes(600_000)})
+    disk.crash()
+    assert sequences(disk.store) == [2]
+    until(lambda: disk.store.room is Room.PLENTY and not disk.store._journal.needs_spare)  # type: ignore[attr-defined]
+    assert [record.message for record in caplog.records].count(
+        "the disk is full: sends are refused until there is room"
+    ) == 1
+    disk.store.close()
