@@ -27,6 +27,7 @@ class Batch:
         "producers",
         "puts",
         "queues",
+        "redelivered_below",
         "removes",
         "sequence_limit",
         "size",
@@ -56,6 +57,8 @@ class Batch:
         self.forgotten_producers: list[str] = []
         self.sequence_limit = 0
         """If not 0: sequences below it may be given out once this batch is durable."""
+        self.redelivered_below = 0
+        """If not 0: messages with a sequence below it may have been dispatched without a trace."""
         self.clean_stop: bool | None = None
         """True as the last act of a run, False before a listener opens."""
         self.history = b""
@@ -75,5 +78,6 @@ class Batch:
             or self.producers
             or self.forgotten_producers
             or self.sequence_limit
+            or self.redelivered_below
             or self.clean_stop is not None
         )

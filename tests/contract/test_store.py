@@ -375,6 +375,16 @@ def test_a_producer_forgotten_and_back_in_one_batch_is_there(disk: Disk) -> None
     assert disk.crash().producers == {"a": ProducerState(5, 9)}
 
 
+def test_what_may_have_been_dispatched_without_a_trace_stays_known(disk: Disk) -> None:
+    assert disk.crash().redelivered_below == 0
+    disk.apply(redelivered_below=7)
+    for n in range(1, 30):
+        disk.apply(puts=put(n))
+    assert disk.crash().redelivered_below == 7
+    disk.apply(redelivered_below=2**63)
+    assert disk.stop().redelivered_below == 2**63
+
+
 def test_the_sequence_limit_stays_until_a_batch_sets_another(disk: Disk) -> None:
     disk.apply(sequence_limit=2**63)
     disk.apply(puts=put(1))

@@ -28,7 +28,7 @@ def recover(
         account = Account(run=run, first_event=first_event)
     engine = Engine(
         sequence_limit=recovered.sequence_limit,
-        redelivered_below=0 if recovered.clean_stop else recovered.sequence_limit,
+        redelivered_below=recovered.redelivered_below if recovered.clean_stop else recovered.sequence_limit,
         memory_limit=memory_limit,
         policy=policy,
         account=account,

@@ -78,6 +78,7 @@ class Engine:
         self.memory = Memory(memory_limit)
         self.room = Room.PLENTY
         """For what senders bring; set by the caller before commands."""
+        self._redelivered_below = redelivered_below
         self._paging = Paging(self.memory, policy, redelivered_below=redelivered_below)
         self._early_pages: list[tuple[Read, PageRead]] = []
         """True up to a batch that is durable, but not known to be."""
@@ -142,6 +143,7 @@ class Engine:
             if count := queue.waiting():
                 self._account.recovered(queue, count)
         self._batch.clean_stop = False
+        self._batch.redelivered_below = self._redelivered_below
         self._request_sequences()
         self._is_awaited = True
 

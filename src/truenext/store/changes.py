@@ -48,6 +48,7 @@ class Rest(msgspec.Struct, frozen=True, omit_defaults=True):
     producers: dict[str, tuple[int, int]] = {}
     forgotten_producers: list[str] = []
     sequence_limit: int = 0
+    redelivered_below: int = 0
     clean_stop: bool | None = None
     drops_transients: bool = False
     """All transients put so far are gone: the run before this one did not end as it should."""
@@ -159,6 +160,7 @@ def _rest_of(batch: Batch) -> Rest | None:
         or batch.producers
         or batch.forgotten_producers
         or batch.sequence_limit
+        or batch.redelivered_below
         or batch.clean_stop is not None
     ):
         return None
@@ -169,6 +171,7 @@ def _rest_of(batch: Batch) -> Rest | None:
         producers={name: (state.number, state.used_ms) for name, state in batch.producers.items()},
         forgotten_producers=batch.forgotten_producers,
         sequence_limit=batch.sequence_limit,
+        redelivered_below=batch.redelivered_below,
         clean_stop=batch.clean_stop,
     )
 

@@ -17,6 +17,7 @@ The databases in it; numbers are big-endian. If you change anything here, increa
                         "frame"                             ->  u64     number of the last frame in it
                         "generation"                        ->  u32     of the transients that count
                         "sequence limit"                    ->  u64
+                        "redelivered below"                 ->  u64
                         "clean stop"                        ->  u8      0 or 1
 
 All values but the records carry a checksum, see sealed.py; what meta names is there from the beginning.
@@ -180,6 +181,7 @@ class Checkpoint:
                 (b"frame", _NUMBER.pack(0)),
                 (b"generation", _GENERATION.pack(0)),
                 (b"sequence limit", _NUMBER.pack(1)),
+                (b"redelivered below", _NUMBER.pack(0)),
                 (b"clean stop", _CLEAN),
             ):
                 meta.put(txn, name, value)
@@ -203,6 +205,7 @@ class Checkpoint:
                 identity=meta.need(txn, b"identity").decode(),
                 clean_stop=meta.need(txn, b"clean stop") == _CLEAN,
                 sequence_limit=_NUMBER.unpack(meta.need(txn, b"sequence limit"))[0],
+                redelivered_below=_NUMBER.unpack(meta.need(txn, b"redelivered below"))[0],
                 queues={_QUEUE.unpack(key)[0]: name.decode() for key, name in self._queues.items(txn)},
                 producers=dict(_producer(value) for _, value in self._producers.items(txn)),
             )
@@ -356,6 +359,8 @@ class Checkpoint:
             self._producers.put(txn, _producer_key(name), value)
         if layer.sequence_limit:
             self._meta.put(txn, b"sequence limit", _NUMBER.pack(layer.sequence_limit))
+        if layer.redelivered_below:
+            self._meta.put(txn, b"redelivered below", _NUMBER.pack(layer.redelivered_below))
         if layer.clean_stop is not None:
             self._meta.put(txn, b"clean stop", _CLEAN if layer.clean_stop else _UNCLEAN)
 

@@ -474,6 +474,7 @@ class EmbeddedStore:
             recovered = replace(
                 recovered,
                 sequence_limit=layer.sequence_limit or recovered.sequence_limit,
+                redelivered_below=layer.redelivered_below or recovered.redelivered_below,
                 clean_stop=recovered.clean_stop if layer.clean_stop is None else layer.clean_stop,
             )
         if not recovered.clean_stop:

@@ -37,6 +37,7 @@ class MemoryStore:
         self._producers: dict[str, ProducerState] = {}
         self._identity = secrets.token_hex(4)
         self._sequence_limit = 1
+        self._redelivered_below = 0
         self._clean_stop = True
         self._applied = 0
         self._refusal = "recover() comes first"
@@ -62,6 +63,7 @@ class MemoryStore:
                 identity=self._identity,
                 clean_stop=self._clean_stop,
                 sequence_limit=self._sequence_limit,
+                redelivered_below=self._redelivered_below,
                 queues=dict(self._queues),
                 counts={lane: len(keys) for lane, keys in self._lanes.items()},
                 producers=dict(sorted(self._producers.items(), key=lambda item: (item[1].used_ms, item[0]))),
@@ -140,6 +142,7 @@ class MemoryStore:
             self._producers.pop(name, None)
         self._producers.update(batch.producers)
         self._sequence_limit = batch.sequence_limit or self._sequence_limit
+        self._redelivered_below = batch.redelivered_below or self._redelivered_below
         if batch.clean_stop is not None:
             self._clean_stop = batch.clean_stop
         self._measure()

@@ -92,6 +92,7 @@ class Layer:
         "producers",
         "queues",
         "records",
+        "redelivered_below",
         "segment",
         "sequence_limit",
     )
@@ -111,6 +112,7 @@ class Layer:
         self.producers: dict[str, ProducerState] = {}
         self.forgotten_producers: set[str] = set()
         self.sequence_limit = 0
+        self.redelivered_below = 0
         self.clean_stop: bool | None = None
 
 
@@ -301,6 +303,7 @@ class Overlay:
             layer.forgotten_producers.add(name)
         layer.producers.update(producers_of(rest))
         layer.sequence_limit = rest.sequence_limit or layer.sequence_limit
+        layer.redelivered_below = rest.redelivered_below or layer.redelivered_below
         if rest.clean_stop is not None:
             layer.clean_stop = rest.clean_stop
         layer.memory += _MARK_BYTES * len(rest.marks) + sum(

@@ -61,6 +61,8 @@ class Recovered:
     """The last run ended as it should; transients are then still there, otherwise the store has dropped them."""
     sequence_limit: int = 1
     """No sequence from here on was ever given out."""
+    redelivered_below: int = 0
+    """Messages with a sequence below it may have been dispatched without a trace, in a run before the last."""
     queues: dict[int, str] = field(default_factory=dict)
     counts: dict[bytes, int] = field(default_factory=dict)
     """Lane key to messages stored there; lanes without any are left out."""
