@@ -70,7 +70,7 @@ UNSENT_ANSWER_BYTES_MAX = 4 * 1024 * 1024
 READ_BYTES = 128 * 1024
 """Bytes taken from a socket in one read: large enough to share a pass among many frames, small enough to be fair."""
 
-GATHERING_BYTES_MAX = 16 * 1024 * 1024
+GATHERING_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of the batch that gathers while another is made durable, and of the answers that wait for it, roughly; beyond
 it no connection is read."""
 

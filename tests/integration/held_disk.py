@@ -22,8 +22,8 @@ BREAK = Path(sys.argv[2])
 
 
 class HeldStore(EmbeddedStore):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, segment_bytes=64 * 1024, segments_max=2)
+    def __init__(self, path: Path, *, disk_limit: int | None) -> None:
+        super().__init__(path, disk_limit=disk_limit, segment_bytes=64 * 1024, segments_max=2)
 
     def apply(self, batch: Batch) -> None:
         while HOLD.exists():
