@@ -635,7 +635,8 @@ def test_a_disk_that_takes_half_a_segment_fails_the_batch_as_a_whole(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     with pytest.raises(StoreError, match="refused"):
         disk.store.apply(Batch(3))
-    assert not (tmp_path / "data/journal/new").exists()
+    # A spare may just be made, which is small enough.
+    until(lambda: not (tmp_path / "data/journal/new").exists())
     assert disk.crash().counts == {LANE: 1}
     assert sequences(disk.store) == [1]
     disk.store.close()
