@@ -260,16 +260,15 @@ class Broker:
         # The disk first: it works while we write to sockets.
         if engine.is_batch_awaited:
             self._commit()
+            if not self._committer.is_busy:
+                # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
+                for peer in self._answer(engine.take_answers()):
+                    peer.flush()
         answers, deliveries, reads = engine.turn()
         for read in reads:
             self._pager.read(read)
         peers = self._peers
-        written: dict[Peer, None] = {}
-        for session, answer in answers:
-            peer = peers.get(session)
-            if peer is not None:
-                peer.answer(answer)
-                written[peer] = None
+        written = self._answer(answers)
         for consumer, entries in deliveries.items():
             peer = peers[consumer.session]
             peer.deliver(consumer, entries)
@@ -281,6 +280,16 @@ class Broker:
         self._commit()
         if engine.has_work:
             self._schedule_turn()
+
+    def _answer(self, answers: list[tuple[Session, Answer]]) -> dict[Peer, None]:
+        """Those to whom something was said, and whose flush is due."""
+        answered: dict[Peer, None] = {}
+        for session, answer in answers:
+            peer = self._peers.get(session)
+            if peer is not None:
+                peer.answer(answer)
+                answered[peer] = None
+        return answered
 
     def _commit(self) -> None:
         """Hand the gathering batch over if the store is idle: at once if somebody waits for it, else a little later.

@@ -404,6 +404,11 @@ class Engine:
 
     # ---- Turns and batches ----
 
+    def take_answers(self) -> list[tuple[Session, Answer]]:
+        """What is to be said, without the rest of a turn."""
+        answers, self._answers = self._answers, []
+        return answers
+
     def turn(self) -> Effects:
         """Dispatch wherever something changed; hand over what was to be said since the last turn."""
         if self._requested_limit - self._next_sequence < SEQUENCE_BLOCK // 2:
@@ -415,8 +420,7 @@ class Engine:
                 lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
                 if lane is not None:
                     self._paging.ask(lane)
-        answers, self._answers = self._answers, []
-        return Effects(answers, deliveries, self._paging.take_reads())
+        return Effects(self.take_answers(), deliveries, self._paging.take_reads())
 
     def page_read(self, read: Read, page: PageRead) -> None:
         """What a turn wanted to be read is there.
