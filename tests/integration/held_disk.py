@@ -1,9 +1,10 @@
 """A broker whose disk can be held and broken from outside: what is seen while a commit is in flight?
 
-    python held_disk.py HOLD BREAK serve ...
+    python held_disk.py FOLDER serve ...
 
-is `truenext serve ...`, but no batch is written while the file HOLD exists, and writing fails while BREAK exists. The
-journal's segments are small, so that whatever a test does, messages move into the checkpoint meanwhile.
+is `truenext serve ...`, but no batch is written while the file FOLDER/hold exists, and writing fails while FOLDER/break
+exists. FOLDER/room says how much room is left, if it exists. The journal's segments are small, so that whatever a test
+does, messages move into the checkpoint meanwhile.
 """
 
 import sys
@@ -14,10 +15,13 @@ from unittest import mock
 from truenext.batch import Batch
 from truenext.cli import main, serve
 from truenext.errors import StoreError
+from truenext.room import Room
 from truenext.store.embedded import EmbeddedStore
 
-HOLD = Path(sys.argv[1])
-BREAK = Path(sys.argv[2])
+FOLDER = Path(sys.argv[1])
+HOLD = FOLDER / "hold"
+BREAK = FOLDER / "break"
+ROOM = FOLDER / "room"
 
 
 class HeldStore(EmbeddedStore):
@@ -31,7 +35,11 @@ class HeldStore(EmbeddedStore):
             raise StoreError("cannot write to the store: the disk was broken by a test")
         super().apply(batch)
 
+    @property
+    def room(self) -> Room:
+        return Room[ROOM.read_text()] if ROOM.exists() else super().room
+
 
 if __name__ == "__main__":
     with mock.patch.object(serve, "EmbeddedStore", HeldStore):
-        main.main(sys.argv[3:])
+        main.main(sys.argv[2:])

@@ -191,6 +191,13 @@ class RawClient:
     def close(self) -> None:
         self._sock.close()
 
+    def close_at_end(self) -> None:
+        """Hang up once the broker has; what it still says is lost. A closed client stays closed."""
+        with contextlib.suppress(OSError):
+            while self.read():
+                pass
+        self.close()
+
     # ---- Inside ----
 
     def _keep(self, frame: Frame) -> None:

@@ -39,6 +39,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.paging import PageRead, Read
 from truenext.engine.session import Session
+from truenext.engine.stuck import StuckAudit
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import LAZY_COMMIT_SECONDS, ROOM_SECONDS
@@ -46,6 +47,9 @@ from truenext.room import Room
 from truenext.store.store import Store
 
 logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Time between two looks for queues that are stuck."""
 
 
 class Peer(Protocol):
@@ -101,6 +105,9 @@ class Broker:
         """By verb, until the next turn: whoever asks a thousand times at once gets one answer a thousand times."""
         self._is_turn_due = False
         self._lazy_commit: TimerHandle | None = None
+        self._stuck_audit = StuckAudit()
+        self._next_look: TimerHandle | None = None
+        self._is_look_due = False
         self._idle: Future[None] | None = None
         """Done when nothing is in flight; only while stopping."""
         self.failure: Future[None] = loop.create_future()
@@ -204,6 +211,7 @@ class Broker:
         self._engine.tick(self._clock_us())
         self._engine.start(after_clean_stop=after_clean_stop)
         await self._drain()
+        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 
     async def stop(self) -> None:
         """Finish what is under way, and write down what waits. Connections must not be read any more.
@@ -226,6 +234,8 @@ class Broker:
 
     def close(self) -> None:
         """Let go of the store, once it has done what it is doing. Without `stop` this is the end of a crash."""
+        if self._next_look is not None:
+            self._next_look.cancel()
         self._pager.close()
         self._committer.close()
 
@@ -262,6 +272,8 @@ class Broker:
         answers, deliveries, reads = engine.turn()
         for read in reads:
             self._pager.read(read)
+        if self._is_look_due:
+            self._look()
         peers = self._peers
         written: dict[Peer, None] = {}
         for session, answer in answers:
@@ -280,6 +292,17 @@ class Broker:
         self._commit()
         if engine.has_work:
             self._schedule_turn()
+
+    def _look_soon(self) -> None:
+        # Right behind a turn, as before one any queue may have a message and a consumer for it.
+        self._is_look_due = True
+        self._schedule_turn()
+        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
+
+    def _look(self) -> None:
+        self._is_look_due = False
+        for queue in self._stuck_audit.look(self._engine, {read.lane for read in self._pager.under_way}):
+            logger.error("queue is stuck: a message is ready and a consumer has credit", extra={"queue": queue.name})
 
     def _commit(self) -> None:
         """Hand the gathering batch over if the store is idle: at once if somebody waits for it, else a little later.
@@ -348,7 +371,8 @@ class Broker:
     def _control(self, session: Session, question: Control) -> None:
         body = self._control_answers.get(question.verb)
         if body is None:
-            body = self._control_answers[question.verb] = control.ask(self._engine, question.verb)
+            asked = control.Asked(self._engine, self._stuck_audit, len(self._pager.under_way))
+            body = self._control_answers[question.verb] = control.ask(asked, question.verb)
         self._engine.send(session, control.reply(question, body, self._engine.now_ms))
 
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:

@@ -198,8 +198,16 @@ class Engine:
         """A turn would do something."""
         return bool(self._touched or self._answers)
 
+    @property
+    def last_committed(self) -> int:
+        """The last batch that is known to be durable."""
+        return self._committed
+
     def queues(self) -> Iterable[Queue]:
         return self._queues.values()
+
+    def sessions(self) -> Iterable[Session]:
+        return self._sessions.values()
 
     # ---- Connections ----
 
