@@ -16,9 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from tests.integration.raw_client import RawClient
+from truenext.limits import UNSENT_BYTES_MAX
 from truenext.room import Room
 from truenext.wire.stomp.frame import Frame
+
+TINY_LIMITS = ("--page-size", "1", "--queue-memory-limit", "1KB")
+"""One message is read at a time, and most leave memory at once."""
+LIMITS = pytest.mark.parametrize("options", [(), TINY_LIMITS], ids=["default limits", "tiny limits"])
+"""What is said of order and return must hold however little of a queue is in memory."""
 
 PATIENCE_SECONDS = 20.0
 """Longest time that anything that must happen may take: a loaded machine is slow, not broken."""
@@ -209,6 +217,13 @@ class BrokerProcess:
             if expected.items() <= facts._asdict().items():
                 return
             assert time.monotonic() < deadline, f"{queue} has {facts}, not {expected}"
+            time.sleep(0.002)
+
+    def await_full_sockets(self, count: int = 1) -> None:
+        """Wait until so many connections have no room for more messages, as nobody reads them."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (memory := self.status()["memory"])["unsent"] < count * UNSENT_BYTES_MAX:
+            assert time.monotonic() < deadline, f"the sockets still take messages: {memory}"
             time.sleep(0.002)
 
     def what_is_left(self, queue: str, *, once_durable: bool = False) -> list[Frame]:
