@@ -1,0 +1,217 @@
+"""Is everything as it was when memory is short: order, places, windows, and what a client may expect?
+
+The workloads of the first part are those under which ActiveMQ's cursors are known to lose the order: more messages than
+fit, in several priorities, persistent and transient mixed. Source of what is expected: docs/contract.md.
+"""
+
+import pytest
+
+from tests.integration.broker_process import TINY_LIMITS, BrokerProcess
+from tests.integration.raw_client import RawClient, bodies
+from truenext.wire.stomp.frame import Frame
+
+PAGE_BY_PAGE = ("--queue-memory-limit", "2KB", "--page-size", "1")
+LIMITS = pytest.mark.parametrize(
+    ("options", "prefetch"),
+    [((), None), (("--queue-memory-limit", "50KB"), None), (PAGE_BY_PAGE, 1)],
+    ids=["default limits", "50 KB a queue", "2 KB a queue, page size 1, prefetch 1"],
+)
+KINDS = pytest.mark.parametrize("kind", ["persistent", "transient", "mixed"])
+"""Of messages."""
+
+
+def is_persistent(kind: str, number: int) -> bool:
+    return kind == "persistent" or (kind == "mixed" and number % 3 != 1)
+
+
+def send_all(sender: RawClient, queue: str, kind: str, names: list[str], priority: int, *, size: int = 0) -> None:
+    """All at once; returns when all are ready."""
+    for number, name in enumerate(names):
+        body = name.encode().ljust(size, b".")
+        sender.send(queue, body, persistent=is_persistent(kind, number), priority=priority)
+    # Batches are written in order.
+    sender.send("barrier", b"", persistent=True, confirmed=True)
+
+
+def taken(receiver: RawClient, count: int) -> list[str]:
+    """The next `count` messages, each acknowledged as it comes; there must be no more."""
+    messages = []
+    for _ in range(count):
+        messages.append(receiver.message())
+        receiver.ack(messages[-1])
+    assert bodies(receiver.arrived()) == []
+    return names_of(messages)
+
+
+def names_of(messages: list[Frame]) -> list[str]:
+    return [message.body.decode().rstrip(".") for message in messages]
+
+
+def named(what: str, count: int) -> list[str]:
+    return [f"{what} {number}" for number in range(count)]
+
+
+# ---- Workloads that do not fit ----
+
+
+@LIMITS
+@KINDS
+def test_600_of_priority_3_and_600_of_priority_7_come_sevens_first_each_in_order(
+    broker: BrokerProcess, queue: str, kind: str, prefetch: int | None
+) -> None:
+    threes, sevens = named("three", 600), named("seven", 600)
+    first, second, receiver = broker.connect(), broker.connect(), broker.connect()
+    for number in range(0, 600, 50):
+        send_all(first, queue, kind, threes[number : number + 50], 3, size=200)
+        send_all(second, queue, kind, sevens[number : number + 50], 7, size=200)
+
+    receiver.subscribe(queue, prefetch=prefetch)
+
+    assert taken(receiver, 1200) == sevens + threes
+
+
+@LIMITS
+@KINDS
+def test_ten_urgent_ones_overtake_1800_that_wait_in_front_of_a_consumer_half_way_through(
+    broker: BrokerProcess, queue: str, kind: str, prefetch: int | None
+) -> None:
+    window = prefetch or 5
+    lows, highs = named("low", 1800), named("high", 10)
+    sender, receiver = broker.connect(), broker.connect()
+    send_all(sender, queue, kind, lows, 2)
+    receiver.subscribe(queue, prefetch=window)
+    held = receiver.messages(window)
+    for number in range(300 - window):
+        receiver.ack(held[number])
+        held.append(receiver.message())
+    assert names_of(held) == lows[:300]
+
+    send_all(sender, queue, kind, highs, 8)
+
+    for message in held[-window:]:
+        receiver.ack(message)
+    assert taken(receiver, 1510) == highs + lows[300:]
+
+
+@LIMITS
+@KINDS
+def test_one_urgent_message_among_six_is_the_first_for_a_new_consumer(
+    broker: BrokerProcess, queue: str, kind: str, prefetch: int | None
+) -> None:
+    sender, receiver = broker.connect(), broker.connect()
+    lows = named("low", 6)
+    send_all(sender, queue, kind, lows[:3], 3, size=1000)
+    send_all(sender, queue, kind, ["high"], 6, size=1000)
+    send_all(sender, queue, kind, lows[3:], 3, size=1000)
+
+    receiver.subscribe(queue, prefetch=prefetch)
+
+    assert taken(receiver, 7) == ["high", *lows]
+
+
+@LIMITS
+@KINDS
+def test_500_kilobytes_of_mixed_priorities_come_in_true_order(
+    broker: BrokerProcess, queue: str, kind: str, prefetch: int | None
+) -> None:
+    sender, receiver = broker.connect(), broker.connect()
+    order = []
+    for number in range(500):
+        # Each priority with both kinds of message, in no regular turn.
+        priority = (number * 7 + number // 10) % 10
+        body = f"{number}".encode().ljust(1024, b".")
+        sender.send(queue, body, persistent=is_persistent(kind, number // 3), priority=priority)
+        order.append((9 - priority, number))
+    sender.send("barrier", b"", persistent=True, confirmed=True)
+
+    receiver.subscribe(queue, prefetch=prefetch)
+
+    assert taken(receiver, 500) == [str(number) for _, number in sorted(order)]
+
+
+@pytest.mark.parametrize("options", [TINY_LIMITS], ids=["tiny limits"])
+@KINDS
+def test_a_queue_beyond_its_limit_is_hardly_in_memory(own_broker: BrokerProcess, queue: str, kind: str) -> None:
+    """The limits of the tests above do what they say."""
+    sender = own_broker.connect()
+    send_all(sender, queue, kind, named("low", 200), 4, size=1000)
+    own_broker.await_facts(queue, waiting=200)
+    sender.send(queue, b"last", persistent=True, confirmed=True)
+    assert own_broker.status()["in_memory"] < 5
+
+
+# ---- Transients that left memory ----
+
+
+LITTLE_MEMORY = pytest.mark.parametrize(
+    "options", [("--queue-memory-limit", "20KB", "--page-size", "7")], ids=["20 KB"]
+)
+
+
+def spill(broker: BrokerProcess, queue: str, *, first: int = 0) -> list[tuple[int, str, bool]]:
+    """300 messages of both kinds in three priorities, of which few fit; sorted by key, and whether it is persistent."""
+    sender = broker.connect()
+    sent = []
+    for number in range(first, first + 300):
+        priority, persistent = (1, 4, 8)[number % 3], number % 2 == 0
+        sender.send(queue, f"{number}".encode().ljust(1000, b"."), persistent=persistent, priority=priority)
+        sent.append((9 - priority, number, persistent))
+    for _ in range(2):
+        # What has to leave is written with the second, if not with the first.
+        sender.send("barrier", b"", persistent=True, confirmed=True)
+    assert broker.status()["in_memory"] < 60
+    return [(rank, str(number), persistent) for rank, number, persistent in sorted(sent)]
+
+
+@LITTLE_MEMORY
+def test_transients_that_left_memory_come_back_in_order(own_broker: BrokerProcess, queue: str) -> None:
+    sent = spill(own_broker, queue)
+    receiver = own_broker.connect()
+    receiver.subscribe(queue, prefetch=3)
+    assert taken(receiver, 300) == [name for _, name, _ in sent]
+
+
+@LITTLE_MEMORY
+def test_a_clean_stop_keeps_transients_that_left_memory_and_those_that_did_not_at_their_places(
+    own_broker: BrokerProcess, queue: str
+) -> None:
+    sent = spill(own_broker, queue)
+    own_broker.restart(is_clean=True)
+    sent += spill(own_broker, queue, first=300)
+    own_broker.restart(is_clean=True)
+    receiver = own_broker.connect()
+    receiver.subscribe(queue, prefetch=3)
+    ranks = sorted(sent, key=lambda one: (one[0], int(one[1])))
+    assert taken(receiver, 600) == [name for _, name, _ in ranks]
+
+
+@LITTLE_MEMORY
+def test_a_crash_drops_the_transients_of_this_run_and_of_earlier_ones_and_nothing_else(
+    own_broker: BrokerProcess, queue: str
+) -> None:
+    sent = spill(own_broker, queue)
+    own_broker.restart(is_clean=True)
+    sent += spill(own_broker, queue, first=300)
+    own_broker.restart(is_clean=False)
+    own_broker.restart(is_clean=False)
+    receiver = own_broker.connect()
+    receiver.subscribe(queue, prefetch=3)
+    kept = sorted((rank, int(name)) for rank, name, persistent in sent if persistent)
+    assert taken(receiver, 300) == [str(number) for _, number in kept]
+
+
+@LITTLE_MEMORY
+def test_transients_that_a_consumer_took_do_not_come_back_after_a_clean_stop(
+    own_broker: BrokerProcess, queue: str
+) -> None:
+    sent = spill(own_broker, queue)
+    receiver = own_broker.connect()
+    receiver.subscribe(queue, prefetch=1)
+    messages = []
+    for _ in range(150):
+        messages.append(receiver.message())
+        receiver.ack(messages[-1], confirmed=True)
+    own_broker.restart(is_clean=True)
+    receiver = own_broker.connect()
+    receiver.subscribe(queue, prefetch=3)
+    assert names_of(messages) + taken(receiver, 150) == [name for _, name, _ in sent]
