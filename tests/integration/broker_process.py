@@ -10,6 +10,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -268,6 +269,33 @@ class BrokerProcess:
         new = self._room.with_suffix(".new")
         new.write_text(room.name)
         new.rename(self._room)
+
+    # ---- Memory ----
+
+    @contextmanager
+    def watched_memory(self) -> Iterator[list[int]]:
+        """Bytes of private memory, looked at all the time; the last is the broker's at the end."""
+        looks = [self._private_bytes()]
+        is_over = threading.Event()
+
+        def look() -> None:
+            while not is_over.wait(0.01):
+                looks.append(self._private_bytes())
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield looks
+        finally:
+            is_over.set()
+            thread.join()
+        looks.append(self._private_bytes())
+
+    def _private_bytes(self) -> int:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("this system does not say how much memory is private")
 
     # ---- Inside ----
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.broker_process import TINY_LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
+from truenext.limits import MEMORY_LIMIT_MIN
 from truenext.wire.stomp.frame import Frame
 
 PAGE_BY_PAGE = ("--queue-memory-limit", "2KB", "--page-size", "1")
@@ -215,3 +216,116 @@ def test_transients_that_a_consumer_took_do_not_come_back_after_a_clean_stop(
     receiver = own_broker.connect()
     receiver.subscribe(queue, prefetch=3)
     assert names_of(messages) + taken(receiver, 150) == [name for _, name, _ in sent]
+
+
+# ---- Windows and sockets ----
+
+
+LEAST_MEMORY = pytest.mark.parametrize("options", [("--memory-limit", "128MiB")], ids=["128 MiB"])
+PRIVATE_BYTES_MAX = MEMORY_LIMIT_MIN + 32 * 1024 * 1024
+"""The limit, and what an allocator may keep of what was given back."""
+
+
+def large(number: int, size: int) -> bytes:
+    """A body that says which it is, and is not what another one is."""
+    return f"{number} ".encode() + number.to_bytes(4) * (size // 4)
+
+
+@LEAST_MEMORY
+def test_consumers_that_do_not_read_their_sockets_take_no_memory_from_others(
+    own_broker: BrokerProcess, queue: str
+) -> None:
+    count, size = 500, 500_000
+    sender, reader, other_reader = own_broker.connect(), own_broker.connect(), own_broker.connect()
+    deaf = [own_broker.connect(receive_buffer=4096) for _ in range(50)]
+    with own_broker.watched_memory() as looks:
+        for number, client in enumerate(deaf):
+            # Its receipt would stand behind the messages.
+            client.say(
+                "SUBSCRIBE", {"id": "1", "destination": f"/queue/{queue}", "ack": ["auto", "client"][number % 2]}
+            )
+        own_broker.await_facts(queue, consumers=50)
+        for number in range(count):
+            sender.send(queue, large(number, size), persistent=number % 2 == 0, confirmed=number % 20 == 19)
+        own_broker.await_full_sockets(8)
+        assert own_broker.queues()[queue].waiting > 60
+        memory = own_broker.status()["memory"]
+        # From a quarter on each gets one message at a time.
+        assert memory["unsent"] < memory["limit"] // 4 + (len(deaf) + 1) * size
+
+        reader.subscribe(queue)
+        other_reader.subscribe(f"{queue}-other")
+        sequences = []
+        for number in range(50):
+            message = reader.message()
+            assert message.body == large(int(message.body.split(b" ", 1)[0]), size)
+            sequences.append(int(message.headers["truenext-sequence"]))
+            reader.ack(message)
+            sender.send(f"{queue}-other", large(number, 2000), persistent=number % 2 == 0)
+            assert other_reader.message().body == large(number, 2000)
+        assert sequences == sorted(sequences)
+        for client in deaf:
+            client.crash()
+        own_broker.await_facts(queue, consumers=1)
+    print(f"{max(looks) >> 20} MiB of private memory at most")
+    assert max(looks) < PRIVATE_BYTES_MAX
+    reader.disconnect()
+    assert own_broker.status()["memory"]["unsent"] == 0
+
+
+@LEAST_MEMORY
+def test_what_a_consumer_holds_leaves_memory_and_comes_back_whole_to_the_next_one(
+    own_broker: BrokerProcess, queue: str
+) -> None:
+    count, size = 1000, 100_000
+    sender, holder, next_reader = own_broker.connect(), own_broker.connect(), own_broker.connect()
+    holder.subscribe(queue, prefetch=count)
+    with own_broker.watched_memory() as looks:
+        for number in range(count):
+            sender.send(queue, large(number, size), persistent=number % 2 == 0, confirmed=number % 20 == 19)
+            holder.message()
+        own_broker.await_facts(queue, unacknowledged=count)
+        assert own_broker.status()["in_memory"] < count // 2
+        holder.crash()
+        next_reader.subscribe(queue)
+        for number in range(count):
+            message = next_reader.message()
+            assert message.body == large(number, size)
+            assert message.headers["truenext-deliveries"] == "2"
+            assert message.headers["truenext-attempts"] == ("1" if number == 0 else "0")
+            next_reader.ack(message)
+        assert next_reader.arrived() == []
+    print(f"{max(looks) >> 20} MiB of private memory at most")
+    assert max(looks) < PRIVATE_BYTES_MAX
+    memory = own_broker.status()["memory"]
+    assert (memory["used"], memory["leaving"], memory["unsent"]) == (0, 0, 0)
+
+
+@LEAST_MEMORY
+def test_who_does_not_read_his_replies_is_cut_when_memory_is_short_and_nobody_else(
+    own_broker: BrokerProcess, queue: str
+) -> None:
+    size = 200_000
+    modest, deaf, server = own_broker.connect(), own_broker.connect(receive_buffer=4096), own_broker.connect()
+    server.subscribe("requests")
+    addresses = []
+    for client in (modest, deaf):
+        client.say("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
+        client.say("SEND", {"destination": "/queue/requests", "reply-to": "/temp-queue/replies"})
+        request = server.message()
+        addresses.append(request.headers["reply-to"])
+        server.ack(request)
+    server.send(queue, b"kept", confirmed=True)
+    with own_broker.watched_memory() as looks:
+        server.say("SEND", {"destination": addresses[0]}, b"a reply", confirmed=True)
+        for number in range(400):
+            server.say("SEND", {"destination": addresses[1]}, large(number, size), confirmed=number % 20 == 19)
+    print(f"{max(looks) >> 20} MiB of private memory at most")
+    assert max(looks) < PRIVATE_BYTES_MAX
+
+    assert modest.message().body == b"a reply"
+    assert "does not read what waits in its temporary queues" in deaf.error().body.decode()
+    server.say("SEND", {"destination": addresses[0]}, b"another reply", confirmed=True)
+    assert modest.message().body == b"another reply"
+    assert bodies(own_broker.what_is_left(queue)) == ["kept"]
+    assert own_broker.status()["memory"]["used"] < size
