@@ -67,6 +67,7 @@ class BrokerProcess:
         self._log = folder / "broker.log"
         self._hold = folder / "hold"
         self._break = folder / "break"
+        self._hold_pages = folder / "hold-pages"
         self._room = folder / "room"
         self._command = [TRUENEXT]
         if can_hold_disk:
@@ -256,6 +257,20 @@ class BrokerProcess:
 
     def release_disk(self) -> None:
         self._hold.unlink()
+
+    def hold_pages(self) -> None:
+        """From here on what is read from the store does not arrive."""
+        self._hold_pages.touch()
+
+    def release_pages(self) -> None:
+        self._hold_pages.unlink()
+
+    def await_page_read(self) -> None:
+        """Wait until a page is being read."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.status()["page_reads"]:
+            assert time.monotonic() < deadline, "nothing is read"
+            time.sleep(0.002)
 
     def break_disk(self) -> None:
         """The next batch fails, as a full disk would make it."""

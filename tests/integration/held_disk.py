@@ -3,8 +3,9 @@
     python held_disk.py FOLDER serve ...
 
 is `truenext serve ...`, but no batch is written while the file FOLDER/hold exists, and writing fails while FOLDER/break
-exists. FOLDER/room says how much room is left, if it exists. The journal's segments are small, so that whatever a test
-does, messages move into the checkpoint meanwhile.
+exists, and what was read from the store does not reach the broker while FOLDER/hold-pages exists. FOLDER/room says how
+much room is left, if it exists. The journal's segments are small, so that whatever a test does, messages move into the
+checkpoint meanwhile.
 """
 
 import sys
@@ -15,12 +16,15 @@ from unittest import mock
 from truenext.batch import Batch
 from truenext.cli import main, serve
 from truenext.errors import StoreError
+from truenext.limits import PAGE_BYTES
 from truenext.room import Room
 from truenext.store.embedded import EmbeddedStore
+from truenext.store.store import Page
 
 FOLDER = Path(sys.argv[1])
 HOLD = FOLDER / "hold"
 BREAK = FOLDER / "break"
+HOLD_PAGES = FOLDER / "hold-pages"
 ROOM = FOLDER / "room"
 
 
@@ -34,6 +38,12 @@ class HeldStore(EmbeddedStore):
         if BREAK.exists():
             raise StoreError("cannot write to the store: the disk was broken by a test")
         super().apply(batch)
+
+    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
+        page = super().page(lane, after_sequence, limit, size_max)
+        while HOLD_PAGES.exists():
+            time.sleep(0.0005)
+        return page
 
     @property
     def room(self) -> Room:

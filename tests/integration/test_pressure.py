@@ -17,6 +17,7 @@ LIMITS = pytest.mark.parametrize(
     [((), None), (("--queue-memory-limit", "50KB"), None), (PAGE_BY_PAGE, 1)],
     ids=["default limits", "50 KB a queue", "2 KB a queue, page size 1, prefetch 1"],
 )
+TINY = pytest.mark.parametrize("options", [TINY_LIMITS], ids=["tiny limits"])
 KINDS = pytest.mark.parametrize("kind", ["persistent", "transient", "mixed"])
 """Of messages."""
 
@@ -130,7 +131,7 @@ def test_500_kilobytes_of_mixed_priorities_come_in_true_order(
     assert taken(receiver, 500) == [str(number) for _, number in sorted(order)]
 
 
-@pytest.mark.parametrize("options", [TINY_LIMITS], ids=["tiny limits"])
+@TINY
 @KINDS
 def test_a_queue_beyond_its_limit_is_hardly_in_memory(own_broker: BrokerProcess, queue: str, kind: str) -> None:
     """The limits of the tests above do what they say."""
@@ -216,6 +217,90 @@ def test_transients_that_a_consumer_took_do_not_come_back_after_a_clean_stop(
     receiver = own_broker.connect()
     receiver.subscribe(queue, prefetch=3)
     assert names_of(messages) + taken(receiver, 150) == [name for _, name, _ in sent]
+
+
+# ---- While a page is being read ----
+
+
+@TINY
+def test_while_a_page_is_being_read_higher_priorities_go_on_and_lower_ones_wait(
+    held_broker: BrokerProcess, queue: str
+) -> None:
+    sender, receiver = held_broker.connect(), held_broker.connect()
+    send_all(sender, queue, "persistent", named("four", 5), 4, size=1000)
+    held_broker.hold_pages()
+    receiver.subscribe(queue)
+    held_broker.await_page_read()
+
+    sender.send(queue, b"two", priority=2, confirmed=True)
+    sender.send(queue, b"four 5", priority=4, confirmed=True)
+    sender.send(queue, b"nine", priority=9, confirmed=True)
+
+    assert names_of(receiver.messages(1)) == ["nine"]
+    assert receiver.arrived() == []
+    held_broker.release_pages()
+    assert names_of(receiver.only(7)) == [*named("four", 6), "two"]
+
+
+@TINY
+def test_a_message_given_back_that_has_to_be_read_first_is_not_overtaken(
+    held_broker: BrokerProcess, queue: str
+) -> None:
+    sender, holder, receiver = held_broker.connect(), held_broker.connect(), held_broker.connect()
+    holder.subscribe(queue, prefetch=3)
+    send_all(sender, queue, "mixed", named("seven", 3), 7, size=1000)
+    assert names_of(holder.messages(3)) == named("seven", 3)
+    for _ in range(2):
+        sender.send("barrier", b"", persistent=True, confirmed=True)
+    assert held_broker.status()["in_memory"] < 3
+    held_broker.hold_pages()
+    receiver.subscribe(queue)
+    holder.disconnect()
+    held_broker.await_page_read()
+
+    sender.send(queue, b"four", priority=4, confirmed=True)
+    sender.send(queue, b"seven 3", priority=7, confirmed=True)
+
+    assert receiver.arrived() == []
+    held_broker.release_pages()
+    messages = receiver.only(5)
+    assert names_of(messages) == [*named("seven", 4), "four"]
+    assert [message.headers["truenext-deliveries"] for message in messages] == ["2", "2", "2", "1", "1"]
+
+
+@TINY
+@KINDS
+def test_what_comes_while_the_last_page_is_being_read_stands_behind_it(
+    held_broker: BrokerProcess, queue: str, kind: str
+) -> None:
+    """It is durable before the page arrives, and the page does not have it."""
+    sender, receiver = held_broker.connect(), held_broker.connect()
+    send_all(sender, queue, kind, ["0"], 4, size=2000)
+    sender.send("barrier", b"", persistent=True, confirmed=True)
+    held_broker.hold_pages()
+    receiver.subscribe(queue)
+    held_broker.await_page_read()
+    send_all(sender, queue, kind, [str(number) for number in range(1, 20)], 4, size=1000)
+    sender.send("barrier", b"", persistent=True, confirmed=True)
+
+    held_broker.release_pages()
+
+    assert names_of(receiver.only(20)) == [str(number) for number in range(20)]
+
+
+@TINY
+def test_a_consumer_that_leaves_while_its_page_is_being_read_takes_nothing_with_it(
+    held_broker: BrokerProcess, queue: str
+) -> None:
+    sender, receiver, next_receiver = held_broker.connect(), held_broker.connect(), held_broker.connect()
+    send_all(sender, queue, "mixed", named("low", 10), 4, size=1000)
+    held_broker.hold_pages()
+    receiver.subscribe(queue)
+    held_broker.await_page_read()
+    receiver.disconnect()
+    held_broker.release_pages()
+    next_receiver.subscribe(queue)
+    assert names_of(next_receiver.only(10)) == named("low", 10)
 
 
 # ---- Windows and sockets ----
