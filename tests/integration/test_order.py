@@ -376,6 +376,8 @@ def test_a_sustained_persistent_stream_of_priority_9_does_not_hold_back_ready_me
     broker: BrokerProcess, queue: str
 ) -> None:
     """Some 9s are always in flight. A consumer that keeps up with those that are ready gets the 4s in between."""
+    if broker.options:
+        pytest.skip("9s that have left memory are ready all the time, and no consumer keeps up with them")
     receiver, sender = broker.connect(), broker.connect()
     receiver.subscribe(queue, ack="client")
     transients: list[str] = []
