@@ -81,6 +81,61 @@ def test_who_waits_for_room_is_not_given_up_for_its_silence(held_broker: BrokerP
     assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["first", "second", "third"]
 
 
+def test_who_only_sends_may_subscribe_and_leave_while_room_is_short(held_broker: BrokerProcess, queue: str) -> None:
+    """Only what fills the disk waits; else consumers that said something first would never come to make room."""
+    greeter, leaver, gone = (producer(held_broker, queue) for _ in range(3))
+    held_broker.set_room(Room.LITTLE)
+    leaver.subscribe("other")
+    leaver.unsubscribe()
+    leaver.disconnect()
+    gone.disconnect()
+    greeter.subscribe(queue)
+    for _ in range(3):
+        greeter.ack(greeter.message(), confirmed=True)
+    # It takes messages away now.
+    greeter.send(queue, b"second", persistent=True, confirmed=True)
+    assert greeter.message().body == b"second"
+
+
+@SHORT
+def test_who_only_sends_in_transactions_waits_too(held_broker: BrokerProcess, queue: str, room: Room) -> None:
+    client = producer(held_broker, queue)
+    held_broker.set_room(room)
+    client.begin("t")
+    client.send(queue, b"second", persistent=True, transaction="t")
+    client.commit("t", confirmed=False)
+    receipt = send_unconfirmed(client, queue, b"third")
+    assert_waits(client)
+    held_broker.set_room(Room.PLENTY)
+    client.await_receipt(receipt)
+    assert bodies(held_broker.what_is_left(queue)) == ["first", "second", "third"]
+
+
+def test_what_has_waited_for_room_is_refused_as_ever_if_it_is_wrong(held_broker: BrokerProcess, queue: str) -> None:
+    client = producer(held_broker, queue)
+    held_broker.set_room(Room.LITTLE)
+    send_unconfirmed(client, queue, b"second")
+    client.say("SEND", {"destination": "nowhere", "receipt": "in question"})
+    assert_waits(client)
+    held_broker.set_room(Room.PLENTY)
+    error = client.error()
+    assert "unknown destination 'nowhere'" in error.body.decode()
+    assert error.headers["receipt-id"] == "in question"
+    assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["first", "second"]
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["clean", "kill -9"])
+def test_what_waits_for_room_when_the_broker_ends_was_never_sent(
+    held_broker: BrokerProcess, queue: str, is_clean: bool
+) -> None:
+    client = producer(held_broker, queue)
+    held_broker.set_room(Room.LITTLE)
+    send_unconfirmed(client, queue, b"second")
+    assert_waits(client)
+    held_broker.restart(is_clean=is_clean)
+    assert bodies(held_broker.what_is_left(queue)) == ["first"]
+
+
 @REFUSING
 def test_who_only_sends_is_refused_where_it_shall_not_wait(held_broker: BrokerProcess, queue: str) -> None:
     client, newcomer = producer(held_broker, queue), held_broker.connect()

@@ -97,7 +97,8 @@ class Broker:
         self._store = store
         self._pager = Pager(store, loop, there=self._on_page_read, failed=self._on_failed)
         self._peers: dict[Session, Peer] = {}
-        self._waiting_for_room: dict[Session, None] = {}
+        self._waiting_for_room: dict[Session, bool] = {}
+        """Whether they need room on the disk."""
         self._room_check: TimerHandle | None = None
         self._half_sent: dict[Session, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
@@ -134,17 +135,24 @@ class Broker:
         self._peers[session] = peer
         return session
 
-    def execute(self, session: Session, commands: Iterable[Command]) -> None:
+    def execute(self, session: Session, commands: Iterable[Command]) -> Command | None:
         """Do what a client asks, one command after the other.
+
+        Returns the first that has to wait until there is room on the disk, if one has to; nothing behind it is done.
 
         Raises: RemoteProtocolError at the first that cannot be done; those before it stand.
         """
-        self._engine.tick(self._clock_us())
-        self._engine.room = self._store.room
+        engine = self._engine
+        engine.tick(self._clock_us())
+        engine.room = self._store.room
+        is_short = engine.room is not Room.PLENTY
         actions = self._actions
         self._schedule_turn()
         for command in commands:
+            if is_short and engine.must_wait(session, command):
+                return command
             actions[type(command)](session, command)
+        return None
 
     def answer(self, session: Session, answer: Answer) -> None:
         """Say something to a connection, behind all that it has asked for so far."""
@@ -177,15 +185,14 @@ class Broker:
         """The socket has taken the rest of a message that was half-way out, see `Peer.settle`."""
         self._set_right(session, is_taken=True)
 
-    def has_room(self, session: Session) -> bool:
-        """The connection may be read. If not, `wait_for_room`."""
-        if not self._engine.has_room:
-            return False
-        return self._store.room is Room.PLENTY or not self._engine.must_wait(session)
+    @property
+    def has_room(self) -> bool:
+        """Connections may be read. If not, `wait_for_room`."""
+        return self._engine.has_room
 
-    def wait_for_room(self, session: Session) -> None:
-        """Call `read_on` of its peer when there is room."""
-        self._waiting_for_room[session] = None
+    def wait_for_room(self, session: Session, *, on_disk: bool = False) -> None:
+        """Call `read_on` of its peer when there is room for more commands; if `on_disk`, there as well."""
+        self._waiting_for_room[session] = on_disk
         if self._room_check is None:
             self._room_check = self._loop.call_later(ROOM_SECONDS, self._check_room)
 
@@ -197,7 +204,10 @@ class Broker:
             self._room_check = self._loop.call_later(ROOM_SECONDS, self._check_room)
 
     def _read_on(self) -> None:
-        for session in [session for session in self._waiting_for_room if self.has_room(session)]:
+        if not self._engine.has_room:
+            return
+        has_disk = self._store.room is Room.PLENTY
+        for session in [session for session, on_disk in self._waiting_for_room.items() if has_disk or not on_disk]:
             del self._waiting_for_room[session]
             self._peers[session].read_on()
 
