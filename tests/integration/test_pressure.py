@@ -4,6 +4,8 @@ The workloads of the first part are those under which ActiveMQ's cursors are kno
 fit, in several priorities, persistent and transient mixed. Source of what is expected: docs/contract.md.
 """
 
+import threading
+
 import pytest
 
 from tests.integration.broker_process import TINY_LIMITS, BrokerProcess
@@ -286,6 +288,47 @@ def test_what_comes_while_the_last_page_is_being_read_stands_behind_it(
     held_broker.release_pages()
 
     assert names_of(receiver.only(20)) == [str(number) for number in range(20)]
+
+
+@TINY
+@pytest.mark.parametrize("end", ["no end", "clean", "kill -9"])
+def test_a_dead_letter_that_has_to_be_read_first_is_moved_once_by_this_run_or_by_the_next(
+    held_broker: BrokerProcess, queue: str, end: str
+) -> None:
+    """From its last attempt on nobody gets it from its old queue."""
+    sender, reader = held_broker.connect(), held_broker.connect()
+    send_all(sender, queue, "persistent", ["poison", "good"], 4, size=2000)
+    reader.subscribe(queue, prefetch=1)
+    for _ in range(6):
+        reader.nack(reader.message(), confirmed=True)
+    last = reader.message()
+    assert (names_of([last]), last.headers["truenext-attempts"]) == (["poison"], "6")
+    sender.send("barrier", b"", persistent=True, confirmed=True)
+    held_broker.hold_pages()
+    reader.nack(last, confirmed=True)
+    held_broker.await_page_read()
+    assert f"DLQ.{queue}" not in held_broker.queues()
+
+    if end == "kill -9":
+        held_broker.kill()
+        held_broker.release_pages()
+        held_broker.close_clients()
+        held_broker.start()
+    elif end == "clean":
+        # It has written down what waits by then, and waits for the page alone.
+        threading.Timer(0.5, held_broker.release_pages).start()
+        held_broker.restart(is_clean=True)
+    else:
+        held_broker.release_pages()
+        reader.disconnect()
+
+    assert names_of(held_broker.what_is_left(queue, once_durable=True)) == ["good"]
+    dead = held_broker.what_is_left(f"DLQ.{queue}", once_durable=True)
+    assert names_of(dead) == ["poison"]
+    assert dead[0].headers["truenext-original-attempts"] == "7"
+    held_broker.restart(is_clean=False)
+    assert names_of(held_broker.what_is_left(f"DLQ.{queue}", once_durable=True)) == ["poison"]
+    assert names_of(held_broker.what_is_left(queue, once_durable=True)) == ["good"]
 
 
 @TINY
