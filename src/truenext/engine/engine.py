@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from truenext.answers import Answer
 from truenext.batch import Batch, ProducerState
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.commands import Abort, Ack, AckMode, Begin, Command, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.consumer import Consumer
@@ -183,9 +183,12 @@ class Engine:
             return False
         return self._batch.size + self._account.size < GATHERING_BYTES_MAX
 
-    def must_wait(self, session: Session) -> bool:
-        """It may not send while room is short, but may wait until there is more."""
-        return session.only_sends and self._policy.when_full is WhenFull.SLOW
+    def must_wait(self, session: Session, command: Command) -> bool:
+        """While room is short this is for whoever only sends to wait with, and whatever is behind it."""
+        if self._policy.when_full is not WhenFull.SLOW or not session.only_sends:
+            return False
+        # A transaction makes room only if it takes messages away, and none are held here.
+        return isinstance(command, Begin) or (isinstance(command, Send) and command.destination.kind is Kind.QUEUE)
 
     @property
     def is_batch_awaited(self) -> bool:
@@ -200,8 +203,16 @@ class Engine:
         """A turn would do something."""
         return bool(self._touched or self._answers)
 
+    @property
+    def last_committed(self) -> int:
+        """The last batch that is known to be durable."""
+        return self._committed
+
     def queues(self) -> Iterable[Queue]:
         return self._queues.values()
+
+    def sessions(self) -> Iterable[Session]:
+        return self._sessions.values()
 
     # ---- Connections ----
 
