@@ -1,7 +1,8 @@
 """How much of anything one peer may make the broker hold.
 
 Every limit is checked before memory is taken for what it limits. Sizes are in bytes unless the name says
-otherwise. What waits in queues is not limited yet: it lives in memory, whoever sent it.
+otherwise. What waits in queues may be as much as the disk takes; how much of it is in memory is said by policy.py
+and the command line.
 """
 
 LOGIN_BYTES_MAX = 8 * 1024

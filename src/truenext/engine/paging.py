@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from truenext.policy import Policy
 
 
+RELIEF = 4
+"""Where a limit is passed a quarter of it is made free: messages leave many at a time."""
+
+
 class Read:
     """A page that is wanted."""
 
@@ -288,14 +292,14 @@ class Paging:
         for queue in too_large:
             limit = self._policy.queue_memory_limit
             if queue.resident > limit:
-                self._shrink(queue, queue.resident - limit * 3 // 4, batch, committed)
+                self._shrink(queue, queue.resident - limit + limit // RELIEF, batch, committed)
         memory = self._memory
         is_short, self._is_short = self._is_short, False
         if (memory.excess <= 0 and not is_short) or self._futile == (committed, memory.used):
             return []
         largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
         for queue in largest_first:
-            needed = memory.excess + memory.limit // 4
+            needed = memory.excess + memory.limit // RELIEF
             if needed <= 0:
                 return []
             self._shrink(queue, needed, batch, committed)
