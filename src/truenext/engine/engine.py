@@ -427,6 +427,7 @@ class Engine:
             return
         for entry in self._paging.page_read(read, page):
             self._dead_letter(entry, entry.message)
+        self._paging.let_go_of(read.lane, self._committed)
         self._touched[read.lane.queue] = None
 
     def relieve(self) -> list[Session]:

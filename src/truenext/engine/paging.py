@@ -84,6 +84,8 @@ class Paging:
         """Lanes from which something leaves once it is durable."""
         self._too_large: dict[Queue, None] = {}
         """Queues that may be over their own limit."""
+        self._still_too_large: dict[Queue, None] = {}
+        """Queues that are, from which more can leave once a write under way is durable."""
         self._futile = (-1, 0)
         """The last batch, and what was used, when everything that could leave had left."""
         self._is_short = False
@@ -246,14 +248,19 @@ class Paging:
 
     def let_go(self, committed: int) -> None:
         """This batch is durable, and so is whatever was written with it."""
-        memory = self._memory
+        self._too_large.update(self._still_too_large)
+        self._still_too_large.clear()
         for lane in list(self._with_recent):
-            for entry in lane.let_go(committed):
-                assert entry.message is not None, "what is recent has not left memory yet"
-                memory.leaving -= size_of(entry.message)
-                self.went(entry)
+            self.let_go_of(lane, committed)
             if not lane.recent:
                 del self._with_recent[lane]
+
+    def let_go_of(self, lane: Lane, committed: int) -> None:
+        """What had to stay in memory as long as a page was being read need not any more."""
+        for entry in lane.let_go(committed):
+            assert entry.message is not None, "what is recent has not left memory yet"
+            self._memory.leaving -= size_of(entry.message)
+            self.went(entry)
 
     def take_in_recent(self, lane: Lane) -> None:
         """What was about to leave the lane is needed now."""
@@ -273,6 +280,8 @@ class Paging:
             limit = self._policy.queue_memory_limit
             if queue.resident > limit:
                 self._shrink(queue, queue.resident - limit * 3 // 4, batch, committed)
+            if queue.resident > limit:
+                self._still_too_large[queue] = None
         memory = self._memory
         is_short, self._is_short = self._is_short, False
         if (memory.excess <= 0 and not is_short) or self._futile == (committed, memory.used):
