@@ -74,7 +74,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
         | {
             "expires_in": EXPIRES_IN,
             "is_big": IS_BIG,
-            "count": st.sampled_from([1, 1, 2, 3]),
+            "count": st.sampled_from([1, 1, 2, 3, 5]),
             "wants_receipt": YES_OR_NO,
         },
     ),
@@ -112,8 +112,9 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "batch_is_written": (4, {}),
     "batch_becomes_durable": (5, {}),
     "all_becomes_durable": (4, {}),
-    "read_page": (5, {}),
-    "hand_page_over": (5, {}),
+    "read_page": (8, {}),
+    "page_shows_what_the_engine_does_not_know": (5, {}),
+    "hand_page_over": (8, {}),
     "all_pages_are_there": (5, {}),
     "relieve": (4, {}),
     "change_memory": (1, {"limit": MEMORY}),
@@ -155,6 +156,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @initialize(
         circumstances=st.runner().flatmap(lambda machine: st.fixed_dictionaries(machine.CIRCUMSTANCES)),
+        relieves=st.sampled_from([True, True, False]),
         attempts_max=st.sampled_from([1, 2, 1, 3]),
         never=st.sets(st.sampled_from(RARE), max_size=len(RARE)),
         readers=st.lists(st.fixed_dictionaries(SUBSCRIBING), min_size=1, max_size=4),
@@ -162,18 +164,27 @@ class BrokerMachine(RuleBasedStateMachine):
     def start(
         self,
         circumstances: dict[str, Any],
+        relieves: bool,
         attempts_max: int,
         never: set[str],
         readers: list[dict[str, Any]],
     ) -> None:
-        """`never` is what does not happen in this example: what is rare elsewhere has more time to go wrong."""
+        """`never` is what does not happen in this example: what is rare elsewhere has more time to go wrong.
+
+        If `relieves`, memory is relieved after every turn, as the broker does it.
+        """
         self.never = never
+        self.relieves = relieves
         self.memory_limit = circumstances.pop("memory_limit")
         self.policy = Policy(attempts_max=attempts_max, **circumstances)
         is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
         self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent)
+        self.oracle.now_ms = 1_000_000
         self._begin_run(self.disk.restart())
-        self._set_time(1_000_000)
+        self._connect_all(readers)
+
+    def _connect_all(self, readers: list[dict[str, Any]]) -> None:
+        self.readers = readers
         self.connect()
         self.connect()
         for reader in readers:
@@ -245,6 +256,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "batch_is_written": self.disk.in_flight is None or self.disk.is_written,
             "batch_becomes_durable": self.disk.in_flight is None,
             "read_page": not self.disk.wanted,
+            "page_shows_what_the_engine_does_not_know": not self.disk.wanted or self.disk.in_flight is None,
             "hand_page_over": not self.disk.has_page,
             "all_pages_are_there": not self.disk.wanted and not self.disk.has_page,
             "turn": self.nothing_new,
@@ -470,6 +482,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def turn(self) -> None:
         """A turn whose messages the sockets do not take yet."""
         self._turn()
+        if self.relieves:
+            self.relieve()
 
     def turn_and_take(self) -> None:
         self.turn()
@@ -495,7 +509,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.oracle.arrived(_label(message), self.disk.queue_names[split_lane_key(key[:-8])[0]])
             self.oracle.saw_batch([self._stored_letter(key, message) for key, message in puts])
             self.disk.hand_over(batch)
-        self.oracle.take_batch(is_empty=batch is None)
+        self.oracle.take_batch(is_there=batch is not None, is_empty=batch is None or batch.is_empty())
 
     def batch_is_written(self) -> None:
         """Pages show it from now on; the engine does not know yet."""
@@ -542,6 +556,11 @@ class BrokerMachine(RuleBasedStateMachine):
         if self.engine.relieve():
             raise Disagreement("a connection is to be ended, though there are no temporary queues")
 
+    def page_shows_what_the_engine_does_not_know(self) -> None:
+        if not self.disk.is_written:
+            self.batch_is_written()
+        self.all_pages_are_there()
+
     def change_memory(self, limit: int) -> None:
         note(f"engine.memory.limit = {limit}")
         self.engine.memory.limit = self.memory_limit = limit
@@ -577,11 +596,19 @@ class BrokerMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         """The broker ends without a word, and begins again."""
         note("# crash")
+        self._crash()
+        self._connect_all(self.readers)
+
+    def _crash(self) -> None:
         self.oracle.crash(has_written=self.disk.is_written)
         self._begin_run_with(self.disk.restart())
 
     def restart(self) -> None:
         """The broker ends as Broker.stop does it, and begins again."""
+        self._restart()
+        self._connect_all(self.readers)
+
+    def _restart(self) -> None:
         self._drain()
         self._stop()
         self.oracle.restart()
@@ -590,7 +617,6 @@ class BrokerMachine(RuleBasedStateMachine):
     def _begin_run_with(self, recovered: Recovered) -> None:
         self.oracle.recovered([self._stored_letter(key, each.message)[0] for key, each in self.disk.contents().items()])
         self._begin_run(recovered)
-        self.connect()
 
     def _drain(self) -> None:
         self._turn()
@@ -609,11 +635,13 @@ class BrokerMachine(RuleBasedStateMachine):
         try:
             self.settle()
             if self.serial % 2:
-                self.crash()
+                self._crash()
             else:
-                self.restart()
-            for queue in ("a", "b", "DLQ.a"):
-                self.subscribe(0, queue, AckMode.INDIVIDUAL, None)
+                self._restart()
+            all_queues = ("a", "b", "DLQ.a", "DLQ.b")
+            self._connect_all(
+                [{"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} for each in all_queues]
+            )
             self.settle()
             self._audit()
         except StoreError as error:
@@ -733,6 +761,16 @@ class BrokerMachine(RuleBasedStateMachine):
     def _set_time(self, now_ms: int) -> None:
         note(f"engine.now_ms = {now_ms}")
         self.engine.now_ms = self.oracle.now_ms = now_ms
+
+
+class StarvedMachine(BrokerMachine):
+    """The same where hardly anything fits into memory: one message per page and window."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limit": st.sampled_from(TINY),
+        "page_size": st.just(1),
+    }
+    WINDOW_MAX = 1
 
 
 def _one_of(things: list[T], which: int) -> T:

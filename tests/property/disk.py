@@ -53,7 +53,8 @@ class Disk:
         Raises: StoreError if it cannot be done.
         """
         assert self.in_flight is not None
-        self._store.apply(self.in_flight)
+        if not self.in_flight.is_empty():
+            self._store.apply(self.in_flight)
         self.is_written = True
 
     def done(self) -> Batch:

@@ -341,15 +341,16 @@ class Oracle:
     def ask_receipt(self, peer: Peer, receipt: str) -> None:
         peer.receipts.append(Pending(receipt, peer.must_wait_for, peer.may_wait_for))
 
-    def take_batch(self, is_empty: bool) -> None:
+    def take_batch(self, *, is_there: bool, is_empty: bool) -> None:
+        """The gathering batch is handed over, or is not there; `is_empty` if nothing of it is to be written."""
         if self.moves and not self.leave_memory:
             raise Disagreement(f"{self.moves} should have been dead-lettered")
-        if is_empty:
-            if reason := self._must_be_written():
-                raise Disagreement(f"take_batch() is None though something persistent happened: {reason}")
-            self.durable = self.gathering
-        else:
+        if is_empty and (reasons := self._must_be_written()):
+            raise Disagreement(f"nothing is written though something persistent happened: {reasons}")
+        if is_there:
             self.in_flight = self.gathering
+        else:
+            self.durable = self.gathering
         self.gathering += 1
 
     def committed(self) -> None:
@@ -629,10 +630,12 @@ class Oracle:
                 continue
             if letter.removed_in is not None and letter.removed_in <= self.durable:
                 continue
-            # Expiry: removed when dispatch comes upon it; nobody can see when that was.
-            is_optional = self.is_expired(letter) and not letter.is_gone and letter.holder is None
-            (may if is_optional else must).append(letter)
+            (may if self._may_be_removed(letter) else must).append(letter)
         return must, may
+
+    def _may_be_removed(self, letter: Letter) -> bool:
+        # Expiry: removed when dispatch comes upon it; nobody can see when that was.
+        return self.is_expired(letter) and not letter.is_gone and letter.holder is None
 
     def stored_attempts(self, letter: Letter) -> int:
         """Restart: attempts of a persistent message survive a crash."""
@@ -688,11 +691,13 @@ class Oracle:
     def _must_be_written(self) -> list[object]:
         """Why the gathering batch cannot be empty."""
         now = self.gathering
-        reasons: list[object] = [each for each in self.letters if now in (each.stored_in, each.removed_in)]
+        reasons: list[object] = [each for each in self.letters if each.removed_in == now]
         reasons += [
             each
             for each in self.letters
-            if each.stored_in is not None and any(batch == now for batch, _ in each.written_attempts)
+            if each.stored_in is not None
+            and now in (each.stored_in, *(batch for batch, _ in each.written_attempts))
+            and not self._may_be_removed(each)
         ]
         reasons += [move for move in self.moves if move.since == now]
         reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
