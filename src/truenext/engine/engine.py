@@ -534,6 +534,7 @@ class Engine:
                 mark(self._batch, entry)
         self._account.returned(entry, has_failed=has_failed)
         lane.give_back(entry)
+        self._paging.came_back(entry)
         self._touched[queue] = None
 
     def _dead_letter(self, entry: Entry, message: Message | None) -> None:

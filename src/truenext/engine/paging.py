@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from truenext.policy import Policy
 
 
+NEVER = (-1, 0)
+
+
 class Read:
     """A page that is wanted."""
 
@@ -86,7 +89,7 @@ class Paging:
         """Queues that may be over their own limit."""
         self._still_too_large: dict[Queue, None] = {}
         """Queues that are, from which more can leave once a write under way is durable."""
-        self._futile = (-1, 0)
+        self._futile = NEVER
         """The last batch, and what was used, when everything that could leave had left."""
         self._is_short = False
         """A page was wanted for which there is hardly room."""
@@ -110,6 +113,14 @@ class Paging:
             self._memory.used -= size
             entry.lane.queue.resident -= size
             entry.message = None
+
+    def came_back(self, entry: Entry) -> None:
+        """A message is in its lane again; if a transaction had it, it can leave memory only now."""
+        if entry.message is not None:
+            self._futile = NEVER
+            queue = entry.lane.queue
+            if queue.resident > self._policy.queue_memory_limit:
+                self._too_large[queue] = None
 
     def add(self, entry: Entry, message: Message, batch: Batch) -> None:
         """Give a new message its place in its lane."""
