@@ -196,7 +196,8 @@ class Engine:
 
     @property
     def has_batch(self) -> bool:
-        return not self._batch.is_empty() or not self._account.is_empty()
+        """There is something to write, or somebody waits for what need not be written any more."""
+        return self._is_awaited or not self._batch.is_empty() or not self._account.is_empty()
 
     @property
     def has_work(self) -> bool:
@@ -456,11 +457,10 @@ class Engine:
         return [self._sessions[queue.destination.session] for queue in queues]
 
     def take_batch(self) -> Batch | None:
-        """The gathering batch, to be made durable; None if there is nothing to write."""
+        """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
         for name in self._producers.forget_old(self.now_ms):
             self._batch.forgotten_producers.append(name)
         if not self.has_batch:
-            self._is_awaited = False
             return None
         return self._hand_over()
 
@@ -550,6 +550,7 @@ class Engine:
                 mark(self._batch, entry)
         self._account.returned(entry, has_failed=has_failed)
         lane.give_back(entry)
+        self._paging.came_back(entry)
         self._touched[queue] = None
 
     def _dead_letter(self, entry: Entry, message: Message | None) -> None:
