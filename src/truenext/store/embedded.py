@@ -39,11 +39,11 @@ from truenext.record import LANE_KEY_SIZE
 from truenext.room import Room
 from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
-from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
+from truenext.store.checkpoint import DATA_FILE, MAP_SIZE, Checkpoint, Position
 from truenext.store.journal import SEGMENT_BYTES, Journal
 from truenext.store.overlay import Overlay, Place, View, alive, is_gone
 from truenext.store.store import Page, Recovered, StoredMessage
-from truenext.store.trouble import CAUSES, disagreement, explained, is_no_space, is_short_write
+from truenext.store.trouble import CAUSES, damage, disagreement, explained, is_no_space, is_short_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -128,6 +128,9 @@ class EmbeddedStore:
             try:
                 folder.make(path)
                 opened.callback(os.close, folder.lock(path))
+                if not (path / "lmdb" / DATA_FILE).exists() and any((path / "journal").glob("*.journal")):
+                    # A new one would have another salt, so that the journal would look empty and be overwritten.
+                    raise damage("checkpoint", f"lmdb/{DATA_FILE} is missing, and there is a journal", path)
                 self._checkpoint = Checkpoint(path / "lmdb", map_size=map_size)
                 opened.callback(self._checkpoint.close)
                 (path / "journal").mkdir(mode=0o700, exist_ok=True)
