@@ -244,6 +244,39 @@ def test_everything_applied_is_there_after_kill_9(tmp_path: Path, segment_bytes:
     assert not recovered.clean_stop
 
 
+def test_a_new_store_that_a_crash_left_half_made_is_made_anew(tmp_path: Path) -> None:
+    """LMDB refuses a file that was cut short."""
+    (tmp_path / "lmdb").mkdir()
+    (tmp_path / "lmdb/new").write_bytes(bytes(5000))
+    disk = Disk("embedded", tmp_path)
+    disk.apply(puts=put(1))
+    assert disk.crash().counts == {LANE: 1}
+    assert {path.name for path in (tmp_path / "lmdb").iterdir()} == {"data.mdb", "lock.mdb"}
+    disk.store.close()
+
+
+def test_the_last_batch_is_written_again_when_the_store_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its write may have failed, or been under way when the broker was killed: it can be seen, and is not durable."""
+    disk = Disk("embedded", tmp_path)
+    disk.apply(puts=put(1))
+    disk.apply(puts=put(2))
+    disk.store.close()
+    (path,) = journal_files(tmp_path)
+    begin, end = frames(tmp_path)[-1]
+    written = []
+
+    def note(file: int, content: bytes, offset: int) -> int:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DSYNC:
+            written.append((bytes(content), offset))
+        return pwrite(file, content, offset)
+
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", note)
+    disk.open()
+    assert written == [(path.read_bytes()[begin:end], begin)]
+    disk.store.close()
+
+
 # The journal's segments
 
 
@@ -352,6 +385,29 @@ def test_a_crash_drops_transients_for_good_although_the_journal_still_has_them(e
     embedded_disk.apply(transient_puts=put(3))
     assert embedded_disk.stop().counts == {LANE: 2}
     assert sequences(embedded_disk.store) == [1, 3]
+
+
+def test_nothing_moves_until_the_first_batch_shows_that_the_history_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the history in what moves would be nowhere: `recover` has only just returned it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbeddedStore, "_is_move_due", lambda _: False)
+        disk = Disk("moving", tmp_path)
+        disk.apply(puts=put(1), history=b"first")
+        disk.apply(puts=put(*range(2, 20)))
+        disk.store.close()
+    store = embedded("moving", tmp_path)
+    synced: list[int] = []
+    store.sync_history = lambda: synced.append(1)
+    assert store.recover().history == [b"first"]
+    assert len(journal_files(tmp_path)) == 2
+    assert not store._is_move_due()
+    assert not synced
+    store.apply(Batch(1))
+    until(lambda: len(journal_files(tmp_path)) == 1)
+    assert synced
+    store.close()
 
 
 # Crashes in the middle of a move
@@ -511,6 +567,20 @@ def test_a_checkpoint_without_its_journal_stops_the_broker(tmp_path: Path) -> No
     (tmp_path / "elsewhere").rename(newest)
     disk.open()
     assert sequences(disk.store) == list(range(1, 10))
+    disk.store.close()
+
+
+def test_a_journal_without_its_checkpoint_stops_the_broker_and_is_left_alone(tmp_path: Path) -> None:
+    disk = Disk("embedded", tmp_path)
+    disk.apply(puts=put(1))
+    disk.store.close()
+    (tmp_path / "lmdb/data.mdb").rename(tmp_path / "elsewhere")
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"lmdb/data\.mdb is missing, and there is a journal"):
+            disk.open()
+    (tmp_path / "elsewhere").rename(tmp_path / "lmdb/data.mdb")
+    disk.open()
+    assert sequences(disk.store) == [1]
     disk.store.close()
 
 

@@ -41,6 +41,7 @@ import msgspec
 from truenext.batch import ProducerState
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, message_key
+from truenext.store.folder import sync_folder
 from truenext.store.sealed import DamagedValue, seal, unseal
 from truenext.store.store import Recovered
 from truenext.store.trouble import damage
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from truenext.store.overlay import Layer
+
+DATA_FILE = "data.mdb"
 
 FORMAT_VERSION = 3
 
@@ -136,16 +139,12 @@ class Checkpoint:
         """Raises: StoreError if another truenext wrote it, or it is damaged, lmdb.Error, OSError"""
         folder.mkdir(mode=0o700, exist_ok=True)
         self._data = folder.parent
-        self._env = lmdb.open(
-            str(folder),
-            map_size=map_size,
-            max_dbs=DATABASES_MAX,
-            mode=0o600,
-            sync=True,
-            metasync=True,
-            lib_version=_LMDB_MAJOR,
-        )
+        if not (folder / DATA_FILE).exists():
+            _make(folder, map_size)
+        self._env = _open(folder, map_size)
         try:
+            # A commit that was under way when a broker was killed may be in the system's memory only.
+            self._env.sync(True)
             with self._env.begin(write=True) as txn:
                 self._meta = self._sealed(txn, b"meta")
                 self._check_format(txn)
@@ -170,22 +169,10 @@ class Checkpoint:
         return _Sealed(self._env, txn, name, self._data)
 
     def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
-        """Make a new store ours, and refuse what this truenext does not understand before anything is changed."""
+        """Refuse what this truenext does not understand before anything is changed."""
         meta = self._meta
         if meta.is_empty(txn):
-            for name, value in (
-                (b"format", _FORMAT.pack(FORMAT_VERSION)),
-                (b"identity", secrets.token_hex(4).encode()),
-                (b"salt", secrets.token_bytes(_SALT.size)),
-                (b"segment", _NUMBER.pack(0)),
-                (b"frame", _NUMBER.pack(0)),
-                (b"generation", _GENERATION.pack(0)),
-                (b"sequence limit", _NUMBER.pack(1)),
-                (b"redelivered below", _NUMBER.pack(0)),
-                (b"clean stop", _CLEAN),
-            ):
-                meta.put(txn, name, value)
-            return
+            raise damage("checkpoint", "nothing is in meta", self._data)
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
         found = int.from_bytes(bare if len(bare) == _FORMAT.size else meta.need(txn, b"format"))
@@ -375,6 +362,46 @@ class Checkpoint:
 
 
 _POSITION = (b"segment", b"frame")
+
+
+def _make(folder: Path, map_size: int) -> None:
+    """A new store, under its name only once it is all there: LMDB refuses a file that a crash has cut short.
+
+    Raises: lmdb.Error, OSError
+    """
+    new = folder / "new"
+    new.unlink(missing_ok=True)
+    # Without a lock, which would be one more file.
+    with _open(new, map_size, subdir=False, lock=False) as env, env.begin(write=True) as txn:
+        meta = _Sealed(env, txn, b"meta", folder.parent)
+        for name, value in (
+            (b"format", _FORMAT.pack(FORMAT_VERSION)),
+            (b"identity", secrets.token_hex(4).encode()),
+            (b"salt", secrets.token_bytes(_SALT.size)),
+            (b"segment", _NUMBER.pack(0)),
+            (b"frame", _NUMBER.pack(0)),
+            (b"generation", _GENERATION.pack(0)),
+            (b"sequence limit", _NUMBER.pack(1)),
+            (b"redelivered below", _NUMBER.pack(0)),
+            (b"clean stop", _CLEAN),
+        ):
+            meta.put(txn, name, value)
+    new.rename(folder / DATA_FILE)
+    sync_folder(folder)
+
+
+def _open(path: Path, map_size: int, *, subdir: bool = True, lock: bool = True) -> lmdb.Environment:
+    return lmdb.open(
+        str(path),
+        map_size=map_size,
+        subdir=subdir,
+        lock=lock,
+        max_dbs=DATABASES_MAX,
+        mode=0o600,
+        sync=True,
+        metasync=True,
+        lib_version=_LMDB_MAJOR,
+    )
 
 
 def _chained(

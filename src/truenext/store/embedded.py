@@ -39,11 +39,11 @@ from truenext.record import LANE_KEY_SIZE
 from truenext.room import Room
 from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
-from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
+from truenext.store.checkpoint import DATA_FILE, MAP_SIZE, Checkpoint, Position
 from truenext.store.journal import SEGMENT_BYTES, Journal
 from truenext.store.overlay import Overlay, Place, View, alive, is_gone
 from truenext.store.store import Page, Recovered, StoredMessage
-from truenext.store.trouble import CAUSES, disagreement, explained, is_no_space, is_short_write
+from truenext.store.trouble import CAUSES, damage, disagreement, explained, is_no_space, is_short_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -107,8 +107,11 @@ class EmbeddedStore:
         self._is_disk_full = False
         """A write of the mover found no space, or the ballast that it then gave up is not there again."""
         self.sync_history: Callable[[], None] = _nothing
-        """Makes what the history's own files have durable; the history of every batch applied so far is in them."""
+        """Makes what the history's own files have durable. What `recover` found, and the history of every batch, is in
+        them when the next batch is applied."""
         self._applied = 0
+        self._has_begun = False
+        """A batch has been applied, or begun to be: nothing moves before, as only then its history has been taken."""
         self._refusal = "recover() comes first"
         self._overlay = Overlay()
         self._queues: set[int] = set()
@@ -125,6 +128,9 @@ class EmbeddedStore:
             try:
                 folder.make(path)
                 opened.callback(os.close, folder.lock(path))
+                if not (path / "lmdb" / DATA_FILE).exists() and any((path / "journal").glob("*.journal")):
+                    # A new one would have another salt, so that the journal would look empty and be overwritten.
+                    raise damage("checkpoint", f"lmdb/{DATA_FILE} is missing, and there is a journal", path)
                 self._checkpoint = Checkpoint(path / "lmdb", map_size=map_size)
                 opened.callback(self._checkpoint.close)
                 (path / "journal").mkdir(mode=0o700, exist_ok=True)
@@ -161,6 +167,10 @@ class EmbeddedStore:
         # Set before anything can fail. After a failed write nobody knows what is on the disk, so that a second try
         # could confirm what is not there.
         self._refusal = f"batch {batch.number} could not be written; start the broker again"
+        if not self._has_begun:
+            with self._changed:
+                self._has_begun = True
+                self._changed.notify_all()
         changes = changes_of(batch)
         try:
             self._check(batch, changes)
@@ -304,7 +314,7 @@ class EmbeddedStore:
 
     def _is_move_due(self) -> bool:
         segments = self._journal.segments
-        if len(segments) < 2:
+        if len(segments) < 2 or not self._has_begun:
             return False
         return len(segments) > self._segments_max or not self._overlay.has_messages(segments[0])
 

@@ -79,6 +79,8 @@ class Journal:
         """Bytes of each segment's file."""
         self._end = 0
         """Where the next frame goes, in the newest segment."""
+        self._last = 0
+        """Where the last frame that was replayed begins in it, or its beginning."""
         self._size = 0
         """Size of the newest segment."""
         self._number = 0
@@ -120,6 +122,7 @@ class Journal:
             yield from self._frames(segment)
             self._last_frames[segment] = self._number
         if self._files:
+            self._write_last_again()
             self._clear_tail()
 
     def _frames(self, segment: int) -> Iterator[tuple[int, int, memoryview]]:
@@ -127,8 +130,10 @@ class Journal:
         held = _read_all(self._files[segment], size)
         content = memoryview(held)
         offset = 0
+        self._last = 0
         while (payload := self._payload(content, offset, segment, self._number + 1)) is not None:
             self._number += 1
+            self._last = offset
             yield segment, offset + _FRAME.size, payload
             offset += _FRAME.size + len(payload)
         self._end = offset
@@ -164,6 +169,14 @@ class Journal:
                         f"and frame {number} behind it is not"
                     )
             at = content.find(needle, at + 1)
+
+    def _write_last_again(self) -> None:
+        """The last frame may be in the system's memory only: its write failed, or the broker was killed meanwhile. Now
+        that it counts it must not be lost. To sync the file would not do, as a system tells of a failure only once.
+        """
+        file = self._files[self._newest]
+        for offset in range(self._last, self._end, WRITE_BYTES_MAX):
+            write(file, os.pread(file, min(WRITE_BYTES_MAX, self._end - offset), offset), offset)
 
     def _clear_tail(self) -> None:
         """What a crash left of a frame that was not confirmed must not stand behind those to come."""
