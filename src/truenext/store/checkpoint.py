@@ -41,6 +41,7 @@ import msgspec
 from truenext.batch import ProducerState
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, message_key
+from truenext.store.lmdb_file import holds_nothing, metas
 from truenext.store.sealed import DamagedValue, seal, unseal
 from truenext.store.store import Recovered
 from truenext.store.trouble import damage
@@ -56,7 +57,18 @@ FORMAT_VERSION = 3
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
 
-DATABASES_MAX = 9
+DATABASES = (
+    b"meta",
+    b"messages",
+    b"transients",
+    b"marks",
+    b"transient marks",
+    b"counts",
+    b"transient counts",
+    b"queues",
+    b"producers",
+)
+DATABASES_MAX = len(DATABASES)
 
 _LMDB_MAJOR = 0
 """LMDB 0.9.x. Named, because else an environment variable decides what format a new store gets."""
@@ -82,8 +94,8 @@ class Position(msgspec.Struct, frozen=True):
 class _Sealed:
     """A database of small values, each with its checksum. Reading raises StoreError for a damaged value."""
 
-    def __init__(self, env: lmdb.Environment, txn: lmdb.Transaction[bytes], name: bytes, data: Path) -> None:
-        self._db = env.open_db(name, txn=txn)
+    def __init__(self, db: lmdb._Database, name: bytes, data: Path) -> None:
+        self._db = db
         self._name = name
         self._data = data
 
@@ -98,8 +110,14 @@ class _Sealed:
         return value
 
     def items(self, txn: lmdb.Transaction[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """All of it; a value that is missing is noticed at the end."""
+        count = 0
         for key, sealed in txn.cursor(self._db):
             yield key, self._unseal(key, sealed)
+            count += 1
+        expected = txn.stat(self._db)["entries"]
+        if count != expected:
+            raise damage("checkpoint", f"of {expected} values in {self._name.decode()} there are {count}", self._data)
 
     def put(self, txn: lmdb.Transaction[bytes], key: bytes, value: bytes) -> None:
         txn.put(key, seal(self._name, key, value), db=self._db)
@@ -132,10 +150,14 @@ class Checkpoint:
     Raises: StoreError if a value is damaged, lmdb.Error, OSError
     """
 
-    def __init__(self, folder: Path, *, map_size: int = MAP_SIZE) -> None:
-        """Raises: StoreError if another truenext wrote it, or it is damaged, lmdb.Error, OSError"""
+    def __init__(self, folder: Path, *, may_be_new: bool = True, map_size: int = MAP_SIZE) -> None:
+        """It is made if there is none, unless it may not be new.
+
+        Raises: StoreError if another truenext wrote it, or it is damaged, lmdb.Error, OSError
+        """
         folder.mkdir(mode=0o700, exist_ok=True)
         self._data = folder.parent
+        self._look_at_file(folder / "data.mdb", may_be_new=may_be_new)
         self._env = lmdb.open(
             str(folder),
             map_size=map_size,
@@ -147,16 +169,24 @@ class Checkpoint:
         )
         try:
             with self._env.begin(write=True) as txn:
-                self._meta = self._sealed(txn, b"meta")
-                self._check_format(txn)
-                self._messages = self._env.open_db(b"messages", txn=txn)
-                self._transients = self._env.open_db(b"transients", txn=txn)
-                self._marks = self._sealed(txn, b"marks")
-                self._transient_marks = self._sealed(txn, b"transient marks")
-                self._counts = self._sealed(txn, b"counts")
-                self._transient_counts = self._sealed(txn, b"transient counts")
-                self._queues = self._sealed(txn, b"queues")
-                self._producers = self._sealed(txn, b"producers")
+                is_new = not txn.stat()["entries"]
+                if is_new and not may_be_new:
+                    raise damage("checkpoint", "it is empty, and the journal is not", self._data)
+                self._meta = self._sealed(txn, b"meta", is_new=is_new)
+                if is_new:
+                    self._begin(txn)
+                else:
+                    self._check_format(txn)
+                if txn.stat()["entries"] != (1 if is_new else len(DATABASES)):
+                    raise damage("checkpoint", f"it has {txn.stat()['entries']} databases", self._data)
+                self._messages = self._database(txn, b"messages", is_new=is_new)
+                self._transients = self._database(txn, b"transients", is_new=is_new)
+                self._marks = self._sealed(txn, b"marks", is_new=is_new)
+                self._transient_marks = self._sealed(txn, b"transient marks", is_new=is_new)
+                self._counts = self._sealed(txn, b"counts", is_new=is_new)
+                self._transient_counts = self._sealed(txn, b"transient counts", is_new=is_new)
+                self._queues = self._sealed(txn, b"queues", is_new=is_new)
+                self._producers = self._sealed(txn, b"producers", is_new=is_new)
                 self.salt: int = _SALT.unpack(self._meta.need(txn, b"salt"))[0]
                 self._generation = self._meta.need(txn, b"generation")
         except BaseException:
@@ -166,26 +196,49 @@ class Checkpoint:
     def close(self) -> None:
         self._env.close()
 
-    def _sealed(self, txn: lmdb.Transaction[bytes], name: bytes) -> _Sealed:
-        return _Sealed(self._env, txn, name, self._data)
+    def _look_at_file(self, path: Path, *, may_be_new: bool) -> None:
+        """What LMDB would believe."""
+        if not path.exists():
+            return
+        if may_be_new and path.stat().st_size and holds_nothing(path):
+            raise StoreError(
+                f"the data folder {self._data} holds nothing yet: its first start was cut off, and left only zeros in "
+                f"{path}. Delete the folder, and start the broker again"
+            )
+        found, what = metas(path)
+        if found and what:
+            raise damage("checkpoint", what, self._data)
+
+    def _database(self, txn: lmdb.Transaction[bytes], name: bytes, *, is_new: bool) -> lmdb._Database:
+        try:
+            db = self._env.open_db(name, txn=txn, create=is_new)
+        except lmdb.NotFoundError as error:
+            raise damage("checkpoint", f"the database {name.decode()} is missing", self._data) from error
+        if any(db.flags(txn).values()):
+            raise damage("checkpoint", f"the database {name.decode()} has flags that nobody gave it", self._data)
+        return db
+
+    def _sealed(self, txn: lmdb.Transaction[bytes], name: bytes, *, is_new: bool) -> _Sealed:
+        return _Sealed(self._database(txn, name, is_new=is_new), name, self._data)
+
+    def _begin(self, txn: lmdb.Transaction[bytes]) -> None:
+        """Make a new store ours."""
+        for name, value in (
+            (b"format", _FORMAT.pack(FORMAT_VERSION)),
+            (b"identity", secrets.token_hex(4).encode()),
+            (b"salt", secrets.token_bytes(_SALT.size)),
+            (b"segment", _NUMBER.pack(0)),
+            (b"frame", _NUMBER.pack(0)),
+            (b"generation", _GENERATION.pack(0)),
+            (b"sequence limit", _NUMBER.pack(1)),
+            (b"redelivered below", _NUMBER.pack(0)),
+            (b"clean stop", _CLEAN),
+        ):
+            self._meta.put(txn, name, value)
 
     def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
-        """Make a new store ours, and refuse what this truenext does not understand before anything is changed."""
+        """Refuse what this truenext does not understand before anything is changed."""
         meta = self._meta
-        if meta.is_empty(txn):
-            for name, value in (
-                (b"format", _FORMAT.pack(FORMAT_VERSION)),
-                (b"identity", secrets.token_hex(4).encode()),
-                (b"salt", secrets.token_bytes(_SALT.size)),
-                (b"segment", _NUMBER.pack(0)),
-                (b"frame", _NUMBER.pack(0)),
-                (b"generation", _GENERATION.pack(0)),
-                (b"sequence limit", _NUMBER.pack(1)),
-                (b"redelivered below", _NUMBER.pack(0)),
-                (b"clean stop", _CLEAN),
-            ):
-                meta.put(txn, name, value)
-            return
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
         found = int.from_bytes(bare if len(bare) == _FORMAT.size else meta.need(txn, b"format"))
@@ -213,13 +266,24 @@ class Checkpoint:
         return recovered, Position(segment, frame)
 
     def counts(self) -> Counter[bytes]:
-        """Lane key to messages of either kind that are here."""
-        counts: Counter[bytes] = Counter()
+        """Lane key to messages of either kind that are here.
+
+        Raises: StoreError if they are not as many
+        """
         with self._env.begin() as txn:
-            for of_kind in (self._counts, self._transient_counts):
-                for lane, count in of_kind.items(txn):
-                    counts[lane] += _NUMBER.unpack(count)[0]
+            counts = self._counts_of_kind(txn, self._counts)
+            transients = self._counts_of_kind(txn, self._transient_counts)
+            # What nobody counts nobody would ever read.
+            for of_kind, db in ((counts, self._messages), (transients, self._transients)):
+                counted, there = of_kind.total(), txn.stat(db)["entries"]
+                # Transients of earlier generations are not counted any more.
+                if counted > there or (counted < there and of_kind is counts):
+                    raise damage("checkpoint", f"{counted} messages are counted and {there} are there", self._data)
+        counts.update(transients)
         return counts
+
+    def _counts_of_kind(self, txn: lmdb.Transaction[bytes], counts: _Sealed) -> Counter[bytes]:
+        return Counter({lane: _NUMBER.unpack(count)[0] for lane, count in counts.items(txn)})
 
     def kinds(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
         """Those of `keys` that are here, and whether they are transient."""
@@ -259,9 +323,13 @@ class Checkpoint:
         if not cursor.set_range(prefix + message_key(lane, after_sequence + 1)):
             return
         lane, size = prefix + lane, len(prefix)
+        last = b""
         for key, record in cursor.iternext():
             if not key.startswith(lane):
                 return
+            if key <= last:
+                raise damage("checkpoint", f"message {key.hex()} stands behind {last.hex()}", self._data)
+            last = key
             mark = marks.get(txn, key) if has_marks else None
             attempts, deliveries = (0, 0) if mark is None else _MARK.unpack(mark)
             yield key[size:] if size else key, record, attempts, deliveries

@@ -125,7 +125,8 @@ class EmbeddedStore:
             try:
                 folder.make(path)
                 opened.callback(os.close, folder.lock(path))
-                self._checkpoint = Checkpoint(path / "lmdb", map_size=map_size)
+                has_journal = any((path / "journal").glob("*.journal"))
+                self._checkpoint = Checkpoint(path / "lmdb", may_be_new=not has_journal, map_size=map_size)
                 opened.callback(self._checkpoint.close)
                 (path / "journal").mkdir(mode=0o700, exist_ok=True)
                 self._journal = Journal(path / "journal", salt=self._checkpoint.salt, segment_bytes=segment_bytes)
@@ -133,7 +134,7 @@ class EmbeddedStore:
                 for one in (path / "lmdb", path / "journal", path):
                     folder.sync_folder(one)
             except CAUSES as error:
-                raise explained(f"open the store in {path}", error) from error
+                raise explained(f"open the store in {path}", error, path) from error
             self._opened = opened.pop_all()
 
     # ---- The promise of store.py ----
@@ -147,7 +148,7 @@ class EmbeddedStore:
             recovered = self._recover()
             self._look_at_room()
         except CAUSES as error:
-            raise explained(f"read the store in {self._path}", error) from error
+            raise explained(f"read the store in {self._path}", error, self._path) from error
         self._refusal = ""
         self._mover = Thread(target=self._move_when_due, name="truenext-checkpoint", daemon=True)
         self._mover.start()
@@ -166,7 +167,7 @@ class EmbeddedStore:
             self._check(batch, changes)
             segment, offset = self._append(encode(batch, changes.rest), changes.count)
         except CAUSES as error:
-            raise explained(f"write to the store in {self._path}", error) from error
+            raise explained(f"write to the store in {self._path}", error, self._path) from error
         with self._lock:
             self._overlay.add(changes, segment, offset)
             self._applied = batch.number
@@ -190,7 +191,7 @@ class EmbeddedStore:
                     if view in self._views_in_the_way:
                         self._changed.notify_all()
         except CAUSES as error:
-            raise explained(f"read the store in {self._path}", error) from error
+            raise explained(f"read the store in {self._path}", error, self._path) from error
 
     def close(self) -> None:
         """Let go of files and locks. Nothing is written. No page may be under way."""
@@ -293,7 +294,7 @@ class EmbeddedStore:
             return
         except Exception as error:
             if isinstance(error, CAUSES):
-                failure = explained(f"write to the store in {self._path}", error)
+                failure = explained(f"write to the store in {self._path}", error, self._path)
             else:
                 failure = StoreError(f"the store failed: {error!r}")
             failure.__cause__ = error
