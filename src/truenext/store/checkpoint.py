@@ -44,7 +44,7 @@ from truenext.record import LANE_KEY_SIZE, message_key
 from truenext.store.lmdb_file import holds_nothing, metas
 from truenext.store.sealed import DamagedValue, seal, unseal
 from truenext.store.store import Recovered
-from truenext.store.trouble import damage
+from truenext.store.trouble import damage, empty, other_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,19 +68,32 @@ DATABASES = (
     b"queues",
     b"producers",
 )
+META = (
+    b"format",
+    b"identity",
+    b"salt",
+    b"segment",
+    b"frame",
+    b"generation",
+    b"sequence limit",
+    b"redelivered below",
+    b"clean stop",
+)
+"""What meta names."""
+
 DATABASES_MAX = len(DATABASES)
 
 _LMDB_MAJOR = 0
 """LMDB 0.9.x. Named, because else an environment variable decides what format a new store gets."""
 
-_FORMAT = struct.Struct(">I")
-_QUEUE = struct.Struct(">I")
-_SALT = struct.Struct(">I")
-_GENERATION = struct.Struct(">I")
-_NUMBER = struct.Struct(">Q")
-_MARK = struct.Struct(">II")
+FORMAT = struct.Struct(">I")
+QUEUE = struct.Struct(">I")
+SALT = struct.Struct(">I")
+GENERATION = struct.Struct(">I")
+NUMBER = struct.Struct(">Q")
+MARK = struct.Struct(">II")
 _PRODUCER = struct.Struct(">QQ")
-_CLEAN, _UNCLEAN = b"\1", b"\0"
+CLEAN, UNCLEAN = b"\1", b"\0"
 _META_PAGES = 2
 
 
@@ -187,7 +200,7 @@ class Checkpoint:
                 self._transient_counts = self._sealed(txn, b"transient counts", is_new=is_new)
                 self._queues = self._sealed(txn, b"queues", is_new=is_new)
                 self._producers = self._sealed(txn, b"producers", is_new=is_new)
-                self.salt: int = _SALT.unpack(self._meta.need(txn, b"salt"))[0]
+                self.salt: int = SALT.unpack(self._meta.need(txn, b"salt"))[0]
                 self._generation = self._meta.need(txn, b"generation")
         except BaseException:
             self._env.close()
@@ -201,10 +214,7 @@ class Checkpoint:
         if not path.exists():
             return
         if may_be_new and path.stat().st_size and holds_nothing(path):
-            raise StoreError(
-                f"the data folder {self._data} holds nothing yet: its first start was cut off, and left only zeros in "
-                f"{path}. Delete the folder, and start the broker again"
-            )
+            raise empty(self._data)
         found, what = metas(path)
         if found and what:
             raise damage("checkpoint", what, self._data)
@@ -214,7 +224,7 @@ class Checkpoint:
             db = self._env.open_db(name, txn=txn, create=is_new)
         except lmdb.NotFoundError as error:
             raise damage("checkpoint", f"the database {name.decode()} is missing", self._data) from error
-        if any(db.flags(txn).values()):
+        if any(db.flags().values()):
             raise damage("checkpoint", f"the database {name.decode()} has flags that nobody gave it", self._data)
         return db
 
@@ -224,15 +234,15 @@ class Checkpoint:
     def _begin(self, txn: lmdb.Transaction[bytes]) -> None:
         """Make a new store ours."""
         for name, value in (
-            (b"format", _FORMAT.pack(FORMAT_VERSION)),
+            (b"format", FORMAT.pack(FORMAT_VERSION)),
             (b"identity", secrets.token_hex(4).encode()),
-            (b"salt", secrets.token_bytes(_SALT.size)),
-            (b"segment", _NUMBER.pack(0)),
-            (b"frame", _NUMBER.pack(0)),
-            (b"generation", _GENERATION.pack(0)),
-            (b"sequence limit", _NUMBER.pack(1)),
-            (b"redelivered below", _NUMBER.pack(0)),
-            (b"clean stop", _CLEAN),
+            (b"salt", secrets.token_bytes(SALT.size)),
+            (b"segment", NUMBER.pack(0)),
+            (b"frame", NUMBER.pack(0)),
+            (b"generation", GENERATION.pack(0)),
+            (b"sequence limit", NUMBER.pack(1)),
+            (b"redelivered below", NUMBER.pack(0)),
+            (b"clean stop", CLEAN),
         ):
             self._meta.put(txn, name, value)
 
@@ -241,12 +251,9 @@ class Checkpoint:
         meta = self._meta
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
-        found = int.from_bytes(bare if len(bare) == _FORMAT.size else meta.need(txn, b"format"))
+        found = int.from_bytes(bare if len(bare) == FORMAT.size else meta.need(txn, b"format"))
         if found != FORMAT_VERSION:
-            raise StoreError(
-                f"the store in {self._data} has format {found}, this truenext reads format {FORMAT_VERSION}: use the "
-                "truenext that wrote it"
-            )
+            raise other_format(self._data, found, FORMAT_VERSION)
 
     # ---- Reading ----
 
@@ -256,13 +263,13 @@ class Checkpoint:
             meta = self._meta
             recovered = Recovered(
                 identity=meta.need(txn, b"identity").decode(),
-                clean_stop=meta.need(txn, b"clean stop") == _CLEAN,
-                sequence_limit=_NUMBER.unpack(meta.need(txn, b"sequence limit"))[0],
-                redelivered_below=_NUMBER.unpack(meta.need(txn, b"redelivered below"))[0],
-                queues={_QUEUE.unpack(key)[0]: name.decode() for key, name in self._queues.items(txn)},
-                producers=dict(_producer(value) for _, value in self._producers.items(txn)),
+                clean_stop=meta.need(txn, b"clean stop") == CLEAN,
+                sequence_limit=NUMBER.unpack(meta.need(txn, b"sequence limit"))[0],
+                redelivered_below=NUMBER.unpack(meta.need(txn, b"redelivered below"))[0],
+                queues={QUEUE.unpack(key)[0]: name.decode() for key, name in self._queues.items(txn)},
+                producers=dict(producer_of(value) for _, value in self._producers.items(txn)),
             )
-            segment, frame = (_NUMBER.unpack(meta.need(txn, name))[0] for name in _POSITION)
+            segment, frame = (NUMBER.unpack(meta.need(txn, name))[0] for name in _POSITION)
         return recovered, Position(segment, frame)
 
     def counts(self) -> Counter[bytes]:
@@ -283,7 +290,7 @@ class Checkpoint:
         return counts
 
     def _counts_of_kind(self, txn: lmdb.Transaction[bytes], counts: _Sealed) -> Counter[bytes]:
-        return Counter({lane: _NUMBER.unpack(count)[0] for lane, count in counts.items(txn)})
+        return Counter({lane: NUMBER.unpack(count)[0] for lane, count in counts.items(txn)})
 
     def kinds(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
         """Those of `keys` that are here, and whether they are transient."""
@@ -331,7 +338,7 @@ class Checkpoint:
                 raise damage("checkpoint", f"message {key.hex()} stands behind {last.hex()}", self._data)
             last = key
             mark = marks.get(txn, key) if has_marks else None
-            attempts, deliveries = (0, 0) if mark is None else _MARK.unpack(mark)
+            attempts, deliveries = (0, 0) if mark is None else MARK.unpack(mark)
             yield key[size:] if size else key, record, attempts, deliveries
 
     def size(self) -> int:
@@ -381,17 +388,17 @@ class Checkpoint:
             for key, mark in marks.items():
                 # The message can be gone by a later segment, or be dropped: a mark must not outlive it.
                 if messages.set_key(key):
-                    self._marks.put(txn, key, _MARK.pack(*mark))
+                    self._marks.put(txn, key, MARK.pack(*mark))
                 elif transients.set_key(self._generation + key):
-                    self._transient_marks.put(txn, self._generation + key, _MARK.pack(*mark))
+                    self._transient_marks.put(txn, self._generation + key, MARK.pack(*mark))
             for layer in layers:
                 self._finish_layer(txn, layer)
             for name, value in zip(_POSITION, (position.segment, position.frame), strict=True):
-                self._meta.put(txn, name, _NUMBER.pack(value))
+                self._meta.put(txn, name, NUMBER.pack(value))
 
     def drop_transients(self) -> None:
         """However many there are: what is left of them is for `clean`."""
-        generation = _GENERATION.pack(_GENERATION.unpack(self._generation)[0] + 1)
+        generation = GENERATION.pack(GENERATION.unpack(self._generation)[0] + 1)
         with self._env.begin(write=True) as txn:
             self._meta.put(txn, b"generation", generation)
             self._transient_counts.clear(txn)
@@ -414,11 +421,11 @@ class Checkpoint:
 
     def _is_left(self, cursor: lmdb.Cursor[bytes]) -> bool:
         """The first in the database is of an earlier generation; the cursor is there."""
-        return cursor.first() and cursor.key()[: _GENERATION.size] < self._generation
+        return cursor.first() and cursor.key()[: GENERATION.size] < self._generation
 
     def _finish_layer(self, txn: lmdb.Transaction[bytes], layer: Layer) -> None:
         for number, name in layer.queues.items():
-            self._queues.put(txn, _QUEUE.pack(number), name.encode())
+            self._queues.put(txn, QUEUE.pack(number), name.encode())
         # Before the producers, as one can be forgotten and come back.
         for name in layer.forgotten_producers:
             self._producers.delete(txn, _producer_key(name))
@@ -426,18 +433,18 @@ class Checkpoint:
             value = _PRODUCER.pack(state.number, state.used_ms) + name.encode()
             self._producers.put(txn, _producer_key(name), value)
         if layer.sequence_limit:
-            self._meta.put(txn, b"sequence limit", _NUMBER.pack(layer.sequence_limit))
+            self._meta.put(txn, b"sequence limit", NUMBER.pack(layer.sequence_limit))
         if layer.redelivered_below:
-            self._meta.put(txn, b"redelivered below", _NUMBER.pack(layer.redelivered_below))
+            self._meta.put(txn, b"redelivered below", NUMBER.pack(layer.redelivered_below))
         if layer.clean_stop is not None:
-            self._meta.put(txn, b"clean stop", _CLEAN if layer.clean_stop else _UNCLEAN)
+            self._meta.put(txn, b"clean stop", CLEAN if layer.clean_stop else UNCLEAN)
 
     def _count(self, txn: lmdb.Transaction[bytes], counts: _Sealed, change: Counter[bytes]) -> None:
         for lane, difference in change.items():
             before = counts.get(txn, lane)
-            count = difference + (0 if before is None else _NUMBER.unpack(before)[0])
+            count = difference + (0 if before is None else NUMBER.unpack(before)[0])
             if count:
-                counts.put(txn, lane, _NUMBER.pack(count))
+                counts.put(txn, lane, NUMBER.pack(count))
             else:
                 counts.delete(txn, lane)
 
@@ -461,5 +468,5 @@ def _producer_key(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=16).digest()
 
 
-def _producer(value: bytes) -> tuple[str, ProducerState]:
+def producer_of(value: bytes) -> tuple[str, ProducerState]:
     return value[_PRODUCER.size :].decode(), ProducerState(*_PRODUCER.unpack_from(value))

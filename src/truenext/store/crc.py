@@ -37,8 +37,8 @@ def begin_of(content: bytes | memoryview, checksum: int) -> int:
 
 
 def wrong_bit(difference: int, size: int) -> tuple[int, int] | None:
-    """Byte and bit that make up for a checksum of `size` bytes that is wrong by `difference` (exclusive or, not 0); None
-    if no single bit does. What was written otherwise than by one flipped bit passes for that once in 2^29 / `size`.
+    """Byte and bit that make the checksum of `size` bytes wrong by `difference` (exclusive or, not 0), None if no bit
+    does. Other damage passes for that once in 2^29 / `size` times.
     """
     register = difference
     for byte in range(size - 1, -1, -1):

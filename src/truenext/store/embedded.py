@@ -41,7 +41,7 @@ from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
 from truenext.store.journal import SEGMENT_BYTES, Journal
-from truenext.store.overlay import Overlay, Place, View, alive, is_gone
+from truenext.store.overlay import Overlay, Place, View, alive, is_gone, laid_over
 from truenext.store.store import Page, Recovered, StoredMessage
 from truenext.store.trouble import CAUSES, disagreement, explained, is_no_space, is_short_write
 
@@ -125,8 +125,8 @@ class EmbeddedStore:
             try:
                 folder.make(path)
                 opened.callback(os.close, folder.lock(path))
-                has_journal = any((path / "journal").glob("*.journal"))
-                self._checkpoint = Checkpoint(path / "lmdb", may_be_new=not has_journal, map_size=map_size)
+                may_be_new = not folder.has_journal(path)
+                self._checkpoint = Checkpoint(path / "lmdb", may_be_new=may_be_new, map_size=map_size)
                 opened.callback(self._checkpoint.close)
                 (path / "journal").mkdir(mode=0o700, exist_ok=True)
                 self._journal = Journal(path / "journal", salt=self._checkpoint.salt, segment_bytes=segment_bytes)
@@ -466,28 +466,12 @@ class EmbeddedStore:
             if changes.history:
                 history.append(changes.history)
 
-        queues, producers = recovered.queues, recovered.producers
-        for layer in overlay.layers:
-            queues.update(layer.queues)
-            for name in layer.forgotten_producers:
-                producers.pop(name, None)
-            producers.update(layer.producers)
-            recovered = replace(
-                recovered,
-                sequence_limit=layer.sequence_limit or recovered.sequence_limit,
-                redelivered_below=layer.redelivered_below or recovered.redelivered_below,
-                clean_stop=recovered.clean_stop if layer.clean_stop is None else layer.clean_stop,
-            )
+        recovered = laid_over(recovered, overlay.layers)
         if not recovered.clean_stop:
             self._drop_transients()
         self._leave_out_what_is_in_both()
-        self._queues = set(queues)
-        return replace(
-            recovered,
-            counts=self._counts(),
-            history=history,
-            producers=dict(sorted(producers.items(), key=lambda item: (item[1].used_ms, item[0]))),
-        )
+        self._queues = set(recovered.queues)
+        return replace(recovered, counts=self._counts(), history=history)
 
     def _drop_transients(self) -> None:
         self._checkpoint.drop_transients()

@@ -61,10 +61,10 @@ READ_BYTES_MAX = 256 * 1024
 READ_GAP_MAX = 4 * 1024
 """Bytes between two records that are read with them, rather than asking the system twice."""
 
-_FRAME = struct.Struct("<IIQQ")
-_CHECKSUM = struct.Struct("<I")
+FRAME = struct.Struct("<IIQQ")
+CHECKSUM = struct.Struct("<I")
 _REST = struct.Struct("<IQQ")
-_SEGMENT_AT = 8
+SEGMENT_AT = 8
 
 
 class Journal:
@@ -134,8 +134,8 @@ class Journal:
         offset = 0
         while (payload := payload_at(content, offset, segment, self._number + 1, self._salt)) is not None:
             self._number += 1
-            yield segment, offset + _FRAME.size, payload
-            offset += _FRAME.size + len(payload)
+            yield segment, offset + FRAME.size, payload
+            offset += FRAME.size + len(payload)
         self._end = offset
         self._size = size
         self._expect_nothing_behind(held, segment, offset)
@@ -148,12 +148,12 @@ class Journal:
         """A crash can only tear the last frame, so a good frame behind a bad one means that a disk lost something."""
         whole = memoryview(content)
         needle = struct.pack("<Q", segment)
-        at = content.find(needle, end + _SEGMENT_AT)
+        at = content.find(needle, end + SEGMENT_AT)
         suspects = 0
         while at >= 0 and suspects < SUSPECTS_MAX:
-            start = at - _SEGMENT_AT
-            if start + _FRAME.size <= len(content):
-                number = _FRAME.unpack_from(content, start)[3]
+            start = at - SEGMENT_AT
+            if start + FRAME.size <= len(content):
+                number = FRAME.unpack_from(content, start)[3]
                 suspects += number > self._number
                 if number > self._number and payload_at(whole, start, segment, number, self._salt) is not None:
                     raise self._damage(
@@ -205,7 +205,7 @@ class Journal:
 
     def has_place(self, size: int) -> bool:
         """A payload of `size` bytes fits into the newest segment."""
-        return self._end + _FRAME.size + size <= self._size
+        return self._end + FRAME.size + size <= self._size
 
     def append(self, parts: list[bytes], size: int) -> tuple[int, int]:
         """Segment and offset of the payload, which is `parts`, of `size` bytes together; it is durable. Where it has
@@ -220,17 +220,17 @@ class Journal:
         checksum = crc32(rest, self._salt)
         if size <= WRITE_BYTES_MAX:
             payload = b"".join(parts)
-            write(file, b"%b%b%b" % (_CHECKSUM.pack(crc32(payload, checksum)), rest, payload), offset)
+            write(file, b"%b%b%b" % (CHECKSUM.pack(crc32(payload, checksum)), rest, payload), offset)
         else:
             for part in parts:
                 checksum = crc32(part, checksum)
             at = offset
-            for block in _blocks([_CHECKSUM.pack(checksum), rest, *parts]):
+            for block in _blocks([CHECKSUM.pack(checksum), rest, *parts]):
                 write(file, block, at)
                 at += len(block)
         self._number = self._last_frames[segment] = number
-        self._end = offset + _FRAME.size + size
-        return segment, offset + _FRAME.size
+        self._end = offset + FRAME.size + size
+        return segment, offset + FRAME.size
 
     def roll(self, size: int) -> None:
         """Begin a new segment with place for a payload of `size` bytes.
@@ -239,7 +239,7 @@ class Journal:
         """
         segment = self._newest + 1
         path = self._path(segment)
-        needed = _FRAME.size + size
+        needed = FRAME.size + size
         with self._files_change:
             spare = next(self._folder.glob("spare-*"), None) if needed <= self._segment_bytes else None
             if spare is None:
@@ -319,25 +319,25 @@ class Journal:
 
 def payload_at(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
     """The payload of the frame at `offset`, None if there is none."""
-    if offset + _FRAME.size > len(content):
+    if offset + FRAME.size > len(content):
         return None
-    checksum, size, in_segment, found = _FRAME.unpack_from(content, offset)
-    end = offset + _FRAME.size + size
+    checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
+    end = offset + FRAME.size + size
     if in_segment != segment or found != number or end > len(content):
         return None
-    if crc32(content[offset + _CHECKSUM.size : end], salt) != checksum:
+    if crc32(content[offset + CHECKSUM.size : end], salt) != checksum:
         return None
-    return content[offset + _FRAME.size : end]
+    return content[offset + FRAME.size : end]
 
 
 def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:
     """The frame at `offset` is this one but for a single bit. So it was written as a whole, and then damaged: a crash
     does not leave that.
     """
-    payload = offset + _FRAME.size
+    payload = offset + FRAME.size
     if payload > len(content):
         return False
-    checksum, size, in_segment, found = _FRAME.unpack_from(content, offset)
+    checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
     others = (in_segment ^ segment).bit_count() + (found ^ number).bit_count()
     if others > 1:
         return False
@@ -347,7 +347,7 @@ def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt
         if payload + size > min(len(content), offset + FLIP_BYTES_MAX):
             return None
         rest = crc32(_REST.pack(size, segment, number), salt)
-        return crc32(content[payload : payload + size], rest) ^ checksum
+        return int(crc32(content[payload : payload + size], rest) ^ checksum)
 
     wrong = difference(size)
     if others == 1:

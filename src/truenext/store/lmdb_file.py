@@ -34,6 +34,8 @@ _META = struct.Struct("<IIQQ48s48sQQ")
 _TREE = struct.Struct("<IHHQQQQQ")
 _NUMBER = struct.Struct("<Q")
 
+TREE_BYTES = _TREE.size
+
 _BRANCH, _LEAF, _OVERFLOW, _META_FLAG = 1, 2, 4, 8
 _IN_OVERFLOW = 1
 """Flag of a node: the value is on pages of its own."""
@@ -109,8 +111,9 @@ def metas(path: Path) -> tuple[list[Meta], str]:
         content = file.read(2 * _SIZES[-1])
     first = _meta(content, 0)
     sizes = _SIZES if first is None else [first.page_size]
-    second = next((found for size in sizes if (found := _meta(content, size)) is not None), None)
-    found = sorted(filter(None, (first, second)), key=lambda meta: meta.transaction, reverse=True)
+    second = next((meta for meta in (_meta(content, size) for size in sizes) if meta is not None), None)
+    found = [meta for meta in (first, second) if meta is not None]
+    found.sort(key=lambda meta: meta.transaction, reverse=True)
     if not found:
         return [], "neither of its first two pages can be read"
     if first is None or second is None:
@@ -223,7 +226,7 @@ class LmdbFile:
 
     def take(self, number: int, count: int) -> str:
         """Pages are in use; what is wrong with that."""
-        if not (_FIRST <= number and number + count <= self.pages):
+        if number < _FIRST or number + count > self.pages:
             return "is not in the file"
         use = self._use[number : number + count]
         self._use[number : number + count] = bytes([_USED]) * count
@@ -298,9 +301,8 @@ class _Walk:
         found = (branches, leaves, self._overflows, entries)
         if found != (tree.branches, tree.leaves, tree.overflows, tree.entries):
             self.found(
-                f"it should have {tree.branches} branches, {tree.leaves} leaves, {tree.overflows} pages of large values "
-                f"and {tree.entries} entries, and what can be reached is {branches}, {leaves}, {self._overflows} and "
-                f"{entries}"
+                f"of {tree.branches} branches, {tree.leaves} leaves, {tree.overflows} pages of large values and "
+                f"{tree.entries} entries, {branches}, {leaves}, {self._overflows} and {entries} can be reached"
             )
 
     def _page(self, number: int, *, is_sure: bool) -> bytes | None:

@@ -66,6 +66,18 @@ def damage(part: str, what: str, data: Path) -> StoreError:
     )
 
 
+def empty(data: Path) -> StoreError:
+    return StoreError(
+        f"the data folder {data} holds nothing yet: its first start was cut off. Delete it, and start the broker again"
+    )
+
+
+def other_format(data: Path, found: int, expected: int) -> StoreError:
+    return StoreError(
+        f"the store in {data} has format {found}, this truenext reads format {expected}: use the truenext that wrote it"
+    )
+
+
 def advice(data: str) -> str:
     """What can be done about damage in the folder `data`."""
     return (
