@@ -123,9 +123,13 @@ class _Sealed:
         return value
 
     def items(self, txn: lmdb.Transaction[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """All of it; a value that is missing is noticed at the end."""
+        """All of it, in order; a value that is missing is noticed at the end."""
         count = 0
+        last = b""
         for key, sealed in txn.cursor(self._db):
+            if key <= last:
+                raise damage("checkpoint", f"{key.hex()} in {self._name.decode()} is out of order", self._data)
+            last = key
             yield key, self._unseal(key, sealed)
             count += 1
         expected = txn.stat(self._db)["entries"]
@@ -360,14 +364,18 @@ class Checkpoint:
     # ---- Writing ----
 
     def delete(self, keys: Iterable[tuple[bytes, bool]]) -> None:
-        """Messages that are gone, with their marks, and whether they are transient; those not here are passed over."""
+        """Messages that are gone, with their marks, and whether they are transient.
+
+        Raises: StoreError if one is not here, and then none is deleted: damage hides it, and it would come back
+        """
         changes: tuple[Counter[bytes], Counter[bytes]] = (Counter(), Counter())
         with self._env.begin(write=True) as txn:
             for key, is_transient in keys:
                 stored = self._generation + key if is_transient else key
-                if txn.delete(stored, db=self._transients if is_transient else self._messages):
-                    (self._transient_marks if is_transient else self._marks).delete(txn, stored)
-                    changes[is_transient][key[:LANE_KEY_SIZE]] -= 1
+                if not txn.delete(stored, db=self._transients if is_transient else self._messages):
+                    raise damage("checkpoint", f"message {key.hex()} is gone, and cannot be deleted", self._data)
+                (self._transient_marks if is_transient else self._marks).delete(txn, stored)
+                changes[is_transient][key[:LANE_KEY_SIZE]] -= 1
             self._count(txn, self._counts, changes[False])
             self._count(txn, self._transient_counts, changes[True])
 

@@ -470,6 +470,8 @@ class EmbeddedStore:
         if not recovered.clean_stop:
             self._drop_transients()
         self._leave_out_what_is_in_both()
+        # From here on what the overlay has of that segment is in no checkpoint.
+        overlay.moving = position.segment
         self._queues = set(recovered.queues)
         return replace(recovered, counts=self._counts(), history=history)
 

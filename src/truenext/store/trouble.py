@@ -86,4 +86,7 @@ def advice(data: str) -> str:
 
 
 def disagreement(batch: int, what: str) -> StoreError:
-    return StoreError(f"store and broker disagree: batch {batch} {what}. This is a bug of truenext")
+    return StoreError(
+        f"store and broker disagree: batch {batch} {what}. The store is damaged (`truenext store check DIR` tells), or "
+        "this is a bug of truenext"
+    )
