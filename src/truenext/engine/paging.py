@@ -392,5 +392,5 @@ def _damage(lane: Lane, what: str) -> StoreError:
     priority = PRIORITY_MAX - split_lane_key(lane.key)[1]
     return StoreError(
         f"the store is damaged: of queue {lane.queue.name!r}, priority {priority}, {what}. "
-        "`truenext store check` says more, `truenext store export` saves what can be read"
+        "`truenext store check DIR` says more, `truenext store export DIR NEW` saves what can be read"
     )
