@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo check test kill bench bench-backlog lock clean
+.PHONY: help setup demo check test kill crash bench bench-backlog lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -49,6 +49,9 @@ test: .venv/spark ## Everything that must hold, in minutes
 
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
+
+crash: .venv/test ## Cut the power of the store at every operation, LMDB's included: 100,000 states of a disk (CRASHES=n)
+	TRUENEXT_CRASHES=$${CRASHES:-100000} $(PYTEST) -s tests/contract/test_crash_points.py
 
 bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, and beside the bare disk; what history and syncing cost; how long an audit takes
 	$(BIN)/python -m bench $(BENCH)

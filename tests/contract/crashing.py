@@ -1,0 +1,349 @@
+"""Does a store hold what it must, on any disk that a crash may leave?
+
+A life is one run of a store on such a disk: it is recovered, must hold one of the models that it may hold, and is given
+batches. The next life begins on a disk as it may look after a crash at any operation of this one.
+"""
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.contract.disk import LANE, NEXT_QUEUE, OTHER_LANE
+from tests.contract.simulated_disk import (
+    Begun,
+    Confirmed,
+    Disk,
+    Failure,
+    HistorySynced,
+    Operation,
+    Recorder,
+    Walk,
+    quick_folder,
+)
+from tests.contract.test_store import Model
+from truenext.batch import Batch, ProducerState
+from truenext.errors import StoreError
+from truenext.record import message_key
+from truenext.store.embedded import EmbeddedStore
+from truenext.store.store import Recovered
+
+SEGMENT_BYTES = 3000
+
+KILLS_IN_WRITE = 4
+"""How often the broker is killed in the middle of one write: what that leaves shows only after more has happened."""
+
+
+@dataclass
+class Held(Model):
+    """What a store must hold, with what matters only when it is started again."""
+
+    history: list[bytes] = field(default_factory=list)
+    """Of all batches ever."""
+    redelivered_below: int = 0
+
+    def copy(self) -> "Held":
+        new = copy(self)
+        for name, value in vars(self).items():
+            if not isinstance(value, int):
+                setattr(new, name, copy(value))
+        return new
+
+    def apply(self, changes: dict[str, Any]) -> None:
+        super().apply(changes)
+        self.redelivered_below = changes.get("redelivered_below") or self.redelivered_below
+        if changes.get("history"):
+            self.history.append(changes["history"])
+
+    def check_all(self, store: EmbeddedStore, recovered: Recovered, history_chunks: int) -> None:
+        """Raises: AssertionError if the store holds anything else, or its own files and the history's leave a gap"""
+        expected = Recovered(
+            identity=recovered.identity,
+            clean_stop=self.clean_stop,
+            sequence_limit=self.sequence_limit,
+            redelivered_below=self.redelivered_below,
+            queues=self.queues,
+            counts={lane: len(keys) for lane, keys in self.lanes().items()},
+            producers=self.producers,
+            history=self.history[len(self.history) - len(recovered.history) :],
+        )
+        assert recovered == expected
+        assert list(recovered.producers) == sorted(self.producers, key=lambda n: (self.producers[n].used_ms, n))
+        assert len(self.history) - len(recovered.history) <= history_chunks
+        self.check(store, limit=100)
+
+
+class Life(NamedTuple):
+    disk: Disk
+    """What it began with."""
+    operations: list[Operation]
+    found: list[Held]
+    """What that disk may have held."""
+    models: list[Held]
+    """What it held once it was recovered, and after each batch."""
+
+    def may_hold(self, begun: int, confirmed: int) -> list[Held]:
+        """After so many Begun and Confirmed."""
+        return self.models[confirmed - 1 : begun] if confirmed else self.found
+
+    def walk(self) -> Iterator[tuple[Walk, list[Held]]]:
+        """Before the first operation and after each: the disk as it is then, which goes on, and what it may hold."""
+        walk = Walk(self.disk)
+        begun = confirmed = 0
+        yield walk, self.found
+        for operation in self.operations:
+            walk.do(operation)
+            begun += isinstance(operation, Begun)
+            confirmed += isinstance(operation, Confirmed)
+            yield walk, self.may_hold(begun, confirmed)
+
+    def at(self, count: int) -> tuple[Walk, list[Held]]:
+        """After so many operations."""
+        for number, (walk, may_hold) in enumerate(self.walk()):
+            if number == count:
+                return walk, may_hold
+        raise IndexError(count)
+
+
+def open_store(folder: Path) -> EmbeddedStore:
+    return EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES, segments_max=1)
+
+
+@contextmanager
+def folder_for(disk: Disk) -> Iterator[Path]:
+    """A folder with what the disk holds. It is left behind, and named, if what is done in it fails."""
+    base = Path(tempfile.mkdtemp(dir=quick_folder(), prefix="truenext-crash-"))
+    disk.make(base / "data")
+    try:
+        yield base / "data"
+    except BaseException as error:
+        shutil.rmtree(base / "data")
+        disk.make(base / "data")
+        error.add_note(f"the store was opened on this disk: {base / 'data'}")
+        raise
+    shutil.rmtree(base)
+
+
+def live(
+    disk: Disk,
+    may_hold: list[Held],
+    rng: random.Random,
+    batches: int,
+    *,
+    failure: Failure | None = None,
+    growth: float = 0,
+) -> tuple[Life, Recorder]:
+    """Recover a store on this disk, see that it holds what it must, and give it batches.
+
+    With a failure, it is seen to that it promises nothing more once a batch has failed.
+
+    Raises: AssertionError if it holds anything else
+    """
+    with folder_for(disk) as folder:
+        recorder = Recorder(disk, folder, failure)
+        models: list[Held] = []
+        with recorder.recording():
+            _run(recorder, folder, disk, may_hold, models, rng, batches, growth)
+        recorder.check(folder)
+    return Life(disk, recorder.operations, may_hold, models), recorder
+
+
+def _run(
+    recorder: Recorder,
+    folder: Path,
+    disk: Disk,
+    may_hold: list[Held],
+    models: list[Held],
+    rng: random.Random,
+    batches: int,
+    growth: float,
+) -> None:
+    """`models` gets what the store holds after each step."""
+    try:
+        store = open_store(folder)
+    except StoreError:
+        assert recorder.has_failed
+        return
+    history_confirmed = disk.history_chunks
+
+    def sync_history() -> None:
+        recorder.note(HistorySynced(history_confirmed))
+
+    store.sync_history = sync_history
+    try:
+        recorder.note(Begun())
+        model = recover(store, may_hold, disk)
+        history_confirmed = len(model.history)
+        recorder.note(Confirmed())
+        models.append(model.copy())
+        changes: dict[str, Any] = model.changes({}, [], clean_stop=False)
+        for number in range(1, batches + 1):
+            model.apply(changes)
+            models.append(model.copy())
+            recorder.note(Begun())
+            store.apply(batch_of(number, changes))
+            recorder.note(Confirmed())
+            history_confirmed = len(model.history)
+            changes = random_changes(model, rng, growth)
+            if rng.random() < 0.1:
+                model.check(store, limit=3)
+    except StoreError:
+        assert recorder.has_failed
+        assert_nothing_more_is_confirmed(store)
+    finally:
+        store.close()
+
+
+def recover(store: EmbeddedStore, may_hold: list[Held], disk: Disk) -> Held:
+    """The one of the models that the store holds."""
+    recovered = store.recover()
+    assert_nothing_behind_the_last_frame(store, disk)
+    differences = []
+    for model in reversed(may_hold):
+        model = model.copy()
+        model.restart()
+        try:
+            model.check_all(store, recovered, disk.history_chunks)
+        except AssertionError as difference:
+            differences.append(difference)
+        else:
+            return model
+    raise differences[-1]
+
+
+def assert_nothing_behind_the_last_frame(store: EmbeddedStore, disk: Disk) -> None:
+    """What a crash left of a batch never meets a batch to come."""
+    journal = store._journal
+    # A segment that recovery itself began may hold its earlier life.
+    if disk.shown().names.get(f"journal/{journal.newest:016x}.journal") is not None:
+        rest = os.pread(journal._files[journal.newest], journal._size, journal._end)
+        assert rest.strip(b"\0") == b""
+
+
+def assert_nothing_more_is_confirmed(store: EmbeddedStore) -> None:
+    for number in (1000, 1001):
+        try:
+            store.apply(Batch(number))
+        except StoreError:
+            continue
+        raise AssertionError("a batch was confirmed behind one that failed")
+
+
+def batch_of(number: int, changes: dict[str, Any]) -> Batch:
+    batch = Batch(number)
+    for name, value in changes.items():
+        setattr(batch, name, value)
+    return batch
+
+
+def random_record(rng: random.Random, growth: float) -> bytes:
+    """Zeros, as they are in a segment that was never used, or what is no zero."""
+    size = rng.choice([5, 300, 1500]) if rng.random() >= 0.05 + growth / 4 else rng.choice([2900, 4000, 9000])
+    return rng.choice([bytes(size), rng.randbytes(size)])
+
+
+def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[str, Any]:
+    """`growth` is how seldom messages go: 0 for as many as come, 1 for none."""
+    lanes = (LANE, OTHER_LANE, NEXT_QUEUE)
+    first = len(model.used) + 1
+    new = {
+        message_key(rng.choice(lanes), first + n): (random_record(rng, growth), rng.random() < 0.6)
+        for n in range(rng.randint(0, 3))
+    }
+    held = sorted(model.messages)
+    gone = rng.sample(held, min(len(held), rng.randint(0, 4))) if rng.random() >= growth else []
+    left = sorted((model.messages.keys() | new) - set(gone))
+    return model.changes(
+        new,
+        gone,
+        marks={key: (rng.randint(1, 7), rng.randint(1, 9)) for key in rng.sample(left, min(len(left), 2))},
+        queues={len(model.queues) + 1: "name"} if rng.random() < 0.2 else {},
+        producers=(
+            {rng.choice("abc"): ProducerState(rng.randint(0, 99), rng.randint(0, 3))} if rng.random() < 0.3 else {}
+        ),
+        forgotten_producers=[rng.choice("abc")] if rng.random() < 0.1 else [],
+        sequence_limit=first + 100 if rng.random() < 0.3 else 0,
+        redelivered_below=first if rng.random() < 0.1 else 0,
+        history=b"chunk %d" % len(model.history) if rng.random() < 0.5 else b"",
+        # Also in the middle: a later batch does not care, and a crash behind it finds the transients.
+        clean_stop=rng.choice([None, None, None, True, False]),
+    )
+
+
+@dataclass
+class Tried:
+    """States of a disk that a store was opened on."""
+
+    states: int = 0
+    across_growth: int = 0
+    """Of them, those where a file was about to grow."""
+    seen: set[tuple[bytes, int, int]] = field(default_factory=set)
+    """Of one life."""
+
+    def is_new(self, disk: Disk, may_hold: list[Held]) -> bool:
+        which = disk.digest(), id(may_hold[0]), len(may_hold)
+        if which in self.seen:
+            return False
+        self.seen.add(which)
+        return True
+
+    def count(self, disk: Disk) -> None:
+        self.states += 1
+        self.across_growth += disk.across_growth
+
+
+def crash_everywhere(
+    life: Life, rng: random.Random, tried: Tried, *, at_most: int, until: Callable[[], bool] = lambda: False
+) -> None:
+    """At every operation of the life the power goes, in up to `at_most` ways, or the broker is killed; then the store
+    goes on, and the power goes once more. `until` says when that is enough.
+
+    Raises: AssertionError, StoreError if a disk does not hold what it must
+    """
+    tried.seen.clear()
+    for walk, may_hold in life.walk():
+        disks = [disk for disk in (*walk.states(rng, at_most), walk.killed(rng)) if tried.is_new(disk, may_hold)]
+        if walk.is_writing():
+            disks += [walk.killed(rng) for _ in range(KILLS_IN_WRITE)]
+        for disk in disks:
+            if until():
+                return
+            crash_again(disk, may_hold, rng, tried)
+
+
+def crash_again(disk: Disk, may_hold: list[Held], rng: random.Random, tried: Tried) -> None:
+    tried.count(disk)
+    life, _ = live(disk, may_hold, rng, rng.choice([0, 1, 1, 2, 4]))
+    walk, may_hold = life.at(rng.choice([rng.randint(0, len(life.operations)), len(life.operations)]))
+    last = rng.choice(list(walk.states(rng, 1)))
+    tried.count(last)
+    live(last, may_hold, rng, 1)
+
+
+def fail_everywhere(error: int, seed: int, tried: Tried, *, batches: int) -> None:
+    """One call of a run fails, each in turn. The store is then opened on the same files, as they are and as they may be
+    after a power cut, and goes on.
+
+    Raises: AssertionError, StoreError if it confirms what it may not, or a disk does not hold what it must
+    """
+    for call in count():
+        rng = random.Random(f"{seed} {call}")
+        failure = Failure(call, rng.choice([1, 1, 3, 1000]), error, rng.choice([0.0, 0.5, 1.0]))
+        life, recorder = live(Disk(), [Held()], random.Random(seed), batches, failure=failure)
+        if not recorder.has_failed:
+            return
+        crash_at_the_end(life, rng, tried)
+
+
+def crash_at_the_end(life: Life, rng: random.Random, tried: Tried) -> None:
+    """The broker stops, and is started again; or the power goes as well."""
+    walk, may_hold = life.at(len(life.operations))
+    for disk in (walk.killed(rng), walk.killed(rng), *walk.states(rng, 2)):
+        crash_again(disk, may_hold, rng, tried)

@@ -1,0 +1,277 @@
+"""Which mistakes of the store must the crash tests be able to see?
+
+Each function makes the shipped store wrong in one way, by replacing functions of it; its name says what it does then.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import lmdb
+
+from truenext.batch import Batch
+from truenext.errors import StoreError
+from truenext.store import checkpoint, folder, journal
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.embedded import EmbeddedStore
+from truenext.store.journal import _FRAME, Journal
+from truenext.store.overlay import Layer, Overlay
+from truenext.store.store import Recovered
+
+if TYPE_CHECKING:
+    from pytest import MonkeyPatch
+
+# The journal
+
+
+def an_old_batch_in_a_recycled_segment_passes(patch: "MonkeyPatch") -> None:
+    """The checksum is looked at, and not of which segment and number the frame is."""
+    payload = Journal._payload
+
+    def faulty(one: Journal, content: memoryview, offset: int, segment: int, number: int) -> memoryview | None:
+        if offset + _FRAME.size > len(content):
+            return None
+        _, _, segment, number = _FRAME.unpack_from(content, offset)
+        return payload(one, content, offset, segment, number)
+
+    patch.setattr(Journal, "_payload", faulty)
+
+
+def a_batch_passes_without_its_checksum(patch: "MonkeyPatch") -> None:
+    patch.setattr(journal, "crc32", lambda *_: 7)
+
+
+def a_batch_is_confirmed_before_it_is_durable(patch: "MonkeyPatch") -> None:
+    open_ = os.open
+    patch.setattr(os, "open", lambda path, flags, *rest, **named: open_(path, flags & ~os.O_DSYNC, *rest, **named))
+
+
+def a_folder_is_not_synced_after_a_rename(patch: "MonkeyPatch") -> None:
+    patch.setattr(journal, "sync_folder", lambda _: None)
+
+
+def a_torn_tail_is_not_cleared(patch: "MonkeyPatch") -> None:
+    patch.setattr(Journal, "_clear_tail", lambda _: None)
+
+
+def a_batch_that_is_only_in_memory_is_believed(patch: "MonkeyPatch") -> None:
+    patch.setattr(Journal, "_write_last_again", lambda _: None)
+
+
+def a_batch_that_is_only_in_memory_is_believed_once_its_file_was_synced(patch: "MonkeyPatch") -> None:
+    patch.setattr(Journal, "_write_last_again", lambda one: os.fsync(one._files[one._newest]))
+
+
+# The move into the checkpoint
+
+
+def the_position_moves_before_the_records_do(patch: "MonkeyPatch") -> None:
+    put, finish = Checkpoint.put, Checkpoint.finish
+    late: WeakKeyDictionary[Checkpoint, list[Callable[[], None]]] = WeakKeyDictionary()
+
+    def faulty_put(one: Checkpoint, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
+        late.setdefault(one, []).append(partial(put, one, messages, are_transient=are_transient))
+
+    def faulty_finish(one: Checkpoint, *rest: Any) -> None:
+        finish(one, *rest)
+        for action in late.pop(one, []):
+            action()
+
+    patch.setattr(Checkpoint, "put", faulty_put)
+    patch.setattr(Checkpoint, "finish", faulty_finish)
+
+
+def a_segment_is_released_before_its_move_is_durable(patch: "MonkeyPatch") -> None:
+    finish, release = Checkpoint.finish, Journal.release
+    late: list[Callable[[], None]] = []
+
+    def faulty(one: Journal, segment: int) -> None:
+        release(one, segment)
+        while late:
+            late.pop()()
+
+    patch.setattr(Checkpoint, "finish", lambda *all_: late.append(partial(finish, *all_)))
+    patch.setattr(Journal, "release", faulty)
+
+
+def a_removal_is_lost_when_a_move_is_interrupted(patch: "MonkeyPatch") -> None:
+    """The checkpoint may have some of the oldest segment already, and recovery takes it as if it had none of it."""
+
+    def faulty(one: Overlay, keys: Iterable[bytes], layer: Layer, *, is_transient: bool) -> None:
+        for key in keys:
+            if one._forget(key) < one.moving:
+                layer.gone[key] = is_transient
+
+    patch.setattr(Overlay, "_remove", faulty)
+
+
+def a_message_is_in_both_when_a_move_is_interrupted(patch: "MonkeyPatch") -> None:
+    patch.setattr(Overlay, "leave_to_checkpoint", lambda *_: None)
+
+
+def a_mark_does_not_move(patch: "MonkeyPatch") -> None:
+    finish = Checkpoint.finish
+    patch.setattr(Checkpoint, "finish", lambda one, layers, marks, position: finish(one, layers, {}, position))
+
+
+def what_a_segment_says_of_producers_and_sequences_does_not_move(patch: "MonkeyPatch") -> None:
+    patch.setattr(Checkpoint, "_finish_layer", lambda *_: None)
+
+
+def a_move_begins_before_the_history_was_taken(patch: "MonkeyPatch") -> None:
+    recover = EmbeddedStore.recover
+
+    def faulty(one: EmbeddedStore) -> Recovered:
+        one._has_begun = True
+        recovered = recover(one)
+        with one._changed:
+            # As it may happen: it was quicker than whoever takes the history.
+            one._changed.wait_for(lambda: not one._is_move_due(), timeout=1)
+        return recovered
+
+    patch.setattr(EmbeddedStore, "recover", faulty)
+
+
+# Transients
+
+
+def transients_of_an_older_generation_are_shown(patch: "MonkeyPatch") -> None:
+    drop = Checkpoint.drop_transients
+
+    def faulty(one: Checkpoint) -> None:
+        before = one._generation
+        drop(one)
+        one._generation = before
+
+    patch.setattr(Checkpoint, "drop_transients", faulty)
+
+
+def transients_in_the_journal_come_back_after_the_next_clean_stop(patch: "MonkeyPatch") -> None:
+    """That they are dropped is not written down."""
+
+    def faulty(one: EmbeddedStore) -> None:
+        one._checkpoint.drop_transients()
+        one._overlay._drop_transients()
+
+    patch.setattr(EmbeddedStore, "_drop_transients", faulty)
+
+
+# A disk that fails
+
+
+def a_batch_is_confirmed_behind_one_that_failed(patch: "MonkeyPatch") -> None:
+    apply = EmbeddedStore.apply
+
+    def faulty(one: EmbeddedStore, batch: Batch) -> None:
+        try:
+            apply(one, batch)
+        except StoreError:
+            one._refusal = ""
+            raise
+
+    patch.setattr(EmbeddedStore, "apply", faulty)
+
+
+def a_failed_write_is_confirmed(patch: "MonkeyPatch") -> None:
+    write = folder.write
+
+    def faulty(file: int, content: bytes, offset: int) -> None:
+        with suppress(OSError):
+            write(file, content, offset)
+
+    patch.setattr(journal, "write", faulty)
+
+
+def a_failed_write_is_tried_again_and_then_confirmed(patch: "MonkeyPatch") -> None:
+    """The frame behind it, so that a gap remains."""
+    append = Journal.append
+
+    def faulty(one: Journal, parts: list[bytes], size: int) -> tuple[int, int]:
+        try:
+            return append(one, parts, size)
+        except OSError:
+            one._end += size + _FRAME.size
+            one._number += 1
+            return append(one, parts, size)
+
+    patch.setattr(Journal, "append", faulty)
+
+
+# LMDB
+
+
+def lmdb_does_not_sync(patch: "MonkeyPatch") -> None:
+    open_ = lmdb.open
+    patch.setattr(lmdb, "open", lambda *rest, **named: open_(*rest, **{**named, "sync": False}))
+
+
+def lmdb_does_not_sync_its_root(patch: "MonkeyPatch") -> None:
+    open_ = lmdb.open
+    patch.setattr(lmdb, "open", lambda *rest, **named: open_(*rest, **{**named, "metasync": False}))
+
+
+def a_checkpoint_that_is_only_in_memory_is_believed(patch: "MonkeyPatch") -> None:
+    open_ = checkpoint._open
+
+    class Unsynced:
+        def __init__(self, env: Any) -> None:
+            self._env = env
+
+        def __enter__(self) -> "Unsynced":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._env.close()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._env, name)
+
+        def sync(self, force: bool) -> None:
+            pass
+
+    patch.setattr(checkpoint, "_open", lambda *rest, **named: Unsynced(open_(*rest, **named)))
+
+
+def a_new_checkpoint_has_its_name_from_the_beginning(patch: "MonkeyPatch") -> None:
+    make = checkpoint._make
+
+    def faulty(path: Path, map_size: int) -> None:
+        (path / "new").unlink(missing_ok=True)
+        with lmdb.open(str(path), map_size=map_size, lock=False, lib_version=0):
+            make(path, map_size)
+
+    patch.setattr(checkpoint, "_make", faulty)
+
+
+OF_A_FAILING_DISK = [
+    a_batch_is_confirmed_behind_one_that_failed,
+    a_failed_write_is_confirmed,
+    a_failed_write_is_tried_again_and_then_confirmed,
+    a_batch_that_is_only_in_memory_is_believed_once_its_file_was_synced,
+]
+"""Seen only where a call fails."""
+
+OF_LMDB = [
+    lmdb_does_not_sync,
+    lmdb_does_not_sync_its_root,
+    a_checkpoint_that_is_only_in_memory_is_believed,
+    a_new_checkpoint_has_its_name_from_the_beginning,
+]
+"""Seen only where LMDB's own calls are cut."""
+
+
+def of_a_crash() -> list[Callable[["MonkeyPatch"], None]]:
+    """The others of this file, in its order."""
+    return [
+        value
+        for name, value in globals().items()
+        if isinstance(value, FunctionType)
+        and value.__module__ == __name__
+        and not name.startswith("_")
+        and name not in {one.__name__ for one in (of_a_crash, *OF_A_FAILING_DISK, *OF_LMDB)}
+    ]

@@ -1,0 +1,19 @@
+"""What if a call fails, any of those that a store makes?
+
+Whoever was told that a batch is durable was told the truth, whatever failed then or later, and nothing is confirmed
+behind a batch that failed. LMDB's own calls fail in try_crashes.py.
+"""
+
+import errno
+
+import pytest
+
+from tests.contract.crashing import Tried, fail_everywhere
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_whichever_call_fails_every_confirmed_batch_is_there(error: int, seed: int) -> None:
+    tried = Tried()
+    fail_everywhere(error, seed, tried, batches=12)
+    assert tried.states > 100

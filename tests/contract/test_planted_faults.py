@@ -1,0 +1,71 @@
+"""Would the crash tests notice if the store were wrong?
+
+A test that never fails may be one that sees nothing. Every fault of planted_faults.py must be caught.
+"""
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract import planted_faults
+from tests.contract.crashing import Held, Tried, crash_everywhere, fail_everywhere, live
+from tests.contract.recorded_calls import COMPILER
+from tests.contract.simulated_disk import Disk, quick_folder
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+def name_of(fault: Fault) -> str:
+    return fault.__name__
+
+
+@pytest.fixture(autouse=True)
+def _leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A crash test keeps the disk on which it fails; here it is meant to."""
+    with tempfile.TemporaryDirectory(dir=quick_folder()) as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
+
+
+@pytest.mark.parametrize("plant", planted_faults.of_a_crash(), ids=name_of)
+def test_a_crash_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    tried = Tried()
+    with pytest.raises(AssertionError):
+        for seed in range(100):
+            rng = random.Random(seed)
+            life, _ = live(Disk(), [Held()], rng, 25)
+            crash_everywhere(life, rng, tried, at_most=4, until=lambda: tried.states > 10_000)
+
+
+@pytest.mark.parametrize("plant", planted_faults.OF_A_FAILING_DISK, ids=name_of)
+def test_a_failing_disk_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        for seed in range(10):
+            fail_everywhere(errno.EIO, seed, Tried(), batches=12)
+
+
+@pytest.mark.skipif(
+    COMPILER is None, reason="there is no C compiler (cc) to make the library that records LMDB's calls"
+)
+@pytest.mark.parametrize("plant", planted_faults.OF_LMDB, ids=name_of)
+def test_a_crash_in_lmdb_shows_that(plant: Fault) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.contract.try_crashes", "20000", "1", plant.__name__],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        cwd=Path(__file__).parents[2],
+    )
+    # LMDB reads a file that is cut short through the system's memory, which ends a process.
+    assert done.returncode != 0
+    assert "AssertionError" in done.stderr or "Fatal Python error" in done.stderr

@@ -1,0 +1,81 @@
+"""Cut the power of a store whose every call was recorded, LMDB's included, in a process of its own: a file that LMDB
+takes for whole and is not may end the process that opens it.
+
+    python -m tests.contract.try_crashes STATES SEED [FAULT]
+
+Prints how many states of a disk it has tried, and how many of them while a file was about to grow; ends with 1 and says
+why if a disk did not hold what it must. FAULT is a function of planted_faults.py.
+"""
+
+import errno
+import faulthandler
+import logging
+import random
+import sys
+from functools import partial
+
+import pytest
+
+from tests.contract import planted_faults
+from tests.contract.crashing import Held, Tried, crash_at_the_end, crash_everywhere
+from tests.contract.recorded_calls import Plan, plan, record
+from tests.contract.simulated_disk import Disk, Failure
+
+LIVES = 4
+"""One after the other on the same disk."""
+FAILING_EVERY = 4
+"""Of the calls for LMDB's files."""
+
+
+def try_crashes(states: int, seed: int, fault: str) -> Tried:
+    tried = Tried()
+    number = 0
+    while tried.states < states:
+        rng = random.Random(f"{seed} {number}")
+        number += 1
+        fail_lmdb(rng, tried, fault)
+        disk, may_hold = Disk(), [Held()]
+        for _ in range(LIVES):
+            growth = rng.choice([0, 0.5, 0.9])
+            (life, _), *_ = record([plan(disk, may_hold, rng, 25, growth)], [None], fault)
+            enough = min(states, tried.states + states // 2)
+            at_most = rng.choice([0, 2, 64])
+            crash_everywhere(life, rng, tried, at_most=at_most, until=partial(has_tried, tried, enough))
+            if tried.states >= states:
+                break
+            walk, may_hold = life.at(rng.randint(0, len(life.operations)))
+            disk = rng.choice(list(walk.states(rng, 4)))
+    return tried
+
+
+def has_tried(tried: Tried, states: int) -> bool:
+    return tried.states >= states
+
+
+def fail_lmdb(rng: random.Random, tried: Tried, fault: str) -> None:
+    """Calls for LMDB's files fail, one of so many in turn."""
+    one: Plan = plan(Disk(), [Held()], rng, 10, 0.5)
+    ((_, outcome),) = record([one], [None], fault)
+    first = rng.randrange(FAILING_EVERY)
+    failures = [
+        Failure(call, rng.choice([1, 1, 3, 1000]), error, rng.choice([0.0, 0.5, 1.0]))
+        for call in range(first, outcome.calls, FAILING_EVERY)
+        for error in (errno.EIO, errno.ENOSPC)
+    ]
+    for life, _ in record([one] * len(failures), failures, fault):  # type: ignore[arg-type]
+        crash_at_the_end(life, rng, tried)
+
+
+def main() -> None:
+    faulthandler.enable()
+    logging.disable()
+    states, seed, fault = int(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
+    with pytest.MonkeyPatch.context() as patch:
+        if fault:
+            getattr(planted_faults, fault)(patch)
+        tried = try_crashes(states, seed, fault)
+    print(tried.states, tried.across_growth)
+
+
+if __name__ == "__main__":
+    main()
