@@ -246,8 +246,8 @@ def test_everything_applied_is_there_after_kill_9(tmp_path: Path, segment_bytes:
 
 def test_a_new_store_that_a_crash_left_half_made_is_made_anew(tmp_path: Path) -> None:
     """LMDB refuses a file that was cut short."""
-    (tmp_path / "lmdb/new").mkdir(parents=True)
-    (tmp_path / "lmdb/new/data.mdb").write_bytes(bytes(5000))
+    (tmp_path / "lmdb").mkdir()
+    (tmp_path / "lmdb/new").write_bytes(bytes(5000))
     disk = Disk("embedded", tmp_path)
     disk.apply(puts=put(1))
     assert disk.crash().counts == {LANE: 1}

@@ -451,12 +451,10 @@ def _make(folder: Path, map_size: int) -> None:
 
     Raises: lmdb.Error, OSError
     """
-    # A folder of its own: that LMDB has none would be noted in the file for good.
     new = folder / "new"
-    new.mkdir(mode=0o700, exist_ok=True)
-    (new / DATA_FILE).unlink(missing_ok=True)
+    new.unlink(missing_ok=True)
     # Without a lock, which would be one more file.
-    with _open(new, map_size, lock=False) as env, env.begin(write=True) as txn:
+    with _open(new, map_size, subdir=False, lock=False) as env, env.begin(write=True) as txn:
         databases = {name: env.open_db(name, txn=txn) for name in DATABASES}
         meta = _Sealed(databases[b"meta"], b"meta", folder.parent)
         for name, value in (
@@ -471,15 +469,15 @@ def _make(folder: Path, map_size: int) -> None:
             (b"clean stop", CLEAN),
         ):
             meta.put(txn, name, value)
-    (new / DATA_FILE).rename(folder / DATA_FILE)
-    new.rmdir()
+    new.rename(folder / DATA_FILE)
     sync_folder(folder)
 
 
-def _open(path: Path, map_size: int, *, lock: bool = True) -> lmdb.Environment:
+def _open(path: Path, map_size: int, *, subdir: bool = True, lock: bool = True) -> lmdb.Environment:
     return lmdb.open(
         str(path),
         map_size=map_size,
+        subdir=subdir,
         lock=lock,
         max_dbs=DATABASES_MAX,
         mode=0o600,

@@ -50,6 +50,7 @@ _FREE, _USED = 1, 2
 """What is known of a page."""
 
 _INTEGER_KEYS = 8
+_NO_SUBDIR = 0x4000
 """Flag of a tree; only the list of free pages has it."""
 
 
@@ -266,7 +267,8 @@ class _Walk:
     def entries(self) -> Iterator[Leaf]:
         tree = self._tree
         has_integers = tree is self._file.meta.free
-        if tree.flags != (_INTEGER_KEYS if has_integers else 0):
+        # LMDB notes there for good that the file was made without a folder of its own.
+        if tree.flags & ~_NO_SUBDIR != (_INTEGER_KEYS if has_integers else 0):
             self.found(f"it has flags {tree.flags:#x}")
         branches = leaves = entries = 0
         pending: list[tuple[int, int, bytes, bytes, bool]] = []
