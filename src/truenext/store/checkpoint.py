@@ -313,7 +313,7 @@ class Checkpoint:
         return found
 
     def _has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
-        """What is not here would have a place in the order of what is. If it has none, damage may hide it, and something
+        """What is not here would have a place in the order of what is. If it has none, damage may hide it, and what was
         acknowledged would come back: raises StoreError.
         """
         is_behind = cursor.set_range(key)
