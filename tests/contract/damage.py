@@ -20,7 +20,7 @@ from truenext.store.embedded import EmbeddedStore
 
 PATIENCE_SECONDS = 30.0
 SEGMENT_BYTES = 16 * 1024
-SEGMENTS_MAX = 2
+SEGMENTS_MAX = 3
 QUEUES = {number: f"queue {number}" for number in range(1, 5)}
 PRODUCERS = {f"producer {number}": ProducerState(number, 1000 + number) for number in range(5)}
 SEQUENCE_LIMIT = 1 << 20
@@ -62,14 +62,14 @@ class Run(NamedTuple):
 def message_of(key: bytes, seed: random.Random, *, persistent: bool) -> Message:
     priority = PRIORITY_MAX - split_lane_key(key[:5])[1]
     return Message(
-        priority, persistent, 0, b"content-length:0\n", seed.randbytes(seed.choice((5, 50, 500, 1500, 1900)))
+        priority, persistent, 0, b"content-length:0\n", seed.randbytes(seed.choice((5, 500, 1500, 1900, 3000)))
     )
 
 
 class Writer:
     """Writes into a store what a broker would write, and keeps in mind what is then in it."""
 
-    def __init__(self, folder: Path, seed: random.Random, *, messages: int = 500) -> None:
+    def __init__(self, folder: Path, seed: random.Random, *, messages: int = 1000) -> None:
         """At the end some messages are in the checkpoint and some in the journal, some of either kind."""
         self._seed = seed
         self._number = 0
@@ -97,10 +97,10 @@ class Writer:
         seed = self._seed
         batch = self.batch()
         for lane in list(self.shelf):
-            for sequence in [sequence for sequence in self.shelf[lane] if seed.random() < 0.01]:
+            for sequence in [sequence for sequence in self.shelf[lane] if seed.random() < 0.004]:
                 self.remove(batch, message_key(lane, sequence))
             for sequence, shown in list(self.shelf[lane].items()):
-                if seed.random() < 0.005:
+                if seed.random() < 0.003:
                     mark = (shown.attempts + 1, shown.deliveries + 2)
                     self.shelf[lane][sequence] = shown._replace(attempts=mark[0], deliveries=mark[1])
                     batch.marks[message_key(lane, sequence)] = mark

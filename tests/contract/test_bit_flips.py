@@ -31,19 +31,19 @@ def quiet(done: int, total: int) -> None:
 
 
 @pytest.fixture
-def quick_path() -> Iterator[Path]:
-    """A folder in memory, where there is such a thing: a hundred brokers sync thousands of times."""
+def quick_path() -> Path:
+    """A folder in memory, where there is such a thing: a hundred brokers sync thousands of times. It is there for
+    whoever looks into a failure.
+    """
     memory = Path("/dev/shm")
-    path = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
-    yield path
-    shutil.rmtree(path)
+    return Path(tempfile.mkdtemp(prefix="truenext-flips-", dir=memory if memory.is_dir() else None))
 
 
 def places(folder: Path, seed: random.Random) -> Iterator[tuple[Path, int]]:
     """Files and bits in them: some anywhere, most where one bit says much."""
     data = folder / "lmdb/data.mdb"
     journal = sorted((folder / "journal").glob("*.journal"))
-    others = [path for path in folder.rglob("*") if path.is_file() and path != data and path not in journal]
+    others = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != data and path not in journal]
     while True:
         kind = seed.random()
         if kind < 0.15:
@@ -176,7 +176,7 @@ def test_no_flipped_bit_makes_a_broker_show_what_was_not_written(quick_path: Pat
                 lost[expect_saved(saved, content, is_whole=not found)] += 1
             outcome = judge(run_broker(folder), content)
         except AssertionError as error:
-            raise AssertionError(f"{where}: {error}; check says {found}") from error
+            raise AssertionError(f"{where}, of {quick_path}: {error}; check says {found}") from error
         outcomes[outcome] += 1
         if outcome != "right" and not found:
             silent.append(f"{where}: {outcome}")
@@ -185,3 +185,4 @@ def test_no_flipped_bit_makes_a_broker_show_what_was_not_written(quick_path: Pat
     print(dict(outcomes), "lost by export:", dict(sorted(lost.items())))
     assert not silent, "check finds nothing"
     assert outcomes["refused"] and outcomes["right"], outcomes
+    shutil.rmtree(quick_path)

@@ -283,17 +283,34 @@ class Checkpoint:
         return Counter({lane: NUMBER.unpack(count)[0] for lane, count in counts.items(txn)})
 
     def kinds(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
-        """Those of `keys` that are here, and whether they are transient."""
+        """Those of `keys` that are here, and whether they are transient.
+
+        Raises: StoreError if damage hides whether one is here
+        """
         found: dict[bytes, bool] = {}
         generation = self._generation
         with self._env.begin() as txn:
             messages, transients = txn.cursor(self._messages), txn.cursor(self._transients)
             for key in keys:
-                if messages.set_key(key):
+                if self._has(messages, key):
                     found[key] = False
-                elif transients.set_key(generation + key):
+                elif self._has(transients, generation + key):
                     found[key] = True
         return found
+
+    def _has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
+        """What is not here would have a place in the order of what is. If it has none, damage may hide it, and what was
+        acknowledged would come back: raises StoreError.
+        """
+        is_behind = cursor.set_range(key)
+        if is_behind and cursor.key() == key:
+            return True
+        is_ordered = not is_behind or cursor.key() > key
+        if is_ordered and (cursor.prev() if is_behind else cursor.last()):
+            is_ordered = cursor.key() < key
+        if not is_ordered:
+            raise damage("checkpoint", f"{key.hex()} has no place where it should stand", self._data)
+        return False
 
     def snapshot(self) -> lmdb.Transaction[bytes]:
         """For `page`: it sees what was committed before, and nothing that comes later. To be ended by `with`."""
@@ -317,15 +334,16 @@ class Checkpoint:
         marks = self._transient_marks if is_transient else self._marks
         has_marks = not marks.is_empty(txn)
         cursor = txn.cursor(self._transients if is_transient else self._messages)
+        last = prefix + message_key(lane, after_sequence)
         if not cursor.set_range(prefix + message_key(lane, after_sequence + 1)):
             return
         lane, size = prefix + lane, len(prefix)
-        last = b""
         for key, record in cursor.iternext():
-            if not key.startswith(lane):
-                return
+            # Before it is taken for the end of the lane: there may be more of that behind it.
             if key <= last:
                 raise damage("checkpoint", f"message {key.hex()} stands behind {last.hex()}", self._data)
+            if not key.startswith(lane):
+                return
             last = key
             mark = marks.get(txn, key) if has_marks else None
             attempts, deliveries = (0, 0) if mark is None else MARK.unpack(mark)
@@ -435,7 +453,7 @@ class Checkpoint:
 
     def _count(self, txn: lmdb.Transaction[bytes], counts: _Sealed, change: Counter[bytes]) -> None:
         for lane, difference in change.items():
-            before = counts.get(txn, lane)
+            before = counts.get(txn, lane) if self._has(counts.cursor(txn), lane) else None
             count = difference + (0 if before is None else NUMBER.unpack(before)[0])
             if count:
                 counts.put(txn, lane, NUMBER.pack(count))

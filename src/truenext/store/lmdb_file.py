@@ -104,7 +104,8 @@ def metas(path: Path) -> tuple[list[Meta], str]:
     """The meta pages that can be read, the one that counts first, and what is wrong with them, if anything.
 
     The page with the greater transaction counts, so a flipped bit in the other's can bring back a state that is over.
-    But page 0 has the even transactions, page 1 the odd ones, and one follows the other.
+    But page 0 has the even transactions, page 1 the odd ones, and one follows the other. One bit can still bring back
+    the last state but one, over which the journal can be laid as well, or a segment of it is missing.
 
     Raises: OSError
     """
@@ -198,8 +199,8 @@ class LmdbFile:
         return _Walk(self, tree, name).entries()
 
     def unreached(self) -> Iterator[Leaf]:
-        """Entries on pages that are not free and that nothing leads to, of whatever database; to be asked for once all
-        databases were walked, and if it is known what is free. A page that led there is damaged.
+        """Entries on pages that are not free and that nothing leads to, of whatever database, as often as it is asked;
+        once all databases were walked, and if it is known what is free. A page that led there is damaged.
         """
         number = _FIRST
         while number < self.pages:

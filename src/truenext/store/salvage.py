@@ -16,7 +16,7 @@ import errno
 import os
 import struct
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -275,10 +275,8 @@ class Salvage:
                     pass
             for leaf in again.unreached() if again.knows_free else ():
                 for name, of_database in values.items():
-                    try:
+                    with suppress(DamagedValue):
                         of_database[leaf.key] = unseal(name, leaf.key, leaf.value)
-                    except DamagedValue:
-                        continue
         finally:
             again.close()
         return values
@@ -394,7 +392,8 @@ class Salvage:
         if self._file is not None and self.damages:
             yield from self._unreached(self._file)
         for key in self._marks_left:
-            self._in_checkpoint(f"{self.described(key[-MESSAGE_KEY_SIZE:])} has a mark, and is missing")
+            if key[-MESSAGE_KEY_SIZE:] not in self._gone:
+                self._in_checkpoint(f"{self.described(key[-MESSAGE_KEY_SIZE:])} has a mark, and is missing")
         for key, place in self._overlay.messages():
             record = os.pread(self._segments[place.segment], place.length, place.offset)
             attempts, deliveries = mark_of(key, self._marks_of_journal) or (0, 0)
@@ -446,6 +445,11 @@ class Salvage:
                     f"{file.unused} pages of {CHECKPOINT} were left out: nobody knows whether they are free"
                 )
             return
+        # Their marks first, wherever these stand.
+        for leaf in file.unreached():
+            for name, are_transient in ((b"marks", False), (b"transient marks", True)):
+                with suppress(DamagedValue):
+                    self._leave_mark(leaf.key, unseal(name, leaf.key, leaf.value), are_transient=are_transient)
         for leaf in file.unreached():
             is_transient = len(leaf.key) == GENERATION.size + MESSAGE_KEY_SIZE
             key = leaf.key[GENERATION.size :] if is_transient else leaf.key
