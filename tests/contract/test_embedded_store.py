@@ -576,7 +576,7 @@ def test_a_journal_without_its_checkpoint_stops_the_broker_and_is_left_alone(tmp
     disk.store.close()
     (tmp_path / "lmdb/data.mdb").rename(tmp_path / "elsewhere")
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"lmdb/data\.mdb is missing, and there is a journal"):
+        with pytest.raises(StoreError, match=r"lmdb/data\.mdb is missing, and the journal is not"):
             disk.open()
     (tmp_path / "elsewhere").rename(tmp_path / "lmdb/data.mdb")
     disk.open()

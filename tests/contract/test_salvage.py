@@ -214,7 +214,7 @@ def test_a_checkpoint_of_zeros_behind_a_journal_is_damage_and_no_first_start(dat
     with pytest.raises(StoreError, match="is damaged"):
         EmbeddedStore(data)
     path.write_bytes(b"")
-    with pytest.raises(StoreError, match="it is empty, and the journal is not"):
+    with pytest.raises(StoreError, match="is empty, and the journal is not"):
         EmbeddedStore(data)
 
 

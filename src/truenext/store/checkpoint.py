@@ -178,13 +178,14 @@ class Checkpoint:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._data = folder.parent
         path = folder / DATA_FILE
-        if path.exists():
+        if path.exists() and path.stat().st_size:
             self._look_at_file(path, may_be_new=may_be_new)
         elif may_be_new:
             _make(folder, map_size)
         else:
             # A new one would have another salt, so that the journal would look empty and be overwritten.
-            raise damage("checkpoint", f"lmdb/{DATA_FILE} is missing, and there is a journal", self._data)
+            what = f"lmdb/{DATA_FILE} is empty" if path.exists() else f"lmdb/{DATA_FILE} is missing"
+            raise damage("checkpoint", f"{what}, and the journal is not", self._data)
         self._env = _open(folder, map_size)
         try:
             # A commit that was under way when a broker was killed may be in the system's memory only.
@@ -216,7 +217,7 @@ class Checkpoint:
 
     def _look_at_file(self, path: Path, *, may_be_new: bool) -> None:
         """What LMDB would believe."""
-        if may_be_new and path.stat().st_size and holds_nothing(path):
+        if may_be_new and holds_nothing(path):
             raise empty(self._data)
         found, what = metas(path)
         if found and what:
