@@ -509,7 +509,7 @@ def test_counts_are_held_against_what_is_there(data: Path, content: Content) -> 
     marks: list[bytes] = []
     rewrite(data, "marks", lambda txn, db: marks.extend(txn.cursor(db).iternext(values=False)))
     _, leaves = pages_of(data, b"messages")
-    name = next(name for name in entries_on(data, leaves[0]) if name not in marks)
+    name = next(name for name in names_on(data, leaves[0]) if name not in marks)
     rewrite(data, "messages", lambda txn, db: txn.delete(name, db=db))
     (line,) = check(data)
     assert "are there, " in line and "are counted" in line
@@ -567,13 +567,14 @@ def test_without_the_page_that_leads_to_the_databases_nothing_is_lost(data: Path
 
 def test_a_leaf_costs_its_own_messages_only(data: Path, content: Content) -> None:
     _, leaves = pages_of(data, b"messages")
-    on_page = [name for name in entries_on(data, leaves[3]) if sequence_of(name) in content.shelf[name[:5]]]
+    on_page = [name for name in names_on(data, leaves[3]) if sequence_of(name) in content.shelf[name[:5]]]
     overwrite(data, leaves[3])
     assert any(f"page {leaves[3]} says that it is page" in line for line in check(data))
     expect_all_but(export(data), content, on_page)
 
 
-def entries_on(data: Path, page: int) -> list[bytes]:
+def names_on(data: Path, page: int) -> list[bytes]:
+    """Keys of messages on a leaf."""
     path = data / "lmdb/data.mdb"
     file = LmdbFile(path, metas(path)[0][0], pytest.fail)
     trees = {leaf.key: Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
@@ -760,6 +761,19 @@ def test_a_database_that_is_ordered_otherwise_is_not_read(data: Path, name: byte
     """The flag of reverse keys."""
     flip_in_main(data, name, len(name) + 4, 1)
     assert f"the database {name.decode()} has flags" in refused(data)
+    assert f"lmdb/data.mdb: it has flags 0x2 ({name.decode()})" in check(data)
+
+
+def test_what_lmdb_refuses_is_found(data: Path) -> None:
+    """Where nothing should be in a tree, and what kind of entry a database is."""
+    path = data / "lmdb/data.mdb"
+    flip_in_main(data, b"messages", len(b"messages"), 0)
+    assert check(data) == ["lmdb/data.mdb: it has 0x1 where nothing should be (messages)"]
+    flip_in_main(data, b"messages", len(b"messages"), 0)
+    flip_in_main(data, b"messages", -4, 1)
+    (line,) = check(data)
+    assert f"page {metas(path)[0][0].main.root} has entries of a kind that does not belong here" in line
+    assert "LMDB says MDB_INCOMPATIBLE" in refused(data)
 
 
 @pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
@@ -772,6 +786,19 @@ def test_a_value_that_is_not_there_is_missed(data: Path, database: str) -> None:
     struct.pack_into("<H", content, root * PAGE + 12, lower - 2)
     path.write_bytes(content)
     assert f"in {database} there are" in refused(data)
+
+
+@pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
+def test_values_that_are_out_of_order_are_not_believed(data: Path, database: str) -> None:
+    """LMDB would find none of them to replace it, and keep two."""
+    root, _ = pages_of(data, database.encode())
+    path = data / "lmdb/data.mdb"
+    content = bytearray(path.read_bytes())
+    at = root * PAGE + 16
+    content[at : at + 4] = content[at + 2 : at + 4] + content[at : at + 2]
+    path.write_bytes(content)
+    assert f"in {database} is out of order" in refused(data)
+    assert any(f"page {root} has keys that are not in order ({database})" in line for line in check(data))
 
 
 def test_messages_that_nobody_counts_are_missed(data: Path) -> None:
@@ -799,6 +826,29 @@ def test_messages_out_of_order_are_not_shown(data: Path) -> None:
     with pytest.raises(StoreError, match="stands behind"):
         store.page(name[:5], 0, 1000)
     store.close()
+
+
+@pytest.mark.parametrize("is_later", [True, False])
+def test_a_message_that_a_branch_hides_is_not_taken_for_gone(tmp_path: Path, is_later: bool) -> None:
+    """A flipped bit there makes LMDB look on a page beside the right one."""
+    checkpoint = Checkpoint(tmp_path / "lmdb")
+    names = [key(sequence) for sequence in range(0, 400, 2)]
+    checkpoint.put([(name, bytes(500)) for name in names], are_transient=False)
+    checkpoint.close()
+    root, leaves = pages_of(tmp_path, b"messages")
+    before, page, *_ = (names_on(tmp_path, number) for number in leaves[2:])
+    path = tmp_path / "lmdb/data.mdb"
+    content = bytearray(path.read_bytes())
+    at = content.index(page[0], root * PAGE, (root + 1) * PAGE)
+    content[at : at + len(page[0])] = page[2] if is_later else before[2]
+    path.write_bytes(content)
+    checkpoint = Checkpoint(tmp_path / "lmdb")
+    hidden = page[1] if is_later else before[3]
+    with pytest.raises(StoreError, match="has no place where it should stand"):
+        checkpoint.kinds([hidden])
+    missing = key(sequence_of(names[0]) + 1)
+    assert checkpoint.kinds([names[0], missing, names[-1], key(1000)]) == {names[0]: False, names[-1]: False}
+    checkpoint.close()
 
 
 def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path: Path) -> None:

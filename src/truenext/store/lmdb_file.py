@@ -37,8 +37,8 @@ _NUMBER = struct.Struct("<Q")
 TREE_BYTES = _TREE.size
 
 _BRANCH, _LEAF, _OVERFLOW, _META_FLAG = 1, 2, 4, 8
-_IN_OVERFLOW = 1
-"""Flag of a node: the value is on pages of its own."""
+_IN_OVERFLOW, _IS_TREE = 1, 2
+"""Flags of a node: the value is on pages of its own, or a tree."""
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _NO_PAGE = 2**64 - 1
@@ -271,6 +271,9 @@ class _Walk:
         # LMDB notes there for good that the file was made without a folder of its own.
         if tree.flags & ~_NO_SUBDIR != (_INTEGER_KEYS if has_integers else 0):
             self.found(f"it has flags {tree.flags:#x}")
+        if tree.pad and not has_integers:
+            self.found(f"it has {tree.pad:#x} where nothing should be")
+        node_flags = (_IS_TREE,) if tree is self._file.meta.main else (0, _IN_OVERFLOW)
         branches = leaves = entries = 0
         pending: list[tuple[int, int, bytes, bytes, bool]] = []
         if tree.root != _NO_PAGE:
@@ -288,6 +291,8 @@ class _Walk:
                 keys[:1] = [low] if nodes else []
             if not what and not _are_in_order(low, keys, high):
                 what = "has keys that are not in order"
+            if not what and is_leaf and any(node.flags not in node_flags for node in nodes):
+                what = "has entries of a kind that does not belong here"
             if what:
                 self.found(f"page {number} {what}")
             if is_leaf:
