@@ -1,7 +1,8 @@
 """How much of anything one peer may make the broker hold.
 
 Every limit is checked before memory is taken for what it limits. Sizes are in bytes unless the name says
-otherwise. What waits in queues is not limited yet: it lives in memory, whoever sent it.
+otherwise. What waits in queues may be as much as the disk takes; how much of it is in memory is said by policy.py
+and the command line.
 """
 
 LOGIN_BYTES_MAX = 8 * 1024
@@ -70,7 +71,7 @@ UNSENT_ANSWER_BYTES_MAX = 4 * 1024 * 1024
 READ_BYTES = 128 * 1024
 """Bytes taken from a socket in one read: large enough to share a pass among many frames, small enough to be fair."""
 
-GATHERING_BYTES_MAX = 16 * 1024 * 1024
+GATHERING_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of the batch that gathers while another is made durable, and of the answers that wait for it, roughly; beyond
 it no connection is read."""
 

@@ -19,7 +19,7 @@ from truenext.errors import StoreError
 from truenext.store import checkpoint, folder, journal
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.journal import _FRAME, Journal
+from truenext.store.journal import FRAME, Journal
 from truenext.store.overlay import Layer, Overlay
 from truenext.store.store import Recovered
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 def an_old_batch_in_a_recycled_segment_passes(patch: "MonkeyPatch") -> None:
     """The checksum is looked at, and not of which segment and number the frame is."""
-    payload = Journal._payload
+    payload_at = journal.payload_at
 
-    def faulty(one: Journal, content: memoryview, offset: int, segment: int, number: int) -> memoryview | None:
-        if offset + _FRAME.size > len(content):
+    def faulty(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
+        if offset + FRAME.size > len(content):
             return None
-        _, _, segment, number = _FRAME.unpack_from(content, offset)
-        return payload(one, content, offset, segment, number)
+        _, _, segment, number = FRAME.unpack_from(content, offset)
+        return payload_at(content, offset, segment, number, salt)
 
-    patch.setattr(Journal, "_payload", faulty)
+    patch.setattr(journal, "payload_at", faulty)
 
 
 def a_batch_passes_without_its_checksum(patch: "MonkeyPatch") -> None:
@@ -195,7 +195,7 @@ def a_failed_write_is_tried_again_and_then_confirmed(patch: "MonkeyPatch") -> No
         try:
             return append(one, parts, size)
         except OSError:
-            one._end += size + _FRAME.size
+            one._end += size + FRAME.size
             one._number += 1
             return append(one, parts, size)
 

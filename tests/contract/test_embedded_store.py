@@ -110,7 +110,7 @@ def test_a_file_that_is_no_store_is_refused_and_the_lock_let_go(tmp_path: Path) 
     (tmp_path / "lmdb").mkdir()
     (tmp_path / "lmdb/data.mdb").write_bytes(b"no store" * 10_000)
     for _ in range(2):
-        with pytest.raises(StoreError, match="cannot open the store") as refusal:
+        with pytest.raises(StoreError, match="is damaged: LMDB says MDB_INVALID: File is not an LMDB file") as refusal:
             EmbeddedStore(tmp_path)
         assert not isinstance(refusal.value, StoreInUseError)
 
@@ -705,7 +705,8 @@ def test_a_disk_that_takes_half_a_segment_fails_the_batch_as_a_whole(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     with pytest.raises(StoreError, match="refused"):
         disk.store.apply(Batch(3))
-    assert not (tmp_path / "data/journal/new").exists()
+    # A spare may just be made, which is small enough.
+    until(lambda: not (tmp_path / "data/journal/new").exists())
     assert disk.crash().counts == {LANE: 1}
     assert sequences(disk.store) == [1]
     disk.store.close()

@@ -414,3 +414,27 @@ def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> 
     assert forget_old(tmp_path, bytes_max=0, days_max=0) == []
     (path,) = history_files(tmp_path)
     assert sum(1 for _ in chunks_of_file(path)) > 3
+
+
+def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Path) -> None:
+    """Not when the broker starts again on it either, which cuts only what a crash left."""
+    history = History(tmp_path)
+    _, first_event = history.begin_run(after_clean_stop=True)
+    account = Account(run=1, first_event=first_event)
+    for batch in range(1, 11):
+        account.committed(batch)
+        history.append(account.take())
+    history.close()
+    (path,) = history_files(tmp_path)
+    chunks = [*chunks_of_file(path)]
+    content = bytearray(path.read_bytes())
+    content[chunks[4].end - 1] ^= 1
+    path.write_bytes(content)
+    left = [1, 2, 3, 4, 6, 7, 8, 9, 10]
+    assert [chunk.first_event for chunk in chunks_of_file(path)] == left
+    history = History(tmp_path)
+    assert history.begin_run(after_clean_stop=True) == (2, 11)
+    history.append(account.take())
+    history.close()
+    assert path.read_bytes() == content
+    assert [chunk.first_event for chunk in chunks_of_file(path)] == left

@@ -10,14 +10,24 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
 
 from tests.integration.raw_client import RawClient
+from truenext.limits import UNSENT_BYTES_MAX
+from truenext.room import Room
 from truenext.wire.stomp.frame import Frame
+
+TINY_LIMITS = ("--page-size", "1", "--queue-memory-limit", "1KB")
+"""One message is read at a time, and most leave memory at once."""
+LIMITS = pytest.mark.parametrize("options", [(), TINY_LIMITS], ids=["default limits", "tiny limits"])
+"""What is said of order and return must hold however little of a queue is in memory."""
 
 PATIENCE_SECONDS = 20.0
 """Longest time that anything that must happen may take: a loaded machine is slow, not broken."""
@@ -50,15 +60,18 @@ class QueueFacts(NamedTuple):
 class BrokerProcess:
     """One data folder, and the broker that runs on it now."""
 
-    def __init__(self, folder: Path, *, can_hold_disk: bool = False) -> None:
-        """With `can_hold_disk`, `hold_disk` and `break_disk` work."""
+    def __init__(self, folder: Path, options: Sequence[str] = (), *, can_hold_disk: bool = False) -> None:
+        """With `options` of `truenext serve`. With `can_hold_disk`, `hold_disk` and the like work."""
         self.data = folder / "data"
+        self.options = options
         self._log = folder / "broker.log"
         self._hold = folder / "hold"
         self._break = folder / "break"
+        self._hold_pages = folder / "hold-pages"
+        self._room = folder / "room"
         self._command = [TRUENEXT]
         if can_hold_disk:
-            self._command = [sys.executable, HELD_DISK, str(self._hold), str(self._break)]
+            self._command = [sys.executable, HELD_DISK, str(folder)]
         self._log_checked = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[RawClient] = []
@@ -82,7 +95,7 @@ class BrokerProcess:
         assert self._process is None, "it runs already"
         self._log.unlink(missing_ok=True)
         self._log_checked = 0
-        serve = ["serve", "--data", str(self.data), "--listen", "stomp://127.0.0.1:0"]
+        serve = ["serve", "--data", str(self.data), "--listen", "stomp://127.0.0.1:0", *self.options]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 dying_with_us([*self._command, *serve]),
@@ -96,9 +109,11 @@ class BrokerProcess:
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         """A clean stop, which must succeed."""
-        process = self._running()
-        process.send_signal(by)
-        status = process.wait(PATIENCE_SECONDS)
+        self._running().send_signal(by)
+        self._wait_for_clean_end()
+
+    def _wait_for_clean_end(self) -> None:
+        status = self._running().wait(PATIENCE_SECONDS)
         self._forget()
         assert status == 0, f"broker exited with {status}, log:\n{self.log}"
         self.check_log()
@@ -114,7 +129,11 @@ class BrokerProcess:
 
     def restart(self, *, is_clean: bool) -> None:
         if is_clean:
-            self.stop()
+            self._running().send_signal(signal.SIGTERM)
+            # It gives those who do not hang up two seconds.
+            for client in self._clients:
+                client.close_at_end()
+            self._wait_for_clean_end()
         else:
             self.kill()
         self.close_clients()
@@ -167,20 +186,29 @@ class BrokerProcess:
             client.close()
         self._clients.clear()
 
-    def queues(self) -> dict[str, QueueFacts]:
-        """What the broker says of its queues."""
+    def ask(self, verb: str) -> Any:
+        """What the broker says about itself."""
         client = RawClient(self.port)
         try:
             client.say_hello("1.2", "0,0")
             client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
-            client.say("SEND", {"destination": "/control/queues", "reply-to": "/temp-queue/answers"})
+            client.say("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"})
             answer = client.message()
             client.disconnect()
         finally:
             client.close()
+        return json.loads(answer.body)
+
+    def status(self) -> dict[str, Any]:
+        """What the broker says of its memory and disk, and of queues that are stuck."""
+        status: dict[str, Any] = self.ask("status")
+        return status
+
+    def queues(self) -> dict[str, QueueFacts]:
+        """What the broker says of its queues."""
         return {
             facts["name"]: QueueFacts(facts["waiting"], facts["unacknowledged"], facts["consumers"])
-            for facts in json.loads(answer.body)
+            for facts in self.ask("queues")
         }
 
     def await_facts(self, queue: str, **expected: int) -> None:
@@ -191,6 +219,13 @@ class BrokerProcess:
             if expected.items() <= facts._asdict().items():
                 return
             assert time.monotonic() < deadline, f"{queue} has {facts}, not {expected}"
+            time.sleep(0.002)
+
+    def await_full_sockets(self, count: int = 1) -> None:
+        """Wait until so many connections have no room for more messages, as nobody reads them."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (memory := self.status()["memory"])["unsent"] < count * UNSENT_BYTES_MAX:
+            assert time.monotonic() < deadline, f"the sockets still take messages: {memory}"
             time.sleep(0.002)
 
     def what_is_left(self, queue: str, *, once_durable: bool = False) -> list[Frame]:
@@ -223,12 +258,59 @@ class BrokerProcess:
     def release_disk(self) -> None:
         self._hold.unlink()
 
+    def hold_pages(self) -> None:
+        """From here on what is read from the store does not arrive."""
+        self._hold_pages.touch()
+
+    def release_pages(self) -> None:
+        self._hold_pages.unlink()
+
+    def await_page_read(self) -> None:
+        """Wait until a page is being read."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.status()["page_reads"]:
+            assert time.monotonic() < deadline, "nothing is read"
+            time.sleep(0.002)
+
     def break_disk(self) -> None:
         """The next batch fails, as a full disk would make it."""
         self._break.touch()
 
     def mend_disk(self) -> None:
         self._break.unlink()
+
+    def set_room(self, room: Room) -> None:
+        """So much room is left on the disk from here on."""
+        new = self._room.with_suffix(".new")
+        new.write_text(room.name)
+        new.rename(self._room)
+
+    # ---- Memory ----
+
+    @contextmanager
+    def watched_memory(self) -> Iterator[list[int]]:
+        """Bytes of private memory, looked at all the time; the last is the broker's at the end."""
+        looks = [self._private_bytes()]
+        is_over = threading.Event()
+
+        def look() -> None:
+            while not is_over.wait(0.01):
+                looks.append(self._private_bytes())
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield looks
+        finally:
+            is_over.set()
+            thread.join()
+        looks.append(self._private_bytes())
+
+    def _private_bytes(self) -> int:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("this system does not say how much memory is private")
 
     # ---- Inside ----
 

@@ -1,7 +1,7 @@
 """What the integration tests share: brokers that never outlive them, and names that no other test uses."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,39 +11,55 @@ from tests.integration.broker_process import BrokerProcess
 _NUMBERS = itertools.count(1)
 
 
+@pytest.fixture
+def options() -> Sequence[str]:
+    """What the test's brokers are started with; tests and modules say something else as a parameter of this name."""
+    return ()
+
+
 @pytest.fixture(scope="session")
-def _shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("shared-broker"))
+def _shared_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Sequence[str], BrokerProcess]]:
+    """By their options."""
+    brokers: dict[Sequence[str], BrokerProcess] = {}
     try:
-        yield broker
-        if broker.is_running:
-            broker.stop()
+        yield brokers
+        for broker in brokers.values():
+            if broker.is_running:
+                broker.stop()
     finally:
-        broker.clean_up()
+        for broker in brokers.values():
+            broker.clean_up()
 
 
 @pytest.fixture
-def broker(_shared_broker: BrokerProcess) -> Iterator[BrokerProcess]:
+def broker(
+    _shared_brokers: dict[Sequence[str], BrokerProcess],
+    options: Sequence[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[BrokerProcess]:
     """A running broker that other tests use too: not to be stopped, and its queues are to be named by `queue`."""
-    if not _shared_broker.is_running:
-        _shared_broker.clean_up()
-        _shared_broker.start()
-    yield _shared_broker
-    _shared_broker.close_clients()
-    assert _shared_broker.is_running, f"the broker has ended, log:\n{_shared_broker.log}"
-    _shared_broker.check_log()
+    shared = _shared_brokers.get(options)
+    if shared is None:
+        shared = _shared_brokers[options] = BrokerProcess(tmp_path_factory.mktemp("shared-broker"), options)
+    if not shared.is_running:
+        shared.clean_up()
+        shared.start()
+    yield shared
+    shared.close_clients()
+    assert shared.is_running, f"the broker has ended, log:\n{shared.log}"
+    shared.check_log()
 
 
 @pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+def own_broker(tmp_path: Path, options: Sequence[str]) -> Iterator[BrokerProcess]:
     """A running broker of the test's own, which it may stop, kill and start again."""
-    yield from _own(BrokerProcess(tmp_path))
+    yield from _own(BrokerProcess(tmp_path, options))
 
 
 @pytest.fixture
-def held_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+def held_broker(tmp_path: Path, options: Sequence[str]) -> Iterator[BrokerProcess]:
     """As `own_broker`, with a disk that can be held and broken."""
-    yield from _own(BrokerProcess(tmp_path, can_hold_disk=True))
+    yield from _own(BrokerProcess(tmp_path, options, can_hold_disk=True))
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """A broker whose disk can be held and broken from outside: what is seen while a commit is in flight?
 
-    python held_disk.py HOLD BREAK serve ...
+    python held_disk.py FOLDER serve ...
 
-is `truenext serve ...`, but no batch is written while the file HOLD exists, and writing fails while BREAK exists. The
-journal's segments are small, so that whatever a test does, messages move into the checkpoint meanwhile.
+is `truenext serve ...`, but no batch is written while the file FOLDER/hold exists, and writing fails while FOLDER/break
+exists, and what was read from the store does not reach the broker while FOLDER/hold-pages exists. FOLDER/room says how
+much room is left, if it exists. The journal's segments are small, so that whatever a test does, messages move into the
+checkpoint meanwhile.
 """
 
 import sys
@@ -15,15 +17,21 @@ from truenext.batch import Batch
 from truenext.broker import committer
 from truenext.cli import main, serve
 from truenext.errors import StoreError
+from truenext.limits import PAGE_BYTES
+from truenext.room import Room
 from truenext.store.embedded import EmbeddedStore
+from truenext.store.store import Page
 
-HOLD = Path(sys.argv[1])
-BREAK = Path(sys.argv[2])
+FOLDER = Path(sys.argv[1])
+HOLD = FOLDER / "hold"
+BREAK = FOLDER / "break"
+HOLD_PAGES = FOLDER / "hold-pages"
+ROOM = FOLDER / "room"
 
 
 class HeldStore(EmbeddedStore):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, segment_bytes=64 * 1024, segments_max=2)
+    def __init__(self, path: Path, *, disk_limit: int | None) -> None:
+        super().__init__(path, disk_limit=disk_limit, segment_bytes=64 * 1024, segments_max=2)
 
     def apply(self, batch: Batch) -> None:
         while HOLD.exists():
@@ -32,6 +40,16 @@ class HeldStore(EmbeddedStore):
             raise StoreError("cannot write to the store: the disk was broken by a test")
         super().apply(batch)
 
+    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
+        page = super().page(lane, after_sequence, limit, size_max)
+        while HOLD_PAGES.exists():
+            time.sleep(0.0005)
+        return page
+
+    @property
+    def room(self) -> Room:
+        return Room[ROOM.read_text()] if ROOM.exists() else super().room
+
 
 if __name__ == "__main__":
     # Nothing is written by the event loop: it has to go on while the disk is held.
@@ -39,4 +57,4 @@ if __name__ == "__main__":
         mock.patch.object(serve, "EmbeddedStore", HeldStore),
         mock.patch.object(committer, "WRITE_AT_ONCE_SECONDS_MAX", -1),
     ):
-        main.main(sys.argv[3:])
+        main.main(sys.argv[2:])

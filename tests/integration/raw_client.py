@@ -97,10 +97,15 @@ class RawClient:
     def messages(self, count: int) -> list[Frame]:
         return [self.message() for _ in range(count)]
 
+    def only(self, count: int) -> list[Frame]:
+        """The next `count` messages, and whatever has arrived behind them: nothing should have."""
+        return self.messages(count) + self.arrived()
+
     def arrived(self) -> list[Frame]:
         """All messages that were ready for this connection up to now, and nothing later than that.
 
-        The second question is answered behind what the turn of the first one dispatched.
+        Those apart that have left the broker's memory: they come once they were read from the store. The second
+        question is answered behind what the turn of the first one dispatched.
         """
         for _ in range(2):
             self.say("BEGIN", {"transaction": "are we there"}, confirmed=True)
@@ -121,6 +126,12 @@ class RawClient:
         """The broker closes, and says nothing more."""
         data = self.read()
         assert not data, f"instead of the end came {data[:200]!r}"
+        self.close()
+
+    def await_silent_end(self) -> None:
+        """The broker closes; what it says before is passed over."""
+        while self.read():
+            pass
         self.close()
 
     # ---- What a client says ----
@@ -190,6 +201,13 @@ class RawClient:
 
     def close(self) -> None:
         self._sock.close()
+
+    def close_at_end(self) -> None:
+        """Hang up once the broker has; what it still says is lost. A closed client stays closed."""
+        with contextlib.suppress(OSError):
+            while self.read():
+                pass
+        self.close()
 
     # ---- Inside ----
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
 from truenext.wire.stomp.frame import Frame
+
+pytestmark = LIMITS
 
 ATTEMPTS_MAX = 7
 VERSIONS = pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])
@@ -97,10 +99,10 @@ def test_an_acknowledgement_gives_its_credit_back(broker: BrokerProcess, queue: 
     fill(broker, queue, 6)
     reader = broker.connect()
     reader.subscribe(queue, ack=ack, prefetch=2)
-    held = reader.arrived()
+    held = reader.only(2)
     assert bodies(held) == ["0", "1"]
     reader.ack(held[1])
-    assert bodies(reader.arrived()) == (["2", "3"] if ack == "client" else ["2"])
+    assert bodies(reader.only(2 if ack == "client" else 1)) == (["2", "3"] if ack == "client" else ["2"])
 
 
 # ---- NACK ----
@@ -116,13 +118,13 @@ def test_a_nack_returns_one_message_to_its_exact_place_at_once(broker: BrokerPro
     reader.nack(held[3])
 
     # Before 6 to 9, which wait, though nobody has seen them yet.
-    again = reader.arrived()
+    again = reader.only(1)
     assert bodies(again) == ["3"]
     assert again[0].headers["redelivered"] == "true"
     assert (attempts(again), deliveries(again)) == ([1], [2])
     assert again[0].headers["truenext-sequence"] == held[3].headers["truenext-sequence"]
     reader.ack(again[0])
-    assert bodies(reader.arrived()) == ["6"]
+    assert bodies(reader.only(1)) == ["6"]
 
 
 def test_a_nack_in_client_mode_returns_all_that_came_before_in_one_step(broker: BrokerProcess, queue: str) -> None:
@@ -133,12 +135,12 @@ def test_a_nack_in_client_mode_returns_all_that_came_before_in_one_step(broker: 
 
     reader.nack(held[3])
 
-    again = reader.arrived()
+    again = reader.only(4)
     assert bodies(again) == ["0", "1", "2", "3"]
     assert attempts(again) == [1, 1, 1, 1]
     reader.disconnect()
     other.subscribe(queue)
-    assert bodies(other.arrived()) == numbers(8)
+    assert bodies(other.only(8)) == numbers(8)
 
 
 def test_a_nacked_message_goes_to_whoever_holds_least(broker: BrokerProcess, queue: str) -> None:
@@ -204,7 +206,7 @@ def test_a_transaction_over_two_queues_is_undone_as_a_whole_at_abort(
     worker = broker.connect()
     worker.subscribe(source, subscription="1")
     worker.subscribe(other_source, subscription="2")
-    held = worker.arrived()
+    held = worker.only(4)
     worker.begin("t")
     for message in held:
         worker.ack(message, transaction="t")
@@ -212,7 +214,7 @@ def test_a_transaction_over_two_queues_is_undone_as_a_whole_at_abort(
 
     worker.abort("t")
 
-    again = worker.arrived()
+    again = worker.only(4)
     assert sorted(bodies(again)) == ["0", "0", "1", "1"]
     assert attempts(again) == [1, 1, 1, 1]
     assert broker.what_is_left(target, once_durable=True) == []
@@ -274,7 +276,7 @@ def test_a_nack_inside_a_transaction_takes_effect_at_commit(broker: BrokerProces
 
     reader.commit("t")
 
-    again = reader.arrived()
+    again = reader.only(1)
     assert (bodies(again), attempts(again)) == (["0"], [1])
 
 
@@ -557,7 +559,7 @@ def test_an_unsubscribe_returns_what_was_held_without_an_attempt(broker: BrokerP
     assert reader.arrived() == []
 
     reader.subscribe(queue)
-    again = reader.arrived()
+    again = reader.only(9)
     assert bodies(again) == [number for number in numbers(10) if number != "2"]
     assert attempts(again) == [0] * 9
     assert deliveries(again) == [2] * 6 + [1] * 3
@@ -636,7 +638,9 @@ def test_what_the_socket_of_a_slow_auto_reader_has_not_taken_goes_to_the_next_on
     for number in range(count):
         sender.send(queue, b"%d " % number + padding, persistent=number % 2 == 0)
     sender.arrived()
-    assert broker.queues()[queue].waiting > 0, "the socket has taken everything; take more messages"
+    broker.await_full_sockets()
+    dispatched = count - broker.queues()[queue].waiting
+    assert dispatched < count, "the socket has taken everything; take more messages"
 
     taken = []
     if end == "disconnect":
@@ -660,7 +664,8 @@ def test_what_the_socket_of_a_slow_auto_reader_has_not_taken_goes_to_the_next_on
     # Those that stood in line for the socket were dispatched, the others were not.
     counted = deliveries(rest)
     assert counted == sorted(counted, reverse=True)
-    assert {1, 2} == set(counted)
+    assert {1} <= set(counted) <= {1, 2}
+    assert len(taken) + counted.count(2) >= dispatched
 
 
 def test_a_slow_auto_reader_that_reads_on_gets_everything_once_and_in_order(broker: BrokerProcess, queue: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.contract.naive_history import read_folder, read_parquet
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import LIMITS, BrokerProcess
 from truenext.events import GAP_EVENTS
 
 
@@ -83,6 +83,7 @@ def test_no_history_leaves_none(tmp_path: Path) -> None:
     assert not (tmp_path / "history").exists()
 
 
+@LIMITS
 def test_killed_again_and_again_it_misses_no_confirmed_send_and_no_confirmed_acknowledgement(
     own_broker: BrokerProcess,
 ) -> None:

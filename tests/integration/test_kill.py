@@ -466,6 +466,9 @@ def check_places(ledger: Ledger) -> None:
 
 
 @pytest.mark.timeout(120 + 30 * CYCLES)
+@pytest.mark.parametrize(
+    "options", [(), ("--queue-memory-limit", "20KB", "--page-size", "7")], ids=["default limits", "20 KB a queue"]
+)
 def test_a_broker_that_is_killed_under_load_keeps_every_promise(own_broker: BrokerProcess) -> None:
     print(f"\nseed {SEED}, {CYCLES} cycles")
     chance = random.Random(SEED)

@@ -13,9 +13,11 @@ from heapq import heappop, heappush
 
 import pytest
 
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from truenext.wire.stomp.frame import Frame
+
+pytestmark = LIMITS
 
 CASES = ["P4/P4", "N4/N4", "P4/N4", "N4/P4", "P0/P9", "N0/N9", "P0/N9", "N0/P9"]
 """Set A, then set B: persistent or not, and the priority."""
@@ -32,11 +34,13 @@ def expected(case: str) -> list[str]:
     return second + first if b[1] > a[1] else first + second
 
 
-def send_case(sender: RawClient, queue: str, case: str) -> None:
+def send_case(sender: RawClient, queue: str, case: str, *, each: Callable[[], object] = lambda: None) -> None:
+    """Calls `each` behind each message."""
     number = 0
     for kind in case.split("/"):
         for _ in range(SET_SIZE):
             sender.send(queue, b"%d" % number, persistent=kind[0] == "P", priority=int(kind[1]), confirmed=True)
+            each()
             number += 1
 
 
@@ -87,10 +91,13 @@ def test_a_receiver_at_default_prefetch_that_was_there_before_gets_every_message
 ) -> None:
     receiver = broker.connect()
     receiver.subscribe(queue)
+    received: list[Frame] = []
 
-    send_case(receiver if is_same else broker.connect(), queue, case)
+    # One that has left memory is read first, and a higher priority that comes meanwhile is served before it.
+    send_case(receiver if is_same else broker.connect(), queue, case, each=lambda: received.append(receiver.message()))
 
-    assert bodies(take(receiver, 2 * SET_SIZE)) == [str(number) for number in range(2 * SET_SIZE)]
+    assert bodies(received) == [str(number) for number in range(2 * SET_SIZE)]
+    assert receiver.arrived() == []
 
 
 @pytest.mark.parametrize("ack", ["auto", "client", "client-individual"])
@@ -166,20 +173,20 @@ def test_a_random_mix_of_sends_and_receives_gives_the_smallest_key_at_every_mome
     sender, receiver = broker.connect(), broker.connect()
     receiver.subscribe(queue, prefetch=1)
     waiting: list[tuple[int, int]] = []
-    held: int | None = None
+    held: Frame | None = None
     for number in range(400):
         if chance.random() < 0.6:
             priority = chance.choice([0, 4, 4, 9])
             sender.send(queue, b"%d" % number, persistent=chance.random() < 0.5, priority=priority, confirmed=True)
             heappush(waiting, (9 - priority, number))
         elif held is not None:
-            message = receiver.message()
-            assert message.body == b"%d" % held
             # The receipt says that its credit is back before anything else is sent.
-            receiver.ack(message, confirmed=True)
+            receiver.ack(held, confirmed=True)
             held = None
         if held is None and waiting:
-            held = heappop(waiting)[1]
+            # What has left memory is read first, and what is sent meanwhile may come before it: wait for it.
+            held = receiver.message()
+            assert held.body == b"%d" % heappop(waiting)[1]
 
 
 def test_transactions_stand_in_the_order_of_their_commits(broker: BrokerProcess, queue: str) -> None:
@@ -237,7 +244,7 @@ def test_what_is_being_committed_holds_back_its_equals_and_nobody_else(held_brok
     assert bodies(receiver.arrived()) == []
     transient.send(queue, b"N9", priority=9, confirmed=True)
     transient.send(queue, b"N0", priority=0, confirmed=True)
-    assert bodies(receiver.arrived()) == ["N9", "N0"]
+    assert bodies(receiver.only(2)) == ["N9", "N0"]
 
     held_broker.release_disk()
     assert bodies(receiver.messages(2)) == ["P4", "N4 behind"]
@@ -369,6 +376,8 @@ def test_a_sustained_persistent_stream_of_priority_9_does_not_hold_back_ready_me
     broker: BrokerProcess, queue: str
 ) -> None:
     """Some 9s are always in flight. A consumer that keeps up with those that are ready gets the 4s in between."""
+    if broker.options:
+        pytest.skip("9s that have left memory are ready all the time, and no consumer keeps up with them")
     receiver, sender = broker.connect(), broker.connect()
     receiver.subscribe(queue, ack="client")
     transients: list[str] = []
@@ -504,7 +513,7 @@ def test_the_third_of_five_rolled_back_comes_at_once_where_there_is_credit(
     receiver, held = roll_back_the_third(broker, queue, mix, prefetch=None)
 
     assert bodies(held) == ["0", "1", "2", "3", "4"]
-    messages = receiver.arrived()
+    messages = receiver.only(1)
     assert bodies(messages) == ["2"]
     assert messages[0].headers["redelivered"] == "true"
 
@@ -557,4 +566,4 @@ def test_all_five_of_an_aborted_transaction_come_again_in_order(broker: BrokerPr
 
     assert bodies(receiver.messages(4)) == ["0", "1", "2", "3"]
     receiver.ack(held[5])
-    assert bodies(receiver.arrived()) == ["4"]
+    assert bodies(receiver.only(1)) == ["4"]

@@ -8,20 +8,16 @@ from unittest import mock
 
 import pytest
 
+from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient
 from truenext.batch import Batch
-from truenext.broker.broker import Broker
-from truenext.broker.recovery import recover
 from truenext.cli import serve
 from truenext.engine.session import Session
 from truenext.errors import TruenextError
-from truenext.policy import DEFAULT_POLICY
 from truenext.server.connection import Connection
-from truenext.server.listener import Listener
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered
-from truenext.url import parse_url
 from truenext.wire.stomp.frame import Frame
 
 LARGE = bytes(50_000)
@@ -164,17 +160,10 @@ def connections_and_sessions() -> list[object]:
 
 async def what_is_kept_after(use: Callable[[int], None]) -> list[object]:
     """The connections and sessions that a broker still has when the clients that `use` made are gone."""
-    loop = asyncio.get_running_loop()
     # Those of tests that ran in this process before.
     others = set(map(id, connections_and_sessions()))
-    store = MemoryStore()
-    engine, recovered = recover(store, DEFAULT_POLICY)
-    broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000)
-    await broker.start()
-    address = parse_url("stomp://127.0.0.1:0")
-    listener = Listener(address, broker, loop, identity=recovered.identity, version="test")
-    try:
-        await loop.run_in_executor(None, use, int(listener.url.rpartition(":")[2]))
+    async with broker_here() as listener:
+        await asyncio.get_running_loop().run_in_executor(None, use, port_of(listener))
         deadline = time.monotonic() + PATIENCE_SECONDS
         while listener._connections:
             assert time.monotonic() < deadline, "a connection is not closed"
@@ -182,11 +171,6 @@ async def what_is_kept_after(use: Callable[[int], None]) -> list[object]:
         # Once around the loop for what it was told to do soon.
         await asyncio.sleep(0.05)
         return [one for one in connections_and_sessions() if id(one) not in others]
-    finally:
-        listener.stop_reading()
-        await broker.stop()
-        await listener.close()
-        broker.close()
 
 
 # ---- A clean stop ----

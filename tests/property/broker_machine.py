@@ -1,28 +1,33 @@
 """Does the engine ever differ from the oracle, whatever clients, sockets and disk do?
 
 A Hypothesis state machine that says the same to the engine and to the oracle and compares them after every turn and
-every durable batch. How the engine works is not known here; see test_against_oracle.py for how it is run.
+every durable batch, through restarts and shortness of memory. How the engine works is not known here (only
+memory_audit.py looks inside); see test_against_oracle.py for how it is run.
 """
 
-from typing import Any, TypeVar
+from sys import maxsize
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.property.oracle import Disagreement, Letter, Oracle, Parcel, Peer, Reader, Seen
+from tests.property.disk import Disk, Stored
+from tests.property.memory_audit import left_in_memory, miscounted
+from tests.property.oracle import SOCKETS_BYTES_MIN, Disagreement, Letter, Oracle, Parcel, Peer, Reader, Seen
 from truenext.answers import Receipt
-from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
+from truenext.engine.paging import PageRead
 from truenext.engine.session import Session
-from truenext.errors import RemoteProtocolError
+from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
-from truenext.policy import Policy
+from truenext.policy import Policy, StoreAndDispatch
 from truenext.record import decode, sequence_of, split_lane_key
+from truenext.store.store import Recovered
 
 BIG = 600 * 1024
 """Bytes of a large body: two of them fill a connection's room (limits.UNSENT_BYTES_MAX)."""
@@ -30,6 +35,14 @@ DAY_MS = 24 * 3600 * 1000
 REMEMBERED_MS = 7 * DAY_MS
 PEERS_MAX = 4
 READERS_MAX = 6
+ROUNDS_MAX = 1000
+"""Steps until a broker that is left alone must have come to rest."""
+
+NO_LIMIT = maxsize
+ROOMY = 8 * 1024 * 1024
+"""Bytes of memory for messages that are enough, unless large ones come together."""
+TINY = (300, 1000, 2000, 6000)
+"""Bytes of memory for messages, each of which costs 400 at least."""
 
 PICK = st.integers(0, 7)
 """Which of those that there are, modulo their number."""
@@ -39,6 +52,7 @@ EXPIRES_IN = st.sampled_from([None] * 14 + [0, 1, 10])
 IS_BIG = st.sampled_from([False] * 9 + [True])
 PRODUCER = st.sampled_from(["p", "p", "q"])
 YES_OR_NO = st.booleans()
+MEMORY = st.sampled_from([*TINY, *TINY, ROOMY, NO_LIMIT, NO_LIMIT, NO_LIMIT])
 
 SENDING = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
 ANSWERING = {"which": PICK, "in_transaction": st.sampled_from([False, False, True]), "says_subscription": YES_OR_NO}
@@ -60,7 +74,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
         | {
             "expires_in": EXPIRES_IN,
             "is_big": IS_BIG,
-            "count": st.sampled_from([1, 1, 2, 3]),
+            "count": st.sampled_from([1, 1, 2, 3, 5]),
             "wants_receipt": YES_OR_NO,
         },
     ),
@@ -95,8 +109,18 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "turn_and_take": (6, {}),
     "take": (1, {"who": PICK}),
     "take_batch": (5, {}),
+    "batch_is_written": (4, {}),
     "batch_becomes_durable": (5, {}),
     "all_becomes_durable": (4, {}),
+    "read_page": (8, {}),
+    "page_shows_what_the_engine_does_not_know": (5, {}),
+    "hand_page_over": (8, {}),
+    "all_pages_are_there": (5, {}),
+    "relieve": (4, {}),
+    "change_memory": (1, {"limit": MEMORY}),
+    "settle": (1, {}),
+    "crash": (1, {}),
+    "restart": (1, {}),
 }
 """What may happen, how often relative to the rest, and with what."""
 WITH_ARGUMENTS = {
@@ -108,54 +132,112 @@ T = TypeVar("T")
 
 
 class BrokerMachine(RuleBasedStateMachine):
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = {
+        "memory_limit": MEMORY,
+        "queue_memory_limit": st.sampled_from([*TINY, NO_LIMIT, NO_LIMIT, NO_LIMIT]),
+        "page_size": st.sampled_from([1, 2, 3, 1000]),
+        "store_and_dispatch": st.sampled_from([StoreAndDispatch.DURABLE] * 2 + [StoreAndDispatch.CONCURRENT]),
+    }
+    WINDOW_MAX: ClassVar[int | None] = None
+    """Of all subscriptions; None if they may choose."""
+
     def __init__(self) -> None:
         super().__init__()
         self.is_over = False
         self.nothing_new = True
         """A turn would change nothing: the last thing that happened was one."""
         self.serial = 0
-        self.in_flight: Batch | None = None
+        self.committed = 0
+        """The last batch that the engine knows to be durable."""
         self.numbers: dict[str, int] = {}
         self.numbers_used_at: dict[tuple[str, int], int] = {}
         self.sessions: dict[Peer, Session] = {}
-        self.queue_names: dict[int, str] = {}
-        self.store: dict[bytes, Message] = {}
-        self.marks: dict[bytes, tuple[int, int]] = {}
+        self.disk = Disk()
 
     @initialize(
+        circumstances=st.runner().flatmap(lambda machine: st.fixed_dictionaries(machine.CIRCUMSTANCES)),
+        relieves=st.sampled_from([True, True, False]),
         attempts_max=st.sampled_from([1, 2, 1, 3]),
         never=st.sets(st.sampled_from(RARE), max_size=len(RARE)),
         readers=st.lists(st.fixed_dictionaries(SUBSCRIBING), min_size=1, max_size=4),
     )
-    def start(self, attempts_max: int, never: set[str], readers: list[dict[str, Any]]) -> None:
-        """`never` is what does not happen in this example: what is rare elsewhere has more time to go wrong."""
+    def start(
+        self,
+        circumstances: dict[str, Any],
+        relieves: bool,
+        attempts_max: int,
+        never: set[str],
+        readers: list[dict[str, Any]],
+    ) -> None:
+        """`never` is what does not happen in this example: what is rare elsewhere has more time to go wrong.
+
+        If `relieves`, memory is relieved after every turn, as the broker does it.
+        """
         self.never = never
-        self.oracle = Oracle(attempts_max)
-        self.engine = Engine(sequence_limit=1, policy=Policy(attempts_max=attempts_max))
-        self.engine.start()
-        batch = self.engine.take_batch()
-        assert batch is not None
-        self.engine.committed(batch)
-        self._set_time(1_000_000)
+        self.relieves = relieves
+        self.memory_limit = circumstances.pop("memory_limit")
+        self.policy = Policy(attempts_max=attempts_max, **circumstances)
+        is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
+        self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent)
+        self.oracle.now_ms = 1_000_000
+        self._begin_run(self.disk.restart())
+        self._connect_all(readers)
+
+    def _connect_all(self, readers: list[dict[str, Any]]) -> None:
+        self.readers = readers
         self.connect()
         self.connect()
         for reader in readers:
             self.subscribe(**reader)
+
+    def _begin_run(self, recovered: Recovered) -> None:
+        """As broker/recovery.py and Broker.start do it."""
+        note(f"engine = Engine(..., memory_limit={self.memory_limit}, {self.policy})  # from {recovered}")
+        self.engine = Engine(
+            sequence_limit=recovered.sequence_limit,
+            redelivered_below=0 if recovered.clean_stop else recovered.sequence_limit,
+            memory_limit=self.memory_limit,
+            policy=self.policy,
+        )
+        self.engine.now_ms = self.oracle.now_ms
+        queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
+        self.engine.restore_producers(recovered.producers.items())
+        for lane, count in recovered.counts.items():
+            number, rank = split_lane_key(lane)
+            self.engine.restore_lane(queues[number], rank, count)
+        self.oracle.leave_memory |= min(self.memory_limit, self.policy.queue_memory_limit) < NO_LIMIT
+        self.oracle.sockets_max = max(self.memory_limit // 4, SOCKETS_BYTES_MIN)
+        self.sessions = {}
+        self.engine.start()
+        batch = self.engine.take_batch()
+        assert batch is not None
+        self.disk.hand_over(batch)
+        self.disk.done()
+        self.engine.committed(batch)
+        self.committed = batch.number
 
     @rule(action=st.runner().flatmap(lambda machine: machine.actions()))
     def happens(self, action: tuple[str, dict[str, Any]]) -> None:
         """One rule for all actions: rules that can do nothing, or are switched off at random by Hypothesis, would leave
         most examples without a single dispatch."""
         name, arguments = action
-        self.nothing_new = name in ("turn", "all_becomes_durable")
+        self.nothing_new = name in ("turn", "all_becomes_durable", "settle")
         try:
             getattr(self, name)(**arguments)
+            self._audit()
         except RemoteProtocolError as error:
             self.is_over = True
             raise Disagreement(f"what the contract allows was refused: {error}") from error
+        except StoreError as error:
+            self.is_over = True
+            raise Disagreement(f"engine and store do not agree: {error}") from error
         except Exception:
             self.is_over = True
             raise
+
+    def _audit(self) -> None:
+        if wrong := miscounted(self.engine, self.sessions.values()):
+            raise Disagreement(f"memory is counted wrong: {wrong}")
 
     def actions(self) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         """What can happen now."""
@@ -170,8 +252,13 @@ class BrokerMachine(RuleBasedStateMachine):
             "commit_numbered": not self._open_transactions(),
             "repeat_commit": not self._repeatable(),
             "abort": not self._open_transactions(),
-            "take_batch": self.in_flight is not None,
-            "batch_becomes_durable": self.in_flight is None,
+            "take_batch": self.disk.in_flight is not None,
+            "batch_is_written": self.disk.in_flight is None or self.disk.is_written,
+            "batch_becomes_durable": self.disk.in_flight is None,
+            "read_page": not self.disk.wanted,
+            "page_shows_what_the_engine_does_not_know": not self.disk.wanted or self.disk.in_flight is None,
+            "hand_page_over": not self.disk.has_page,
+            "all_pages_are_there": not self.disk.wanted and not self.disk.has_page,
             "turn": self.nothing_new,
             "turn_and_take": self.nothing_new,
         }
@@ -197,6 +284,7 @@ class BrokerMachine(RuleBasedStateMachine):
         used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
         name = min({f"c{number}" for number in range(READERS_MAX)} - used)
         destination = parse(f"/queue/{queue}", session.id)
+        window = self.WINDOW_MAX or window
         note(f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}))')
         self.engine.subscribe(session, Subscribe(name, destination, mode, window))
         self.oracle.subscribe(peer, name, queue, mode, window)
@@ -305,9 +393,8 @@ class BrokerMachine(RuleBasedStateMachine):
         transaction = self._transaction(peer)
         for queue, priority, persistent, expires_in, is_big in sends:
             parcel = self._parcel(priority, persistent, expires_in, is_big)
-            note(f'engine.send({peer.name}, Send(/queue/{queue}, {parcel}, "{transaction}"))')
-            self.engine.send(session, Send(parse(f"/queue/{queue}", session.id), _message(parcel), transaction))
-            self.oracle.send(peer, queue, parcel, transaction)
+            if not self._send_inside(who, queue, parcel, transaction):
+                return
         if commits:
             self._commit(peer, transaction)
 
@@ -328,20 +415,42 @@ class BrokerMachine(RuleBasedStateMachine):
         transaction = self._fresh("t")
         if says_all_again:
             self._begin(peer, transaction)
-            parcel = self._parcel(4, True, None, False)
-            note(f'engine.send({peer.name}, Send(/queue/a, {parcel}, "{transaction}"))')
-            self.engine.send(session, Send(parse("/queue/a", session.id), _message(parcel), transaction))
-            self.oracle.send(peer, "a", parcel, transaction)
+            if not self._send_inside(who, "a", self._parcel(4, True, None, False), transaction):
+                return
+        elif self.oracle.first_use(producer, number) is None:
+            self._commit_in_vain(who, transaction, producer, number)
+            return
         self._commit(peer, transaction, producer, number)
         self.ask_receipt(who)
 
     def commit_what_is_neither_open_nor_recorded(self, who: int, producer: str) -> None:
+        self._commit_in_vain(who, "gone", producer, self.numbers.get(producer, 0) + 1)
+
+    def _commit_in_vain(self, who: int, transaction: str, producer: str, number: int) -> None:
         peer, session = self._peer(who)
-        number = self.numbers.get(producer, 0) + 1
-        note(f'engine.commit({peer.name}, Commit("gone", "{producer}", {number}))  # is refused')
+        note(f'engine.commit({peer.name}, Commit("{transaction}", "{producer}", {number}))  # is refused')
         with pytest.raises(RemoteProtocolError):
-            self.engine.commit(session, Commit("gone", producer, number))
+            self.engine.commit(session, Commit(transaction, producer, number))
         self.disconnect(who, False, 0)
+
+    def _send_inside(self, who: int, queue: str, parcel: Parcel, transaction: str) -> bool:
+        """Returns: False if open transactions take too much memory for one more send; its connection has ended then."""
+        peer, session = self._peer(who)
+        message = _message(parcel)
+        note(f'engine.send({peer.name}, Send(/queue/{queue}, {parcel}, "{transaction}"))')
+        kept = [_size(_message(each)) for one in self.oracle.peers for each in one.parcels_in_transactions()]
+        is_too_much = bool(kept) and sum(kept) + _size(message) > self.memory_limit // 4
+        try:
+            self.engine.send(session, Send(parse(f"/queue/{queue}", session.id), message, transaction))
+        except NoRoomError as error:
+            if not is_too_much:
+                raise Disagreement(f"there is room for {_size(message)} bytes beside {kept}") from error
+            self.disconnect(who, True, 0)
+            return False
+        if is_too_much:
+            raise Disagreement(f"there is no room for {_size(message)} bytes beside {kept}")
+        self.oracle.send(peer, queue, parcel, transaction)
+        return True
 
     def abort(self, which: int) -> None:
         peer, transaction = _one_of(self._open_transactions(), which)
@@ -373,6 +482,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def turn(self) -> None:
         """A turn whose messages the sockets do not take yet."""
         self._turn()
+        if self.relieves:
+            self.relieve()
 
     def turn_and_take(self) -> None:
         self.turn()
@@ -389,32 +500,157 @@ class BrokerMachine(RuleBasedStateMachine):
             self.take(who)
 
     def take_batch(self) -> None:
-        self._take_batch()
+        note("batch = engine.take_batch()")
+        batch = self.engine.take_batch()
+        if batch is not None:
+            self.disk.queue_names.update(batch.queues)
+            puts = [(key, decode(key, record)) for key, record in (batch.puts | batch.transient_puts).items()]
+            for key, message in puts:
+                self.oracle.arrived(_label(message), self.disk.queue_names[split_lane_key(key[:-8])[0]])
+            self.oracle.saw_batch([self._stored_letter(key, message) for key, message in puts])
+            self.disk.hand_over(batch)
+        self.oracle.take_batch(is_there=batch is not None, is_empty=batch is None or batch.is_empty())
+
+    def batch_is_written(self) -> None:
+        """Pages show it from now on; the engine does not know yet."""
+        note("store.apply(batch)")
+        self.disk.write()
 
     def batch_becomes_durable(self) -> None:
-        self._committed()
+        batch = self.disk.done()
+        note("engine.committed(batch)")
+        self.engine.committed(batch)
+        self.committed = batch.number
+        self.oracle.committed()
+        self._compare_store()
 
     def all_becomes_durable(self) -> None:
-        if self.in_flight is not None:
+        if self.disk.in_flight is not None:
             self.batch_becomes_durable()
         self.take_batch()
-        if self.in_flight is not None:
+        if self.disk.in_flight is not None:
             self.batch_becomes_durable()
         self.turn()
 
+    # Pages and memory -------------------------------------------------------------------------------------------------
+
+    def read_page(self) -> None:
+        """What is in it is settled; the engine gets it later."""
+        read, page = self.disk.read()
+        note(f"# {read.lane.queue.name} is read after {read.after_sequence}, at most {read.limit}: {_sketch(page)}")
+
+    def hand_page_over(self) -> None:
+        read, page = self.disk.next_page(self.committed)
+        note(f"engine.page_read({read.lane.queue.name}, {_sketch(page)})")
+        self.engine.page_read(read, page)
+
+    def all_pages_are_there(self) -> None:
+        while self.disk.has_page:
+            self.hand_page_over()
+        while self.disk.wanted:
+            self.read_page()
+            self.hand_page_over()
+
+    def relieve(self) -> None:
+        note("engine.relieve()")
+        if self.engine.relieve():
+            raise Disagreement("a connection is to be ended, though there are no temporary queues")
+
+    def page_shows_what_the_engine_does_not_know(self) -> None:
+        if not self.disk.is_written:
+            self.batch_is_written()
+        self.all_pages_are_there()
+
+    def change_memory(self, limit: int) -> None:
+        note(f"engine.memory.limit = {limit}")
+        self.engine.memory.limit = self.memory_limit = limit
+        self.oracle.leave_memory |= limit < NO_LIMIT
+
+    def settle(self) -> None:
+        """Everything that was begun comes to its end: nothing may be stuck then, and nothing more in memory than fits."""
+        for _ in range(ROUNDS_MAX):
+            self.all_pages_are_there()
+            self.take_all()
+            has_done = self._turn()
+            if self.disk.in_flight is None:
+                self.take_batch()
+            if self.disk.in_flight is not None:
+                self.batch_becomes_durable()
+                has_done = True
+            if not has_done:
+                self.relieve()
+                if not (self.engine.has_work or self.engine.has_batch or self.disk.wanted):
+                    break
+        else:
+            raise Disagreement("the broker never comes to rest")
+        self.oracle.check_idle()
+        for queue in self.engine.queues():
+            at_least, at_most = self.oracle.waiting(queue.name)
+            if not at_least <= queue.waiting() <= at_most:
+                raise Disagreement(f"{queue.name} counts {queue.waiting()} messages, not {at_least} to {at_most}")
+        if wrong := left_in_memory(self.engine, self.policy):
+            raise Disagreement(f"still in memory: {wrong}")
+
+    # Restarts ---------------------------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """The broker ends without a word, and begins again."""
+        note("# crash")
+        self._crash()
+        self._connect_all(self.readers)
+
+    def _crash(self) -> None:
+        self.oracle.crash(has_written=self.disk.is_written)
+        self._begin_run_with(self.disk.restart())
+
+    def restart(self) -> None:
+        """The broker ends as Broker.stop does it, and begins again."""
+        self._restart()
+        self._connect_all(self.readers)
+
+    def _restart(self) -> None:
+        self._drain()
+        self._stop()
+        self.oracle.restart()
+        self._begin_run_with(self.disk.restart())
+
+    def _begin_run_with(self, recovered: Recovered) -> None:
+        self.oracle.recovered([self._stored_letter(key, each.message)[0] for key, each in self.disk.contents().items()])
+        self._begin_run(recovered)
+
+    def _drain(self) -> None:
+        self._turn()
+        while self.disk.in_flight is not None or self.engine.has_batch:
+            if self.disk.in_flight is None:
+                self.take_batch()
+            if self.disk.in_flight is not None:
+                self.batch_becomes_durable()
+            self._turn()
+
     def teardown(self) -> None:
-        """Whatever happened before, in the end all is as durable and as dispatched as it can be; then a clean stop."""
+        """Whatever happened before, in the end all comes to rest; then the broker begins again, and all that is left
+        is dispatched."""
         if self.is_over or not hasattr(self, "engine"):
             return
-        self.turn_and_take()
-        self.all_becomes_durable()
-        self.take_all()
-        self.all_becomes_durable()
-        self._stop()
+        try:
+            self.settle()
+            if self.serial % 2:
+                self._crash()
+            else:
+                self._restart()
+            all_queues = ("a", "b", "DLQ.a", "DLQ.b")
+            self._connect_all(
+                [{"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} for each in all_queues]
+            )
+            self.settle()
+            self._audit()
+        except StoreError as error:
+            raise Disagreement(f"engine and store do not agree: {error}") from error
 
     # Comparing --------------------------------------------------------------------------------------------------------
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
+        """Returns: whether anything came of it."""
         note("engine.turn()")
         effects = self.engine.turn()
         names = {(reader.peer.name, reader.subscription): reader for reader in self.oracle.readers}
@@ -428,54 +664,27 @@ class BrokerMachine(RuleBasedStateMachine):
         for session, answer in effects.answers:
             assert isinstance(answer, Receipt)
             answered.append((session.id, answer.receipt))
-        note(f"# answers: {answered}; deliveries: {dispatched}")
-        self.oracle.check_turn(dispatched, answered)
+        self.disk.want(effects.reads)
+        reading = self.disk.reading()
+        note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}")
+        self.oracle.check_turn(dispatched, answered, reading)
+        return any(effects)
 
-    def _take_batch(self) -> None:
-        note("batch = engine.take_batch()")
-        batch = self.in_flight = self.engine.take_batch()
-        if batch is not None:
-            self.queue_names.update(batch.queues)
-            self.oracle.saw_batch([self._stored_letter(key, decode(key, record)) for key, record in batch.puts.items()])
-        self.oracle.take_batch(is_empty=batch is None)
-
-    def _committed(self) -> None:
-        batch, self.in_flight = self.in_flight, None
-        assert batch is not None
-        note("engine.committed(batch)")
-        self.engine.committed(batch)
-        self.oracle.committed()
-        self._apply(batch)
-        must, may = self.oracle.stored()
-        self._compare_store(must, may)
-
-    def _apply(self, batch: Batch) -> None:
-        """What the store does, as batch.py says."""
-        for key in batch.removes + batch.transient_removes:
-            if key not in self.store:
-                raise Disagreement(f"{self._named(key)} is removed, but no earlier batch put it")
-            del self.store[key]
-        for key, record in (batch.puts | batch.transient_puts).items():
-            self.store[key] = decode(key, record)
-        self.marks.update(batch.marks)
-        for key in batch.unmarks:
-            self.marks.pop(key, None)
-
-    def _compare_store(self, must: list[Letter], may: list[Letter]) -> None:
+    def _compare_store(self) -> None:
         """A crash now: what would be found, and would it be what the contract promises?"""
-        found = {
-            letter: key for key, message in self.store.items() for letter, _ in [self._stored_letter(key, message)]
-        }
+        must, may = self.oracle.stored()
+        found = self._stored_letters()
         lost = [letter for letter in must if letter not in found]
         undead = [letter for letter in found if letter not in must and letter not in may]
         if lost or undead:
             raise Disagreement(f"in the store are missing {lost}, and should not be {undead}")
         for letter in must:
-            attempts, _ = self.marks.get(found[letter], (0, 0))
-            if attempts != self.oracle.stored_attempts(letter):
+            attempts = found[letter].attempts
+            if letter.persistent and attempts != self.oracle.stored_attempts(letter):
                 raise Disagreement(f"{letter} has {attempts} attempts in the store: {letter.written_attempts}")
-        if not self.marks.keys() <= self.store.keys():
-            raise Disagreement("a mark is left of a message that has gone")
+
+    def _stored_letters(self) -> dict[Letter, Stored]:
+        return {self._stored_letter(key, each.message)[0]: each for key, each in self.disk.contents().items()}
 
     def _stop(self) -> None:
         """L2 and Restart: after a clean stop the waiting transients survive too, at their places."""
@@ -483,27 +692,29 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.stop()
         for peer in list(self.oracle.peers):
             self.oracle.disconnect(peer, is_clean=True)
+        self._drain()
         for batch in self.engine.last_batches():
-            self.engine.committed(batch)
-            self.queue_names.update(batch.queues)
-            self._apply(batch)
-        here = [letter for letter in self.oracle.letters if not letter.is_gone]
+            self.disk.hand_over(batch)
+            self.disk.queue_names.update(batch.queues)
+            self.engine.committed(self.disk.done())
+        here = [letter for letter in self.oracle.letters if not letter.is_gone or self.oracle.is_moving(letter)]
         alive = [letter for letter in here if not self.oracle.is_expired(letter)]
         found = {}
-        for key, message in self.store.items():
-            letter, sequence = self._stored_letter(key, message)
+        for key, each in self.disk.contents().items():
+            letter, sequence = self._stored_letter(key, each.message)
             self.oracle.saw_sequence(letter, sequence)
-            found[letter] = key
+            found[letter] = each
         if not set(alive) <= found.keys() <= set(here):
             raise Disagreement(f"after a clean stop there are {list(found)}; waiting were {alive}")
         for letter in alive:
-            mark = self.marks.get(found[letter], (0, 0))
-            if mark != (letter.attempts, letter.deliveries):
-                raise Disagreement(f"after a clean stop {letter} has (attempts, deliveries) {mark}: {vars(letter)}")
+            each = found[letter]
+            is_right = letter.deliveries == each.deliveries or letter.least_deliveries is not None
+            if not is_right or letter.attempts != each.attempts:
+                raise Disagreement(f"after a clean stop {letter} is {found[letter]}: {vars(letter)}")
 
     def _stored_letter(self, key: bytes, message: Message) -> tuple[Letter, int]:
         queue, rank = split_lane_key(key[:-8])
-        letter = self.oracle.letter(_label(message), self.queue_names[queue])
+        letter = self.oracle.letter(_label(message), self.disk.queue_names[queue])
         is_right = (rank, message.persistent, message.expires_ms) == (
             letter.key[0],
             letter.persistent,
@@ -512,9 +723,6 @@ class BrokerMachine(RuleBasedStateMachine):
         if not is_right:
             raise Disagreement(f"{letter} is stored with rank {rank} as {message}: {vars(letter)}")
         return letter, sequence_of(key)
-
-    def _named(self, key: bytes) -> str:
-        return f"{self.queue_names[split_lane_key(key[:-8])[0]]}:{sequence_of(key)}"
 
     # Choosing ---------------------------------------------------------------------------------------------------------
 
@@ -555,6 +763,16 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.now_ms = self.oracle.now_ms = now_ms
 
 
+class StarvedMachine(BrokerMachine):
+    """The same where hardly anything fits into memory: one message per page and window."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limit": st.sampled_from(TINY),
+        "page_size": st.just(1),
+    }
+    WINDOW_MAX = 1
+
+
 def _one_of(things: list[T], which: int) -> T:
     return things[which % len(things)]
 
@@ -572,7 +790,8 @@ def _message(parcel: Parcel) -> Message:
 
 def _seen(entry: Entry, queue: str) -> Seen:
     message = entry.message
-    assert message is not None, "what is dispatched is in memory"
+    if message is None:
+        raise Disagreement(f"{queue}:{entry.sequence} is dispatched without its body")
     return Seen(
         _label(message),
         queue,
@@ -587,3 +806,12 @@ def _seen(entry: Entry, queue: str) -> Seen:
 
 def _label(message: Message) -> str:
     return message.body[:12].rstrip(b".").decode()
+
+
+def _size(message: Message) -> int:
+    return len(message.header) + len(message.body)
+
+
+def _sketch(page: PageRead) -> str:
+    found = ", ".join("damaged" if each.message is None else _label(each.message) for each in page.found)
+    return f"[{found}] as of {page.as_of}{', the end' if page.is_end else ''}"

@@ -12,6 +12,9 @@ from truenext.commands import AckMode
 ROOM_BYTES = 1024 * 1024
 """A connection has room for more bytes while fewer than these are unsent (limits.UNSENT_BYTES_MAX)."""
 
+SOCKETS_BYTES_MIN = 4 * 1024 * 1024
+"""All sockets together may have so much to take, however little memory there is."""
+
 DEAD_LETTER_PREFIX = "DLQ."
 AT_ONCE = 0
 
@@ -27,6 +30,12 @@ DEAD_LETTERS_EXPIRE = False
 EXPIRED_COMMIT_HOLDS_BACK = True
 """Ready says that an earlier message in commit "which this consumer could take" holds back. Nobody could take an
 expired one; on the other hand nothing but its removal would wake the queue before the commit does."""
+DEAD_LETTERS_WAIT_FOR_THEIR_BATCH = True
+"""Ready lets a persistent message be visible when it is accepted, with `--store-and-dispatch concurrent`, unless it was
+sent in a transaction. A dead letter is persistent, and was sent by nobody: it waits for its batch either way (True)."""
+FLAG_OUTLIVES_CLEAN_STOPS = False
+"""Deliveries says that every message recovered after an unclean stop is flagged as redelivered. If nobody comes near it
+until the next clean stop, the run after that cannot tell any more (False)."""
 
 
 class Disagreement(AssertionError):
@@ -43,6 +52,11 @@ class Parcel:
     expires_ms: int
     size: int
 
+    @property
+    def unsent(self) -> int:
+        """What a socket has to take, roughly: not nothing."""
+        return self.size + 1
+
 
 @dataclass(eq=False)
 class Peer:
@@ -56,6 +70,9 @@ class Peer:
     """The batch that L1, L3 and L5 make a receipt asked for now wait for."""
     may_wait_for: int = AT_ONCE
     """The last batch that anything of this connection went to: no receipt asked for now has a reason to wait longer."""
+
+    def parcels_in_transactions(self) -> list[Parcel]:
+        return [parcel for work in self.transactions.values() for _, parcel in work.sends]
 
 
 @dataclass(frozen=True)
@@ -99,8 +116,11 @@ class Letter:
     visible_from: int
     """The batch that makes it visible."""
     stored_in: int | None
-    """The batch that writes it."""
+    """The batch that writes it; of a transient one that left memory, once that was seen."""
     is_dead_letter: bool = False
+    least_deliveries: int | None = None
+    """An unclean stop has come over it, and it was not dispatched since: its next dispatch is counted as this one at
+    least, and as `deliveries` at most."""
     removed_in: int | None = None
     is_gone: bool = False
     holder: Reader | None = None
@@ -132,6 +152,26 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Move:
+    """A message that is to be dead-lettered, and was not seen in its new queue yet."""
+
+    origin: Letter
+    order: int
+    event: int
+    since: int
+    """The batch that gathered when it failed."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """The first use of a producer's number."""
+
+    batch: int
+    """It makes it durable."""
+    is_stored: bool
+
+
+@dataclass(frozen=True)
 class Seen:
     """One dispatch as the broker made it."""
 
@@ -146,8 +186,15 @@ class Seen:
 
 
 class Oracle:
-    def __init__(self, attempts_max: int) -> None:
+    def __init__(self, attempts_max: int, *, is_concurrent: bool = False) -> None:
         self.attempts_max = attempts_max
+        self.is_concurrent = is_concurrent
+        """Persistent messages are visible when they are accepted (Ready)."""
+        self.leave_memory = False
+        """Messages may have left memory, or have never been there in this run: what needs one may have to wait for a
+        page, and a receipt for the removal of a transient one."""
+        self.sockets_max: int | None = None
+        """Bytes that all sockets together may have to take (True next, credit)."""
         self.now_ms = 0
         self.letters: list[Letter] = []
         self.readers: list[Reader] = []
@@ -155,13 +202,13 @@ class Oracle:
         self.ended: list[Peer] = []
         self.sequences: dict[Letter, int] = {}
         """The broker's sequence of each message that was seen."""
-        self.used_numbers: dict[tuple[str, int], int] = {}
-        """Producer and number to the batch that makes its first use durable."""
+        self.used_numbers: dict[tuple[str, int], Use] = {}
+        self.moves: list[Move] = []
         self.gathering = 1
         self.in_flight: int | None = None
         self.durable = 0
-        self.must_be_written: set[int] = set()
-        """Batches that cannot be empty."""
+        self._reading: dict[str, int] = {}
+        """Queues for which pages are being read, with the smallest rank among those."""
         self._order = 0
         self._step = 0
         self._event = 0
@@ -188,13 +235,12 @@ class Oracle:
 
     def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> None:
         # L5: accepted once; the receipt of a repeat waits until the first is durable.
-        first = self.used_numbers.get((producer, number))
+        first = self.first_use(producer, number)
         if first is not None:
-            self._wait(peer, must=first, may=first)
-            peer.may_wait_for = max(peer.may_wait_for, self.gathering)
+            self._wait(peer, must=first.batch, may=self.gathering)
             return
         self.send(peer, queue, parcel)
-        self.used_numbers[producer, number] = self.gathering if parcel.persistent else AT_ONCE
+        self._use(producer, number, is_stored=parcel.persistent)
         self._wait(peer, may=self.gathering)
 
     def acknowledge(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
@@ -206,9 +252,7 @@ class Oracle:
             work.acknowledged.extend(covered)
             return
         for each in covered:
-            self._remove(each)
-            if each.persistent:
-                self._wait(peer, must=self.gathering)  # L3
+            self._acknowledged(peer, each)
 
     def refuse(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
         covered = self.covered(letter)
@@ -230,10 +274,10 @@ class Oracle:
         self._event += 1
         work = peer.transactions.pop(transaction, None)
         if producer is not None:
-            first = self.used_numbers.get((producer, number))
+            first = self.first_use(producer, number)
             if first is not None:
                 assert work is None or not (work.acknowledged or work.refused), "not told by the contract"
-                self._wait(peer, must=first, may=self.gathering)
+                self._wait(peer, must=first.batch, may=self.gathering)
                 return
         assert work is not None
         # Ready: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
@@ -243,14 +287,12 @@ class Oracle:
         for queue, parcel in work.sends:
             self._accept(peer, queue, parcel, visible_from=visible_from, block=self._event)
         for letter in work.acknowledged:
-            self._remove(letter)
-        if is_lasting:
-            self._wait(peer, must=self.gathering)  # L1, L3
-        if work.refused or producer is not None:
+            self._acknowledged(peer, letter)
+        if is_lasting or work.refused or producer is not None:
             self._wait(peer, may=self.gathering)
         self._give_back(work.refused, charged=work.refused)
         if producer is not None:
-            self.used_numbers[producer, number] = self.gathering if is_lasting else AT_ONCE
+            self._use(producer, number, is_stored=is_lasting)
 
     def abort(self, peer: Peer, transaction: str) -> None:
         # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed.
@@ -294,25 +336,88 @@ class Oracle:
     def taken_before_loss(self, reader: Reader, count: int) -> None:
         for letter in self.unacknowledged(reader)[:count]:
             self._remove(letter)
-            if letter.persistent:
-                self._wait(reader.peer, may=self.gathering)
+            self._wait(reader.peer, may=self.gathering)
 
     def ask_receipt(self, peer: Peer, receipt: str) -> None:
         peer.receipts.append(Pending(receipt, peer.must_wait_for, peer.may_wait_for))
 
-    def take_batch(self, is_empty: bool) -> None:
-        if is_empty:
-            if self.gathering in self.must_be_written:
-                raise Disagreement("take_batch() is None though something persistent happened")
-            self.durable = self.gathering
-        else:
+    def take_batch(self, *, is_there: bool, is_empty: bool) -> None:
+        """The gathering batch is handed over, or is not there; `is_empty` if nothing of it is to be written."""
+        if self.moves and not self.leave_memory:
+            raise Disagreement(f"{self.moves} should have been dead-lettered")
+        if is_empty and (reasons := self._must_be_written()):
+            raise Disagreement(f"nothing is written though something persistent happened: {reasons}")
+        if is_there:
             self.in_flight = self.gathering
+        else:
+            self.durable = self.gathering
         self.gathering += 1
 
     def committed(self) -> None:
         assert self.in_flight is not None
         self.durable = self.in_flight
         self.in_flight = None
+
+    def crash(self, *, has_written: bool) -> None:
+        """The broker ends at once; `has_written` if the store has the batch in flight.
+
+        Restart: K and attempts of a persistent message survive. Deliveries and attempts: no end of the broker is one.
+        """
+        if has_written and self.in_flight is not None:
+            self.durable = self.in_flight
+        must, may = self.stored()
+        stored = {letter for letter in must + may if letter.persistent}
+        self.letters = [letter for letter in self.letters if letter in stored]
+        for letter in self.letters:
+            letter.attempts = self.stored_attempts(letter)
+            # What was acknowledged without a trace comes back.
+            letter.is_gone = False
+            letter.least_deliveries = 2
+        # L5: for transient messages it holds until a crash.
+        known = [number for number, use in self.used_numbers.items() if use.is_stored and use.batch <= self.durable]
+        self.used_numbers = dict.fromkeys(known, Use(AT_ONCE, True))
+        self._begin_again()
+
+    def restart(self) -> None:
+        """It begins again after a clean stop, with which all connections have ended.
+
+        Restart: the waiting transients survive, too.
+        """
+        self.letters = [letter for letter in self.letters if not letter.is_gone or self.is_moving(letter)]
+        for letter in self.letters:
+            letter.is_gone = False
+            letter.stored_in = self.durable
+            if letter.least_deliveries and not FLAG_OUTLIVES_CLEAN_STOPS:
+                letter.least_deliveries = 1
+        self.used_numbers = dict.fromkeys(self.used_numbers, Use(AT_ONCE, True))
+        self._begin_again()
+
+    def recovered(self, found: list[Letter]) -> None:
+        """What the store had when the broker began again.
+
+        Raises: Disagreement
+        """
+        lost = [letter for letter in self.letters if letter not in found and not self.is_expired(letter)]
+        undead = [letter for letter in found if letter not in self.letters]
+        if lost or undead:
+            raise Disagreement(f"recovered were not {lost}, but {undead}")
+        self.letters = found
+
+    def _begin_again(self) -> None:
+        for letter in self.letters:
+            letter.holder = letter.acknowledged_by = letter.refused_by = letter.removed_in = None
+            letter.visible_from = AT_ONCE
+            letter.written_attempts = [(AT_ONCE, letter.attempts)]
+        self.peers, self.ended, self.readers, self.moves = [], [], [], []
+        self.in_flight = None
+        self.durable = self.gathering
+        self.gathering += 1
+        self.leave_memory = True
+
+    def first_use(self, producer: str, number: int) -> Use | None:
+        """L5: one below the highest counts as a repeat, whatever became of the first."""
+        is_below = any(name == producer and number < other for name, other in self.used_numbers)
+        return self.used_numbers.get((producer, number), Use(AT_ONCE, False) if is_below else None)
 
     # What is asked of the oracle --------------------------------------------------------------------------------------
 
@@ -340,6 +445,9 @@ class Oracle:
         # True next: fewer unacknowledged messages than its window, and its connection has room for more bytes.
         if reader.peer.unsent >= ROOM_BYTES:
             return False
+        if self.sockets_max is not None and reader.peer.unsent:
+            if sum(peer.unsent for peer in self.peers) > self.sockets_max:
+                return False
         return reader.window is None or len(self.unacknowledged(reader)) < reader.window
 
     def is_expired(self, letter: Letter) -> bool:
@@ -349,11 +457,19 @@ class Oracle:
     def is_visible(self, letter: Letter) -> bool:
         return letter.visible_from <= self.durable
 
+    def is_doomed(self, letter: Letter) -> bool:
+        """Deliveries and attempts: it is dead-lettered; only after a restart can that still be to come."""
+        return letter.attempts >= self.attempts_max and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+
+    def is_moving(self, letter: Letter) -> bool:
+        """It has left its queue for everybody who looks, and was not seen in its dead-letter queue yet."""
+        return any(move.origin is letter for move in self.moves)
+
     def is_ready_for(self, letter: Letter, reader: Reader) -> bool:
         """Ready, as a whole section."""
         if letter.queue != reader.queue or letter.is_gone or letter.holder is not None:
             return False
-        if not self.is_visible(letter) or self.is_expired(letter):
+        if not self.is_visible(letter) or self.is_expired(letter) or self.is_doomed(letter):
             return False
         return not any(
             other.queue == letter.queue
@@ -384,13 +500,74 @@ class Oracle:
         _, letter, reader = min(offers, key=lambda offer: offer[0])
         return letter, reader
 
-    def check_turn(self, dispatched: dict[Reader, list[Seen]], answered: list[tuple[str, str]]) -> None:
+    def check_turn(
+        self, dispatched: dict[Reader, list[Seen]], answered: list[tuple[str, str]], reading: dict[str, int]
+    ) -> None:
         """Compare a turn of the broker with the contract, and follow it.
+
+        `reading` says for which queues pages are being read, with the smallest rank among those.
 
         Raises: Disagreement
         """
+        self._reading = reading
         self._check_receipts(answered)
         self._check_dispatches(dispatched)
+
+    def check_idle(self) -> None:
+        """Nothing gathers, is in flight or is being read, and the sockets have taken all.
+
+        Raises: Disagreement
+        """
+        if self.moves:
+            raise Disagreement(f"never dead-lettered: {self.moves}")
+        for reader in self.readers:
+            late = [letter for letter in self.letters if letter.queue == reader.queue and self._is_late(letter)]
+            if late and self.has_credit(reader):
+                raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
+
+    def _is_late(self, letter: Letter) -> bool:
+        if letter.is_gone or letter.holder is not None or self.is_expired(letter):
+            return False
+        return self.is_doomed(letter) or self.is_visible(letter)
+
+    def waiting(self, queue: str) -> tuple[int, int]:
+        """How many messages of a queue nobody holds, at least and at most."""
+        here = [each for each in self.letters if each.queue == queue and not each.is_gone and each.holder is None]
+        # Expiry: removed when dispatch comes upon it; nobody can see when that was.
+        return sum(not self.is_expired(letter) for letter in here), len(here)
+
+    def arrived(self, label: str, queue: str) -> Letter:
+        """A message that the gathering batch puts: the broker's first word about some dead letters.
+
+        Dead letters are removed from their queue in the same step. If their messages have left memory they are read
+        before that, so that their sequences are of that time.
+        """
+        at_home = queue.removeprefix(DEAD_LETTER_PREFIX)
+        if at_home == queue or any(each.parcel.label == label and each.queue == queue for each in self.letters):
+            return self.letter(label, queue)
+        origin = self.letter(label, at_home)
+        move = next((move for move in self.moves if move.origin is origin), None)
+        if move is not None:
+            self.moves.remove(move)
+        elif not self.is_doomed(origin):
+            raise Disagreement(f"{origin} is dead-lettered after {origin.attempts} attempts")
+        self._remove(origin)
+        parcel = origin.parcel if DEAD_LETTERS_EXPIRE else replace(origin.parcel, expires_ms=0)
+        self._order += 1
+        is_late = self.leave_memory or move is None
+        letter = Letter(
+            parcel,
+            queue,
+            True,
+            self._order if is_late or move is None else move.order,
+            self._event if is_late or move is None else move.event,
+            0,
+            self.gathering,
+            stored_in=self.gathering,
+            is_dead_letter=True,
+        )
+        self.letters.append(letter)
+        return letter
 
     def saw_batch(self, stored: list[tuple[Letter, int]]) -> None:
         """Learn the sequences of new stored messages.
@@ -402,7 +579,9 @@ class Oracle:
             together = [
                 (theirs, other)
                 for other, theirs in stored
-                if other.is_dead_letter and (other.event, other.queue) == (letter.event, letter.queue)
+                if other.is_dead_letter
+                and other.queue == letter.queue
+                and (other.event == letter.event or self.leave_memory)
             ]
             if letter.is_dead_letter and together[0][1] is letter:
                 orders = sorted(other.order for _, other in together)
@@ -410,6 +589,11 @@ class Oracle:
                     other.order = order
         for letter, sequence in stored:
             self.saw_sequence(letter, sequence)
+            if letter.is_gone:
+                raise Disagreement(f"{letter} is written, though it is gone")
+            if letter.stored_in not in (None, self.gathering):
+                raise Disagreement(f"{letter} is written again")
+            letter.stored_in = self.gathering
 
     def saw_sequence(self, letter: Letter, sequence: int) -> None:
         """The key: given at acceptance, in order; unbroken within a transaction; never changed, never given twice."""
@@ -419,7 +603,9 @@ class Oracle:
                 raise Disagreement(f"{letter} changed its sequence from {known} to {sequence}")
             return
         for other, theirs in self.sequences.items():
-            if letter.block and other.block == letter.block:
+            if self.leave_memory and (letter.is_dead_letter or other.is_dead_letter) and letter.queue != other.queue:
+                is_right = sequence != theirs
+            elif letter.block and other.block == letter.block:
                 is_right = sequence - theirs == letter.order - other.order
             elif letter.event != other.event or letter.queue == other.queue:
                 is_right = sequence != theirs and (sequence < theirs) == (letter.order < other.order)
@@ -444,10 +630,12 @@ class Oracle:
                 continue
             if letter.removed_in is not None and letter.removed_in <= self.durable:
                 continue
-            # Expiry: removed when dispatch comes upon it; nobody can see when that was.
-            is_optional = self.is_expired(letter) and not letter.is_gone and letter.holder is None
-            (may if is_optional else must).append(letter)
+            (may if self._may_be_removed(letter) else must).append(letter)
         return must, may
+
+    def _may_be_removed(self, letter: Letter) -> bool:
+        # Expiry: removed when dispatch comes upon it; nobody can see when that was.
+        return self.is_expired(letter) and not letter.is_gone and letter.holder is None
 
     def stored_attempts(self, letter: Letter) -> int:
         """Restart: attempts of a persistent message survive a crash."""
@@ -457,42 +645,63 @@ class Oracle:
 
     def _accept(
         self,
-        peer: Peer | None,
+        peer: Peer,
         queue: str,
         parcel: Parcel,
         *,
         visible_from: int | None = None,
         block: int = 0,
-        is_dead_letter: bool = False,
     ) -> None:
-        persistent = parcel.persistent or is_dead_letter
-        if persistent:
-            self.must_be_written.add(self.gathering)
-            if peer is not None:
-                self._wait(peer, must=self.gathering)  # L1
+        if parcel.persistent:
+            self._wait(peer, must=self.gathering)  # L1
         if visible_from is None:
-            visible_from = self.gathering if persistent else AT_ONCE
+            visible_from = self.gathering if parcel.persistent and not self.is_concurrent else AT_ONCE
         self._order += 1
         self.letters.append(
             Letter(
                 parcel,
                 queue,
-                persistent,
+                parcel.persistent,
                 self._order,
                 self._event,
                 block,
                 visible_from,
-                stored_in=self.gathering if persistent else None,
-                is_dead_letter=is_dead_letter,
+                stored_in=self.gathering if parcel.persistent else None,
             )
         )
 
     def _remove(self, letter: Letter) -> None:
         letter.is_gone = True
         letter.holder = letter.acknowledged_by = letter.refused_by = None
-        if letter.persistent:
+        if letter.stored_in == self.gathering:
+            letter.stored_in = None  # Ready: one that is consumed first is never written.
+        if letter.stored_in is not None:
             letter.removed_in = self.gathering
-            self.must_be_written.add(self.gathering)
+
+    def _acknowledged(self, peer: Peer, letter: Letter) -> None:
+        self._remove(letter)
+        if letter.removed_in is not None and letter.persistent:
+            self._wait(peer, must=self.gathering)  # L3
+        elif letter.persistent or self.leave_memory:
+            self._wait(peer, may=self.gathering)
+
+    def _use(self, producer: str, number: int, *, is_stored: bool) -> None:
+        self.used_numbers[producer, number] = Use(self.gathering if is_stored else AT_ONCE, is_stored)
+
+    def _must_be_written(self) -> list[object]:
+        """Why the gathering batch cannot be empty."""
+        now = self.gathering
+        reasons: list[object] = [each for each in self.letters if each.removed_in == now]
+        reasons += [
+            each
+            for each in self.letters
+            if each.stored_in is not None
+            and now in (each.stored_in, *(batch for batch, _ in each.written_attempts))
+            and not self._may_be_removed(each)
+        ]
+        reasons += [move for move in self.moves if move.since == now]
+        reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
+        return reasons
 
     def _give_back(self, returned: Iterable[Letter], charged: Iterable[Letter]) -> None:
         """Return: at its exact place again, all in one step."""
@@ -510,12 +719,12 @@ class Oracle:
         letter.attempts += 1
         if letter.persistent:
             letter.written_attempts.append((self.gathering, letter.attempts))
-            self.must_be_written.add(self.gathering)
-        if letter.attempts >= self.attempts_max and not letter.queue.startswith(DEAD_LETTER_PREFIX):
-            # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was.
-            self._remove(letter)
-            parcel = letter.parcel if DEAD_LETTERS_EXPIRE else replace(letter.parcel, expires_ms=0)
-            self._accept(None, DEAD_LETTER_PREFIX + letter.queue, parcel, is_dead_letter=True)
+        if self.is_doomed(letter):
+            # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See
+            # `arrived` for that step; here it leaves its queue for everybody who looks.
+            letter.is_gone = True
+            self._order += 1
+            self.moves.append(Move(letter, self._order, self._event, self.gathering))
 
     def _wait(self, peer: Peer, *, must: int = AT_ONCE, may: int = AT_ONCE) -> None:
         peer.must_wait_for = max(peer.must_wait_for, must)
@@ -562,6 +771,12 @@ class Oracle:
             for seen in all_seen:
                 letter = self.letter(seen.label, reader.queue)
                 self.saw_sequence(letter, seen.sequence)
+                if letter.least_deliveries is not None:
+                    # Deliveries and attempts: after an unclean stop every recovered message is flagged; the number
+                    # itself is of what was written.
+                    if letter.least_deliveries <= seen.deliveries <= max(2, letter.deliveries):
+                        letter.deliveries = seen.deliveries
+                    letter.least_deliveries = None
                 right = Seen(
                     letter.parcel.label,
                     letter.queue,
@@ -592,7 +807,8 @@ class Oracle:
         if state in failed:
             return False
         steps = [step for queue in queues if (step := self.next_dispatch(queue)) is not None]
-        if not steps and all(done[reader] == len(labels[reader]) for reader in done):
+        is_over = all(done[reader] == len(labels[reader]) for reader in done)
+        if is_over and all(self._may_wait_for_a_page(letter) for letter, _ in steps):
             return True
         for letter, reader in steps:
             at = done[reader]
@@ -608,7 +824,7 @@ class Oracle:
                 letter.holder = None
                 letter.deliveries -= 1
                 letter.dispatched_at, reader.waiting_since = undo
-                reader.peer.unsent -= letter.parcel.size
+                reader.peer.unsent -= letter.parcel.unsent
         failed.add(state)
         return False
 
@@ -616,4 +832,8 @@ class Oracle:
         letter.holder = reader
         letter.deliveries += 1
         letter.dispatched_at = reader.waiting_since = self._next_step()
-        reader.peer.unsent += letter.parcel.size
+        reader.peer.unsent += letter.parcel.unsent
+
+    def _may_wait_for_a_page(self, letter: Letter) -> bool:
+        # True next: what has left memory is read before anything behind it; higher priorities go on meanwhile.
+        return letter.queue in self._reading and self._reading[letter.queue] <= letter.key[0]

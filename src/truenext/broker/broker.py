@@ -39,6 +39,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.paging import PageRead, Read
 from truenext.engine.session import Session
+from truenext.engine.stuck import StuckAudit
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import LAZY_COMMIT_SECONDS, ROOM_SECONDS
@@ -46,6 +47,9 @@ from truenext.room import Room
 from truenext.store.store import Store
 
 logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Time between two looks for queues that are stuck."""
 
 
 class Peer(Protocol):
@@ -93,7 +97,8 @@ class Broker:
         self._store = store
         self._pager = Pager(store, loop, there=self._on_page_read, failed=self._on_failed)
         self._peers: dict[Session, Peer] = {}
-        self._waiting_for_room: dict[Session, None] = {}
+        self._waiting_for_room: dict[Session, bool] = {}
+        """Whether they need room on the disk."""
         self._room_check: TimerHandle | None = None
         self._half_sent: dict[Session, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
@@ -101,6 +106,9 @@ class Broker:
         """By verb, until the next turn: whoever asks a thousand times at once gets one answer a thousand times."""
         self._is_turn_due = False
         self._lazy_commit: TimerHandle | None = None
+        self._stuck_audit = StuckAudit()
+        self._next_look: TimerHandle | None = None
+        self._is_look_due = False
         self._idle: Future[None] | None = None
         """Done when nothing is in flight; only while stopping."""
         self.failure: Future[None] = loop.create_future()
@@ -127,17 +135,24 @@ class Broker:
         self._peers[session] = peer
         return session
 
-    def execute(self, session: Session, commands: Iterable[Command]) -> None:
+    def execute(self, session: Session, commands: Iterable[Command]) -> Command | None:
         """Do what a client asks, one command after the other.
+
+        Returns the first that has to wait until there is room on the disk, if one has to; nothing behind it is done.
 
         Raises: RemoteProtocolError at the first that cannot be done; those before it stand.
         """
-        self._engine.tick(self._clock_us())
-        self._engine.room = self._store.room
+        engine = self._engine
+        engine.tick(self._clock_us())
+        engine.room = self._store.room
+        is_short = engine.room is not Room.PLENTY
         actions = self._actions
         self._schedule_turn()
         for command in commands:
+            if is_short and engine.must_wait(session, command):
+                return command
             actions[type(command)](session, command)
+        return None
 
     def answer(self, session: Session, answer: Answer) -> None:
         """Say something to a connection, behind all that it has asked for so far."""
@@ -170,15 +185,14 @@ class Broker:
         """The socket has taken the rest of a message that was half-way out, see `Peer.settle`."""
         self._set_right(session, is_taken=True)
 
-    def has_room(self, session: Session) -> bool:
-        """The connection may be read. If not, `wait_for_room`."""
-        if not self._engine.has_room:
-            return False
-        return self._store.room is Room.PLENTY or not self._engine.must_wait(session)
+    @property
+    def has_room(self) -> bool:
+        """Connections may be read. If not, `wait_for_room`."""
+        return self._engine.has_room
 
-    def wait_for_room(self, session: Session) -> None:
-        """Call `read_on` of its peer when there is room."""
-        self._waiting_for_room[session] = None
+    def wait_for_room(self, session: Session, *, on_disk: bool = False) -> None:
+        """Call `read_on` of its peer when there is room for more commands; if `on_disk`, there as well."""
+        self._waiting_for_room[session] = on_disk
         if self._room_check is None:
             self._room_check = self._loop.call_later(ROOM_SECONDS, self._check_room)
 
@@ -190,7 +204,10 @@ class Broker:
             self._room_check = self._loop.call_later(ROOM_SECONDS, self._check_room)
 
     def _read_on(self) -> None:
-        for session in [session for session in self._waiting_for_room if self.has_room(session)]:
+        if not self._engine.has_room:
+            return
+        has_disk = self._store.room is Room.PLENTY
+        for session in [session for session, on_disk in self._waiting_for_room.items() if has_disk or not on_disk]:
             del self._waiting_for_room[session]
             self._peers[session].read_on()
 
@@ -204,6 +221,7 @@ class Broker:
         self._engine.tick(self._clock_us())
         self._engine.start(after_clean_stop=after_clean_stop)
         await self._drain()
+        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 
     async def stop(self) -> None:
         """Finish what is under way, and write down what waits. Connections must not be read any more.
@@ -226,6 +244,8 @@ class Broker:
 
     def close(self) -> None:
         """Let go of the store, once it has done what it is doing. Without `stop` this is the end of a crash."""
+        if self._next_look is not None:
+            self._next_look.cancel()
         self._pager.close()
         self._committer.close()
 
@@ -260,16 +280,17 @@ class Broker:
         # The disk first: it works while we write to sockets.
         if engine.is_batch_awaited:
             self._commit()
+            if not self._committer.is_busy:
+                # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
+                for peer in self._answer(engine.take_answers()):
+                    peer.flush()
         answers, deliveries, reads = engine.turn()
         for read in reads:
             self._pager.read(read)
+        if self._is_look_due:
+            self._look()
         peers = self._peers
-        written: dict[Peer, None] = {}
-        for session, answer in answers:
-            peer = peers.get(session)
-            if peer is not None:
-                peer.answer(answer)
-                written[peer] = None
+        written = self._answer(answers)
         for consumer, entries in deliveries.items():
             peer = peers[consumer.session]
             peer.deliver(consumer, entries)
@@ -281,6 +302,27 @@ class Broker:
         self._commit()
         if engine.has_work:
             self._schedule_turn()
+
+    def _answer(self, answers: list[tuple[Session, Answer]]) -> dict[Peer, None]:
+        """Those to whom something was said, and whose flush is due."""
+        answered: dict[Peer, None] = {}
+        for session, answer in answers:
+            peer = self._peers.get(session)
+            if peer is not None:
+                peer.answer(answer)
+                answered[peer] = None
+        return answered
+
+    def _look_soon(self) -> None:
+        # Right behind a turn, as before one any queue may have a message and a consumer for it.
+        self._is_look_due = True
+        self._schedule_turn()
+        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
+
+    def _look(self) -> None:
+        self._is_look_due = False
+        for queue in self._stuck_audit.look(self._engine, {read.lane for read in self._pager.under_way}):
+            logger.error("queue is stuck: a message is ready and a consumer has credit", extra={"queue": queue.name})
 
     def _commit(self) -> None:
         """Hand the gathering batch over if the store is idle: at once if somebody waits for it, else a little later.
@@ -359,7 +401,8 @@ class Broker:
     def _control(self, session: Session, question: Control) -> None:
         body = self._control_answers.get(question.verb)
         if body is None:
-            body = self._control_answers[question.verb] = control.ask(self._engine, question.verb)
+            asked = control.Asked(self._engine, self._stuck_audit, len(self._pager.under_way))
+            body = self._control_answers[question.verb] = control.ask(asked, question.verb)
         self._engine.send(session, control.reply(question, body, self._engine.now_ms))
 
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:

@@ -1,13 +1,17 @@
 """What the broker can be asked about itself: SEND to /control/VERB with a reply-to, JSON in and out."""
 
 from collections.abc import Callable
-from typing import Any
+from itertools import chain
+from sys import maxsize
+from typing import Any, NamedTuple
 
 import msgspec
 
 from truenext import envelope
 from truenext.commands import Control, Send
 from truenext.engine.engine import Engine
+from truenext.engine.queue import Queue
+from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX
@@ -16,7 +20,16 @@ REPLY_LIFETIME_MS = 60_000
 """Milliseconds an answer waits for whoever asked."""
 
 
-def ask(engine: Engine, verb: str) -> bytes:
+class Asked(NamedTuple):
+    """What knows the answers."""
+
+    engine: Engine
+    stuck_audit: StuckAudit
+    page_reads: int
+    """How many are under way."""
+
+
+def ask(asked: Asked, verb: str) -> bytes:
     """The answer to a question, as JSON.
 
     Raises: RemoteProtocolError if the question is not one of VERBS.
@@ -24,7 +37,7 @@ def ask(engine: Engine, verb: str) -> bytes:
     question = VERBS.get(verb)
     if question is None:
         raise RemoteProtocolError(f"there is no control verb {verb!r}; there are: {', '.join(sorted(VERBS))}")
-    return msgspec.json.encode(question(engine))
+    return msgspec.json.encode(question(asked))
 
 
 def reply(question: Control, body: bytes, now_ms: int) -> Send:
@@ -45,7 +58,7 @@ def reply(question: Control, body: bytes, now_ms: int) -> Send:
     )
 
 
-def _queues(engine: Engine) -> list[dict[str, Any]]:
+def _queues(asked: Asked) -> list[dict[str, Any]]:
     return [
         {
             "name": queue.name,
@@ -53,9 +66,53 @@ def _queues(engine: Engine) -> list[dict[str, Any]]:
             "unacknowledged": queue.unacknowledged(),
             "consumers": len(queue.consumers),
         }
-        for queue in sorted(engine.queues(), key=lambda queue: queue.name)
-        if not queue.is_temporary
+        for queue in sorted(_lasting(asked.engine), key=lambda queue: queue.name)
     ]
 
 
-VERBS: dict[str, Callable[[Engine], Any]] = {"queues": _queues}
+def _status(asked: Asked) -> dict[str, Any]:
+    engine = asked.engine
+    memory = engine.memory
+    queues = _lasting(engine)
+    return {
+        "stuck": [
+            {"queue": queue.name, "waiting_ms": waiting_ms}
+            for queue, waiting_ms in asked.stuck_audit.stuck(engine.now_ms)
+        ],
+        "memory": {
+            "limit": None if memory.limit == maxsize else memory.limit,
+            "used": memory.used,
+            "leaving": memory.leaving,
+            "unsent": memory.unsent,
+            "open": memory.open,
+        },
+        "room": engine.room.name.lower(),
+        "page_reads": asked.page_reads,
+        "queues": len(queues),
+        "waiting": sum(queue.waiting() for queue in queues),
+        "in_memory": sum(map(_in_memory, queues)) + _in_transactions(engine),
+    }
+
+
+def _lasting(engine: Engine) -> list[Queue]:
+    return [queue for queue in engine.queues() if not queue.is_temporary]
+
+
+def _in_memory(queue: Queue) -> int:
+    """Messages of a queue that are in memory, waiting or held."""
+    count = sum(len(lane.recent) for lane in queue.lanes)
+    held = (entry for consumer in queue.consumers for entry in consumer.held.values())
+    return count + sum(entry.message is not None for entry in chain(*queue.lanes, held))
+
+
+def _in_transactions(engine: Engine) -> int:
+    """Messages acknowledged or refused in open transactions that are in memory."""
+    return sum(
+        entry.message is not None
+        for session in engine.sessions()
+        for transaction in session.transactions.values()
+        for entry in chain(transaction.acknowledged, transaction.refused)
+    )
+
+
+VERBS: dict[str, Callable[[Asked], Any]] = {"queues": _queues, "status": _status}

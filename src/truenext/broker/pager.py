@@ -3,7 +3,7 @@
 import logging
 import threading
 from asyncio import AbstractEventLoop
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
 from truenext.engine.paging import Found, PageRead, Read
@@ -29,11 +29,18 @@ class Pager:
         self._there = there
         self._failed = failed
         self._wanted: SimpleQueue[Read | None] = SimpleQueue()
+        self._under_way: set[Read] = set()
         self._thread = threading.Thread(target=self._run, name="truenext-pager", daemon=True)
         self._thread.start()
 
     def read(self, read: Read) -> None:
+        self._under_way.add(read)
         self._wanted.put(read)
+
+    @property
+    def under_way(self) -> Collection[Read]:
+        """What is wanted and not there yet."""
+        return self._under_way
 
     def close(self) -> None:
         """End the thread, behind the page that it is reading; what else was wanted is not read."""
@@ -46,11 +53,15 @@ class Pager:
         while (read := self._wanted.get()) is not None:
             try:
                 page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
-                self._loop.call_soon_threadsafe(self._there, read, _decoded(read, page))
+                self._loop.call_soon_threadsafe(self._done, read, _decoded(read, page))
             except Exception as error:
                 failure = error if isinstance(error, TruenextError) else StoreError(f"the store failed: {error!r}")
                 self._loop.call_soon_threadsafe(self._failed, failure)
                 return
+
+    def _done(self, read: Read, page: PageRead) -> None:
+        self._under_way.discard(read)
+        self._there(read, page)
 
 
 def _decoded(read: Read, page: Page) -> PageRead:

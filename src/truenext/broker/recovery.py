@@ -5,6 +5,7 @@ from sys import maxsize
 
 from truenext.engine.account import Account
 from truenext.engine.engine import Engine
+from truenext.errors import StoreError
 from truenext.history.writer import History
 from truenext.policy import Policy
 from truenext.record import split_lane_key
@@ -37,6 +38,11 @@ def recover(
     engine.restore_producers(recovered.producers.items())
     for lane, count in recovered.counts.items():
         number, rank = split_lane_key(lane)
+        if number not in queues:
+            raise StoreError(
+                f"the store is damaged: {count} messages are in queue {number}, whose name is missing. "
+                "`truenext store check DIR` says more, `truenext store export DIR NEW` saves what can be read"
+            )
         engine.restore_lane(queues[number], rank, count)
     waiting = sum(recovered.counts.values())
     if waiting or not recovered.clean_stop:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from truenext.cli.client import Failure
+from truenext.cli.client import Unasked
 from truenext.errors import ConfigurationError, TruenextError
 
 
@@ -46,9 +46,3 @@ def audit(
     except TruenextError as error:
         raise Unasked(error) from error
     raise SystemExit(0 if all(verdict.is_held for verdict in verdicts) else 1)
-
-
-class Unasked(Failure):
-    """There is no verdict: 1 would say that the contract was broken."""
-
-    exit_code = 2

@@ -29,6 +29,12 @@ class Failure(click.ClickException):
         click.echo(f"truenext: {self.format_message()}", err=True)
 
 
+class Unasked(Failure):
+    """There is no answer: 1 would say that it is a bad one."""
+
+    exit_code = 2
+
+
 def address(queue: str) -> str:
     """`orders` is /queue/orders; what begins with / is an address already."""
     return queue if queue.startswith("/") else f"/queue/{queue}"
@@ -129,3 +135,31 @@ def queues(as_json: bool, url: str) -> None:
     for queue in msgspec.json.decode(answer):
         table.add_row(queue["name"], *(str(queue[name]) for name in ("waiting", "unacknowledged", "consumers")))
     Console().print(table)
+
+
+@click.command()
+@url_option
+def status(url: str) -> None:
+    """Say how the broker is: whether a queue is stuck, and what its memory and disk are used for.
+
+    A queue is stuck if a message is ready, a consumer has credit for it, and nothing happens: a fault of the broker's.
+    Exits 0 if none is, 1 if one is, 2 if the broker could not be asked.
+    """
+    try:
+        with Connection(url) as connection:
+            facts = msgspec.json.decode(connection.ask("status"))
+    except TruenextError as error:
+        raise Unasked(error) from error
+    memory = facts["memory"]
+    held_in = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
+    click.echo(
+        f"messages   {facts['waiting']:,} waiting in {facts['queues']:,} queues, {facts['in_memory']:,} in memory"
+    )
+    limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
+    click.echo(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
+    click.echo(f"disk       {facts['room']} room, {facts['page_reads']:,} page reads under way")
+    for stuck in facts["stuck"]:
+        click.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
+    if facts["stuck"]:
+        raise SystemExit(1)
+    click.echo("stuck      none")

@@ -8,11 +8,12 @@ import click
 import truenext
 from truenext.cli import logs
 from truenext.cli.audit import audit
-from truenext.cli.client import Failure, queues, receive, send
+from truenext.cli.client import Failure, queues, receive, send, status
 from truenext.cli.history import history as history_command
 from truenext.cli.record import record
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.size import Size, said
+from truenext.cli.store import store
 from truenext.errors import TruenextError
 from truenext.limits import MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE
 from truenext.policy import Policy, StoreAndDispatch, WhenFull
@@ -130,5 +131,5 @@ def serve(
         raise Failure(error) from error
 
 
-for command in (send, receive, queues, audit, history_command, record):
+for command in (send, receive, queues, status, audit, history_command, store, record):
     main.add_command(command)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from sys import maxsize
 from typing import Any
 
 import truenext
@@ -35,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.25
 """Share of the memory limit for messages; the rest is for the broker itself, and for what is on its way to the disk."""
+
+STORE_SHARE = 0.5
+"""The same for the store of a broker that keeps nothing on disk."""
 
 SWITCH_SECONDS = 0.0005
 """How long the event loop keeps the interpreter from the store's thread: that one asks for it once per record."""
@@ -67,12 +69,10 @@ def serve(
         history: History | None = None
         store: Store
         if data is None:
-            store = MemoryStore()
-            messages_in_memory = maxsize
+            store = MemoryStore(limit=int(memory_limit * STORE_SHARE))
             opened.callback(store.close)
         else:
-            store = embedded = EmbeddedStore(data)
-            messages_in_memory = int(memory_limit * MEMORY_SHARE)
+            store = embedded = EmbeddedStore(data, disk_limit=disk_limit)
             opened.callback(store.close)
             if with_history:
                 exporter = Exporter(data / "history")
@@ -81,7 +81,7 @@ def serve(
                 opened.callback(history.close)
                 embedded.sync_history = history.sync
         runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
-        runner.run(_run(store, history, addresses, policy, messages_in_memory))
+        runner.run(_run(store, history, addresses, policy, int(memory_limit * MEMORY_SHARE)))
 
 
 async def _run(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from truenext.answers import Answer
 from truenext.batch import Batch, ProducerState
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.commands import Abort, Ack, AckMode, Begin, Command, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.consumer import Consumer
@@ -183,9 +183,12 @@ class Engine:
             return False
         return self._batch.size + self._account.size < GATHERING_BYTES_MAX
 
-    def must_wait(self, session: Session) -> bool:
-        """It may not send while room is short, but may wait until there is more."""
-        return session.only_sends and self._policy.when_full is WhenFull.SLOW
+    def must_wait(self, session: Session, command: Command) -> bool:
+        """While room is short this is for whoever only sends to wait with, and whatever is behind it."""
+        if self._policy.when_full is not WhenFull.SLOW or not session.only_sends:
+            return False
+        # A transaction makes room only if it takes messages away, and none are held here.
+        return isinstance(command, Begin) or (isinstance(command, Send) and command.destination.kind is Kind.QUEUE)
 
     @property
     def is_batch_awaited(self) -> bool:
@@ -193,15 +196,24 @@ class Engine:
 
     @property
     def has_batch(self) -> bool:
-        return not self._batch.is_empty() or not self._account.is_empty()
+        """There is something to write, or somebody waits for what need not be written any more."""
+        return self._is_awaited or not self._batch.is_empty() or not self._account.is_empty()
 
     @property
     def has_work(self) -> bool:
         """A turn would do something."""
         return bool(self._touched or self._answers)
 
+    @property
+    def last_committed(self) -> int:
+        """The last batch that is known to be durable."""
+        return self._committed
+
     def queues(self) -> Iterable[Queue]:
         return self._queues.values()
+
+    def sessions(self) -> Iterable[Session]:
+        return self._sessions.values()
 
     # ---- Connections ----
 
@@ -404,6 +416,11 @@ class Engine:
 
     # ---- Turns and batches ----
 
+    def take_answers(self) -> list[tuple[Session, Answer]]:
+        """What is to be said, without the rest of a turn."""
+        answers, self._answers = self._answers, []
+        return answers
+
     def turn(self) -> Effects:
         """Dispatch wherever something changed; hand over what was to be said since the last turn."""
         if self._requested_limit - self._next_sequence < SEQUENCE_BLOCK // 2:
@@ -415,8 +432,7 @@ class Engine:
                 lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
                 if lane is not None:
                     self._paging.ask(lane)
-        answers, self._answers = self._answers, []
-        return Effects(answers, deliveries, self._paging.take_reads())
+        return Effects(self.take_answers(), deliveries, self._paging.take_reads())
 
     def page_read(self, read: Read, page: PageRead) -> None:
         """What a turn wanted to be read is there.
@@ -441,11 +457,10 @@ class Engine:
         return [self._sessions[queue.destination.session] for queue in queues]
 
     def take_batch(self) -> Batch | None:
-        """The gathering batch, to be made durable; None if there is nothing to write."""
+        """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
         for name in self._producers.forget_old(self.now_ms):
             self._batch.forgotten_producers.append(name)
         if not self.has_batch:
-            self._is_awaited = False
             return None
         return self._hand_over()
 
@@ -535,6 +550,7 @@ class Engine:
                 mark(self._batch, entry)
         self._account.returned(entry, has_failed=has_failed)
         lane.give_back(entry)
+        self._paging.came_back(entry)
         self._touched[queue] = None
 
     def _dead_letter(self, entry: Entry, message: Message | None) -> None:

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 400
 """What a message costs beside its header and body, roughly: objects of this language, and their places in lists."""
 
-RELIEF_SHARE = 0.75
-"""Where the limit is passed, messages leave until this much of it is used: not one by one."""
-
 UNSENT_MARK_MIN = 4 * UNSENT_BYTES_MAX
 """Bytes that all sockets together may have waiting, however small the limit."""
 

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     from truenext.policy import Policy
 
 
+RELIEF = 4
+"""Where a limit is passed a quarter of it is made free: messages leave many at a time."""
+
+NEVER = (-1, 0)
+
+
 class Read:
     """A page that is wanted."""
 
@@ -85,7 +91,9 @@ class Paging:
         """Lanes from which something leaves once it is durable."""
         self._too_large: dict[Queue, None] = {}
         """Queues that may be over their own limit."""
-        self._futile = (-1, 0)
+        self._still_too_large: dict[Queue, None] = {}
+        """Queues that are, from which more can leave once a write under way is durable."""
+        self._futile = NEVER
         """The last batch, and what was used, when everything that could leave had left."""
         self._is_short = False
         """A page was wanted for which there is hardly room."""
@@ -110,6 +118,14 @@ class Paging:
             self._memory.used -= size
             entry.lane.queue.resident -= size
             entry.message = None
+
+    def came_back(self, entry: Entry) -> None:
+        """A message is in its lane again; if a transaction had it, it can leave memory only now."""
+        if entry.message is not None:
+            self._futile = NEVER
+            queue = entry.lane.queue
+            if queue.resident > self._policy.queue_memory_limit:
+                self._too_large[queue] = None
 
     def add(self, entry: Entry, message: Message, batch: Batch) -> None:
         """Give a new message its place in its lane."""
@@ -260,6 +276,8 @@ class Paging:
 
     def let_go(self, committed: int) -> None:
         """This batch is durable, and so is whatever was written with it."""
+        self._too_large.update(self._still_too_large)
+        self._still_too_large.clear()
         for lane in list(self._with_recent):
             self._let_go_of(lane, committed)
 
@@ -288,14 +306,16 @@ class Paging:
         for queue in too_large:
             limit = self._policy.queue_memory_limit
             if queue.resident > limit:
-                self._shrink(queue, queue.resident - limit * 3 // 4, batch, committed)
+                self._shrink(queue, queue.resident - limit + limit // RELIEF, batch, committed)
+            if queue.resident > limit:
+                self._still_too_large[queue] = None
         memory = self._memory
         is_short, self._is_short = self._is_short, False
         if (memory.excess <= 0 and not is_short) or self._futile == (committed, memory.used):
             return []
         largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
         for queue in largest_first:
-            needed = memory.excess + memory.limit // 4
+            needed = memory.excess + memory.limit // RELIEF
             if needed <= 0:
                 return []
             self._shrink(queue, needed, batch, committed)
@@ -372,5 +392,5 @@ def _damage(lane: Lane, what: str) -> StoreError:
     priority = PRIORITY_MAX - split_lane_key(lane.key)[1]
     return StoreError(
         f"the store is damaged: of queue {lane.queue.name!r}, priority {priority}, {what}. "
-        "`truenext store check` says more, `truenext store export` saves what can be read"
+        "`truenext store check DIR` says more, `truenext store export DIR NEW` saves what can be read"
     )

@@ -36,7 +36,7 @@ class Transaction:
     def is_stored(self) -> bool:
         """Its COMMIT is visible once durable, rather than at once."""
         return any(send.message.persistent and send.destination.kind is Kind.QUEUE for send in self.sends) or any(
-            entry.stored is not None for entry in self.acknowledged
+            entry.persistent and entry.stored is not None for entry in self.acknowledged
         )
 
 

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 SUFFIX = ".history"
 
+SEARCH_BYTES_MAX = 1 << 32
+"""Bytes, some of them many times, whose checksum is computed to find a good chunk behind a damaged one."""
+
+_RUN_AT = 8
+"""In a chunk."""
+
 
 class Chunk(NamedTuple):
     run: int
@@ -44,11 +50,12 @@ def file_path(folder: Path, first_event: int) -> Path:
 
 
 def chunks_of_file(path: Path) -> Iterator[Chunk]:
-    """The chunks of a file up to its end, or to the first that is not whole.
+    """The whole chunks of a file. What is between them is damaged, what stands behind them was cut off by a crash.
 
     Raises: HistoryError if it is no history of this truenext, OSError
     """
-    content = memoryview(path.read_bytes())
+    held = path.read_bytes()
+    content = memoryview(held)
     if len(content) < FILE.size:
         return
     magic, version, _ = FILE.unpack_from(content)
@@ -58,10 +65,14 @@ def chunks_of_file(path: Path) -> Iterator[Chunk]:
         raise HistoryError(
             f"{path} has version {version}, this truenext reads {HISTORY_VERSION}: use the truenext that wrote it"
         )
-    at = FILE.size
-    while (chunk := chunk_at(content, at)) is not None:
-        yield chunk
-        at = chunk.end
+    at: int | None = FILE.size
+    while at is not None and at < len(content):
+        chunk = chunk_at(content, at)
+        if chunk is None:
+            at = next_chunk(held, at)
+        else:
+            yield chunk
+            at = chunk.end
 
 
 def chunk_at(content: memoryview, at: int) -> Chunk | None:
@@ -73,6 +84,22 @@ def chunk_at(content: memoryview, at: int) -> Chunk | None:
     if end > len(content) or crc32(content[at + CHECKSUM.size : end]) != checksum:
         return None
     return Chunk(run, flags, first_event, content[at + CHUNK.size : end], end)
+
+
+def next_chunk(content: bytes, at: int) -> int | None:
+    """Where the first whole chunk behind `at` begins, of the run of the file that has this content."""
+    whole = memoryview(content)
+    needle = FILE.unpack_from(content)[2].to_bytes(4, "little")
+    left = SEARCH_BYTES_MAX
+    found = content.find(needle, at + 1 + _RUN_AT)
+    while found >= 0 and left > 0:
+        begin = found - _RUN_AT
+        if begin + CHUNK.size <= len(content):
+            if chunk_at(whole, begin) is not None:
+                return begin
+            left -= min(CHUNK.unpack_from(content, begin)[1], len(content) - begin)
+        found = content.find(needle, found + 1)
+    return None
 
 
 def blocks_of(chunk: Chunk) -> Iterator[Block]:

@@ -10,11 +10,12 @@ import logging
 import socket
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 from truenext.answers import Answer, Farewell, Fault, Receipt
 from truenext.broker.broker import Broker
-from truenext.commands import AckMode
+from truenext.commands import AckMode, Command
 from truenext.engine.consumer import Consumer
 from truenext.engine.lane import Entry
 from truenext.errors import NoRoomError, RemoteProtocolError
@@ -60,6 +61,8 @@ class Connection:
         """What comes is still listened to."""
         self._is_paused = False
         """Nothing is read until the broker has room."""
+        self._waiting: Iterator[Command] | None = None
+        """What was read and has to wait for room on the disk."""
         self._is_leaving = False
         """Everything was said; the socket closes once it has taken it."""
         self._is_stopping = False
@@ -91,10 +94,8 @@ class Connection:
     # ---- Reading ----
 
     def _on_readable(self) -> None:
-        if self._is_reading and not self._broker.has_room(self._session):
-            self._is_paused = True
-            self._loop.remove_reader(self._sock)
-            self._broker.wait_for_room(self._session)
+        if self._is_reading and not self._broker.has_room:
+            self._pause(on_disk=False)
             return
         try:
             data = self._sock.recv(READ_BYTES if self._stomp.is_connected else LOGIN_BYTES_MAX)
@@ -107,7 +108,7 @@ class Connection:
             self._on_end()
         elif self._is_reading:
             self._has_heard = True
-            self._handle(data)
+            self._execute(self._stomp.receive(data))
             # uvloop reports a broken socket once, even if there was data to read before the end: look for ourselves.
             if not self._is_closed and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._lose("connection broken")
@@ -124,10 +125,20 @@ class Connection:
             self._broker.lose(self._session)
             self._broker.answer(self._session, Farewell())
 
+    def _pause(self, *, on_disk: bool) -> None:
+        self._is_paused = True
+        self._loop.remove_reader(self._sock)
+        self._broker.wait_for_room(self._session, on_disk=on_disk)
+
     def read_on(self) -> None:
         self._is_paused = False
         self._has_heard = True
-        if self._is_reading:
+        if not self._is_reading:
+            return
+        commands, self._waiting = self._waiting, None
+        if commands is not None:
+            self._execute(commands)
+        if not (self._is_paused or self._is_closed):
             self._watch(self._loop.add_reader, self._on_readable)
 
     def _watch(self, add: Callable[[socket.socket, Callable[[], None]], object], action: Callable[[], None]) -> None:
@@ -137,15 +148,18 @@ class Connection:
             # uvloop's way to say that it has seen the socket break.
             self._loop.call_soon(self._lose, "connection broken")
 
-    def _handle(self, data: bytes) -> None:
+    def _execute(self, commands: Iterator[Command]) -> None:
         try:
-            self._broker.execute(self._session, self._stomp.receive(data))
+            command = self._broker.execute(self._session, commands)
         except RemoteProtocolError as error:
             self._greet()
             self._refuse(str(error), self._stomp.receipt_in_question, is_blameless=isinstance(error, NoRoomError))
             return
         self._greet()
-        if self._stomp.is_closed:
+        if command is not None:
+            self._waiting = chain([command], commands)
+            self._pause(on_disk=True)
+        elif self._stomp.is_closed:
             self._is_reading = False
             self._broker.answer(self._session, Farewell())
 

@@ -42,9 +42,10 @@ from truenext.batch import ProducerState
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, message_key
 from truenext.store.folder import sync_folder
+from truenext.store.lmdb_file import holds_nothing, metas
 from truenext.store.sealed import DamagedValue, seal, unseal
 from truenext.store.store import Recovered
-from truenext.store.trouble import damage
+from truenext.store.trouble import damage, empty, other_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -59,19 +60,43 @@ FORMAT_VERSION = 3
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
 
-DATABASES_MAX = 9
+DATABASES = (
+    b"meta",
+    b"messages",
+    b"transients",
+    b"marks",
+    b"transient marks",
+    b"counts",
+    b"transient counts",
+    b"queues",
+    b"producers",
+)
+META = (
+    b"format",
+    b"identity",
+    b"salt",
+    b"segment",
+    b"frame",
+    b"generation",
+    b"sequence limit",
+    b"redelivered below",
+    b"clean stop",
+)
+"""What meta names."""
+
+DATABASES_MAX = len(DATABASES)
 
 _LMDB_MAJOR = 0
 """LMDB 0.9.x. Named, because else an environment variable decides what format a new store gets."""
 
-_FORMAT = struct.Struct(">I")
-_QUEUE = struct.Struct(">I")
-_SALT = struct.Struct(">I")
-_GENERATION = struct.Struct(">I")
-_NUMBER = struct.Struct(">Q")
-_MARK = struct.Struct(">II")
+FORMAT = struct.Struct(">I")
+QUEUE = struct.Struct(">I")
+SALT = struct.Struct(">I")
+GENERATION = struct.Struct(">I")
+NUMBER = struct.Struct(">Q")
+MARK = struct.Struct(">II")
 _PRODUCER = struct.Struct(">QQ")
-_CLEAN, _UNCLEAN = b"\1", b"\0"
+CLEAN, UNCLEAN = b"\1", b"\0"
 _META_PAGES = 2
 
 
@@ -85,8 +110,8 @@ class Position(msgspec.Struct, frozen=True):
 class _Sealed:
     """A database of small values, each with its checksum. Reading raises StoreError for a damaged value."""
 
-    def __init__(self, env: lmdb.Environment, txn: lmdb.Transaction[bytes], name: bytes, data: Path) -> None:
-        self._db = env.open_db(name, txn=txn)
+    def __init__(self, db: lmdb._Database, name: bytes, data: Path) -> None:
+        self._db = db
         self._name = name
         self._data = data
 
@@ -101,8 +126,18 @@ class _Sealed:
         return value
 
     def items(self, txn: lmdb.Transaction[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """All of it, in order; a value that is missing is noticed at the end."""
+        count = 0
+        last = b""
         for key, sealed in txn.cursor(self._db):
+            if key <= last:
+                raise damage("checkpoint", f"{key.hex()} in {self._name.decode()} is out of order", self._data)
+            last = key
             yield key, self._unseal(key, sealed)
+            count += 1
+        expected = txn.stat(self._db)["entries"]
+        if count != expected:
+            raise damage("checkpoint", f"of {expected} values in {self._name.decode()} there are {count}", self._data)
 
     def put(self, txn: lmdb.Transaction[bytes], key: bytes, value: bytes) -> None:
         txn.put(key, seal(self._name, key, value), db=self._db)
@@ -135,28 +170,42 @@ class Checkpoint:
     Raises: StoreError if a value is damaged, lmdb.Error, OSError
     """
 
-    def __init__(self, folder: Path, *, map_size: int = MAP_SIZE) -> None:
-        """Raises: StoreError if another truenext wrote it, or it is damaged, lmdb.Error, OSError"""
+    def __init__(self, folder: Path, *, may_be_new: bool = True, map_size: int = MAP_SIZE) -> None:
+        """It is made if there is none, unless it may not be new.
+
+        Raises: StoreError if another truenext wrote it, or it is damaged, lmdb.Error, OSError
+        """
         folder.mkdir(mode=0o700, exist_ok=True)
         self._data = folder.parent
-        if not (folder / DATA_FILE).exists():
+        path = folder / DATA_FILE
+        if path.exists():
+            self._look_at_file(path, may_be_new=may_be_new)
+        elif may_be_new:
             _make(folder, map_size)
+        else:
+            # A new one would have another salt, so that the journal would look empty and be overwritten.
+            raise damage("checkpoint", f"lmdb/{DATA_FILE} is missing, and there is a journal", self._data)
         self._env = _open(folder, map_size)
         try:
             # A commit that was under way when a broker was killed may be in the system's memory only.
             self._env.sync(True)
             with self._env.begin(write=True) as txn:
+                entries = txn.stat()["entries"]
+                if not entries:
+                    raise damage("checkpoint", "it is empty", self._data)
                 self._meta = self._sealed(txn, b"meta")
                 self._check_format(txn)
-                self._messages = self._env.open_db(b"messages", txn=txn)
-                self._transients = self._env.open_db(b"transients", txn=txn)
+                if entries != len(DATABASES):
+                    raise damage("checkpoint", f"it has {entries} databases", self._data)
+                self._messages = self._database(txn, b"messages")
+                self._transients = self._database(txn, b"transients")
                 self._marks = self._sealed(txn, b"marks")
                 self._transient_marks = self._sealed(txn, b"transient marks")
                 self._counts = self._sealed(txn, b"counts")
                 self._transient_counts = self._sealed(txn, b"transient counts")
                 self._queues = self._sealed(txn, b"queues")
                 self._producers = self._sealed(txn, b"producers")
-                self.salt: int = _SALT.unpack(self._meta.need(txn, b"salt"))[0]
+                self.salt: int = SALT.unpack(self._meta.need(txn, b"salt"))[0]
                 self._generation = self._meta.need(txn, b"generation")
         except BaseException:
             self._env.close()
@@ -165,8 +214,25 @@ class Checkpoint:
     def close(self) -> None:
         self._env.close()
 
+    def _look_at_file(self, path: Path, *, may_be_new: bool) -> None:
+        """What LMDB would believe."""
+        if may_be_new and path.stat().st_size and holds_nothing(path):
+            raise empty(self._data)
+        found, what = metas(path)
+        if found and what:
+            raise damage("checkpoint", what, self._data)
+
+    def _database(self, txn: lmdb.Transaction[bytes], name: bytes) -> lmdb._Database:
+        try:
+            db = self._env.open_db(name, txn=txn, create=False)
+        except lmdb.NotFoundError as error:
+            raise damage("checkpoint", f"the database {name.decode()} is missing", self._data) from error
+        if any(db.flags().values()):
+            raise damage("checkpoint", f"the database {name.decode()} has flags that nobody gave it", self._data)
+        return db
+
     def _sealed(self, txn: lmdb.Transaction[bytes], name: bytes) -> _Sealed:
-        return _Sealed(self._env, txn, name, self._data)
+        return _Sealed(self._database(txn, name), name, self._data)
 
     def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
         """Refuse what this truenext does not understand before anything is changed."""
@@ -175,12 +241,9 @@ class Checkpoint:
             raise damage("checkpoint", "nothing is in meta", self._data)
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
-        found = int.from_bytes(bare if len(bare) == _FORMAT.size else meta.need(txn, b"format"))
+        found = int.from_bytes(bare if len(bare) == FORMAT.size else meta.need(txn, b"format"))
         if found != FORMAT_VERSION:
-            raise StoreError(
-                f"the store in {self._data} has format {found}, this truenext reads format {FORMAT_VERSION}: use the "
-                "truenext that wrote it"
-            )
+            raise other_format(self._data, found, FORMAT_VERSION)
 
     # ---- Reading ----
 
@@ -190,36 +253,64 @@ class Checkpoint:
             meta = self._meta
             recovered = Recovered(
                 identity=meta.need(txn, b"identity").decode(),
-                clean_stop=meta.need(txn, b"clean stop") == _CLEAN,
-                sequence_limit=_NUMBER.unpack(meta.need(txn, b"sequence limit"))[0],
-                redelivered_below=_NUMBER.unpack(meta.need(txn, b"redelivered below"))[0],
-                queues={_QUEUE.unpack(key)[0]: name.decode() for key, name in self._queues.items(txn)},
-                producers=dict(_producer(value) for _, value in self._producers.items(txn)),
+                clean_stop=meta.need(txn, b"clean stop") == CLEAN,
+                sequence_limit=NUMBER.unpack(meta.need(txn, b"sequence limit"))[0],
+                redelivered_below=NUMBER.unpack(meta.need(txn, b"redelivered below"))[0],
+                queues={QUEUE.unpack(key)[0]: name.decode() for key, name in self._queues.items(txn)},
+                producers=dict(producer_of(value) for _, value in self._producers.items(txn)),
             )
-            segment, frame = (_NUMBER.unpack(meta.need(txn, name))[0] for name in _POSITION)
+            segment, frame = (NUMBER.unpack(meta.need(txn, name))[0] for name in _POSITION)
         return recovered, Position(segment, frame)
 
     def counts(self) -> Counter[bytes]:
-        """Lane key to messages of either kind that are here."""
-        counts: Counter[bytes] = Counter()
+        """Lane key to messages of either kind that are here.
+
+        Raises: StoreError if they are not as many
+        """
         with self._env.begin() as txn:
-            for of_kind in (self._counts, self._transient_counts):
-                for lane, count in of_kind.items(txn):
-                    counts[lane] += _NUMBER.unpack(count)[0]
+            counts = self._counts_of_kind(txn, self._counts)
+            transients = self._counts_of_kind(txn, self._transient_counts)
+            # What nobody counts nobody would ever read.
+            for of_kind, db in ((counts, self._messages), (transients, self._transients)):
+                counted, there = of_kind.total(), txn.stat(db)["entries"]
+                # Transients of earlier generations are not counted any more.
+                if counted > there or (counted < there and of_kind is counts):
+                    raise damage("checkpoint", f"{counted} messages are counted and {there} are there", self._data)
+        counts.update(transients)
         return counts
 
+    def _counts_of_kind(self, txn: lmdb.Transaction[bytes], counts: _Sealed) -> Counter[bytes]:
+        return Counter({lane: NUMBER.unpack(count)[0] for lane, count in counts.items(txn)})
+
     def kinds(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
-        """Those of `keys` that are here, and whether they are transient."""
+        """Those of `keys` that are here, and whether they are transient.
+
+        Raises: StoreError if damage hides whether one is here
+        """
         found: dict[bytes, bool] = {}
         generation = self._generation
         with self._env.begin() as txn:
             messages, transients = txn.cursor(self._messages), txn.cursor(self._transients)
             for key in keys:
-                if messages.set_key(key):
+                if self._has(messages, key):
                     found[key] = False
-                elif transients.set_key(generation + key):
+                elif self._has(transients, generation + key):
                     found[key] = True
         return found
+
+    def _has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
+        """What is not here would have a place in the order of what is. If it has none, damage may hide it, and what was
+        acknowledged would come back: raises StoreError.
+        """
+        is_behind = cursor.set_range(key)
+        if is_behind and cursor.key() == key:
+            return True
+        is_ordered = not is_behind or cursor.key() > key
+        if is_ordered and (cursor.prev() if is_behind else cursor.last()):
+            is_ordered = cursor.key() < key
+        if not is_ordered:
+            raise damage("checkpoint", f"{key.hex()} has no place where it should stand", self._data)
+        return False
 
     def snapshot(self) -> lmdb.Transaction[bytes]:
         """For `page`: it sees what was committed before, and nothing that comes later. To be ended by `with`."""
@@ -243,14 +334,19 @@ class Checkpoint:
         marks = self._transient_marks if is_transient else self._marks
         has_marks = not marks.is_empty(txn)
         cursor = txn.cursor(self._transients if is_transient else self._messages)
+        last = prefix + message_key(lane, after_sequence)
         if not cursor.set_range(prefix + message_key(lane, after_sequence + 1)):
             return
         lane, size = prefix + lane, len(prefix)
         for key, record in cursor.iternext():
+            # Before it is taken for the end of the lane: there may be more of that behind it.
+            if key <= last:
+                raise damage("checkpoint", f"message {key.hex()} stands behind {last.hex()}", self._data)
             if not key.startswith(lane):
                 return
+            last = key
             mark = marks.get(txn, key) if has_marks else None
-            attempts, deliveries = (0, 0) if mark is None else _MARK.unpack(mark)
+            attempts, deliveries = (0, 0) if mark is None else MARK.unpack(mark)
             yield key[size:] if size else key, record, attempts, deliveries
 
     def size(self) -> int:
@@ -272,14 +368,18 @@ class Checkpoint:
     # ---- Writing ----
 
     def delete(self, keys: Iterable[tuple[bytes, bool]]) -> None:
-        """Messages that are gone, with their marks, and whether they are transient; those not here are passed over."""
+        """Messages that are gone, with their marks, and whether they are transient.
+
+        Raises: StoreError if one is not here, and then none is deleted: damage hides it, and it would come back
+        """
         changes: tuple[Counter[bytes], Counter[bytes]] = (Counter(), Counter())
         with self._env.begin(write=True) as txn:
             for key, is_transient in keys:
                 stored = self._generation + key if is_transient else key
-                if txn.delete(stored, db=self._transients if is_transient else self._messages):
-                    (self._transient_marks if is_transient else self._marks).delete(txn, stored)
-                    changes[is_transient][key[:LANE_KEY_SIZE]] -= 1
+                if not txn.delete(stored, db=self._transients if is_transient else self._messages):
+                    raise damage("checkpoint", f"message {key.hex()} is gone, and cannot be deleted", self._data)
+                (self._transient_marks if is_transient else self._marks).delete(txn, stored)
+                changes[is_transient][key[:LANE_KEY_SIZE]] -= 1
             self._count(txn, self._counts, changes[False])
             self._count(txn, self._transient_counts, changes[True])
 
@@ -300,17 +400,17 @@ class Checkpoint:
             for key, mark in marks.items():
                 # The message can be gone by a later segment, or be dropped: a mark must not outlive it.
                 if messages.set_key(key):
-                    self._marks.put(txn, key, _MARK.pack(*mark))
+                    self._marks.put(txn, key, MARK.pack(*mark))
                 elif transients.set_key(self._generation + key):
-                    self._transient_marks.put(txn, self._generation + key, _MARK.pack(*mark))
+                    self._transient_marks.put(txn, self._generation + key, MARK.pack(*mark))
             for layer in layers:
                 self._finish_layer(txn, layer)
             for name, value in zip(_POSITION, (position.segment, position.frame), strict=True):
-                self._meta.put(txn, name, _NUMBER.pack(value))
+                self._meta.put(txn, name, NUMBER.pack(value))
 
     def drop_transients(self) -> None:
         """However many there are: what is left of them is for `clean`."""
-        generation = _GENERATION.pack(_GENERATION.unpack(self._generation)[0] + 1)
+        generation = GENERATION.pack(GENERATION.unpack(self._generation)[0] + 1)
         with self._env.begin(write=True) as txn:
             self._meta.put(txn, b"generation", generation)
             self._transient_counts.clear(txn)
@@ -333,11 +433,11 @@ class Checkpoint:
 
     def _is_left(self, cursor: lmdb.Cursor[bytes]) -> bool:
         """The first in the database is of an earlier generation; the cursor is there."""
-        return cursor.first() and cursor.key()[: _GENERATION.size] < self._generation
+        return cursor.first() and cursor.key()[: GENERATION.size] < self._generation
 
     def _finish_layer(self, txn: lmdb.Transaction[bytes], layer: Layer) -> None:
         for number, name in layer.queues.items():
-            self._queues.put(txn, _QUEUE.pack(number), name.encode())
+            self._queues.put(txn, QUEUE.pack(number), name.encode())
         # Before the producers, as one can be forgotten and come back.
         for name in layer.forgotten_producers:
             self._producers.delete(txn, _producer_key(name))
@@ -345,18 +445,18 @@ class Checkpoint:
             value = _PRODUCER.pack(state.number, state.used_ms) + name.encode()
             self._producers.put(txn, _producer_key(name), value)
         if layer.sequence_limit:
-            self._meta.put(txn, b"sequence limit", _NUMBER.pack(layer.sequence_limit))
+            self._meta.put(txn, b"sequence limit", NUMBER.pack(layer.sequence_limit))
         if layer.redelivered_below:
-            self._meta.put(txn, b"redelivered below", _NUMBER.pack(layer.redelivered_below))
+            self._meta.put(txn, b"redelivered below", NUMBER.pack(layer.redelivered_below))
         if layer.clean_stop is not None:
-            self._meta.put(txn, b"clean stop", _CLEAN if layer.clean_stop else _UNCLEAN)
+            self._meta.put(txn, b"clean stop", CLEAN if layer.clean_stop else UNCLEAN)
 
     def _count(self, txn: lmdb.Transaction[bytes], counts: _Sealed, change: Counter[bytes]) -> None:
         for lane, difference in change.items():
-            before = counts.get(txn, lane)
-            count = difference + (0 if before is None else _NUMBER.unpack(before)[0])
+            before = counts.get(txn, lane) if self._has(counts.cursor(txn), lane) else None
+            count = difference + (0 if before is None else NUMBER.unpack(before)[0])
             if count:
-                counts.put(txn, lane, _NUMBER.pack(count))
+                counts.put(txn, lane, NUMBER.pack(count))
             else:
                 counts.delete(txn, lane)
 
@@ -373,17 +473,18 @@ def _make(folder: Path, map_size: int) -> None:
     new.unlink(missing_ok=True)
     # Without a lock, which would be one more file.
     with _open(new, map_size, subdir=False, lock=False) as env, env.begin(write=True) as txn:
-        meta = _Sealed(env, txn, b"meta", folder.parent)
+        databases = {name: env.open_db(name, txn=txn) for name in DATABASES}
+        meta = _Sealed(databases[b"meta"], b"meta", folder.parent)
         for name, value in (
-            (b"format", _FORMAT.pack(FORMAT_VERSION)),
+            (b"format", FORMAT.pack(FORMAT_VERSION)),
             (b"identity", secrets.token_hex(4).encode()),
-            (b"salt", secrets.token_bytes(_SALT.size)),
-            (b"segment", _NUMBER.pack(0)),
-            (b"frame", _NUMBER.pack(0)),
-            (b"generation", _GENERATION.pack(0)),
-            (b"sequence limit", _NUMBER.pack(1)),
-            (b"redelivered below", _NUMBER.pack(0)),
-            (b"clean stop", _CLEAN),
+            (b"salt", secrets.token_bytes(SALT.size)),
+            (b"segment", NUMBER.pack(0)),
+            (b"frame", NUMBER.pack(0)),
+            (b"generation", GENERATION.pack(0)),
+            (b"sequence limit", NUMBER.pack(1)),
+            (b"redelivered below", NUMBER.pack(0)),
+            (b"clean stop", CLEAN),
         ):
             meta.put(txn, name, value)
     new.rename(folder / DATA_FILE)
@@ -420,5 +521,5 @@ def _producer_key(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=16).digest()
 
 
-def _producer(value: bytes) -> tuple[str, ProducerState]:
+def producer_of(value: bytes) -> tuple[str, ProducerState]:
     return value[_PRODUCER.size :].decode(), ProducerState(*_PRODUCER.unpack_from(value))

@@ -39,11 +39,11 @@ from truenext.record import LANE_KEY_SIZE
 from truenext.room import Room
 from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
-from truenext.store.checkpoint import DATA_FILE, MAP_SIZE, Checkpoint, Position
+from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
 from truenext.store.journal import SEGMENT_BYTES, Journal
-from truenext.store.overlay import Overlay, Place, View, alive, is_gone
+from truenext.store.overlay import Overlay, Place, View, alive, is_gone, laid_over
 from truenext.store.store import Page, Recovered, StoredMessage
-from truenext.store.trouble import CAUSES, damage, disagreement, explained, is_no_space, is_short_write
+from truenext.store.trouble import CAUSES, disagreement, explained, is_no_space, is_short_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -128,10 +128,8 @@ class EmbeddedStore:
             try:
                 folder.make(path)
                 opened.callback(os.close, folder.lock(path))
-                if not (path / "lmdb" / DATA_FILE).exists() and any((path / "journal").glob("*.journal")):
-                    # A new one would have another salt, so that the journal would look empty and be overwritten.
-                    raise damage("checkpoint", f"lmdb/{DATA_FILE} is missing, and there is a journal", path)
-                self._checkpoint = Checkpoint(path / "lmdb", map_size=map_size)
+                may_be_new = not folder.has_journal(path)
+                self._checkpoint = Checkpoint(path / "lmdb", may_be_new=may_be_new, map_size=map_size)
                 opened.callback(self._checkpoint.close)
                 (path / "journal").mkdir(mode=0o700, exist_ok=True)
                 self._journal = Journal(path / "journal", salt=self._checkpoint.salt, segment_bytes=segment_bytes)
@@ -139,7 +137,7 @@ class EmbeddedStore:
                 for one in (path / "lmdb", path / "journal", path):
                     folder.sync_folder(one)
             except CAUSES as error:
-                raise explained(f"open the store in {path}", error) from error
+                raise explained(f"open the store in {path}", error, path) from error
             self._opened = opened.pop_all()
 
     # ---- The promise of store.py ----
@@ -153,7 +151,7 @@ class EmbeddedStore:
             recovered = self._recover()
             self._look_at_room()
         except CAUSES as error:
-            raise explained(f"read the store in {self._path}", error) from error
+            raise explained(f"read the store in {self._path}", error, self._path) from error
         self._refusal = ""
         self._mover = Thread(target=self._move_when_due, name="truenext-checkpoint", daemon=True)
         self._mover.start()
@@ -176,7 +174,7 @@ class EmbeddedStore:
             self._check(batch, changes)
             segment, offset = self._append(encode(batch, changes.rest), changes.count)
         except CAUSES as error:
-            raise explained(f"write to the store in {self._path}", error) from error
+            raise explained(f"write to the store in {self._path}", error, self._path) from error
         with self._lock:
             self._overlay.add(changes, segment, offset)
             self._applied = batch.number
@@ -200,7 +198,7 @@ class EmbeddedStore:
                     if view in self._views_in_the_way:
                         self._changed.notify_all()
         except CAUSES as error:
-            raise explained(f"read the store in {self._path}", error) from error
+            raise explained(f"read the store in {self._path}", error, self._path) from error
 
     def close(self) -> None:
         """Let go of files and locks. Nothing is written. No page may be under way."""
@@ -303,7 +301,7 @@ class EmbeddedStore:
             return
         except Exception as error:
             if isinstance(error, CAUSES):
-                failure = explained(f"write to the store in {self._path}", error)
+                failure = explained(f"write to the store in {self._path}", error, self._path)
             else:
                 failure = StoreError(f"the store failed: {error!r}")
             failure.__cause__ = error
@@ -475,28 +473,14 @@ class EmbeddedStore:
             if changes.history:
                 history.append(changes.history)
 
-        queues, producers = recovered.queues, recovered.producers
-        for layer in overlay.layers:
-            queues.update(layer.queues)
-            for name in layer.forgotten_producers:
-                producers.pop(name, None)
-            producers.update(layer.producers)
-            recovered = replace(
-                recovered,
-                sequence_limit=layer.sequence_limit or recovered.sequence_limit,
-                redelivered_below=layer.redelivered_below or recovered.redelivered_below,
-                clean_stop=recovered.clean_stop if layer.clean_stop is None else layer.clean_stop,
-            )
+        recovered = laid_over(recovered, overlay.layers)
         if not recovered.clean_stop:
             self._drop_transients()
         self._leave_out_what_is_in_both()
-        self._queues = set(queues)
-        return replace(
-            recovered,
-            counts=self._counts(),
-            history=history,
-            producers=dict(sorted(producers.items(), key=lambda item: (item[1].used_ms, item[0]))),
-        )
+        # From here on what the overlay has of that segment is in no checkpoint.
+        overlay.moving = position.segment
+        self._queues = set(recovered.queues)
+        return replace(recovered, counts=self._counts(), history=history)
 
     def _drop_transients(self) -> None:
         self._checkpoint.drop_transients()

@@ -44,6 +44,12 @@ def lock(path: Path) -> int:
     return file
 
 
+def has_journal(data: Path) -> bool:
+    """Something was in the store in this folder once."""
+    journal = data / "journal"
+    return journal.is_dir() and any(journal.iterdir())
+
+
 def sync_folder(path: Path) -> None:
     """Make what the folder lists durable: a synced file in an unsynced folder is lost in a power cut.
 

@@ -29,6 +29,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from truenext.store.crc import wrong_bit
 from truenext.store.folder import allocate, clear, sync_folder, write
 from truenext.store.trouble import damage
 
@@ -47,6 +48,10 @@ SPARES_MAX = 2
 SUSPECTS_MAX = 1000
 """Places behind the last frame that are looked at closely: what a sender put into a body must not cost hours."""
 
+FLIP_BYTES_MAX = 1024 * 1024
+"""Size of a frame in which a single wrong bit is looked for; that one which tore seems to have one is then as likely as
+one in 500, and takes a quarter of a second."""
+
 WRITE_BYTES_MAX = 1024 * 1024
 """Bytes of a payload that are copied to be written together; a larger one takes several writes."""
 
@@ -56,10 +61,10 @@ READ_BYTES_MAX = 256 * 1024
 READ_GAP_MAX = 4 * 1024
 """Bytes between two records that are read with them, rather than asking the system twice."""
 
-_FRAME = struct.Struct("<IIQQ")
-_CHECKSUM = struct.Struct("<I")
+FRAME = struct.Struct("<IIQQ")
+CHECKSUM = struct.Struct("<I")
 _REST = struct.Struct("<IQQ")
-_SEGMENT_AT = 8
+SEGMENT_AT = 8
 
 
 class Journal:
@@ -131,39 +136,31 @@ class Journal:
         content = memoryview(held)
         offset = 0
         self._last = 0
-        while (payload := self._payload(content, offset, segment, self._number + 1)) is not None:
+        while (payload := payload_at(content, offset, segment, self._number + 1, self._salt)) is not None:
             self._number += 1
             self._last = offset
-            yield segment, offset + _FRAME.size, payload
-            offset += _FRAME.size + len(payload)
+            yield segment, offset + FRAME.size, payload
+            offset += FRAME.size + len(payload)
         self._end = offset
         self._size = size
         self._expect_nothing_behind(held, segment, offset)
-
-    def _payload(self, content: memoryview, offset: int, segment: int, number: int) -> memoryview | None:
-        """The payload of the frame at `offset`, None if there is none."""
-        if offset + _FRAME.size > len(content):
-            return None
-        checksum, size, in_segment, found = _FRAME.unpack_from(content, offset)
-        end = offset + _FRAME.size + size
-        if in_segment != segment or found != number or end > len(content):
-            return None
-        if crc32(content[offset + _CHECKSUM.size : end], self._salt) != checksum:
-            return None
-        return content[offset + _FRAME.size : end]
+        if is_flipped(content, offset, segment, self._number + 1, self._salt):
+            raise self._damage(
+                f"one bit of frame {self._number + 1} at byte {offset} of segment {segment:016x} is wrong"
+            )
 
     def _expect_nothing_behind(self, content: bytearray, segment: int, end: int) -> None:
         """A crash can only tear the last frame, so a good frame behind a bad one means that a disk lost something."""
         whole = memoryview(content)
         needle = struct.pack("<Q", segment)
-        at = content.find(needle, end + _SEGMENT_AT)
+        at = content.find(needle, end + SEGMENT_AT)
         suspects = 0
         while at >= 0 and suspects < SUSPECTS_MAX:
-            start = at - _SEGMENT_AT
-            if start + _FRAME.size <= len(content):
-                number = _FRAME.unpack_from(content, start)[3]
+            start = at - SEGMENT_AT
+            if start + FRAME.size <= len(content):
+                number = FRAME.unpack_from(content, start)[3]
                 suspects += number > self._number
-                if number > self._number and self._payload(whole, start, segment, number) is not None:
+                if number > self._number and payload_at(whole, start, segment, number, self._salt) is not None:
                     raise self._damage(
                         f"frame {self._number + 1} at byte {end} of segment {segment:016x} is unreadable, "
                         f"and frame {number} behind it is not"
@@ -221,7 +218,7 @@ class Journal:
 
     def has_place(self, size: int) -> bool:
         """A payload of `size` bytes fits into the newest segment."""
-        return self._end + _FRAME.size + size <= self._size
+        return self._end + FRAME.size + size <= self._size
 
     def append(self, parts: list[bytes], size: int) -> tuple[int, int]:
         """Segment and offset of the payload, which is `parts`, of `size` bytes together; it is durable. Where it has
@@ -236,17 +233,17 @@ class Journal:
         checksum = crc32(rest, self._salt)
         if size <= WRITE_BYTES_MAX:
             payload = b"".join(parts)
-            write(file, b"%b%b%b" % (_CHECKSUM.pack(crc32(payload, checksum)), rest, payload), offset)
+            write(file, b"%b%b%b" % (CHECKSUM.pack(crc32(payload, checksum)), rest, payload), offset)
         else:
             for part in parts:
                 checksum = crc32(part, checksum)
             at = offset
-            for block in _blocks([_CHECKSUM.pack(checksum), rest, *parts]):
+            for block in _blocks([CHECKSUM.pack(checksum), rest, *parts]):
                 write(file, block, at)
                 at += len(block)
         self._number = self._last_frames[segment] = number
-        self._end = offset + _FRAME.size + size
-        return segment, offset + _FRAME.size
+        self._end = offset + FRAME.size + size
+        return segment, offset + FRAME.size
 
     def roll(self, size: int) -> None:
         """Begin a new segment with place for a payload of `size` bytes.
@@ -255,7 +252,7 @@ class Journal:
         """
         segment = self._newest + 1
         path = self._path(segment)
-        needed = _FRAME.size + size
+        needed = FRAME.size + size
         with self._files_change:
             spare = next(self._folder.glob("spare-*"), None) if needed <= self._segment_bytes else None
             if spare is None:
@@ -331,6 +328,49 @@ class Journal:
         else:
             path.rename(self._folder / f"spare-{path.stem}")
             self._spares += 1
+
+
+def payload_at(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
+    """The payload of the frame at `offset`, None if there is none."""
+    if offset + FRAME.size > len(content):
+        return None
+    checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
+    end = offset + FRAME.size + size
+    if in_segment != segment or found != number or end > len(content):
+        return None
+    if crc32(content[offset + CHECKSUM.size : end], salt) != checksum:
+        return None
+    return content[offset + FRAME.size : end]
+
+
+def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:
+    """The frame at `offset` is this one but for a single bit. So it was written as a whole, and then damaged: a crash
+    does not leave that.
+    """
+    payload = offset + FRAME.size
+    if payload > len(content):
+        return False
+    checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
+    others = (in_segment ^ segment).bit_count() + (found ^ number).bit_count()
+    if others > 1:
+        return False
+
+    def difference(size: int) -> int | None:
+        """Between its checksum and that of a payload of `size` bytes, None if so much is not there."""
+        if payload + size > min(len(content), offset + FLIP_BYTES_MAX):
+            return None
+        rest = crc32(_REST.pack(size, segment, number), salt)
+        return int(crc32(content[payload : payload + size], rest) ^ checksum)
+
+    wrong = difference(size)
+    if others == 1:
+        return wrong == 0
+    if any(difference(size ^ 1 << bit) == 0 for bit in range(32)):
+        return True
+    if wrong is None:
+        return False
+    at = wrong_bit(wrong, _REST.size + size)
+    return wrong.bit_count() == 1 or (at is not None and at[0] >= _REST.size)
 
 
 def _blocks(parts: list[bytes]) -> Iterator[bytes]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.batch import ProducerState
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from truenext.store.changes import Changes, Rest
+    from truenext.store.store import Recovered
 
 _PUT_BYTES = 20
 _CHUNK_BYTES = 1000
@@ -395,6 +397,24 @@ def alive(segment: int, held: list[tuple[bytes, array[int], array[int]]]) -> Ite
 def is_gone(key: bytes, layers: tuple[Layer, ...]) -> bool:
     """A message of the checkpoint was removed since."""
     return any(key in layer.gone for layer in layers)
+
+
+def laid_over(recovered: Recovered, layers: tuple[Layer, ...]) -> Recovered:
+    """What the checkpoint says by itself, with what the layers say over it; of messages nothing."""
+    queues, producers = dict(recovered.queues), dict(recovered.producers)
+    for layer in layers:
+        queues.update(layer.queues)
+        for name in layer.forgotten_producers:
+            producers.pop(name, None)
+        producers.update(layer.producers)
+        recovered = replace(
+            recovered,
+            sequence_limit=layer.sequence_limit or recovered.sequence_limit,
+            redelivered_below=layer.redelivered_below or recovered.redelivered_below,
+            clean_stop=recovered.clean_stop if layer.clean_stop is None else layer.clean_stop,
+        )
+    by_use = sorted(producers.items(), key=lambda item: (item[1].used_ms, item[0]))
+    return replace(recovered, queues=queues, producers=dict(by_use))
 
 
 def mark_of(key: bytes, marks: Iterable[dict[bytes, tuple[int, int]]]) -> tuple[int, int] | None:

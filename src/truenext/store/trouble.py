@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 CAUSES = (lmdb.Error, OSError, struct.error, ValueError)
 """What `explained` can explain."""
 
+_DAMAGE = (
+    lmdb.BadTxnError,
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.ProblemError,
+    lmdb.VersionMismatchError,
+)
+"""What LMDB says when its pages are not what it wrote."""
+
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -30,26 +43,50 @@ def is_short_write(error: BaseException) -> bool:
     return isinstance(error, lmdb.Error) and os.strerror(errno.EIO) in str(error)
 
 
-def explained(attempt: str, error: Exception) -> StoreError:
-    """`attempt` completes the sentence "cannot ..."."""
+def explained(attempt: str, error: Exception, data: Path) -> StoreError:
+    """`attempt` completes the sentence "cannot ..."; `data` is the folder it was made in."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, lmdb.MapFullError):
         return StoreError(f"cannot {attempt}: it is as large as its map allows; open it with a larger map")
     if is_no_space(error):
         return StoreError(f"cannot {attempt}: the disk is full; make room, then start the broker again")
+    if isinstance(error, _DAMAGE):
+        return damage("checkpoint", f"LMDB says {str(error)[str(error).find('MDB_') :]}", data)
     if isinstance(error, lmdb.Error | OSError):
         return StoreError(f"cannot {attempt}: {error}; check the disk, then start the broker again")
-    return StoreError(f"cannot {attempt}: a value is damaged or does not fit its field ({error})")
+    return StoreError(f"cannot {attempt}: a value is damaged or does not fit its field ({error}). {advice(str(data))}")
 
 
 def damage(part: str, what: str, data: Path) -> StoreError:
     """`part` of the store in the folder `data` is not what was written."""
     return StoreError(
         f"the {part} in {data} is damaged: {what}. Messages may be missing; restore the folder from a copy. "
+        f"{advice(str(data))}"
+    )
+
+
+def empty(data: Path) -> StoreError:
+    return StoreError(
+        f"the data folder {data} holds nothing yet: its first start was cut off. Delete it, and start the broker again"
+    )
+
+
+def other_format(data: Path, found: int, expected: int) -> StoreError:
+    return StoreError(
+        f"the store in {data} has format {found}, this truenext reads format {expected}: use the truenext that wrote it"
+    )
+
+
+def advice(data: str) -> str:
+    """What can be done about damage in the folder `data`."""
+    return (
         f"`truenext store check {data}` says what is damaged, `truenext store export {data} NEW` saves what can be read"
     )
 
 
 def disagreement(batch: int, what: str) -> StoreError:
-    return StoreError(f"store and broker disagree: batch {batch} {what}. This is a bug of truenext")
+    return StoreError(
+        f"store and broker disagree: batch {batch} {what}. The store is damaged (`truenext store check DIR` tells), or "
+        "this is a bug of truenext"
+    )

@@ -1,0 +1,137 @@
+"""`truenext store`: what is in a data folder while no broker has it, and what can be saved of a damaged one."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from truenext.cli.client import Failure
+from truenext.errors import TruenextError
+from truenext.history.check import damages
+from truenext.store.check import InQueue, Summary
+from truenext.store.check import check as check_store
+from truenext.store.export import export as export_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from truenext.store.salvage import Finding
+
+
+@click.group()
+def store() -> None:
+    """A data folder on which no broker runs: is it sound, and what can be saved of it?"""
+
+
+@store.command()
+@click.argument("data", metavar="DIR", type=click.Path(path_type=Path))
+def check(data: Path) -> None:
+    """Look at everything in the data folder DIR: journal, checkpoint, every message, the history.
+
+    Changes nothing. Prints what is damaged, one line each, then what is there. Exits 0 if all is sound, 1 if anything
+    is damaged, 2 if it could not be looked at.
+    """
+    try:
+        with _progress("checked") as report:
+            summary = check_store(data, _say, report)
+        in_history = 0
+        for name, what in damages(data / "history"):
+            click.echo(f"damaged: history/{name}: {what}")
+            in_history += 1
+    except (TruenextError, OSError) as error:
+        raise Unasked(error) from error
+    _show(summary, "there")
+    if summary.damages:
+        click.echo(
+            f"{data} is damaged: {_number(summary.damages, 'finding')}, above. What to do: restore it from a copy. If "
+            f"there is none, `truenext store export {data} NEW` writes what can be read into a new folder, on which a "
+            f"broker can start; it leaves {data} as it is."
+        )
+    if in_history:
+        click.echo(
+            "The history is damaged, which costs no message: an audit does not see what happened there. What to do: "
+            "move the files named above elsewhere."
+        )
+    if summary.damages or in_history:
+        raise SystemExit(1)
+    click.echo(f"{data} is sound.")
+
+
+@store.command()
+@click.argument("data", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("new", metavar="NEW", type=click.Path(path_type=Path))
+def export(data: Path, new: Path) -> None:
+    """Write everything that can be read of the data folder DIR into the new one NEW, on which a broker can start.
+
+    Changes nothing in DIR. Messages keep their places in the order. If anything is damaged, messages that were
+    acknowledged may be among them, and all are delivered as redelivered. Prints what could not be read, one line each.
+    The history is not copied. Exits 0 if all could be read, 1 if something could not, 2 if nothing was written.
+    """
+    try:
+        with _progress("read") as report:
+            summary = export_store(data, new, _say, report)
+    except (TruenextError, OSError) as error:
+        raise Unasked(error) from error
+    _show(summary, f"in {new}")
+    if summary.damages:
+        click.echo(
+            f"Not all of {data} could be read: {_number(summary.damages, 'finding')}, above. What to do: start a "
+            f"broker with `truenext serve --data {new}`; consumers may get messages again that they acknowledged. Keep "
+            f"{data} until you know what is missing."
+        )
+        raise SystemExit(1)
+    click.echo(f"All of {data} is in {new}: `truenext serve --data {new}` starts a broker with it.")
+
+
+class Unasked(Failure):
+    """Nothing is known: 1 would say that something is damaged."""
+
+    exit_code = 2
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    console = Console(stderr=True)
+    # What is printed meanwhile goes around the bar, but not to where the bar is if it was to go elsewhere.
+    with Progress(
+        console=console, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _say(finding: Finding) -> None:
+    click.echo(f"damaged: {finding}")
+
+
+def _show(summary: Summary, where: str) -> None:
+    table = Table("queue", "persistent", "transient", "bytes", "damaged", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    total = InQueue()
+    for number, queue in sorted(summary.queues.items()):
+        name = summary.names.get(number, f"number {number}")
+        table.add_row(
+            escape(name), *(f"{count:,}" for count in (queue.persistent, queue.transient, queue.size, queue.damaged))
+        )
+        total.persistent += queue.persistent
+        total.transient += queue.transient
+        total.size += queue.size
+    if summary.queues:
+        Console().print(table)
+    messages = _number(total.persistent + total.transient, "message")
+    click.echo(f"{messages} of {total.size:,} bytes in {_number(len(summary.queues), 'queue')} {where}")
+    for note in summary.notes:
+        click.echo(f"note: {note}")
+
+
+def _number(count: int, of_what: str) -> str:
+    return f"{count:,} {of_what}{'' if count == 1 else 's'}"

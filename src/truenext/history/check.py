@@ -1,0 +1,39 @@
+"""Whether the files of a history hold what was written into them. The Parquet files made from them have checksums of
+their own, which whoever reads them looks at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.errors import HistoryError
+from truenext.events import CHUNK, FILE
+from truenext.history.files import chunks_of_file, events_in, history_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def damages(folder: Path) -> Iterator[tuple[str, str]]:
+    """Names of files, and what is wrong with them. Raises: OSError"""
+    paths = history_files(folder)
+    for path in paths:
+        end = FILE.size
+        next_event = 0
+        try:
+            for chunk in chunks_of_file(path):
+                begin = chunk.end - CHUNK.size - len(chunk.blocks)
+                if begin > end:
+                    yield path.name, f"bytes {end} to {begin - 1} cannot be read"
+                if chunk.first_event < next_event:
+                    yield path.name, f"at byte {begin}, event {chunk.first_event} follows event {next_event - 1}"
+                next_event = chunk.first_event + events_in(chunk)
+                end = chunk.end
+        except HistoryError as error:
+            yield path.name, str(error)
+            continue
+        size = path.stat().st_size
+        # Of the last file a crash may have torn the end.
+        if end < size and path != paths[-1]:
+            yield path.name, f"bytes {end} to {size - 1} cannot be read"

@@ -1,0 +1,148 @@
+"""A new data folder from what can be read of a damaged one.
+
+The new folder has a checkpoint and no journal. Its messages stand under the keys that they had, with their attempts and
+deliveries; queues and producers are those that were there; no sequence that was ever given out is given again. If
+anything was damaged, what was acknowledged may be among the messages: all of them count as dispatched before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from truenext.errors import StoreError
+from truenext.limits import SEQUENCE_BLOCK
+from truenext.store import folder
+from truenext.store.check import Summary
+from truenext.store.checkpoint import Checkpoint, Position
+from truenext.store.overlay import Layer
+from truenext.store.salvage import opened
+from truenext.store.trouble import CAUSES, explained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from truenext.store.salvage import Finding, Kept, Salvage
+
+PIECE_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of records in one transaction, or one message."""
+
+PIECE_KEYS_MAX = 10_000
+"""Messages in one transaction."""
+
+UNFINISHED = "unfinished"
+"""Where the checkpoint is made, so that no broker takes a part of it for the whole."""
+
+
+def export(data: Path, new: Path, found: Callable[[Finding], None], report: Callable[[int, int], None]) -> Summary:
+    """Write what can be read of the folder `data` into `new`, which must be empty or not exist. `found` is told of all
+    that cannot, `report` how many bytes of how many were read. Durable when it returns.
+
+    Raises: StoreInUseError, StoreError if `data` cannot be read at all, or `new` not be written; nothing is left then
+    """
+    if new.exists() and (not new.is_dir() or any(new.iterdir())):
+        raise StoreError(f"{new} is not empty: name a folder that does not exist yet")
+    if data.resolve() in (new.resolve(), *new.resolve().parents):
+        raise StoreError(f"{new} is in {data}, in which nothing is changed: name a folder elsewhere")
+    with opened(data, found, report) as salvage:
+        try:
+            folder.make(new)
+            lock = folder.lock(new)
+            try:
+                summary = _export(salvage, new)
+            except BaseException:
+                shutil.rmtree(new / UNFINISHED, ignore_errors=True)
+                (new / "lock").unlink()
+                raise
+            finally:
+                os.close(lock)
+        except CAUSES as error:
+            raise explained(f"write to the store in {new}", error, new) from error
+    return summary
+
+
+def _export(salvage: Salvage, new: Path) -> Summary:
+    summary = Summary(queues={}, names=dict(salvage.recovered.queues))
+    checkpoint = Checkpoint(new / UNFINISHED)
+    try:
+        writer = _Writer(checkpoint)
+        for kept in salvage.messages():
+            summary.count(kept)
+            if not kept.damage:
+                writer.add(kept)
+        writer.flush()
+        summary.finish(salvage)
+        summary.names.update(_names(salvage))
+        checkpoint.finish([_layer(salvage, summary.names)], {}, Position(0, 0))
+    finally:
+        checkpoint.close()
+    (new / UNFINISHED).rename(new / "lmdb")
+    folder.sync_folder(new)
+    return summary
+
+
+class _Writer:
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._piece: dict[bytes, Kept] = {}
+        self._size = 0
+        self._highest = {False: b"", True: b""}
+        """The highest key of each kind that was written: what stands behind it was not written yet."""
+
+    def add(self, kept: Kept) -> None:
+        if self._size + len(kept.record) > PIECE_BYTES_MAX or len(self._piece) == PIECE_KEYS_MAX:
+            self.flush()
+        self._piece[kept.key] = kept
+        self._size += len(kept.record)
+
+    def flush(self) -> None:
+        maybe_there = [key for key, kept in self._piece.items() if key <= self._highest[kept.is_transient]]
+        for key in self._checkpoint.kinds(maybe_there):
+            del self._piece[key]
+        for are_transient in (False, True):
+            keys = sorted(key for key, kept in self._piece.items() if kept.is_transient is are_transient)
+            if keys:
+                messages = [(key, self._piece[key].record) for key in keys]
+                self._checkpoint.put(messages, are_transient=are_transient)
+                self._highest[are_transient] = max(keys[-1], self._highest[are_transient])
+        marks = {
+            key: (kept.attempts, kept.deliveries)
+            for key, kept in self._piece.items()
+            if kept.attempts or kept.deliveries
+        }
+        if marks:
+            self._checkpoint.finish([], marks, Position(0, 0))
+        self._piece = {}
+        self._size = 0
+
+
+def _names(salvage: Salvage) -> dict[int, str]:
+    """What queues are called whose names were lost."""
+    taken = set(salvage.recovered.queues.values())
+    names = {}
+    for number in sorted(salvage.nameless):
+        name = f"recovered.{number}"
+        while name in taken:
+            name += "_"
+        names[number] = name
+    return names
+
+
+def _layer(salvage: Salvage, names: dict[int, str]) -> Layer:
+    """Everything but the messages."""
+    recovered = salvage.recovered
+    layer = Layer(0)
+    layer.queues = names
+    layer.producers = dict(recovered.producers)
+    layer.sequence_limit = max(recovered.sequence_limit, salvage.highest + 1)
+    layer.redelivered_below = recovered.redelivered_below
+    if salvage.damages:
+        # What was lost may have had later ones.
+        layer.sequence_limit += SEQUENCE_BLOCK
+    if salvage.damages or not recovered.clean_stop:
+        layer.redelivered_below = layer.sequence_limit
+    # Transients that are here are to stay.
+    layer.clean_stop = True
+    return layer

@@ -1,0 +1,404 @@
+"""LMDB's file, read without LMDB: each page is looked at before it is believed.
+
+LMDB believes its pages. A damaged one makes it show something else, or ends the process by a signal; and it tells
+nobody which pages are in use and which are free. This reader tells, reads what is left, and changes nothing. It reads
+with `pread`: a disk that cannot read a page costs that page.
+
+The file of LMDB 0.9, little-endian, in pages of one size (4096 bytes mostly):
+
+    page        number u64, pad u16, flags u16, lower u16, upper u16; then one u16 for each node: where it is.
+                The nodes fill the page from `upper` to its end.
+    node        two u16, flags u16, size of the key u16, key; in a leaf the first four bytes are the size of the value,
+                which follows, in a branch the first six are the number of a page
+    overflow    number u64, pad u16, flags u16, pages u32; then a value that has no place in a leaf
+    meta        pages 0 and 1, written in turns: `Meta`
+    tree        48 bytes: `Tree`
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_HEAD = struct.Struct("<QHHHH")
+_PAGES = struct.Struct("<I")
+_PAGES_AT = 12
+_NODE = struct.Struct("<HHHH")
+_META = struct.Struct("<IIQQ48s48sQQ")
+_TREE = struct.Struct("<IHHQQQQQ")
+_NUMBER = struct.Struct("<Q")
+
+TREE_BYTES = _TREE.size
+
+_BRANCH, _LEAF, _OVERFLOW, _META_FLAG = 1, 2, 4, 8
+_IN_OVERFLOW = 1
+"""Flag of a node: the value is on pages of its own."""
+
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_NO_PAGE = 2**64 - 1
+_SIZES = [1 << bits for bits in range(9, 17)]
+_FIRST = 2
+"""The first page that is no meta page."""
+
+_FREE, _USED = 1, 2
+"""What is known of a page."""
+
+_INTEGER_KEYS = 8
+_NO_SUBDIR = 0x4000
+"""Flag of a tree; only the list of free pages has it."""
+
+
+class Tree(NamedTuple):
+    """Where a database is, and how large."""
+
+    pad: int
+    flags: int
+    depth: int
+    branches: int
+    leaves: int
+    overflows: int
+    entries: int
+    root: int
+
+    @classmethod
+    def of(cls, value: bytes) -> Self:
+        """Raises: struct.error"""
+        return cls(*_TREE.unpack(value))
+
+
+class Meta(NamedTuple):
+    """One state of the whole file."""
+
+    page_size: int
+    free: Tree
+    main: Tree
+    last_page: int
+    transaction: int
+
+
+class Leaf(NamedTuple):
+    """One entry of a database."""
+
+    key: bytes
+    value: bytes
+    page: int
+
+
+class _Node(NamedTuple):
+    key: bytes
+    flags: int
+    child: int
+    """The page below, in a branch."""
+    at: int
+    """Where the value is, in a leaf."""
+    size: int
+
+
+def metas(path: Path) -> tuple[list[Meta], str]:
+    """The meta pages that can be read, the one that counts first, and what is wrong with them, if anything.
+
+    The page with the greater transaction counts, so a flipped bit in the other's can bring back a state that is over.
+    But page 0 has the even transactions, page 1 the odd ones, and one follows the other. One bit can still bring back
+    the last state but one, over which the journal can be laid as well, or a segment of it is missing.
+
+    Raises: OSError
+    """
+    with path.open("rb") as file:
+        content = file.read(2 * _SIZES[-1])
+    first = _meta(content, 0)
+    sizes = _SIZES if first is None else [first.page_size]
+    second = next((meta for meta in (_meta(content, size) for size in sizes) if meta is not None), None)
+    found = [meta for meta in (first, second) if meta is not None]
+    found.sort(key=lambda meta: meta.transaction, reverse=True)
+    if not found:
+        return [], "neither of its first two pages can be read"
+    if first is None or second is None:
+        return found, f"its page {0 if first is None else 1} cannot be read"
+    even, odd = first.transaction, second.transaction
+    # Both are 0 before the first transaction.
+    if (even, odd) != (0, 0) and (even % 2, odd % 2, abs(even - odd)) != (0, 1, 1):
+        return found, f"its first two pages have transactions {even} and {odd}, which do not follow one another"
+    return found, ""
+
+
+def holds_nothing(path: Path) -> bool:
+    """It is empty or all zeros, as a power cut leaves it while LMDB makes it. Raises: OSError"""
+    with path.open("rb") as file:
+        return not any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _meta(content: bytes, at: int) -> Meta | None:
+    if at + _HEAD.size + _META.size > len(content):
+        return None
+    flags = _HEAD.unpack_from(content, at)[2]
+    magic, version, _, _, free, main, last_page, transaction = _META.unpack_from(content, at + _HEAD.size)
+    meta = Meta(Tree.of(free).pad, Tree.of(free), Tree.of(main), last_page, transaction)
+    if (flags, magic, version) != (_META_FLAG, _MAGIC, _VERSION) or meta.page_size not in _SIZES:
+        return None
+    return meta
+
+
+class LmdbFile:
+    """One state of the file. Keeps one byte of memory for each page."""
+
+    def __init__(self, path: Path, meta: Meta, found: Callable[[str], None]) -> None:
+        """`found` is told of everything that is wrong. Raises: OSError"""
+        self.found = found
+        self.meta = meta
+        self.seen = 0
+        """Pages that are known to be free, or in use."""
+        self.knows_free = False
+        """No page is free without being known to be."""
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        there = os.fstat(self._file).st_size // meta.page_size
+        self.pages = min(meta.last_page + 1, there)
+        if meta.last_page >= there:
+            found(f"it should have {meta.last_page + 1} pages and has {there}")
+        self._use = bytearray(self.pages)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    # ---- Free pages ----
+
+    def read_free(self) -> None:
+        """Find out which pages are free, before anything else. LMDB writes over those, whatever is on them."""
+        walk = _Walk(self, self.meta.free, "list of free pages")
+        for entry in walk.entries():
+            if not self._take_free(entry.value):
+                walk.found(f"page {entry.page}: it does not tell which pages are free")
+        self.knows_free = not walk.problems
+
+    def _take_free(self, value: bytes) -> bool:
+        count = _NUMBER.unpack_from(value)[0] if len(value) >= _NUMBER.size else -1
+        if not 0 <= count < len(value) // _NUMBER.size:
+            return False
+        is_whole = True
+        last = self.meta.last_page + 1
+        for number in struct.unpack_from(f"<{count}Q", value, _NUMBER.size):
+            if not _FIRST <= number < last or (number < self.pages and self._use[number]):
+                is_whole = False
+            elif number < self.pages:
+                self._use[number] = _FREE
+                self.seen += 1
+            last = min(number, last)
+        return is_whole
+
+    # ---- Databases ----
+
+    def walk(self, tree: Tree, name: str) -> Iterator[Leaf]:
+        """All entries of a database in the order of their keys, as far as they can be reached. A damaged page gives all
+        that may be an entry: checksums must tell.
+        """
+        return _Walk(self, tree, name).entries()
+
+    def unreached(self) -> Iterator[Leaf]:
+        """Entries on pages that are not free and that nothing leads to, of whatever database, as often as it is asked;
+        once all databases were walked, and if it is known what is free. A page that led there is damaged.
+        """
+        number = _FIRST
+        while number < self.pages:
+            page = None if self._use[number] else self.read(number, 1)
+            number += 1
+            if page is None:
+                continue
+            own, _, flags, *_ = _HEAD.unpack_from(page)
+            if own != number - 1:
+                continue
+            if flags == _OVERFLOW:
+                # What stands behind it on its further pages may look like a page.
+                number += max(0, _PAGES.unpack_from(page, _PAGES_AT)[0] - 1)
+            elif flags == _LEAF:
+                walk = _Walk(self, _NOTHING, "")
+                for node in nodes_of(page, is_leaf=True)[0]:
+                    yield Leaf(node.key, walk.value(page, node), own)
+
+    @property
+    def unused(self) -> int:
+        """Pages that are not free and that nothing leads to."""
+        return self._use.count(0, _FIRST)
+
+    # ---- Pages ----
+
+    def take(self, number: int, count: int) -> str:
+        """Pages are in use; what is wrong with that."""
+        if number < _FIRST or number + count > self.pages:
+            return "is not in the file"
+        use = self._use[number : number + count]
+        self._use[number : number + count] = bytes([_USED]) * count
+        self.seen += use.count(0)
+        if _USED in use:
+            return "is in use twice"
+        return "is in use and free" if _FREE in use else ""
+
+    def is_free(self, number: int) -> bool:
+        return number < self.pages and self._use[number] == _FREE
+
+    def read(self, number: int, count: int) -> bytes | None:
+        """None if the disk does not give them."""
+        size = count * self.meta.page_size
+        try:
+            content = os.pread(self._file, size, number * self.meta.page_size)
+        except OSError:
+            return None
+        return content if len(content) == size else None
+
+
+class _Walk:
+    """Through one database."""
+
+    def __init__(self, file: LmdbFile, tree: Tree, name: str) -> None:
+        self._file = file
+        self._tree = tree
+        self._name = name
+        self._overflows = 0
+        self.problems = 0
+
+    def found(self, what: str) -> None:
+        self.problems += 1
+        if self._name:
+            self._file.found(f"{what} ({self._name})")
+
+    def entries(self) -> Iterator[Leaf]:
+        tree = self._tree
+        has_integers = tree is self._file.meta.free
+        # LMDB notes there for good that the file was made without a folder of its own.
+        if tree.flags & ~_NO_SUBDIR != (_INTEGER_KEYS if has_integers else 0):
+            self.found(f"it has flags {tree.flags:#x}")
+        branches = leaves = entries = 0
+        pending: list[tuple[int, int, bytes, bytes, bool]] = []
+        if tree.root != _NO_PAGE:
+            pending.append((tree.root, 1, b"", b"", True))
+        while pending:
+            number, level, low, high, is_sure = pending.pop()
+            page = self._page(number, is_sure=is_sure)
+            if page is None:
+                continue
+            is_leaf = self._is_leaf(page, number, level)
+            nodes, what = nodes_of(page, is_leaf=is_leaf)
+            keys = [node.key[::-1] if has_integers else node.key for node in nodes]
+            if not is_leaf:
+                # What it says of the first page below is never looked at.
+                keys[:1] = [low] if nodes else []
+            if not what and not _are_in_order(low, keys, high):
+                what = "has keys that are not in order"
+            if what:
+                self.found(f"page {number} {what}")
+            if is_leaf:
+                leaves += 1
+                entries += len(nodes)
+                for node in nodes:
+                    yield Leaf(node.key, self.value(page, node), number)
+            else:
+                branches += 1
+                highs = [*keys[1:], high]
+                pending += [
+                    (node.child, level + 1, keys[n], highs[n], not what) for n, node in reversed([*enumerate(nodes)])
+                ]
+        found = (branches, leaves, self._overflows, entries)
+        if found != (tree.branches, tree.leaves, tree.overflows, tree.entries):
+            self.found(
+                f"of {tree.branches} branches, {tree.leaves} leaves, {tree.overflows} pages of large values and "
+                f"{tree.entries} entries, {branches}, {leaves}, {self._overflows} and {entries} can be reached"
+            )
+
+    def _page(self, number: int, *, is_sure: bool) -> bytes | None:
+        if not is_sure and self._file.is_free(number):
+            # What was damaged leads there, and what was on it is over.
+            return None
+        what = self._file.take(number, 1)
+        page = None
+        if what in ("", "is in use and free"):
+            page = self._file.read(number, 1)
+            if page is None:
+                what = "cannot be read from the disk"
+            elif _NUMBER.unpack_from(page)[0] != number:
+                what = f"says that it is page {_NUMBER.unpack_from(page)[0]}"
+                page = None
+        if what:
+            self.found(f"page {number} {what}")
+        return page
+
+    def _is_leaf(self, page: bytes, number: int, level: int) -> bool:
+        flags = _HEAD.unpack_from(page)[2]
+        is_leaf = level >= self._tree.depth
+        if flags != (_LEAF if is_leaf else _BRANCH):
+            self.found(f"page {number} has flags {flags:#x} and should be a {'leaf' if is_leaf else 'branch'}")
+            return flags == _LEAF or (is_leaf and flags != _BRANCH)
+        return is_leaf
+
+    def value(self, page: bytes, node: _Node) -> bytes:
+        """As it should be a whole one, whatever is there."""
+        if not node.flags & _IN_OVERFLOW:
+            return page[node.at : node.at + node.size]
+        size = len(page)
+        number = _NUMBER.unpack_from(page, node.at)[0]
+        count = (_HEAD.size - 1 + node.size) // size + 1
+        what = self._file.take(number, count)
+        content = None
+        if what != "is not in the file":
+            content = self._file.read(number, count)
+            if content is None:
+                what = what or "cannot be read from the disk"
+            elif not what:
+                own, _, flags, *_ = _HEAD.unpack_from(content)
+                if (own, flags, _PAGES.unpack_from(content, _PAGES_AT)[0]) != (number, _OVERFLOW, count):
+                    what = "is not the large value that it should be"
+        self._overflows += count
+        if what:
+            self.found(f"page {number} {what}")
+        return b"" if content is None else content[_HEAD.size : _HEAD.size + node.size]
+
+
+def nodes_of(page: bytes, *, is_leaf: bool) -> tuple[list[_Node], str]:
+    """The nodes of a page, and what is wrong with them, if anything. Of a damaged leaf all that may be one."""
+    _, _, _, lower, upper = _HEAD.unpack_from(page)
+    size = len(page)
+    if _HEAD.size <= lower <= upper <= size and lower % 2 == 0:
+        nodes, taken = _nodes_at(page, (lower - _HEAD.size) // 2, upper, is_leaf=is_leaf)
+        if nodes and len(nodes) == (lower - _HEAD.size) // 2 and taken == size - upper:
+            return nodes, ""
+    elif not is_leaf:
+        return [], "is damaged"
+    else:
+        nodes, upper = [], _HEAD.size
+    if is_leaf:
+        nodes, _ = _nodes_at(page, (size - _HEAD.size) // 2, upper, is_leaf=True)
+    return nodes, "is damaged"
+
+
+def _nodes_at(page: bytes, count: int, upper: int, *, is_leaf: bool) -> tuple[list[_Node], int]:
+    """Of the first `count` places those where a node can be, and the bytes that these take."""
+    size = len(page)
+    nodes = []
+    taken = 0
+    begins = set()
+    for begin in memoryview(page)[_HEAD.size : _HEAD.size + 2 * count].cast("H"):
+        if not upper <= begin <= size - _NODE.size or begin % 2 or begin in begins:
+            continue
+        low, high, flags, key_size = _NODE.unpack_from(page, begin)
+        at = begin + _NODE.size + key_size
+        value_size = low | high << 16 if is_leaf else 0
+        end = at + (_NUMBER.size if is_leaf and flags & _IN_OVERFLOW else value_size)
+        if end > size:
+            continue
+        begins.add(begin)
+        taken += end - begin + (end - begin) % 2
+        key = page[begin + _NODE.size : at]
+        nodes.append(_Node(key, flags, low | high << 16 | flags << 32, at, value_size))
+    return nodes, taken
+
+
+def _are_in_order(low: bytes, keys: list[bytes], high: bytes) -> bool:
+    if any(first >= second for first, second in pairwise(keys)):
+        return False
+    return not keys or (low <= keys[0] and (not high or keys[-1] < high))
+
+
+_NOTHING = Tree(0, 0, 0, 0, 0, 0, 0, _NO_PAGE)

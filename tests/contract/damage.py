@@ -1,0 +1,292 @@
+"""Stores that are to be damaged: what is in one, and what a broker makes of it, in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections import defaultdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from truenext.batch import Batch, ProducerState
+from truenext.engine.account import Account
+from truenext.errors import TruenextError
+from truenext.history.writer import History
+from truenext.message import Message
+from truenext.order import PRIORITY_MAX
+from truenext.record import DamagedRecord, decode, encode, lane_key, message_key, sequence_of, split_lane_key
+from truenext.store.embedded import EmbeddedStore
+
+PATIENCE_SECONDS = 30.0
+SEGMENT_BYTES = 16 * 1024
+SEGMENTS_MAX = 3
+QUEUES = {number: f"queue {number}" for number in range(1, 5)}
+PRODUCERS = {f"producer {number}": ProducerState(number, 1000 + number) for number in range(5)}
+SEQUENCE_LIMIT = 1 << 20
+
+
+class Shown(NamedTuple):
+    """A message as the store shows it; no message if its record is damaged."""
+
+    message: Message | None
+    attempts: int
+    deliveries: int
+
+
+Shelf = dict[bytes, dict[int, Shown]]
+"""Lane key to sequence to message, in the order in which they are shown."""
+
+
+class Content(NamedTuple):
+    """What a store holds."""
+
+    queues: dict[int, str]
+    producers: dict[str, ProducerState]
+    shelf: Shelf
+
+
+class Run(NamedTuple):
+    """What a broker did: as far as it came, and why it came no further."""
+
+    found: Content | None
+    """What was there at the start."""
+    left: Content | None
+    """What was there at the next start, when it had worked with it."""
+    refusal: str
+    bug: str
+    """An exception that is none of ours."""
+    signal: int
+
+
+def message_of(key: bytes, seed: random.Random, *, persistent: bool) -> Message:
+    priority = PRIORITY_MAX - split_lane_key(key[:5])[1]
+    return Message(
+        priority, persistent, 0, b"content-length:0\n", seed.randbytes(seed.choice((5, 500, 1500, 1900, 3000)))
+    )
+
+
+class Writer:
+    """Writes into a store what a broker would write, and keeps in mind what is then in it."""
+
+    def __init__(self, folder: Path, seed: random.Random, *, messages: int = 1000) -> None:
+        """At the end some messages are in the checkpoint and some in the journal, some of either kind."""
+        self._seed = seed
+        self._number = 0
+        self._sequence = 0
+        self.shelf: Shelf = defaultdict(dict)
+        self.store = EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES, segments_max=SEGMENTS_MAX)
+        self.store.recover()
+        batch = self.batch()
+        batch.queues, batch.producers = QUEUES, PRODUCERS
+        batch.sequence_limit, batch.clean_stop = SEQUENCE_LIMIT, False
+        self.apply(batch)
+        while self._sequence < messages:
+            self.send_and_acknowledge()
+
+    def apply(self, batch: Batch) -> None:
+        """And wait for what it makes the store do, so that what comes out is the same for the same seed."""
+        self.store.apply(batch)
+        wait_for_moves(self.store)
+
+    def batch(self) -> Batch:
+        self._number += 1
+        return Batch(self._number)
+
+    def send_and_acknowledge(self) -> None:
+        seed = self._seed
+        batch = self.batch()
+        for lane in list(self.shelf):
+            for sequence in [sequence for sequence in self.shelf[lane] if seed.random() < 0.004]:
+                self.remove(batch, message_key(lane, sequence))
+            for sequence, shown in list(self.shelf[lane].items()):
+                if seed.random() < 0.003:
+                    mark = (shown.attempts + 1, shown.deliveries + 2)
+                    self.shelf[lane][sequence] = shown._replace(attempts=mark[0], deliveries=mark[1])
+                    batch.marks[message_key(lane, sequence)] = mark
+        for _ in range(seed.randrange(1, 8)):
+            self._sequence += 1
+            # Few lanes have most.
+            lane = lane_key(seed.choice(list(QUEUES)), min(seed.randrange(10), seed.randrange(10)))
+            self.put(batch, message_key(lane, self._sequence), is_transient=seed.random() < 0.3)
+        self.apply(batch)
+
+    def put(self, batch: Batch, key: bytes, *, is_transient: bool) -> None:
+        message = message_of(key, self._seed, persistent=not is_transient)
+        (batch.transient_puts if is_transient else batch.puts)[key] = encode(key, message)
+        self.shelf[key[:5]][sequence_of(key)] = Shown(message, 0, 0)
+
+    def remove(self, batch: Batch, key: bytes) -> None:
+        shown = self.shelf[key[:5]].pop(sequence_of(key))
+        assert shown.message is not None, "only what is known is removed"
+        (batch.removes if shown.message.persistent else batch.transient_removes).append(key)
+        if shown.attempts or shown.deliveries:
+            batch.unmarks.append(key)
+
+    def stop(self) -> Content:
+        batch = self.batch()
+        batch.clean_stop = True
+        self.apply(batch)
+        self.store.close()
+        return Content(QUEUES, PRODUCERS, {lane: of_lane for lane, of_lane in self.shelf.items() if of_lane})
+
+
+def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
+    """As a broker does: all lanes page by page, held against their counts as engine/paging.py does."""
+    recovered = store.recover()
+    shelf: Shelf = {}
+    for lane, count in recovered.counts.items():
+        if split_lane_key(lane)[0] not in recovered.queues:
+            raise TruenextError("a queue has no name")
+        shelf[lane] = {}
+        horizon, unread, is_end = 0, count, False
+        while not is_end:
+            page = store.page(lane, horizon, limit)
+            if not (page.messages or page.is_end):
+                raise TruenextError("a page is empty, but not the last")
+            for stored in page.messages:
+                if sequence_of(stored.key) <= horizon:
+                    raise TruenextError("a page begins before its beginning")
+                try:
+                    message = decode(stored.key, stored.record)
+                except DamagedRecord:
+                    message = None
+                shelf[lane][sequence_of(stored.key)] = Shown(message, stored.attempts, stored.deliveries)
+            unread -= len(page.messages)
+            horizon = sequence_of(page.messages[-1].key) if page.messages else horizon
+            is_end = page.is_end
+        if unread:
+            raise TruenextError(f"the count of its messages and what is in it differ by {unread}")
+    return Content(recovered.queues, recovered.producers, shelf)
+
+
+def run_broker(folder: Path) -> Run:
+    """Start on the folder, read everything, take every third message, send some, wait until they have moved, stop,
+    start again and read everything.
+    """
+    process_context = multiprocessing.get_context("forkserver")
+    process_context.set_forkserver_preload(["tests.contract.damage"])
+    receiver, sender = process_context.Pipe(duplex=False)
+    process = process_context.Process(target=_work, args=(folder, sender), daemon=True)
+    process.start()
+    sender.close()
+    said: dict[str, Any] = {}
+    try:
+        while receiver.poll(PATIENCE_SECONDS):
+            kind, what = receiver.recv()
+            said[kind] = what
+        raise AssertionError(f"a broker on {folder} hangs")
+    except EOFError:
+        process.join(PATIENCE_SECONDS)
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+    assert process.exitcode is not None, "it has ended"
+    return Run(
+        said.get("found"), said.get("left"), said.get("refusal", ""), said.get("bug", ""), -min(process.exitcode, 0)
+    )
+
+
+def _work(folder: Path, sender: Connection) -> None:
+    try:
+        store = EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES, segments_max=1)
+        _open_history(folder)
+        found = read_all(store)
+        sender.send(("found", found))
+        _take_and_send(store, found.shelf)
+        store.close()
+        store = EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES, segments_max=1)
+        sender.send(("left", read_all(store, limit=1000)))
+        store.close()
+    except TruenextError as error:
+        sender.send(("refusal", str(error)))
+    except Exception as error:
+        sender.send(("bug", repr(error)))
+
+
+def _open_history(folder: Path) -> None:
+    history = History(folder / "history")
+    history.begin_run(after_clean_stop=True)
+    history.close()
+
+
+def _take_and_send(store: EmbeddedStore, shelf: Shelf) -> None:
+    number = 0
+    for batch_of in work_on(shelf):
+        number += 1
+        batch = Batch(number)
+        for key, shown in batch_of:
+            message = shown.message
+            assert message is not None, "what is damaged is left alone"
+            if sequence_of(key) >= FIRST_SENT:
+                batch.puts[key] = encode(key, message)
+            else:
+                (batch.removes if message.persistent else batch.transient_removes).append(key)
+                batch.unmarks += [key] if shown.attempts or shown.deliveries else []
+        store.apply(batch)
+    number += 1
+    batch = Batch(number)
+    batch.clean_stop = True
+    store.apply(batch)
+    wait_for_moves(store)
+
+
+def wait_for_moves(store: EmbeddedStore) -> None:
+    """Raises: StoreError if a move fails"""
+    with store._changed:
+        done = store._changed.wait_for(
+            lambda: store._move_failure is not None or not store._is_move_due(), timeout=PATIENCE_SECONDS
+        )
+    assert done, "a move takes too long"
+    if store._move_failure is not None:
+        raise store._move_failure
+
+
+FIRST_SENT = 10_000
+"""Sequence of the first message that `work_on` sends."""
+
+
+def work_on(shelf: Shelf) -> list[list[tuple[bytes, Shown]]]:
+    """What a broker does with these: for each batch what it takes, and what it sends."""
+    batches = []
+    sequence = FIRST_SENT
+    for lane, of_lane in sorted(shelf.items()):
+        taken = [
+            (message_key(lane, number), shown)
+            for number, shown in list(of_lane.items())[::3]
+            if shown.message is not None
+        ]
+        sent = []
+        for _ in range(3):
+            key = message_key(lane, sequence)
+            message = message_of(key, random.Random(sequence), persistent=True)
+            sent.append((key, Shown(message, 0, 0)))
+            sequence += 1
+        batches.append(taken + sent)
+    return batches
+
+
+def worked_on(content: Content) -> Content:
+    """What is then there."""
+    shelf = {lane: dict(of_lane) for lane, of_lane in content.shelf.items()}
+    for batch in work_on(content.shelf):
+        for key, shown in batch:
+            if sequence_of(key) >= FIRST_SENT:
+                shelf[key[:5]][sequence_of(key)] = shown
+            else:
+                del shelf[key[:5]][sequence_of(key)]
+    return content._replace(shelf={lane: of_lane for lane, of_lane in shelf.items() if of_lane})
+
+
+def write_history(folder: Path) -> None:
+    """Two files, as two runs leave them."""
+    for _ in range(2):
+        history = History(folder / "history")
+        run, first_event = history.begin_run(after_clean_stop=True)
+        account = Account(run=run, first_event=first_event)
+        account.started(after_clean_stop=True)
+        for batch in range(1, 20):
+            account.committed(batch)
+            history.append(account.take())
+        history.close()

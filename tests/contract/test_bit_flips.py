@@ -1,0 +1,188 @@
+"""A flipped bit anywhere in the data folder: whatever a broker then does, it never shows what was not written.
+
+TRUENEXT_FLIPS=10000 TRUENEXT_SEED=7 pytest -s tests/contract/test_bit_flips.py
+"""
+
+import os
+import random
+import shutil
+import struct
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.damage import Content, Run, Writer, read_all, run_broker, worked_on, write_history
+from truenext.errors import StoreError
+from truenext.history.check import damages
+from truenext.store.check import check
+from truenext.store.embedded import EmbeddedStore
+from truenext.store.export import export
+
+FLIPS = int(os.environ.get("TRUENEXT_FLIPS", "150"))
+SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
+PAGE = 4096
+
+
+def quiet(done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+@pytest.fixture
+def quick_path() -> Path:
+    """A folder in memory, where there is such a thing: a hundred brokers sync thousands of times. It is there for
+    whoever looks into a failure.
+    """
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="truenext-flips-", dir=memory if memory.is_dir() else None))
+
+
+def places(folder: Path, seed: random.Random) -> Iterator[tuple[Path, int]]:
+    """Files and bits in them: some anywhere, most where one bit says much."""
+    data = folder / "lmdb/data.mdb"
+    journal = sorted((folder / "journal").glob("*.journal"))
+    others = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != data and path not in journal]
+    while True:
+        kind = seed.random()
+        if kind < 0.15:
+            # The two pages that say where everything is.
+            yield data, (seed.choice((0, PAGE)) + seed.randrange(16 + 136)) * 8 + seed.randrange(8)
+        elif kind < 0.5:
+            # The beginning of a page: what it is, and where its nodes are.
+            page = seed.randrange(data.stat().st_size // PAGE)
+            yield data, (page * PAGE + seed.randrange(40)) * 8 + seed.randrange(8)
+        elif kind < 0.65:
+            yield data, seed.choice(list(heads_of_nodes(data))) * 8 + seed.randrange(22 * 8)
+        elif kind < 0.75:
+            yield data, seed.randrange(data.stat().st_size * 8)
+        elif kind < 0.9:
+            path = seed.choice(journal)
+            end = len(path.read_bytes().rstrip(b"\0"))
+            yield path, seed.randrange(max(1, end) * 8)
+        else:
+            path = seed.choice(others)
+            if path.stat().st_size:
+                yield path, seed.randrange(path.stat().st_size * 8)
+
+
+def heads_of_nodes(data: Path) -> Iterator[int]:
+    content = data.read_bytes()
+    for page in range(2 * PAGE, len(content), PAGE):
+        flags, lower = struct.unpack_from("<HH", content, page + 10)
+        if flags in (1, 2):
+            yield from (page + at for (at,) in struct.iter_unpack("<H", content[page + 16 : page + lower]))
+
+
+def flip(path: Path, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        (byte,) = file.read(1)
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def expect(found: Content, written: Content) -> str:
+    """What was found is what was written, but for messages that are known to be damaged; says how it is so."""
+    assert found.queues == written.queues
+    assert found.producers == written.producers
+    are_damaged = has_lost_marks = False
+    for lane in found.shelf.keys() | written.shelf.keys():
+        here, there = found.shelf.get(lane, {}), written.shelf.get(lane, {})
+        good = {sequence: shown for sequence, shown in here.items() if shown.message is not None}
+        assert list(good) == sorted(good)
+        assert good.keys() <= there.keys(), "a message too much"
+        # The key of a damaged one may be what is damaged.
+        assert len(here) == len(there), "a message is missing"
+        are_damaged |= len(good) != len(here)
+        for sequence, shown in good.items():
+            assert shown.message == there[sequence].message
+            has_lost_marks |= shown != there[sequence]
+    if has_lost_marks:
+        return "marks lost"
+    return "messages left out" if are_damaged else "right"
+
+
+def judge(run: Run, written: Content) -> str:
+    assert not run.bug, run.bug
+    outcomes = []
+    if run.found is not None:
+        outcomes.append(expect(run.found, written))
+    if run.left is not None and run.found is not None:
+        outcomes.append(expect(run.left, worked_on(run.found)))
+    if run.signal:
+        return f"death by signal {run.signal}"
+    if run.refusal:
+        return "refused"
+    return next((outcome for outcome in outcomes if outcome != "right"), "right")
+
+
+def findings(folder: Path) -> list[str]:
+    """What `truenext store check` says."""
+    found: list[str] = []
+    try:
+        check(folder, lambda finding: found.append(str(finding)), quiet)
+    except StoreError as error:
+        found.append(str(error))
+    return found + [what for _, what in damages(folder / "history")]
+
+
+def exported(folder: Path, new: Path) -> Content | None:
+    try:
+        export(folder, new, lambda finding: None, quiet)
+    except StoreError:
+        return None
+    store = EmbeddedStore(new)
+    content = read_all(store)
+    store.close()
+    return content
+
+
+def expect_saved(saved: Content, written: Content, *, is_whole: bool) -> int:
+    """Every message saved is one that was written once; how many are lost."""
+    if is_whole:
+        assert expect(saved, written) == "right"
+    lost = 0
+    for lane in saved.shelf.keys() | written.shelf.keys():
+        here, there = saved.shelf.get(lane, {}), written.shelf.get(lane, {})
+        for sequence, shown in here.items():
+            assert shown.message is not None
+            assert sequence not in there or shown.message == there[sequence].message
+        lost += len(there.keys() - here.keys())
+    return lost
+
+
+def test_no_flipped_bit_makes_a_broker_show_what_was_not_written(quick_path: Path) -> None:
+    """Nor one that is sent with it; and `store check` says so of every store in which something came out otherwise."""
+    pristine = quick_path / "pristine"
+    content = Writer(pristine, random.Random(SEED)).stop()
+    write_history(pristine)
+    outcomes: Counter[str] = Counter()
+    lost: Counter[int] = Counter()
+    silent: list[str] = []
+    seed = random.Random(SEED)
+    print(f"\nseed {SEED}")
+    assert findings(pristine) == []
+    for n, (path, bit) in zip(range(FLIPS), places(pristine, seed), strict=False):
+        where = f"seed {SEED}, flip {n}: bit {bit} of {path.relative_to(pristine)}"
+        folder, new = quick_path / "data", quick_path / "new"
+        shutil.copytree(pristine, folder)
+        flip(folder / path.relative_to(pristine), bit)
+        found = findings(folder)
+        saved = exported(folder, new)
+        try:
+            if saved is not None:
+                lost[expect_saved(saved, content, is_whole=not found)] += 1
+            outcome = judge(run_broker(folder), content)
+        except AssertionError as error:
+            raise AssertionError(f"{where}, of {quick_path}: {error}; check says {found}") from error
+        outcomes[outcome] += 1
+        if outcome != "right" and not found:
+            silent.append(f"{where}: {outcome}")
+        shutil.rmtree(folder)
+        shutil.rmtree(new, ignore_errors=True)
+    print(dict(outcomes), "lost by export:", dict(sorted(lost.items())))
+    assert not silent, "check finds nothing"
+    assert outcomes["refused"] and outcomes["right"], outcomes
+    shutil.rmtree(quick_path)

@@ -1,0 +1,830 @@
+"""Does `store check` find every kind of damage, and does `store export` save all that is left?"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import re
+import shutil
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from unittest import mock
+from zlib import crc32
+
+import lmdb
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.contract.damage import (
+    QUEUES,
+    SEQUENCE_LIMIT,
+    Content,
+    Shown,
+    Writer,
+    message_of,
+    read_all,
+    wait_for_moves,
+    write_history,
+)
+from tests.contract.disk import Disk, key, put
+from truenext.broker.recovery import recover
+from truenext.cli.main import main
+from truenext.errors import StoreError
+from truenext.limits import SEQUENCE_BLOCK
+from truenext.policy import DEFAULT_POLICY
+from truenext.record import encode, lane_key, message_key, sequence_of
+from truenext.store import export as export_module
+from truenext.store import salvage as salvage_module
+from truenext.store.checkpoint import DATABASES, DATABASES_MAX, Checkpoint
+from truenext.store.embedded import EmbeddedStore
+from truenext.store.journal import FRAME
+from truenext.store.lmdb_file import LmdbFile, Tree, metas
+from truenext.store.store import Recovered
+
+PAGE = 4096
+SEED = 5
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Content]:
+    folder = tmp_path_factory.mktemp("written") / "data"
+    content = Writer(folder, random.Random(SEED)).stop()
+    write_history(folder)
+    return folder, content
+
+
+@pytest.fixture
+def data(written: tuple[Path, Content], tmp_path: Path) -> Path:
+    """A data folder of this test's own."""
+    return shutil.copytree(written[0], tmp_path / "data")
+
+
+@pytest.fixture
+def content(written: tuple[Path, Content]) -> Content:
+    """What was written into it."""
+    return written[1]
+
+
+def truenext(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["store", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def damages(result: Result) -> list[str]:
+    return [line.removeprefix("damaged: ") for line in result.stdout.splitlines() if line.startswith("damaged: ")]
+
+
+def check(data: Path) -> list[str]:
+    """What `truenext store check` finds, which changes nothing."""
+    before = fingerprint(data)
+    result = truenext("check", data)
+    assert fingerprint(data) == before
+    assert result.exit_code == (1 if damages(result) else 0), result.output
+    return damages(result)
+
+
+def export(data: Path) -> Content:
+    """What is in the new folder, which a start finds sound; the old one stays as it is."""
+    before = fingerprint(data)
+    new = data.parent / "new"
+    found = [line for line in check(data) if not line.startswith("history/")]
+    result = truenext("export", data, new)
+    assert result.exit_code == (1 if found else 0), result.output
+    assert damages(result) == found
+    assert fingerprint(data) == before
+    assert check(new) == []
+    store = EmbeddedStore(new)
+    exported = read_all(store)
+    store.close()
+    return exported
+
+
+def fingerprint(data: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(data)): hashlib.sha256(path.read_bytes()).digest()
+        for path in sorted(data.rglob("*"))
+        if path.is_file() and path != data / "lock"
+    }
+
+
+def recovered_of(data: Path) -> Recovered:
+    store = EmbeddedStore(data)
+    recovered = store.recover()
+    store.close()
+    return recovered
+
+
+# ---- What is sound, and what cannot be looked at ----
+
+
+def test_a_sound_folder_is_sound_and_counted(data: Path, content: Content) -> None:
+    result = truenext("check", data)
+    assert result.exit_code == 0
+    assert result.stdout.endswith(f"{data} is sound.\n")
+    for number, name in QUEUES.items():
+        of_queue = [
+            shown.message
+            for lane, of_lane in content.shelf.items()
+            if lane[:4] == struct.pack(">I", number)
+            for shown in of_lane.values()
+        ]
+        persistent = sum(message is not None and message.persistent for message in of_queue)
+        line = next(line for line in result.stdout.splitlines() if name in line)
+        assert line.split()[2:4] == [str(persistent), str(len(of_queue) - persistent)]
+
+
+def test_everything_of_a_sound_folder_is_exported(data: Path, content: Content) -> None:
+    assert export(data) == content
+    before, after = recovered_of(data), recovered_of(data.parent / "new")
+    assert (after.sequence_limit, after.redelivered_below) == (before.sequence_limit, before.redelivered_below)
+    assert after.clean_stop
+    assert not (data.parent / "new/history").exists()
+
+
+def test_the_store_goes_on_where_it_was_exported(data: Path) -> None:
+    export(data)
+    disk = Disk("moving", data.parent / "new")
+    disk.apply(puts=put(SEQUENCE_LIMIT + 1))
+    for n in range(2, 20):
+        disk.apply(puts=put(SEQUENCE_LIMIT + n), removes=[key(SEQUENCE_LIMIT + n - 1)])
+    assert key(SEQUENCE_LIMIT + 19) in [m.key for m in disk.store.page(key(0)[:5], SEQUENCE_LIMIT, 100).messages]
+    disk.store.close()
+
+
+def test_a_folder_in_use_is_refused(data: Path) -> None:
+    store = EmbeddedStore(data)
+    for arguments in (("check", data), ("export", data, data.parent / "new")):
+        result = truenext(*arguments)
+        assert result.exit_code == 2
+        assert f"is in use by the broker of process {os.getpid()}" in result.stderr
+    assert not (data.parent / "new").exists()
+    store.close()
+
+
+def test_what_is_no_data_folder_is_left_alone(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        result = truenext("check", path)
+        assert result.exit_code == 2
+        assert f"{path} is no data folder" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_disk_that_cannot_be_written_to_no_lock_is_needed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_file = os.open
+
+    def read_only(path: Path, flags: int, *mode: int) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return open_file(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert truenext("check", data).exit_code == 0
+
+
+def test_a_folder_of_another_format_is_not_judged(tmp_path: Path) -> None:
+    (tmp_path / "lmdb").mkdir()
+    with lmdb.open(str(tmp_path / "lmdb"), max_dbs=1, lib_version=0) as env, env.begin(write=True) as txn:
+        txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
+    result = truenext("check", tmp_path)
+    assert result.exit_code == 2
+    assert "has format 1, this truenext reads format 3" in result.stderr
+
+
+@pytest.mark.parametrize("size", [0, 2 * PAGE, 1 << 20])
+def test_what_a_power_cut_left_of_the_very_first_start_holds_nothing(tmp_path: Path, size: int) -> None:
+    (tmp_path / "lmdb").mkdir()
+    (tmp_path / "lmdb/data.mdb").write_bytes(bytes(size))
+    result = truenext("check", tmp_path)
+    assert result.exit_code == 2
+    assert f"{tmp_path} holds nothing yet: its first start was cut off. Delete it" in result.stderr
+    if size:
+        served = CliRunner().invoke(main, ["serve", "--data", str(tmp_path), "--listen", "stomp://127.0.0.1:0"])
+        assert served.exit_code == 1
+        assert served.stderr.replace("truenext: ", "") == result.stderr.replace("truenext: ", "")
+    else:
+        EmbeddedStore(tmp_path).close()
+
+
+def test_a_checkpoint_of_zeros_behind_a_journal_is_damage_and_no_first_start(data: Path) -> None:
+    path = data / "lmdb/data.mdb"
+    path.write_bytes(bytes(path.stat().st_size))
+    assert any("neither of its first two pages" in line for line in check(data))
+    with pytest.raises(StoreError, match="is damaged"):
+        EmbeddedStore(data)
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match="it is empty, and the journal is not"):
+        EmbeddedStore(data)
+
+
+# ---- The journal ----
+
+
+def frames(path: Path) -> list[tuple[int, int]]:
+    """Where the frames of a segment begin and end."""
+    content = path.read_bytes()
+    found = []
+    at = 0
+    while (head := FRAME.unpack_from(content, at))[2] == int(path.stem, 16):
+        found.append((at, at + FRAME.size + head[1]))
+        at = found[-1][1]
+    return found
+
+
+def spoil(path: Path, begin: int, end: int) -> None:
+    """Other bytes than those that are there."""
+    content = bytearray(path.read_bytes())
+    content[begin:end] = bytes(byte ^ 0x5A for byte in content[begin:end])
+    path.write_bytes(content)
+
+
+def segments(data: Path) -> list[Path]:
+    return sorted((data / "journal").glob("*.journal"))
+
+
+@pytest.fixture
+def in_journal(tmp_path: Path) -> Path:
+    """Six batches in one segment: three messages, one acknowledged, one marked; the last says that all ended well."""
+    disk = Disk("embedded", tmp_path / "data")
+    disk.apply(queues={1: "orders"}, sequence_limit=100, clean_stop=False, puts=records(1))
+    disk.apply(puts=records(2))
+    disk.apply(puts=records(3))
+    disk.apply(removes=[key(1)])
+    disk.apply(marks={key(3): (1, 2)})
+    disk.apply(clean_stop=True)
+    disk.store.close()
+    return tmp_path / "data"
+
+
+def records(*sequences: int) -> dict[bytes, bytes]:
+    seed = random.Random(1)
+    found = {}
+    for sequence in sequences:
+        found[key(sequence)] = encode(key(sequence), message_of(key(sequence), seed, persistent=True))
+    return found
+
+
+def shown(content: Content) -> dict[int, tuple[int, int]]:
+    """Sequence to attempts and deliveries, in the one lane."""
+    return {n: (one.attempts, one.deliveries) for n, one in content.shelf.get(key(0)[:5], {}).items()}
+
+
+@pytest.mark.parametrize(
+    ("frame", "left"),
+    [
+        (1, {3: (1, 2)}),
+        (2, {2: (0, 0)}),
+        (3, {1: (0, 0), 2: (0, 0), 3: (1, 2)}),
+        (4, {2: (0, 0), 3: (0, 0)}),
+    ],
+)
+def test_what_stands_behind_a_damaged_frame_counts_and_the_frame_does_not(
+    in_journal: Path, frame: int, left: dict[int, tuple[int, int]]
+) -> None:
+    """A message that it acknowledged is there again, rather than none of those behind it."""
+    (path,) = segments(in_journal)
+    begin, end = frames(path)[frame]
+    spoil(path, begin + 4, end)
+    assert check(in_journal) == [
+        f"journal/{path.name}: bytes {begin} to {end - 1} cannot be read, and a good frame follows",
+        f"journal/{path.name}: frames {frame + 1} to {frame + 1} are missing in front of byte {end}",
+    ]
+    assert shown(export(in_journal)) == left
+    recovered = recovered_of(in_journal.parent / "new")
+    assert recovered.sequence_limit == recovered.redelivered_below == 100 + SEQUENCE_BLOCK
+    assert recovered.clean_stop
+
+
+def test_a_queue_whose_name_is_lost_gets_a_new_one(in_journal: Path) -> None:
+    (path,) = segments(in_journal)
+    spoil(path, *frames(path)[0])
+    assert any("queue 1 has messages and no name" in line for line in check(in_journal))
+    exported = export(in_journal)
+    assert exported.queues == {1: "recovered.1"}
+    assert shown(exported) == {2: (0, 0), 3: (1, 2)}
+
+
+def test_one_wrong_bit_in_the_last_frame_is_no_tear(in_journal: Path) -> None:
+    (path,) = segments(in_journal)
+    whole = path.read_bytes()
+    begin, end = frames(path)[-1]
+    for bit in range(begin * 8, end * 8):
+        content = bytearray(whole)
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        assert f"one bit of frame 6 at byte {begin} of segment 0000000000000001 is wrong" in refused(in_journal)
+    assert check(in_journal) == [f"journal/{path.name}: one bit of frame 6 at byte {begin} is wrong"]
+
+
+def test_a_torn_last_frame_is_explained_and_no_damage(in_journal: Path) -> None:
+    (path,) = segments(in_journal)
+    begin, end = frames(path)[-1]
+    spoil(path, end - 7, end)
+    result = truenext("check", in_journal)
+    assert result.exit_code == 0
+    assert f"journal/{path.name} ends, at byte {begin}, with what a crash left of a batch" in result.stdout
+
+
+def test_a_missing_segment_is_named_and_the_others_are_read(data: Path, content: Content) -> None:
+    _, second, third, *_ = segments(data)
+    second.unlink()
+    found = check(data)
+    assert found[0] == f"journal: segments {second.stem} to {second.stem} are missing"
+    assert any(f"journal/{third.name}: frames" in line for line in found)
+    exported = export(data)
+    assert sum(map(len, exported.shelf.values())) > 0
+    assert exported.queues == content.queues
+
+
+def test_a_missing_newest_segment_is_named(data: Path) -> None:
+    for path in segments(data):
+        path.unlink()
+    assert any("is missing" in line for line in check(data))
+
+
+def test_a_batch_that_cannot_be_read_is_named(in_journal: Path) -> None:
+    """Its checksum is right: as if another truenext had written it."""
+    (path,) = segments(in_journal)
+    content = bytearray(path.read_bytes())
+    begin, end = frames(path)[2]
+    content[begin + FRAME.size] ^= 1
+    struct.pack_into("<I", content, begin, crc32(content[begin + 4 : end], salt_of(in_journal)))
+    path.write_bytes(content)
+    assert [line for line in check(in_journal) if "cannot be read: " in line]
+
+
+def salt_of(data: Path) -> int:
+    checkpoint = Checkpoint(data / "lmdb")
+    checkpoint.close()
+    return checkpoint.salt
+
+
+def test_a_body_full_of_what_looks_like_frames_delays_no_check(
+    in_journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(salvage_module, "SEARCH_BYTES_MAX", 1 << 20)
+    (path,) = segments(in_journal)
+    content = bytearray(path.read_bytes())
+    end = frames(path)[-1][1]
+    suspect = struct.pack("<IIQQ", 0, 500_000, 1, 100)
+    content[end:] = (suspect * len(content))[: len(content) - end]
+    path.write_bytes(content)
+    assert any("too much looks like a frame" in line for line in check(in_journal))
+
+
+def test_a_sector_that_the_disk_does_not_give_costs_what_was_in_it(
+    in_journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = segments(in_journal)
+    begin, end = frames(path)[2]
+    read = os.pread
+
+    def broken(file: int, size: int, offset: int) -> bytes:
+        if os.path.samestat(os.fstat(file), path.stat()) and offset < end and offset + size > begin:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(file, size, offset)
+
+    monkeypatch.setattr(salvage_module, "READ_BYTES", 16)
+    monkeypatch.setattr(os, "pread", broken)
+    found = damages(truenext("check", in_journal))
+    assert any("the disk does not give 16 bytes" in line for line in found)
+    # Its neighbours have a part of what is read together with it.
+    assert any("frames 2 to 4 are missing" in line for line in found)
+
+
+# ---- The checkpoint ----
+
+
+def rewrite(data: Path, database: str, change: Callable[[lmdb.Transaction[bytes], lmdb._Database], object]) -> None:
+    with lmdb.open(str(data / "lmdb"), max_dbs=DATABASES_MAX) as env, env.begin(write=True) as txn:
+        change(txn, env.open_db(database.encode(), txn=txn))
+
+
+def pages_of(data: Path, database: bytes) -> tuple[int, list[int]]:
+    """Root and leaves."""
+    path = data / "lmdb/data.mdb"
+    file = LmdbFile(path, metas(path)[0][0], pytest.fail)
+    tree = next(Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main") if leaf.key == database)
+    leaves = list(dict.fromkeys(leaf.page for leaf in file.walk(tree, "")))
+    file.close()
+    return tree.root, leaves
+
+
+def overwrite(data: Path, page: int) -> None:
+    with (data / "lmdb/data.mdb").open("r+b") as file:
+        file.seek(page * PAGE)
+        file.write(random.Random(page).randbytes(PAGE))
+
+
+def replace(data: Path, database: str, name: bytes, value: bytes) -> None:
+    rewrite(data, database, lambda txn, db: txn.put(name, value, db=db))
+
+
+def first_message(data: Path, database: str = "messages") -> tuple[bytes, bytes]:
+    found: list[tuple[bytes, bytes]] = []
+    rewrite(data, database, lambda txn, db: found.append(next(iter(txn.cursor(db)))))
+    return found[0]
+
+
+def test_lmdb_reads_the_same(data: Path) -> None:
+    path = data / "lmdb/data.mdb"
+    states, what = metas(path)
+    assert not what
+    file = LmdbFile(path, states[0], pytest.fail)
+    file.read_free()
+    trees = {leaf.key: Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
+    assert trees[b"messages"].depth == 3
+    assert trees[b"messages"].overflows
+    with lmdb.open(str(data / "lmdb"), max_dbs=DATABASES_MAX, readonly=True, lock=False) as env, env.begin() as txn:
+        for name in DATABASES:
+            expected = [*txn.cursor(env.open_db(name, txn=txn))]
+            assert [(leaf.key, leaf.value) for leaf in file.walk(trees[name], "")] == expected
+    assert file.knows_free
+    assert file.unused == 0
+    file.close()
+
+
+def test_no_page_is_neither_free_nor_in_use(tmp_path: Path) -> None:
+    """Whatever was written and deleted before: what is on such a page was lost."""
+    seed = random.Random(SEED)
+    checkpoint = Checkpoint(tmp_path)
+    there: list[bytes] = []
+    for sequence in range(30):
+        names = [message_key(lane_key(seed.randrange(5), 4), sequence * 100 + n) for n in range(20)]
+        checkpoint.put(sorted((name, seed.randbytes(seed.randrange(5000))) for name in names), are_transient=False)
+        there += names
+        seed.shuffle(there)
+        gone = [there.pop() for _ in range(seed.randrange(len(there)))]
+        checkpoint.delete((name, False) for name in gone)
+        file = LmdbFile(tmp_path / "data.mdb", metas(tmp_path / "data.mdb")[0][0], pytest.fail)
+        file.read_free()
+        trees = [Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")]
+        assert sum(1 for tree in trees for _ in file.walk(tree, "")) >= len(there)
+        assert (file.unused, file.seen) == (0, file.pages - 2)
+        file.close()
+    checkpoint.close()
+
+
+def test_a_damaged_message_is_named_and_left_out(data: Path, content: Content) -> None:
+    name, record = first_message(data)
+    replace(data, "messages", name, record[:-1] + bytes([record[-1] ^ 1]))
+    queue, rank, sequence = struct.unpack(">IBQ", name)
+    assert check(data) == [
+        f"lmdb/data.mdb: message {sequence} of queue {QUEUES[queue]!r}, priority {9 - rank} is damaged: "
+        "checksum does not match"
+    ]
+    expect_all_but(export(data), content, [name])
+
+
+def expect_all_but(exported: Content, content: Content, lost: Iterable[bytes]) -> None:
+    """Everything is there as it was but these messages."""
+    shelf = {lane: dict(of_lane) for lane, of_lane in content.shelf.items()}
+    for name in lost:
+        del shelf[name[:5]][sequence_of(name)]
+    assert exported == content._replace(shelf={lane: of_lane for lane, of_lane in shelf.items() if of_lane})
+
+
+@pytest.mark.parametrize(
+    "value", ["meta salt", "meta segment", "meta generation", "meta sequence limit", "meta identity"]
+)
+def test_without_a_small_value_nothing_else_is_lost(data: Path, content: Content, value: str) -> None:
+    database, _, name = value.partition(" ")
+    replace(data, database, name.encode(), b"damaged")
+    assert any(f"the value of {name} in {database} is not what was written" in line for line in check(data))
+    expect_all_but(export(data), content, [])
+    assert recovered_of(data.parent / "new").sequence_limit > max(max(of_lane) for of_lane in content.shelf.values())
+
+
+def test_a_salt_is_not_worked_out_from_one_frame_alone(tmp_path: Path) -> None:
+    """It may be the damaged one."""
+    disk = Disk("embedded", tmp_path / "data")
+    disk.apply(puts=records(1))
+    disk.store.close()
+    replace(tmp_path / "data", "meta", b"salt", b"damaged")
+    assert any("cannot be read without the salt" in line for line in check(tmp_path / "data"))
+
+
+def test_counts_are_held_against_what_is_there(data: Path, content: Content) -> None:
+    marks: list[bytes] = []
+    rewrite(data, "marks", lambda txn, db: marks.extend(txn.cursor(db).iternext(values=False)))
+    _, leaves = pages_of(data, b"messages")
+    name = next(name for name in entries_on(data, leaves[0]) if name not in marks)
+    rewrite(data, "messages", lambda txn, db: txn.delete(name, db=db))
+    (line,) = check(data)
+    assert "are there, " in line and "are counted" in line
+    expect_all_but(export(data), content, [name])
+
+
+def test_a_mark_whose_message_is_missing_is_named(data: Path) -> None:
+    marks: list[bytes] = []
+    rewrite(data, "marks", lambda txn, db: marks.extend(txn.cursor(db).iternext(values=False)))
+    rewrite(data, "messages", lambda txn, db: txn.delete(marks[0], db=db))
+    assert any(
+        f"message {sequence_of(marks[0])} of" in line and "has a mark, and is missing" in line for line in check(data)
+    )
+
+
+def test_a_message_that_is_not_below_the_sequence_limit_is_named(data: Path, content: Content) -> None:
+    name = message_key(lane_key(1, 5), SEQUENCE_LIMIT)
+    checkpoint = Checkpoint(data / "lmdb")
+    message = message_of(name, random.Random(1), persistent=True)
+    checkpoint.put([(name, encode(name, message))], are_transient=False)
+    checkpoint.close()
+    assert check(data) == [
+        f"lmdb/data.mdb: message {SEQUENCE_LIMIT} is not below the limit {SEQUENCE_LIMIT}",
+    ]
+    export(data)
+    assert recovered_of(data.parent / "new").sequence_limit > SEQUENCE_LIMIT
+
+
+@pytest.mark.parametrize("database", [name.decode() for name in DATABASES])
+def test_what_the_root_of_a_database_led_to_is_found(data: Path, content: Content, database: str) -> None:
+    """Whatever stands on the root itself is lost where the database has no other page."""
+    root, leaves = pages_of(data, database.encode())
+    overwrite(data, root)
+    assert any(f"page {root} says that it is page" in line for line in check(data))
+    exported = export(data)
+    assert exported.shelf.keys() == content.shelf.keys()
+    if root not in leaves:
+        expect_all_but(exported, content, [])
+    elif not database.endswith("marks"):
+        assert {lane: set(of_lane) for lane, of_lane in exported.shelf.items()} == {
+            lane: set(of_lane) for lane, of_lane in content.shelf.items()
+        }
+    if database == "queues":
+        assert exported.queues == {number: f"recovered.{number}" for number in QUEUES}
+    if database == "producers":
+        assert exported.producers == {}
+
+
+def test_without_the_page_that_leads_to_the_databases_nothing_is_lost(data: Path, content: Content) -> None:
+    overwrite(data, metas(data / "lmdb/data.mdb")[0][0].main.root)
+    found = check(data)
+    assert all(f"lmdb/data.mdb: the database {name.decode()} is missing" in found for name in DATABASES)
+    expect_all_but(export(data), content, [])
+
+
+def test_a_leaf_costs_its_own_messages_only(data: Path, content: Content) -> None:
+    _, leaves = pages_of(data, b"messages")
+    on_page = [name for name in entries_on(data, leaves[3]) if sequence_of(name) in content.shelf[name[:5]]]
+    overwrite(data, leaves[3])
+    assert any(f"page {leaves[3]} says that it is page" in line for line in check(data))
+    expect_all_but(export(data), content, on_page)
+
+
+def entries_on(data: Path, page: int) -> list[bytes]:
+    path = data / "lmdb/data.mdb"
+    file = LmdbFile(path, metas(path)[0][0], pytest.fail)
+    trees = {leaf.key: Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
+    found = [leaf.key for leaf in file.walk(trees[b"messages"], "") if leaf.page == page]
+    file.close()
+    return found
+
+
+def test_nothing_that_is_over_comes_back_when_nobody_knows_what_is_free(data: Path, content: Content) -> None:
+    """Free pages hold what was acknowledged long ago."""
+    overwrite(data, metas(data / "lmdb/data.mdb")[0][0].free.root)
+    expect_all_but(export(data), content, [])
+    root, _ = pages_of(data, b"messages")
+    overwrite(data, root)
+    shutil.rmtree(data.parent / "new")
+    for lane, of_lane in export(data).shelf.items():
+        assert of_lane.items() <= content.shelf[lane].items()
+    assert "nobody knows whether they are free" in truenext("check", data).stdout
+
+
+@pytest.mark.parametrize("page", [0, 1])
+def test_one_of_the_first_two_pages_may_be_gone(data: Path, page: int) -> None:
+    """They are written in turns, so the other one is of the transaction before, or of this one."""
+    overwrite(data, page)
+    assert f"lmdb/data.mdb: its page {page} cannot be read" in check(data)
+    assert truenext("export", data, data.parent / "new").exit_code == 1
+    assert check(data.parent / "new") == []
+
+
+def test_without_any_checkpoint_the_journal_is_saved(data: Path, content: Content) -> None:
+    (data / "lmdb/data.mdb").unlink()
+    assert check(data)[0] == "lmdb/data.mdb: it is missing"
+    exported = export(data)
+    assert exported.shelf
+    for lane, of_lane in exported.shelf.items():
+        assert {sequence: one.message for sequence, one in of_lane.items()}.items() <= {
+            sequence: one.message for sequence, one in content.shelf[lane].items()
+        }.items()
+
+
+def test_a_page_that_is_free_and_in_use_is_named(data: Path) -> None:
+    """LMDB would write over it."""
+    path = data / "lmdb/data.mdb"
+    _, leaves = pages_of(data, b"messages")
+    meta = metas(path)[0][0]
+    file = LmdbFile(path, meta, pytest.fail)
+    (free, *_) = file.walk(meta.free, "list of free pages")
+    file.close()
+    content = bytearray(path.read_bytes())
+    at = content.index(free.value, free.page * PAGE)
+    struct.pack_into("<Q", content, at + 8, leaves[0])
+    path.write_bytes(content)
+    found = check(data)
+    assert any("does not tell which pages are free" in line or "is in use and free" in line for line in found)
+
+
+def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
+    disk = Disk("moving", tmp_path / "data")
+    disk.apply(queues={1: "orders"}, sequence_limit=100, clean_stop=False)
+    transients = {}
+    for n in range(1, 6):
+        message = message_of(key(n), random.Random(n), persistent=False)
+        transients[n] = Shown(message, 0, 0)
+        disk.apply(transient_puts={key(n): encode(key(n), message)})
+    disk.store.close()
+    assert "the next start drops 5 transients" in truenext("check", tmp_path / "data").stdout
+    assert export(tmp_path / "data").shelf[key(0)[:5]] == transients
+    assert recovered_of(tmp_path / "new").redelivered_below == 100
+    assert disk.open().counts == {}
+    disk.store.close()
+
+
+def test_transients_that_a_start_has_dropped_stay_dropped(tmp_path: Path) -> None:
+    disk = Disk("moving", tmp_path / "data")
+    with mock.patch.object(EmbeddedStore, "_clean", lambda store: None):
+        disk.apply(queues={1: "orders"}, sequence_limit=100, clean_stop=False)
+        for n in range(1, 6):
+            message = message_of(key(n), random.Random(n), persistent=False)
+            disk.apply(transient_puts={key(n): encode(key(n), message)})
+        disk.crash()
+        disk.apply(clean_stop=True)
+        disk.store.close()
+    assert "transients that unclean stops dropped are not deleted yet" in truenext("check", tmp_path / "data").stdout
+    assert export(tmp_path / "data").shelf == {}
+
+
+# ---- The new folder ----
+
+
+def test_a_folder_that_is_not_empty_is_not_written_to(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/mine").write_text("mine")
+    for new in (tmp_path / "new", tmp_path / "new/mine", data):
+        result = truenext("export", data, new)
+        assert result.exit_code == 2
+        assert f"{new} is not empty" in result.stderr
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["mine"]
+    assert "in which nothing is changed" in truenext("export", data, data / "new").stderr
+    assert not (data / "new").exists()
+
+
+def test_an_export_that_fails_leaves_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Checkpoint, "put", full)
+    result = truenext("export", data, tmp_path / "new")
+    assert result.exit_code == 2
+    assert "the disk is full" in result.stderr
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_an_export_writes_in_pieces(data: Path, content: Content, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_module, "PIECE_KEYS_MAX", 7)
+    monkeypatch.setattr(export_module, "PIECE_BYTES_MAX", 4000)
+    expect_all_but(export(data), content, [])
+
+
+# ---- The history ----
+
+
+def test_a_damaged_history_costs_no_message_and_is_named(data: Path, content: Content) -> None:
+    first, last = sorted((data / "history").glob("*.history"))
+    spoil(first, 200, 201)
+    (line,) = check(data)
+    assert line.startswith(f"history/{first.name}: bytes ")
+    assert "the history is damaged, which costs no message" in truenext("check", data).stdout.lower()
+    expect_all_but(export(data), content, [])
+    with last.open("ab") as file:
+        file.write(b"torn")
+    assert len(check(data)) == 1
+
+
+# ---- What a broker asks before it believes ----
+
+
+def refused(data: Path) -> str:
+    store = None
+    try:
+        store = EmbeddedStore(data)
+        recover(store, DEFAULT_POLICY)
+    except StoreError as error:
+        return str(error)
+    finally:
+        if store is not None:
+            store.close()
+    return ""
+
+
+def test_a_state_that_is_over_is_not_taken_for_the_last(data: Path) -> None:
+    """One flipped bit makes the older of the first two pages the newer one."""
+    path = data / "lmdb/data.mdb"
+    older = metas(path)[0][1]
+    content = bytearray(path.read_bytes())
+    at = older.transaction % 2 * PAGE + 16 + 128
+    assert struct.unpack_from("<Q", content, at) == (older.transaction,)
+    for bit in range(64):
+        content[at + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        # The one bit that makes it the next transaction brings back a state to which no segment belongs any more.
+        assert ("transactions" if bit != 1 else "is damaged") in refused(data)
+        content[at + bit // 8] ^= 1 << bit % 8
+
+
+def flip_in_main(data: Path, name: bytes, offset: int, bit: int) -> None:
+    """In the entry of a database: `offset` counts from its name on."""
+    path = data / "lmdb/data.mdb"
+    content = bytearray(path.read_bytes())
+    page = metas(path)[0][0].main.root * PAGE
+    at = content.index(struct.pack("<H", len(name)) + name, page, page + PAGE) + 2
+    content[at + offset] ^= 1 << bit
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", DATABASES)
+def test_a_database_that_is_missing_is_not_made_anew(data: Path, name: bytes) -> None:
+    flip_in_main(data, name, 0, 1)
+    # Where names are not in order, LMDB does not find others either.
+    assert re.search("the database .* is missing", refused(data))
+
+
+@pytest.mark.parametrize("name", DATABASES)
+def test_a_database_that_is_ordered_otherwise_is_not_read(data: Path, name: bytes) -> None:
+    """The flag of reverse keys."""
+    flip_in_main(data, name, len(name) + 4, 1)
+    assert f"the database {name.decode()} has flags" in refused(data)
+
+
+@pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
+def test_a_value_that_is_not_there_is_missed(data: Path, database: str) -> None:
+    """As after a flipped bit in how many nodes a page has."""
+    root, _ = pages_of(data, database.encode())
+    path = data / "lmdb/data.mdb"
+    content = bytearray(path.read_bytes())
+    lower = struct.unpack_from("<H", content, root * PAGE + 12)[0]
+    struct.pack_into("<H", content, root * PAGE + 12, lower - 2)
+    path.write_bytes(content)
+    assert f"in {database} there are" in refused(data)
+
+
+def test_messages_that_nobody_counts_are_missed(data: Path) -> None:
+    counts: list[bytes] = []
+    rewrite(data, "counts", lambda txn, db: counts.extend(txn.cursor(db).iternext(values=False)))
+    rewrite(data, "counts", lambda txn, db: txn.delete(counts[0], db=db))
+    assert "messages are counted and" in refused(data)
+
+
+def test_a_queue_without_a_name_is_missed(data: Path) -> None:
+    rewrite(data, "queues", lambda txn, db: txn.delete(struct.pack(">I", 1), db=db))
+    assert "messages are in queue 1, whose name is missing" in refused(data)
+
+
+def test_messages_out_of_order_are_not_shown(data: Path) -> None:
+    """As LMDB shows them after a flipped bit in a key."""
+    name, record = first_message(data)
+    path = data / "lmdb/data.mdb"
+    content = bytearray(path.read_bytes())
+    at = content.index(name + record)
+    content[at + len(name) - 7] ^= 1
+    path.write_bytes(content)
+    store = EmbeddedStore(data)
+    store.recover()
+    with pytest.raises(StoreError, match="stands behind"):
+        store.page(name[:5], 0, 1000)
+    store.close()
+
+
+def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path: Path) -> None:
+    """It would come back at the next start."""
+    disk = Disk("moving", tmp_path)
+    for n in range(1, 6):
+        disk.apply(puts=put(n))
+    store = disk.store
+    assert isinstance(store, EmbeddedStore)
+    wait_for_moves(store)
+    with mock.patch.object(Checkpoint, "kinds", lambda _, keys: dict.fromkeys(keys, False)):
+        disk.apply(removes=[key(1)])
+    with store._checkpoint._env.begin(write=True) as txn:
+        txn.delete(key(1), db=store._checkpoint._messages)
+    with pytest.raises(StoreError, match="is gone, and cannot be deleted"):
+        for n in range(6, 20):
+            disk.apply(puts=put(n))
+            wait_for_moves(store)
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["check", "export"])
+def test_damage_names_the_commands_and_the_folder(data: Path, name: str) -> None:
+    overwrite(data, pages_of(data, b"counts")[0])
+    assert f"`truenext store {name} {data}" in refused(data)
+    path = data / "lmdb/data.mdb"
+    with path.open("r+b") as file:
+        file.write(bytes(PAGE))
+    assert f"`truenext store {name} {data}" in refused(data)

@@ -1,0 +1,36 @@
+"""A broker in the test's own process, so that a test can look into it or break it; it keeps nothing on disk."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from truenext.broker.broker import Broker
+from truenext.broker.recovery import recover
+from truenext.policy import DEFAULT_POLICY
+from truenext.server.listener import Listener
+from truenext.store.memory import MemoryStore
+from truenext.url import parse_url
+
+
+@asynccontextmanager
+async def broker_here() -> AsyncIterator[Listener]:
+    """A running broker, which is stopped in the end. Clients that block need threads of their own."""
+    loop = asyncio.get_running_loop()
+    store = MemoryStore()
+    engine, recovered = recover(store, DEFAULT_POLICY)
+    broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000)
+    await broker.start()
+    address = parse_url("stomp://127.0.0.1:0")
+    listener = Listener(address, broker, loop, identity=recovered.identity, version="test")
+    try:
+        yield listener
+    finally:
+        listener.stop_reading()
+        await broker.stop()
+        await listener.close()
+        broker.close()
+
+
+def port_of(listener: Listener) -> int:
+    return int(listener.url.rpartition(":")[2])

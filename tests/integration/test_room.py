@@ -1,0 +1,327 @@
+"""Who has to wait, who is refused and who goes on when the room for messages on disk gets short?
+
+How full the disk is, is said by the test (held_disk.py). Source of what is expected: docs/contract.md, "Memory and
+disk".
+"""
+
+import threading
+import time
+
+import pytest
+
+from tests.integration.broker_process import BrokerProcess
+from tests.integration.raw_client import RawClient, bodies, numbered
+from truenext.room import Room
+
+REFUSING = pytest.mark.parametrize("options", [("--when-full", "refuse")], ids=["refuse"])
+SHORT = pytest.mark.parametrize("room", [Room.LITTLE, Room.NONE])
+FULL = "disk is as full as it may be"
+
+
+def producer(broker: BrokerProcess, queue: str, *, heart_beat: str = "0,0") -> RawClient:
+    """A connection that only sends, and has done so."""
+    client = broker.connect(heart_beat=heart_beat)
+    client.send(queue, b"first", persistent=True, confirmed=True)
+    return client
+
+
+def send_unconfirmed(client: RawClient, queue: str, body: bytes) -> str:
+    """The receipt that is asked for."""
+    receipt = client.new_receipt()
+    client.send(queue, body, persistent=True, headers={"receipt": receipt})
+    return receipt
+
+
+def assert_waits(client: RawClient, seconds: float = 0.3) -> None:
+    """It is told nothing, and is not cut."""
+    with pytest.raises(TimeoutError):
+        client.next_frame(seconds)
+
+
+# ---- Those who only send ----
+
+
+@SHORT
+def test_who_only_sends_is_not_read_until_there_is_room_and_then_goes_on(
+    held_broker: BrokerProcess, queue: str, room: Room
+) -> None:
+    client = producer(held_broker, queue)
+    held_broker.set_room(room)
+
+    receipts = [send_unconfirmed(client, queue, b"%d" % number) for number in range(100)]
+
+    assert_waits(client)
+    assert held_broker.queues()[queue].waiting == 1
+    assert held_broker.status()["room"] == room.name.lower()
+    held_broker.set_room(Room.PLENTY)
+    for receipt in receipts:
+        client.await_receipt(receipt)
+    left = held_broker.what_is_left(queue, once_durable=True)
+    assert bodies(left) == ["first", *(str(number) for number in range(100))]
+
+
+def test_who_waits_for_room_is_not_given_up_for_its_silence(held_broker: BrokerProcess, queue: str) -> None:
+    """Its heart-beats lie in the socket unread, behind what it sent."""
+    client = producer(held_broker, queue, heart_beat="300,300")
+    held_broker.set_room(Room.LITTLE)
+    receipt = send_unconfirmed(client, queue, b"second")
+    # Longer than a silent client is borne with, and longer than it takes to notice a silent broker.
+    for _ in range(6):
+        time.sleep(0.25)
+        client.write(b"\n")
+    assert set(client.read()) == {ord("\n")}
+    held_broker.set_room(Room.PLENTY)
+    client.await_receipt(receipt)
+    for _ in range(3):
+        time.sleep(0.25)
+        client.write(b"\n")
+    client.send(queue, b"third", persistent=True, confirmed=True)
+    # Heard again, it is borne with as anybody else.
+    client.await_silent_end()
+    assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["first", "second", "third"]
+
+
+def test_who_only_sends_may_subscribe_and_leave_while_room_is_short(held_broker: BrokerProcess, queue: str) -> None:
+    """Only what fills the disk waits; else consumers that said something first would never come to make room."""
+    greeter, leaver, gone = (producer(held_broker, queue) for _ in range(3))
+    held_broker.set_room(Room.LITTLE)
+    leaver.subscribe("other")
+    leaver.unsubscribe()
+    leaver.disconnect()
+    gone.disconnect()
+    greeter.subscribe(queue)
+    for _ in range(3):
+        greeter.ack(greeter.message(), confirmed=True)
+    # It takes messages away now.
+    greeter.send(queue, b"second", persistent=True, confirmed=True)
+    assert greeter.message().body == b"second"
+
+
+@SHORT
+def test_who_only_sends_in_transactions_waits_too(held_broker: BrokerProcess, queue: str, room: Room) -> None:
+    client = producer(held_broker, queue)
+    held_broker.set_room(room)
+    client.begin("t")
+    client.send(queue, b"second", persistent=True, transaction="t")
+    client.commit("t", confirmed=False)
+    receipt = send_unconfirmed(client, queue, b"third")
+    assert_waits(client)
+    held_broker.set_room(Room.PLENTY)
+    client.await_receipt(receipt)
+    assert bodies(held_broker.what_is_left(queue)) == ["first", "second", "third"]
+
+
+def test_what_has_waited_for_room_is_refused_as_ever_if_it_is_wrong(held_broker: BrokerProcess, queue: str) -> None:
+    client = producer(held_broker, queue)
+    held_broker.set_room(Room.LITTLE)
+    send_unconfirmed(client, queue, b"second")
+    client.say("SEND", {"destination": "nowhere", "receipt": "in question"})
+    assert_waits(client)
+    held_broker.set_room(Room.PLENTY)
+    error = client.error()
+    assert "unknown destination 'nowhere'" in error.body.decode()
+    assert error.headers["receipt-id"] == "in question"
+    assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["first", "second"]
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["clean", "kill -9"])
+def test_what_waits_for_room_when_the_broker_ends_was_never_sent(
+    held_broker: BrokerProcess, queue: str, is_clean: bool
+) -> None:
+    client = producer(held_broker, queue)
+    held_broker.set_room(Room.LITTLE)
+    send_unconfirmed(client, queue, b"second")
+    assert_waits(client)
+    held_broker.restart(is_clean=is_clean)
+    assert bodies(held_broker.what_is_left(queue)) == ["first"]
+
+
+@REFUSING
+def test_who_only_sends_is_refused_where_it_shall_not_wait(held_broker: BrokerProcess, queue: str) -> None:
+    client, newcomer = producer(held_broker, queue), held_broker.connect()
+    held_broker.set_room(Room.LITTLE)
+
+    receipt = send_unconfirmed(client, queue, b"refused")
+    error = client.error()
+    assert FULL in error.body.decode()
+    assert error.headers["receipt-id"] == receipt
+    newcomer.send(queue, b"refused")
+    assert FULL in newcomer.error().body.decode()
+
+    held_broker.set_room(Room.PLENTY)
+    producer(held_broker, queue)
+    assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["first", "first"]
+
+
+def test_a_transient_send_needs_room_too(held_broker: BrokerProcess, queue: str) -> None:
+    """It may have to leave memory."""
+    client = held_broker.connect()
+    client.subscribe("other")
+    held_broker.set_room(Room.NONE)
+    client.send(queue, b"transient")
+    assert FULL in client.error().body.decode()
+
+
+# ---- Those who also take messages away ----
+
+
+def fill(broker: BrokerProcess, queue: str, count: int) -> None:
+    sender = broker.connect()
+    for number in range(count):
+        sender.send(queue, b"%d" % number, persistent=number % 2 == 0)
+    sender.send("barrier", b"", persistent=True, confirmed=True)
+    sender.disconnect()
+
+
+def test_at_the_end_of_the_room_a_consumer_that_sends_is_refused_and_nothing_counts_as_an_attempt(
+    held_broker: BrokerProcess, queue: str
+) -> None:
+    fill(held_broker, queue, 6)
+    worker = held_broker.connect()
+    worker.subscribe(queue, prefetch=4)
+    held = worker.messages(4)
+    worker.begin("t")
+    worker.ack(held[0], transaction="t")
+    worker.nack(held[1], transaction="t")
+    worker.send("target", b"never", persistent=True, transaction="t", confirmed=True)
+    held_broker.set_room(Room.NONE)
+
+    worker.send("target", b"refused", persistent=True, transaction="t")
+
+    assert FULL in worker.error().body.decode()
+    left = held_broker.what_is_left(queue)
+    assert bodies(left) == [str(number) for number in range(6)]
+    assert {message.headers["truenext-attempts"] for message in left} == {"0"}
+    # Six of which two had waited for credit that the acknowledgements in the transaction gave.
+    assert {message.headers["truenext-deliveries"] for message in left} == {"2"}
+    assert "target" not in held_broker.queues() or held_broker.what_is_left("target") == []
+
+
+def test_acknowledgements_commits_and_aborts_get_through_when_there_is_no_room(
+    held_broker: BrokerProcess, queue: str
+) -> None:
+    fill(held_broker, queue, 10)
+    worker = held_broker.connect()
+    worker.subscribe(queue, prefetch=10)
+    worker.subscribe("other", subscription="other")
+    held = worker.messages(10)
+    worker.begin("with sends")
+    worker.send("target", b"sent before", persistent=True, transaction="with sends", confirmed=True)
+    held_broker.set_room(Room.NONE)
+
+    worker.ack(held[0], transaction="with sends")
+    worker.commit("with sends")
+    worker.ack(held[1], confirmed=True)
+    worker.begin("acknowledges")
+    for message in held[2:5]:
+        worker.ack(message, transaction="acknowledges")
+    worker.commit("acknowledges")
+    worker.begin("aborts")
+    worker.ack(held[5], transaction="aborts")
+    worker.abort("aborts")
+    worker.nack(held[6], confirmed=True)
+    assert bodies(worker.only(2)) == ["5", "6"]
+    worker.unsubscribe()
+    worker.disconnect()
+
+    held_broker.restart(is_clean=False)
+    # The transients among 5 to 9 went with the crash.
+    left = held_broker.what_is_left(queue)
+    assert bodies(left) == ["6", "8"]
+    assert [message.headers["truenext-attempts"] for message in left] == ["1", "0"]
+    assert bodies(held_broker.what_is_left("target")) == ["sent before"]
+
+
+def test_a_refused_numbered_send_is_accepted_when_it_is_repeated(held_broker: BrokerProcess, queue: str) -> None:
+    client = held_broker.connect()
+    client.subscribe("other")
+    held_broker.set_room(Room.NONE)
+    client.send(queue, b"numbered", persistent=True, headers=numbered("p", 1))
+    assert FULL in client.error().body.decode()
+    held_broker.set_room(Room.PLENTY)
+
+    client = held_broker.connect()
+    for _ in range(2):
+        client.send(queue, b"numbered", persistent=True, headers=numbered("p", 1), confirmed=True)
+    assert bodies(held_broker.what_is_left(queue)) == ["numbered"]
+
+
+def test_replies_and_questions_to_the_broker_need_no_room(held_broker: BrokerProcess) -> None:
+    asker = held_broker.connect()
+    asker.subscribe("requests", subscription="requests")
+    asker.say("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
+    held_broker.set_room(Room.NONE)
+    asker.say("SEND", {"destination": "/temp-queue/replies"}, b"an answer")
+    assert asker.message().body == b"an answer"
+    assert held_broker.status()["room"] == "none"
+
+
+def test_while_producers_wait_a_copier_on_one_connection_comes_to_its_end(held_broker: BrokerProcess) -> None:
+    """Else nobody would ever make room."""
+    fill(held_broker, "a", 300)
+    producers = [producer(held_broker, "input") for _ in range(3)]
+    held_broker.set_room(Room.LITTLE)
+    receipts = [
+        [send_unconfirmed(client, "input", b"%d-%d" % (name, number)) for number in range(50)]
+        for name, client in enumerate(producers)
+    ]
+    copier = held_broker.connect()
+    copier.subscribe("a", prefetch=20)
+    for number in range(300):
+        message = copier.message()
+        assert message.body == b"%d" % number
+        if number % 3:
+            copier.send("b", message.body, persistent=True)
+            copier.ack(message, confirmed=number % 50 == 0)
+        else:
+            copier.begin("t")
+            copier.send("b", message.body, persistent=True, transaction="t")
+            copier.ack(message, transaction="t")
+            copier.commit("t")
+    copier.disconnect()
+
+    assert held_broker.queues()["input"].waiting == 3
+    for client in producers:
+        assert_waits(client, 0.01)
+    assert held_broker.queues()["a"].waiting == 0
+    assert bodies(held_broker.what_is_left("b")) == [str(number) for number in range(300)]
+    held_broker.set_room(Room.PLENTY)
+    for client, awaited in zip(producers, receipts, strict=True):
+        for receipt in awaited:
+            client.await_receipt(receipt)
+    came = bodies(held_broker.what_is_left("input"))[3:]
+    assert sorted(came) == sorted(f"{name}-{number}" for name in range(3) for number in range(50))
+    for name in range(3):
+        assert [body for body in came if body.startswith(f"{name}-")] == [f"{name}-{number}" for number in range(50)]
+
+
+def test_a_producer_that_is_slowed_again_and_again_loses_nothing(held_broker: BrokerProcess, queue: str) -> None:
+    """Consumers go on meanwhile; everything comes once, in order."""
+    count = 2000
+    client, receiver = producer(held_broker, queue), held_broker.connect()
+    receiver.subscribe(queue, prefetch=50)
+
+    def produce() -> None:
+        for number in range(count):
+            client.send(queue, b"%d" % number, persistent=number % 2 == 0, confirmed=number % 100 == 99)
+
+    sending = threading.Thread(target=produce)
+    sending.start()
+    try:
+        seen = []
+        for number in range(count + 1):
+            if number % 100 == 50:
+                held_broker.set_room(Room.LITTLE)
+            if number % 100 == 75:
+                held_broker.set_room(Room.PLENTY)
+            try:
+                message = receiver.message(0.2)
+            except TimeoutError:
+                held_broker.set_room(Room.PLENTY)
+                message = receiver.message()
+            receiver.ack(message)
+            seen.append(message.body)
+    finally:
+        held_broker.set_room(Room.PLENTY)
+        sending.join()
+    assert seen == [b"first", *(b"%d" % number for number in range(count))]

@@ -1,0 +1,108 @@
+"""Does the broker say how it is, and that a queue is stuck if one should ever be?"""
+
+import asyncio
+import logging
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from unittest import mock
+
+import pytest
+
+from tests.integration.broker_here import broker_here, port_of
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration.raw_client import RawClient
+from truenext.broker import broker as broker_module
+from truenext.engine import stuck
+from truenext.engine.dispatch import Deliveries, Dispatcher
+from truenext.engine.lane import Lane
+from truenext.engine.queue import Queue
+
+
+def status(port: int) -> "subprocess.CompletedProcess[str]":
+    """What the command prints, and its exit status."""
+    command = dying_with_us([TRUENEXT, "status", "--url", f"stomp://127.0.0.1:{port}"])
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL)
+
+
+def test_the_status_says_what_waits_and_what_is_in_memory(own_broker: BrokerProcess) -> None:
+    sender, reader = own_broker.connect(), own_broker.connect()
+    for number in range(10):
+        sender.send("q", bytes(1000), persistent=number % 2 == 0)
+    reader.subscribe("q", prefetch=3)
+    sender.begin("t")
+    sender.send("q", bytes(5000), transaction="t", confirmed=True)
+    reader.begin("t")
+    reader.ack(reader.message(), transaction="t")
+    reader.messages(3)
+
+    facts = own_broker.status()
+
+    assert facts["stuck"] == []
+    assert (facts["queues"], facts["waiting"], facts["in_memory"]) == (1, 6, 10)
+    assert (facts["room"], facts["page_reads"]) == ("plenty", 0)
+    memory = facts["memory"]
+    assert 10 * 1000 < memory["used"] < 20_000 < memory["limit"]
+    assert 5000 < memory["open"] < 6000
+    assert (memory["leaving"], memory["unsent"]) == (0, 0)
+    printed = status(own_broker.port)
+    assert printed.returncode == 0
+    assert re.search(r"6 waiting in 1 queues, 10 in memory", printed.stdout)
+    assert re.search(r"^stuck +none$", printed.stdout, re.MULTILINE)
+
+
+def test_a_broker_that_cannot_be_asked_is_told_from_one_that_is_stuck() -> None:
+    printed = status(1)
+    assert (printed.returncode, printed.stdout) == (2, "")
+    assert "no broker at" in printed.stderr
+
+
+class StuckDispatcher(Dispatcher):
+    """It forgets a queue."""
+
+    def dispatch(self, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries) -> Lane | None:
+        return None if queue.name == "forgotten" else super().dispatch(queue, committed, now_ms, deliveries)
+
+
+def test_a_stuck_queue_is_in_the_status_and_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[subprocess.CompletedProcess[str]] = []
+
+    def use(port: int) -> None:
+        with closing(RawClient(port)) as client:
+            client.say_hello("1.2", "0,0")
+            client.subscribe("forgotten", subscription="1")
+            client.subscribe("other", subscription="2")
+            client.send("forgotten", b"")
+            client.send("other", b"")
+            assert client.message().headers["subscription"] == "2"
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while not any("stuck" in record.message for record in caplog.records):
+                assert time.monotonic() < deadline, "nothing is said"
+                time.sleep(0.01)
+            asked.append(status(port))
+            client.unsubscribe("1")
+            while (last := status(port)).returncode:
+                assert time.monotonic() < deadline, "the queue is still called stuck"
+            asked.append(last)
+            client.disconnect()
+
+    with (
+        mock.patch.object(broker_module, "LOOK_SECONDS", 0.02),
+        mock.patch.object(stuck, "STUCK_MS", 100),
+        mock.patch("truenext.engine.engine.Dispatcher", StuckDispatcher),
+        caplog.at_level(logging.ERROR),
+    ):
+        asyncio.run(use_one(use))
+
+    (said,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert said.__dict__["queue"] == "forgotten"
+    assert asked[0].returncode == 1
+    assert re.search(r"^stuck +forgotten, for \d+\.\d seconds$", asked[0].stdout, re.MULTILINE), asked[0]
+    assert asked[1].returncode == 0
+
+
+async def use_one(use: Callable[[int], None]) -> None:
+    async with broker_here() as listener:
+        await asyncio.get_running_loop().run_in_executor(None, use, port_of(listener))

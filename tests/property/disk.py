@@ -1,0 +1,125 @@
+"""What stands between the engine and its store, one step at a time.
+
+In the broker two threads do this, whenever they come to it: one makes batches durable, one reads pages. Here every step
+is taken when the state machine says so, so that anything can happen between them.
+
+    hand_over(batch)   write()   done()        the engine knows of the batch only after `done`
+    want(read)         read()    next_page()   a page shows what was written when it was read
+"""
+
+from collections import deque
+from sys import maxsize
+from typing import NamedTuple
+
+from truenext.batch import Batch
+from truenext.engine.paging import Found, PageRead, Read
+from truenext.message import Message
+from truenext.order import RANKS
+from truenext.record import decode, lane_key, sequence_of, split_lane_key
+from truenext.store.memory import MemoryStore
+from truenext.store.store import Recovered
+
+
+class Stored(NamedTuple):
+    """A message as the store has it."""
+
+    message: Message
+    attempts: int
+    deliveries: int
+
+
+class Disk:
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+        self.in_flight: Batch | None = None
+        self.is_written = False
+        """The batch in flight is durable; the engine does not know yet."""
+        self.wanted: deque[Read] = deque()
+        self._pages: deque[tuple[Read, PageRead]] = deque()
+        """Read, and not handed to the engine yet."""
+        self._early: list[tuple[Read, PageRead]] = []
+        """Handed to the engine, which does not know of the batch that they show."""
+        self.queue_names: dict[int, str] = {}
+
+    # Batches ----------------------------------------------------------------------------------------------------------
+
+    def hand_over(self, batch: Batch) -> None:
+        assert self.in_flight is None, "one batch at a time"
+        self.in_flight, self.is_written = batch, False
+
+    def write(self) -> None:
+        """Make the batch in flight durable.
+
+        Raises: StoreError if it cannot be done.
+        """
+        assert self.in_flight is not None
+        if not self.in_flight.is_empty():
+            self._store.apply(self.in_flight)
+        self.is_written = True
+
+    def done(self) -> Batch:
+        """The batch in flight, written; the engine is about to be told."""
+        batch = self.in_flight
+        assert batch is not None
+        if not self.is_written:
+            self.write()
+        self.in_flight = None
+        self._early = [(read, page) for read, page in self._early if page.as_of > batch.number]
+        return batch
+
+    # Pages ------------------------------------------------------------------------------------------------------------
+
+    def want(self, reads: list[Read]) -> None:
+        self.wanted.extend(reads)
+
+    def read(self) -> tuple[Read, PageRead]:
+        """Read the page that was wanted first."""
+        read = self.wanted.popleft()
+        page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+        found = [
+            Found(sequence_of(each.key), decode(each.key, each.record), each.attempts, each.deliveries)
+            for each in page.messages
+        ]
+        self._pages.append((read, PageRead(found, page.as_of, page.is_end)))
+        return self._pages[-1]
+
+    @property
+    def has_page(self) -> bool:
+        return bool(self._pages)
+
+    def next_page(self, committed: int) -> tuple[Read, PageRead]:
+        """The page that was read first; the engine is about to get it, and knows of batches up to `committed`."""
+        read, page = self._pages.popleft()
+        if page.as_of > committed:
+            self._early.append((read, page))
+        return read, page
+
+    def reading(self) -> dict[str, int]:
+        """By queue, the smallest rank of those of which a page is not there yet."""
+        ranks: dict[str, int] = {}
+        for read in [*self.wanted, *(read for read, _ in [*self._pages, *self._early])]:
+            _, rank = split_lane_key(read.lane.key)
+            queue = read.lane.queue.name
+            ranks[queue] = min(rank, ranks.get(queue, rank))
+        return ranks
+
+    # The whole --------------------------------------------------------------------------------------------------------
+
+    def contents(self) -> dict[bytes, Stored]:
+        """All messages, by key."""
+        found = {}
+        for queue in self.queue_names:
+            for rank in RANKS:
+                for each in self._store.page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages:
+                    found[each.key] = Stored(decode(each.key, each.record), each.attempts, each.deliveries)
+        return found
+
+    def restart(self) -> Recovered:
+        """The broker is gone, with all that was under way; the store opens again."""
+        self.in_flight = None
+        self.wanted.clear()
+        self._pages.clear()
+        self._early.clear()
+        recovered = self._store.recover()
+        self.queue_names = dict(recovered.queues)
+        return recovered

@@ -1,0 +1,71 @@
+"""Does the engine know what it has in memory?
+
+The one part of the property tests that looks into the engine: it counts what is there, message by message, and compares
+that with the numbers by which the engine decides what has to leave.
+"""
+
+from collections.abc import Collection, Iterator
+
+from truenext.engine.engine import Engine
+from truenext.engine.lane import Entry
+from truenext.engine.memory import size_of
+from truenext.engine.queue import Queue
+from truenext.engine.session import Session
+from truenext.policy import Policy
+
+
+def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
+    """What is wrong in the books; they are to be right after every step."""
+    counted = {queue: _size(_all(queue, sessions)) for queue in engine.queues()}
+    memory = engine.memory
+    books = [
+        (f"resident of {queue.name}", queue.resident, in_memory) for queue, in_memory in counted.items()
+    ]  # fmt: skip
+    books += [
+        ("used", memory.used, sum(counted.values())),
+        ("leaving", memory.leaving, sum(_size(lane.recent) for queue in counted for lane in queue.lanes)),
+        ("unsent", memory.unsent, sum(session.unsent_bytes for session in sessions)),
+        ("open", memory.open, sum(each.size for session in sessions for each in session.transactions.values())),
+    ]
+    return [f"{name} is {booked}, counted are {there}" for name, booked, there in books if booked != there]
+
+
+def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
+    """What should have left memory; to be asked after `relieve`, with nothing under way."""
+    wrong = [
+        f"{queue.name} waits for a write or a page that nobody has asked for"
+        for queue in engine.queues()
+        if any(lane.recent or lane.reading for lane in queue.lanes)
+    ]
+    evictable = {queue: _size(_that_can_leave(queue)) for queue in engine.queues()}
+    if engine.memory.excess > 0 and any(evictable.values()):
+        wrong.append(f"{engine.memory.excess} bytes too many, and {evictable} can leave")
+    wrong += [
+        f"{queue.name} has {queue.resident} bytes in memory, {size} of which can leave"
+        for queue, size in evictable.items()
+        if size and queue.resident > policy.queue_memory_limit
+    ]
+    return wrong
+
+
+def _all(queue: Queue, sessions: Collection[Session]) -> Iterator[Entry]:
+    yield from _that_can_leave(queue)
+    for lane in queue.lanes:
+        yield from lane.recent
+    for session in sessions:
+        for transaction in session.transactions.values():
+            for entry in transaction.acknowledged + transaction.refused:
+                if entry.lane.queue is queue:
+                    yield entry
+
+
+def _that_can_leave(queue: Queue) -> Iterator[Entry]:
+    """What waits, and what consumers hold; what is acknowledged in an open transaction stays."""
+    for lane in queue.lanes:
+        yield from lane
+    for consumer in queue.consumers:
+        yield from consumer.held.values()
+
+
+def _size(entries: Collection[Entry] | Iterator[Entry]) -> int:
+    return sum(size_of(entry.message) for entry in entries if entry.message is not None)

@@ -1,0 +1,33 @@
+"""Does a checksum tell what it was begun with, and which bit is wrong?"""
+
+from zlib import crc32
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from truenext.store.crc import begin_of, wrong_bit
+
+CONTENTS = st.binary(min_size=1, max_size=500)
+NUMBERS = st.integers(0, 2**32 - 1)
+
+
+@given(CONTENTS, NUMBERS)
+def test_what_a_checksum_was_begun_with_is_found(content: bytes, begin: int) -> None:
+    assert begin_of(content, crc32(content, begin)) == begin
+
+
+@given(CONTENTS, NUMBERS, st.data())
+def test_a_wrong_bit_is_found(content: bytes, begin: int, data: st.DataObject) -> None:
+    byte = data.draw(st.integers(0, len(content) - 1))
+    bit = data.draw(st.integers(0, 7))
+    damaged = bytearray(content)
+    damaged[byte] ^= 1 << bit
+    assert wrong_bit(crc32(content, begin) ^ crc32(damaged, begin), len(content)) == (byte, bit)
+
+
+@given(CONTENTS, st.data())
+def test_two_wrong_bits_are_not_taken_for_one(content: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(content)
+    for bit in data.draw(st.sets(st.integers(0, 8 * len(content) - 1), min_size=2, max_size=2)):
+        damaged[bit // 8] ^= 1 << bit % 8
+    assert wrong_bit(crc32(content) ^ crc32(damaged), len(content)) is None

@@ -1,0 +1,319 @@
+"""Does the stuck audit find every queue that keeps a ready message from a consumer with credit, and no other?"""
+
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+
+from truenext.batch import Batch
+from truenext.commands import Ack, AckMode, Send, Subscribe
+from truenext.destination import parse
+from truenext.engine.dispatch import Dispatcher
+from truenext.engine.engine import Engine
+from truenext.engine.lane import Lane
+from truenext.engine.paging import Found, PageRead, Paging, Read
+from truenext.engine.session import Session
+from truenext.engine.stuck import STUCK_MS, StuckAudit
+from truenext.limits import UNSENT_BYTES_MAX
+from truenext.message import Message
+from truenext.policy import Policy
+
+LOOK_MS = 1000
+
+
+class World:
+    """An engine, and an audit that looks at it each second. What the engine wants to be read is in `reads`."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.engine = Engine(policy=policy or Policy())
+        self.engine.start()
+        self.commit()
+        self.audit = StuckAudit()
+        self.session = self.engine.connect("s")
+        self.reads: list[Read] = []
+
+    def connect(self) -> Session:
+        return self.engine.connect("other")
+
+    def send(self, *, persistent: bool = False, priority: int = 4, expires_ms: int = 0, size: int = 0) -> None:
+        message = Message(priority, persistent, expires_ms, b"content-length:0\n", bytes(size))
+        self.engine.send(self.session, Send(parse("/queue/a", "s"), message))
+
+    def subscribe(self, *, window: int = 1000, session: Session | None = None) -> None:
+        session = session or self.session
+        name = str(len(session.consumers))
+        self.engine.subscribe(session, Subscribe(name, parse("/queue/a", "s"), AckMode.INDIVIDUAL, window))
+
+    def turn(self) -> list[int]:
+        effects = self.engine.turn()
+        self.reads += effects.reads
+        return [entry.sequence for entries in effects.deliveries.values() for entry in entries]
+
+    def commit(self) -> Batch:
+        batch = self.engine.take_batch()
+        assert batch is not None
+        self.engine.committed(batch)
+        return batch
+
+    def said_within(self, looks: int) -> list[str]:
+        """What is said while so many seconds go by."""
+        said = []
+        for _ in range(looks):
+            said += [queue.name for queue in self.audit.look(self.engine, self.read_lanes())]
+            self.engine.now_ms += LOOK_MS
+        return said
+
+    def read_lanes(self) -> set[Lane]:
+        return {read.lane for read in self.reads}
+
+
+def without_dispatch() -> "mock._patch[mock.Mock]":
+    return mock.patch.object(Dispatcher, "dispatch", mock.Mock(return_value=None))
+
+
+LONG = 3 * STUCK_MS // LOOK_MS
+
+
+def test_a_queue_whose_ready_message_is_not_dispatched_is_said_once_after_the_limit() -> None:
+    world = World()
+    world.subscribe()
+    world.send()
+    with without_dispatch():
+        world.turn()
+    assert world.said_within(STUCK_MS // LOOK_MS + 1) == []
+    assert world.audit.stuck(world.engine.now_ms) == []
+    assert world.said_within(LONG) == ["a"]
+    ((queue, waiting_ms),) = world.audit.stuck(world.engine.now_ms)
+    assert (queue.name, waiting_ms) == ("a", world.engine.now_ms)
+
+
+def test_a_queue_that_goes_on_is_not_stuck_any_more_and_is_said_again_if_it_stops_again() -> None:
+    world = World()
+    world.subscribe()
+    with without_dispatch():
+        world.send()
+        world.turn()
+        assert world.said_within(LONG) == ["a"]
+    world.send()
+    assert world.turn() == [1, 2]
+    assert world.said_within(1) == []
+    assert world.audit.stuck(world.engine.now_ms) == []
+    with without_dispatch():
+        world.send()
+        world.turn()
+        assert world.said_within(STUCK_MS // LOOK_MS) == []
+        assert world.said_within(LONG) == ["a"]
+
+
+def test_a_look_at_which_all_is_well_starts_the_time_anew() -> None:
+    world = World()
+    world.subscribe(window=1)
+    world.send()
+    assert world.turn() == [1]
+    for _ in range(4):
+        world.send()
+        (sequence,) = world.session.consumers["0"].held
+        world.engine.acknowledge(world.session, Ack("0", sequence, None))
+        assert world.said_within(STUCK_MS // LOOK_MS) == [], "it has credit, and nobody has dispatched yet"
+        world.turn()
+        assert world.said_within(1) == []
+
+
+def no_consumer(world: World) -> None:
+    world.send()
+
+
+def a_full_window(world: World) -> None:
+    world.subscribe(window=1)
+    world.send()
+    world.send()
+
+
+def a_full_socket(world: World) -> None:
+    world.subscribe()
+    world.send(size=UNSENT_BYTES_MAX)
+    world.send()
+
+
+def all_sockets_together_full(world: World) -> None:
+    for number in range(5):
+        session = world.engine.connect(f"full {number}")
+        world.subscribe(window=1, session=session)
+        world.send(size=UNSENT_BYTES_MAX)
+    world.subscribe()
+    world.send()
+    world.send()
+    world.engine.memory.unsent_mark = 4 * UNSENT_BYTES_MAX
+
+
+def a_commit_under_way(world: World) -> None:
+    world.subscribe()
+    world.send(persistent=True)
+
+
+def an_equal_behind_a_commit_under_way(world: World) -> None:
+    world.subscribe()
+    world.send(persistent=True)
+    world.send()
+
+
+def nothing_but_expired(world: World) -> None:
+    world.engine.now_ms = 10
+    world.send(expires_ms=5)
+    with without_dispatch():
+        world.subscribe()
+        world.turn()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        no_consumer,
+        a_full_window,
+        a_full_socket,
+        all_sockets_together_full,
+        a_commit_under_way,
+        an_equal_behind_a_commit_under_way,
+        nothing_but_expired,
+    ],
+)
+def test_a_queue_that_rightly_waits_is_not_stuck(how: Callable[[World], None]) -> None:
+    world = World()
+    if how is all_sockets_together_full:
+        world.engine.memory.limit = 1
+    how(world)
+    world.turn()
+    assert world.said_within(LONG) == []
+
+
+def test_a_lower_priority_that_is_ready_is_not_excused_by_a_higher_one_in_flight() -> None:
+    world = World()
+    world.subscribe()
+    world.send(persistent=True, priority=9)
+    world.send(priority=4)
+    with without_dispatch():
+        world.turn()
+    assert world.said_within(LONG) == ["a"]
+
+
+def test_a_window_that_the_broker_wrongly_believes_shut_is_found() -> None:
+    world = World()
+    world.engine.memory.unsent_max = 0
+    world.subscribe()
+    world.send()
+    assert world.turn() == []
+    assert world.said_within(LONG) == ["a"]
+
+
+def test_a_subscription_that_its_queue_has_forgotten_is_found() -> None:
+    world = World()
+    world.subscribe()
+    world.session.consumers["0"].queue.consumers.clear()
+    world.send()
+    assert world.turn() == []
+    assert world.said_within(LONG) == ["a"]
+
+
+# ---- What has left memory ----
+
+
+def left_memory(count: int) -> World:
+    """Messages that only the store has."""
+    world = World(Policy(queue_memory_limit=1))
+    for _ in range(count):
+        world.send(persistent=True)
+    world.turn()
+    world.commit()
+    assert not world.engine.relieve()
+    lane = next(iter(world.engine.queues())).lanes[5]
+    assert (lane.unread, len(lane.recent), len(lane.arrived)) == (count, 0, 0)
+    return world
+
+
+def test_a_queue_whose_page_is_being_read_is_not_stuck() -> None:
+    world = left_memory(2)
+    world.subscribe()
+    assert world.turn() == []
+    assert len(world.reads) == 1
+    assert world.said_within(LONG) == []
+
+
+def test_a_queue_whose_page_nobody_asked_for_is_stuck() -> None:
+    world = left_memory(2)
+    world.subscribe()
+    with mock.patch.object(Paging, "ask"):
+        assert world.turn() == []
+    assert world.said_within(LONG) == ["a"]
+
+
+def test_a_page_that_is_never_read_although_the_lane_believes_so_is_found() -> None:
+    world = left_memory(2)
+    world.subscribe()
+    world.turn()
+    world.reads.clear()
+    assert next(iter(world.engine.queues())).lanes[5].reading is not None
+    assert world.said_within(LONG) == ["a"]
+
+
+def test_a_higher_priority_in_memory_does_not_wait_for_the_page_of_a_lower_one() -> None:
+    world = left_memory(2)
+    world.subscribe()
+    world.turn()
+    world.send(priority=9)
+    with without_dispatch():
+        world.turn()
+    assert world.said_within(LONG) == ["a"]
+
+
+def test_what_was_given_back_without_its_message_has_to_be_read() -> None:
+    world = World(Policy(queue_memory_limit=1))
+    world.send(persistent=True)
+    world.commit()
+    reader = world.connect()
+    world.subscribe(session=reader)
+    assert world.turn() == [1]
+    world.engine.relieve()
+    world.engine.disconnect(reader, is_clean=True)
+    world.subscribe()
+    with mock.patch.object(Paging, "ask"):
+        assert world.turn() == []
+    assert world.said_within(LONG) == ["a"]
+
+
+def test_what_was_read_and_not_dispatched_is_found() -> None:
+    world = left_memory(1)
+    world.subscribe()
+    world.turn()
+    (read,) = world.reads
+    world.reads.clear()
+    message = Message(4, True, 0, b"content-length:0\n", b"")
+    world.engine.page_read(read, PageRead([Found(1, message, 0, 0)], 2, is_end=True))
+    with without_dispatch():
+        world.turn()
+    assert world.said_within(LONG) == ["a"]
+
+
+def test_an_equal_in_flight_above_the_horizon_is_waited_for() -> None:
+    """A commit that takes long is no fault: whoever waits behind it waits rightly."""
+    world = left_memory(1)
+    world.send(persistent=True)
+    world.turn()
+    world.subscribe()
+    world.turn()
+    (read,) = world.reads
+    world.reads.clear()
+    message = Message(4, True, 0, b"content-length:0\n", b"")
+    world.engine.page_read(read, PageRead([Found(1, message, 0, 0)], 2, is_end=True))
+    assert world.turn() == [1]
+    assert world.said_within(LONG) == []
+
+
+def test_what_came_while_a_page_was_being_read_waits_for_the_page_too() -> None:
+    world = left_memory(1)
+    world.subscribe()
+    world.turn()
+    world.send(persistent=True)
+    world.turn()
+    world.commit()
+    assert world.turn() == []
+    assert world.said_within(LONG) == []
