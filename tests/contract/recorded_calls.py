@@ -4,6 +4,7 @@ A store runs in a process of its own with recorded_calls.c in front of the syste
 down becomes the operations of simulated_disk.py. Needs a C compiler.
 """
 
+import atexit
 import os
 import pickle
 import shutil
@@ -69,7 +70,9 @@ class Plan(NamedTuple):
 def library() -> Path:
     """recorded_calls.c as a library. Raises: subprocess.CalledProcessError"""
     assert COMPILER is not None
-    path = Path(tempfile.mkdtemp(prefix="truenext-crash-")) / "recorded_calls.so"
+    folder = Path(tempfile.mkdtemp(prefix="truenext-crash-"))
+    atexit.register(shutil.rmtree, folder)
+    path = folder / "recorded_calls.so"
     subprocess.run([COMPILER, "-O1", "-Wall", "-shared", "-fPIC", "-o", path, SOURCE, "-ldl", "-lpthread"], check=True)
     return path
 

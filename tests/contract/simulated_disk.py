@@ -33,10 +33,10 @@ SECTOR = 512
 BITS_MAX = 8
 """Up to so many things that may have happened or not, all their combinations are states; of more it is a sample."""
 
-GROWTH_WEIGHT = 4
+GROWTH_WEIGHT = 8
 """So many times the states are looked at while a file is about to grow: such moments are rare."""
 
-SLOW_COMMITS, SLOW_SECONDS = 0.3, 0.001
+SLOW_COMMITS, SLOW_SECONDS = 0.1, 0.001
 """So many of LMDB's commits take as long as on a disk, so that batches come in between."""
 
 FOLDERS = ("journal", "lmdb")
@@ -213,11 +213,11 @@ class Walk:
         growing = self._growing() if writes else []
         bits += [(index, SIZE) for index in growing]
         if growing:
-            at_most = min(at_most * GROWTH_WEIGHT, 1 << BITS_MAX)
+            at_most *= GROWTH_WEIGHT
         if len(bits) <= BITS_MAX and 1 << len(bits) <= at_most:
             chosen = [{bit for n, bit in enumerate(bits) if number >> n & 1} for number in range(1 << len(bits))]
         else:
-            chosen = [draw(writes, bits, rng) for _ in range(min(at_most, 1 << min(len(bits), BITS_MAX)))]
+            chosen = [draw(writes, bits, rng) for _ in range(min(at_most, 1 << len(bits)))]
         for one in chosen:
             disk = self._after(one)
             disk.across_growth = bool(growing)

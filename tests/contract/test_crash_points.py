@@ -22,7 +22,7 @@ from tests.contract.recorded_calls import COMPILER
 from tests.contract.simulated_disk import SECTOR, Disk, Durable, Name, Recorder, Walk, Write
 from truenext.store import changes, checkpoint, embedded, folder, journal, overlay, sealed
 
-CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "2400"))
+CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "1200"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "1"))
 
 AT_MOST = 4 if CRASHES < 10_000 else 256

@@ -23,7 +23,7 @@ from tests.contract.simulated_disk import Disk, Failure
 
 LIVES = 4
 """One after the other on the same disk."""
-FAILING_EVERY = 4
+FAILING_EVERY = 6
 """Of the calls for LMDB's files."""
 
 
