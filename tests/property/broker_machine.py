@@ -5,6 +5,8 @@ every durable batch, through restarts and shortness of memory. How the engine wo
 memory_audit.py looks inside); see test_against_oracle.py for how it is run.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from sys import maxsize
 from typing import Any, ClassVar, TypeVar
 
@@ -47,12 +49,12 @@ TINY = (300, 1000, 2000, 6000)
 PICK = st.integers(0, 7)
 """Which of those that there are, modulo their number."""
 SENT_TO = st.sampled_from(["a"] * 4 + ["b"])
-PRIORITY = st.sampled_from([4, 4, 9, 1])
+PRIORITY = st.sampled_from([4, 4, 4, 9, 1])
 EXPIRES_IN = st.sampled_from([None] * 14 + [0, 1, 10])
 IS_BIG = st.sampled_from([False] * 9 + [True])
 PRODUCER = st.sampled_from(["p", "p", "q"])
 YES_OR_NO = st.booleans()
-MEMORY = st.sampled_from([*TINY, *TINY, ROOMY, NO_LIMIT, NO_LIMIT, NO_LIMIT])
+MEMORY = st.sampled_from([*TINY, ROOMY, NO_LIMIT])
 
 SENDING = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
 ANSWERING = {"which": PICK, "in_transaction": st.sampled_from([False, False, True]), "says_subscription": YES_OR_NO}
@@ -117,6 +119,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "hand_page_over": (8, {}),
     "all_pages_are_there": (5, {}),
     "relieve": (4, {}),
+    "squeeze": (8, {"share": st.sampled_from([0.99, 0.99, 0.8, 0.0]), "is_written": YES_OR_NO}),
     "change_memory": (1, {"limit": MEMORY}),
     "settle": (1, {}),
     "crash": (1, {}),
@@ -133,13 +136,17 @@ T = TypeVar("T")
 
 class BrokerMachine(RuleBasedStateMachine):
     CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = {
-        "memory_limit": MEMORY,
-        "queue_memory_limit": st.sampled_from([*TINY, NO_LIMIT, NO_LIMIT, NO_LIMIT]),
-        "page_size": st.sampled_from([1, 2, 3, 1000]),
+        "memory_limits": st.sampled_from(
+            [(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(tiny, NO_LIMIT) for tiny in TINY]
+            + [(NO_LIMIT, 1000), (ROOMY, 2000), (2000, 1000)]
+        ),
+        "page_size": st.sampled_from([1, 2, 3, 4, 1000]),
         "store_and_dispatch": st.sampled_from([StoreAndDispatch.DURABLE] * 2 + [StoreAndDispatch.CONCURRENT]),
     }
+    WEIGHTS: ClassVar[dict[str, int]] = {name: weight for name, (weight, _) in ACTIONS.items()}
+    ARE_NARROW: ClassVar[list[bool]] = [False, False, True]
     WINDOW_MAX: ClassVar[int | None] = None
-    """Of all subscriptions; None if they may choose."""
+    """Of all subscriptions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,6 +164,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @initialize(
         circumstances=st.runner().flatmap(lambda machine: st.fixed_dictionaries(machine.CIRCUMSTANCES)),
         relieves=st.sampled_from([True, True, False]),
+        is_narrow=st.runner().flatmap(lambda machine: st.sampled_from(machine.ARE_NARROW)),
         attempts_max=st.sampled_from([1, 2, 1, 3]),
         never=st.sets(st.sampled_from(RARE), max_size=len(RARE)),
         readers=st.lists(st.fixed_dictionaries(SUBSCRIBING), min_size=1, max_size=4),
@@ -165,18 +173,21 @@ class BrokerMachine(RuleBasedStateMachine):
         self,
         circumstances: dict[str, Any],
         relieves: bool,
+        is_narrow: bool,
         attempts_max: int,
         never: set[str],
         readers: list[dict[str, Any]],
     ) -> None:
         """`never` is what does not happen in this example: what is rare elsewhere has more time to go wrong.
 
-        If `relieves`, memory is relieved after every turn, as the broker does it.
+        If `relieves`, memory is relieved after every turn, as the broker does it. If `is_narrow`, nearly all messages
+        stand in one lane.
         """
         self.never = never
         self.relieves = relieves
-        self.memory_limit = circumstances.pop("memory_limit")
-        self.policy = Policy(attempts_max=attempts_max, **circumstances)
+        self.is_narrow = is_narrow
+        self.memory_limit, of_a_queue = circumstances.pop("memory_limits")
+        self.policy = Policy(attempts_max=attempts_max, queue_memory_limit=of_a_queue, **circumstances)
         is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
         self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent)
         self.oracle.now_ms = 1_000_000
@@ -222,15 +233,27 @@ class BrokerMachine(RuleBasedStateMachine):
         most examples without a single dispatch."""
         name, arguments = action
         self.nothing_new = name in ("turn", "all_becomes_durable", "settle")
-        try:
+        with self._comparing():
             getattr(self, name)(**arguments)
             self._audit()
+
+    @contextmanager
+    def _comparing(self) -> Iterator[None]:
+        """Whatever goes wrong in here is a difference between the engine and the contract."""
+        try:
+            yield
         except RemoteProtocolError as error:
             self.is_over = True
             raise Disagreement(f"what the contract allows was refused: {error}") from error
         except StoreError as error:
             self.is_over = True
             raise Disagreement(f"engine and store do not agree: {error}") from error
+        except Disagreement:
+            self.is_over = True
+            raise
+        except AssertionError as error:
+            self.is_over = True
+            raise Disagreement(f"what the engine takes for granted is not so: {error}") from error
         except Exception:
             self.is_over = True
             raise
@@ -258,6 +281,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "read_page": not self.disk.wanted,
             "page_shows_what_the_engine_does_not_know": not self.disk.wanted or self.disk.in_flight is None,
             "hand_page_over": not self.disk.has_page,
+            "squeeze": not self.oracle.leave_memory,
             "all_pages_are_there": not self.disk.wanted and not self.disk.has_page,
             "turn": self.nothing_new,
             "turn_and_take": self.nothing_new,
@@ -265,9 +289,9 @@ class BrokerMachine(RuleBasedStateMachine):
         return st.sampled_from(
             [
                 name
-                for name, (weight, arguments) in ACTIONS.items()
+                for name, (_, arguments) in ACTIONS.items()
                 if name not in self.never and not is_impossible.get(name) and (self.sessions or "who" not in arguments)
-                for _ in range(weight)
+                for _ in range(self.WEIGHTS[name])
             ]
             or ["connect"]
         ).flatmap(WITH_ARGUMENTS.__getitem__)
@@ -284,7 +308,8 @@ class BrokerMachine(RuleBasedStateMachine):
         used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
         name = min({f"c{number}" for number in range(READERS_MAX)} - used)
         destination = parse(f"/queue/{queue}", session.id)
-        window = self.WINDOW_MAX or window
+        if self.WINDOW_MAX is not None:
+            window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
         note(f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}))')
         self.engine.subscribe(session, Subscribe(name, destination, mode, window))
         self.oracle.subscribe(peer, name, queue, mode, window)
@@ -566,6 +591,16 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.memory.limit = self.memory_limit = limit
         self.oracle.leave_memory |= limit < NO_LIMIT
 
+    def squeeze(self, share: float, is_written: bool) -> None:
+        """For a moment there is only so much of the memory that is used; what leaves it then is written at once or not."""
+        self.engine.memory.limit = int(self.engine.memory.used * share)
+        note(f"engine.memory.limit = {self.engine.memory.limit}")
+        self.relieve()
+        note(f"engine.memory.limit = {self.memory_limit}")
+        self.engine.memory.limit = self.memory_limit
+        if is_written:
+            self.all_becomes_durable()
+
     def settle(self) -> None:
         """Everything that was begun comes to its end: nothing may be stuck then, and nothing more in memory than fits."""
         for _ in range(ROUNDS_MAX):
@@ -632,7 +667,7 @@ class BrokerMachine(RuleBasedStateMachine):
         is dispatched."""
         if self.is_over or not hasattr(self, "engine"):
             return
-        try:
+        with self._comparing():
             self.settle()
             if self.serial % 2:
                 self._crash()
@@ -644,8 +679,6 @@ class BrokerMachine(RuleBasedStateMachine):
             )
             self.settle()
             self._audit()
-        except StoreError as error:
-            raise Disagreement(f"engine and store do not agree: {error}") from error
 
     # Comparing --------------------------------------------------------------------------------------------------------
 
@@ -752,6 +785,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
         expires_ms = 0 if expires_in is None else self.oracle.now_ms + expires_in
+        priority = 4 if self.is_narrow else priority
         return Parcel(self._fresh("m"), priority, persistent, expires_ms, BIG if is_big else 0)
 
     def _fresh(self, kind: str) -> str:
@@ -763,11 +797,44 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.now_ms = self.oracle.now_ms = now_ms
 
 
+class PagingMachine(BrokerMachine):
+    """Hardly anything but messages that leave memory, and pages that bring them back while all goes on."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.sampled_from([(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT), (6000, NO_LIMIT)]),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
+        "subscribe": 1,
+        "unsubscribe": 1,
+        "disconnect": 1,
+        "connect": 1,
+        "send": 6,
+        "send_in_transaction": 1,
+        "acknowledge": 8,
+        "refuse": 3,
+        "turn_and_take": 6,
+        "turn": 2,
+        "take_batch": 6,
+        "batch_becomes_durable": 3,
+        "all_becomes_durable": 1,
+        "read_page": 8,
+        "page_shows_what_the_engine_does_not_know": 8,
+        "hand_page_over": 4,
+        "all_pages_are_there": 2,
+        "relieve": 1,
+        "squeeze": 8,
+        "crash": 1,
+        "restart": 1,
+    }
+    WINDOW_MAX = 2
+    ARE_NARROW: ClassVar[list[bool]] = [True, True, False]
+
+
 class StarvedMachine(BrokerMachine):
     """The same where hardly anything fits into memory: one message per page and window."""
 
     CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
-        "memory_limit": st.sampled_from(TINY),
+        "memory_limits": st.sampled_from([(tiny, NO_LIMIT) for tiny in TINY] + [(2000, 1000)]),
         "page_size": st.just(1),
     }
     WINDOW_MAX = 1

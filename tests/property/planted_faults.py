@@ -6,24 +6,28 @@ depend on how the engine's own is written.
 """
 
 from collections.abc import Callable, Iterator
+from sys import maxsize
 from types import FunctionType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pytest
 
+from tests.property.disk import Disk, Stored
 from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.engine.consumer import Consumer
-from truenext.engine.dispatch import Deliveries, Dispatcher
+from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
 from truenext.engine.engine import Effects, Engine
-from truenext.engine.lane import Entry, Lane
+from truenext.engine.lane import WHOLE, Entry, Lane
+from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.queue import Queue
 from truenext.engine.session import Session
 from truenext.engine.writing import mark, remove
-from truenext.limits import UNSENT_BYTES_MAX
+from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
+from truenext.record import message_key, sequence_of
 
 Patch = pytest.MonkeyPatch
 
@@ -58,22 +62,20 @@ class Choice:
         return 0 < _message_of(entry).expires_ms <= now_ms
 
     def has_credit(self, consumer: Consumer) -> bool:
-        return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < UNSENT_BYTES_MAX
+        return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < consumer.memory.unsent_max
 
     def preference(self, consumer: Consumer) -> tuple[int, ...]:
         return (len(consumer.held), consumer.served_at)
 
     def install(self, patch: Patch) -> None:
-        def dispatch(dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries) -> None:
+        def dispatch(
+            dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries
+        ) -> Lane | None:
             while takers := [consumer for consumer in queue.consumers if self.has_credit(consumer)]:
-                waiting = [
-                    Waiting(rank, entry, entry.batch <= committed)
-                    for rank, lane in enumerate(queue.lanes)
-                    for entry in sorted(lane, key=lambda entry: entry.sequence)
-                ]
+                waiting, unread = _in_memory(dispatcher, queue, committed)
                 candidates = self.candidates(waiting, dispatcher.dispatches)
                 if not candidates:
-                    return
+                    return unread
                 entry = candidates[0]
                 _take_out(queue, entry)
                 if self.is_expired(entry, now_ms):
@@ -84,12 +86,36 @@ class Choice:
                 consumer.held[entry.sequence] = entry
                 dispatcher._account.dispatched(queue, [entry], [consumer.number])
                 message = _message_of(entry)
-                consumer.session.unsent_bytes += len(message.body) + len(message.header) + consumer.frame_bytes
+                size = len(message.body) + len(message.header) + consumer.frame_bytes
+                consumer.session.unsent_bytes += size
+                dispatcher._memory.unsent += size
+                if dispatcher._memory.unsent > dispatcher._memory.unsent_mark:
+                    dispatcher._memory.unsent_max = 1
                 dispatcher.dispatches += 1
                 consumer.served_at = dispatcher.dispatches
                 deliveries.setdefault(consumer, []).append(entry)
+            return None
 
         patch.setattr(Dispatcher, "dispatch", dispatch)
+
+
+def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[list[Waiting], Lane | None]:
+    """What waits in the order of K, up to the first message that has to be read, and the lane that has it."""
+    waiting: list[Waiting] = []
+    for rank, lane in enumerate(queue.lanes):
+        if lane.unread and not lane.needs_page:
+            dispatcher._paging.take_in_recent(lane)
+        is_held_back = False
+        for entry in sorted(lane, key=lambda entry: entry.sequence):
+            is_visible = entry.batch <= committed
+            is_held_back |= not is_visible
+            if entry.message is not None:
+                waiting.append(Waiting(rank, entry, is_visible))
+            elif not is_held_back:
+                return waiting, lane
+        if lane.needs_page and not is_held_back:
+            return waiting, lane
+    return waiting, None
 
 
 def _take_out(queue: Queue, entry: Entry) -> None:
@@ -271,11 +297,11 @@ def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
 
 def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) -> None:
     acknowledge, disconnect = Engine.acknowledge, Engine.disconnect
-    acknowledged: WeakKeyDictionary[Engine, list[tuple[Session, Entry, Message]]] = WeakKeyDictionary()
+    acknowledged: WeakKeyDictionary[Engine, list[tuple[Session, Entry, Message | None]]] = WeakKeyDictionary()
 
     def faulty_acknowledge(engine: Engine, session: Session, ack: Ack) -> None:
         held = session.consumer_of(ack.subscription, ack.sequence).held
-        before = [(session, entry, _message_of(entry)) for entry in held.values()]
+        before = [(session, entry, entry.message) for entry in held.values()]
         acknowledge(engine, session, ack)
         if ack.transaction is None:
             gone = [each for each in before if each[1].sequence not in held]
@@ -286,6 +312,8 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
         for theirs, entry, message in acknowledged.get(engine, []):
             if theirs is session and not is_clean:
                 entry.message = message
+                if message is not None:
+                    engine._paging.came(entry, message)
                 engine._give_back(entry, has_failed=False)
 
     patch.setattr(Engine, "acknowledge", faulty_acknowledge)
@@ -518,6 +546,251 @@ def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
             write_down(engine, entry)
 
     patch.setattr(Engine, "_write_down", faulty)
+
+
+def what_is_recovered_after_a_crash_is_not_flagged(patch: Patch) -> None:
+    entry_of = Paging._entry
+
+    def faulty(paging: Paging, lane: Lane, found: Found, message: Message) -> Entry:
+        paging._redelivered_below = 0
+        return entry_of(paging, lane, found, message)
+
+    patch.setattr(Paging, "_entry", faulty)
+
+
+def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
+    init = Engine.__init__
+
+    def faulty(engine: Engine, **arguments: Any) -> None:
+        arguments["sequence_limit"] = max(1, arguments["sequence_limit"] - SEQUENCE_BLOCK)
+        init(engine, **arguments)
+
+    patch.setattr(Engine, "__init__", faulty)
+
+
+def the_mark_of_a_clean_stop_is_left_standing(patch: Patch) -> None:
+    start = Engine.start
+
+    def faulty(engine: Engine) -> None:
+        start(engine)
+        engine._batch.clean_stop = None
+
+    patch.setattr(Engine, "start", faulty)
+
+
+def the_removal_of_a_write_that_was_cancelled_is_written(patch: Patch) -> None:
+    def faulty(batch: Batch, entry: Entry) -> None:
+        is_cancelled = entry.stored == batch.number
+        remove(batch, entry)
+        if is_cancelled:
+            key = message_key(entry.lane.key, entry.sequence)
+            (batch.removes if entry.persistent else batch.transient_removes).append(key)
+
+    patch.setattr("truenext.engine.engine.remove", faulty)
+
+
+# Pages ----------------------------------------------------------------------------------------------------------------
+
+
+def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
+    write, read_page = Disk.write, Disk.read
+    before: WeakKeyDictionary[Disk, dict[bytes, Stored]] = WeakKeyDictionary()
+
+    def faulty_write(disk: Disk) -> None:
+        before[disk] = disk.contents()
+        write(disk)
+
+    def faulty_read(disk: Disk) -> tuple[Read, PageRead]:
+        read, page = read_page(disk)
+        behind = message_key(read.lane.key, read.after_sequence)
+        keys = sorted(key for key in before[disk] if key.startswith(read.lane.key) and key > behind)
+        page.is_end = len(keys) <= read.limit
+        page.found = [
+            Found(sequence_of(key), each.message, each.attempts, each.deliveries)
+            for key in keys[: read.limit]
+            for each in [before[disk][key]]
+        ]
+        return read, page
+
+    patch.setattr(Disk, "write", faulty_write)
+    patch.setattr(Disk, "read", faulty_read)
+
+
+def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
+    def faulty(engine: Engine, read: Read, page: PageRead) -> None:
+        for entry in engine._paging.page_read(read, page):
+            engine._dead_letter(entry, entry.message)
+        engine._paging.let_go_of(read.lane, engine._committed)
+        engine._touched[read.lane.queue] = None
+
+    patch.setattr(Engine, "page_read", faulty)
+
+
+def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
+    page_read = Paging.page_read
+
+    def faulty(paging: Paging, read: Read, page: PageRead) -> list[Entry]:
+        lane = read.lane
+        if lane.reading is read:
+            last = max(lane.bodiless, default=0)
+            again = [each for each in page.found if last < each.sequence <= lane.horizon]
+            if again:
+                lane.unread += len(again)
+                lane.horizon = again[0].sequence - 1
+        return page_read(paging, read, page)
+
+    patch.setattr(Paging, "page_read", faulty)
+
+
+def a_page_moves_the_horizon_past_a_commit_in_flight(patch: Patch) -> None:
+    _lose_what_a_page_does_not_show(patch, at_the_end=False)
+
+
+def a_page_that_is_the_end_loses_what_a_commit_brings_meanwhile(patch: Patch) -> None:
+    _lose_what_a_page_does_not_show(patch, at_the_end=True)
+
+
+def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
+    move_horizon = Paging._move_horizon
+
+    def faulty(paging: Paging, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
+        recent = [entry for entry in lane.recent if entry.sequence <= up_to]
+        move_horizon(paging, lane, fresh, left_out, up_to, as_of)
+        if (up_to == WHOLE) is at_the_end:
+            for entry in recent:
+                if entry.message is not None:
+                    _take_out(lane.queue, entry)
+                    paging.went(entry)
+
+    patch.setattr(Paging, "_move_horizon", faulty)
+
+
+def a_page_is_taken_in_though_messages_left_memory_meanwhile(patch: Patch) -> None:
+    lower_horizon = Lane.lower_horizon
+
+    def faulty(lane: Lane) -> Entry:
+        reading = lane.reading
+        entry = lower_horizon(lane)
+        lane.reading = reading
+        return entry
+
+    patch.setattr(Lane, "lower_horizon", faulty)
+
+
+def a_lane_that_must_be_read_is_overtaken_by_lower_ones(patch: Patch) -> None:
+    _change_give_out(patch, lambda lane, takers, goes_on: goes_on or bool(takers))
+
+
+def a_commit_in_flight_holds_back_lower_priorities_above_a_horizon(patch: Patch) -> None:
+    _change_give_out(patch, lambda lane, takers, goes_on: goes_on and not lane.unread)
+
+
+def _change_give_out(patch: Patch, change: Callable[[Lane, list[Taker], bool], bool]) -> None:
+    give_out = Dispatcher._give_out
+
+    def faulty(dispatcher: Dispatcher, lane: Lane, takers: list[Taker], *rest: Any) -> bool:
+        return change(lane, takers, give_out(dispatcher, lane, takers, *rest))
+
+    patch.setattr(Dispatcher, "_give_out", faulty)
+
+
+def a_page_that_is_being_read_holds_back_higher_priorities(patch: Patch) -> None:
+    dispatch = Dispatcher.dispatch
+
+    def faulty(dispatcher: Dispatcher, queue: Queue, *rest: Any) -> Lane | None:
+        if any(lane.reading is not None for lane in queue.lanes):
+            return None
+        return dispatch(dispatcher, queue, *rest)
+
+    patch.setattr(Dispatcher, "dispatch", faulty)
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
+    def faulty(lane: Lane) -> Entry:
+        entry = lane.arrived.popleft()
+        lane.horizon = min(lane.horizon, entry.sequence - 1)
+        lane.unread += 1
+        lane.reading = None
+        return entry
+
+    patch.setattr(Lane, "lower_horizon", faulty)
+
+
+def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
+    lower_horizon = Paging._lower_horizon
+    patch.setattr(
+        Paging,
+        "_lower_horizon",
+        lambda paging, lane, needed, batch, committed: lower_horizon(paging, lane, needed, batch, maxsize),
+    )
+
+
+def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
+    let_go = Lane.let_go
+
+    def faulty(lane: Lane, committed: int) -> list[Entry]:
+        reading, lane.reading = lane.reading, None
+        gone = let_go(lane, committed)
+        lane.reading = reading
+        return gone
+
+    patch.setattr(Lane, "let_go", faulty)
+
+
+def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
+    def faulty(batch: Batch, entry: Entry) -> None:
+        entry.stored = batch.number - 1
+
+    patch.setattr("truenext.engine.paging.put", faulty)
+
+
+def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
+    disembody = Paging._disembody
+
+    def faulty(paging: Paging, entry: Entry, batch: Batch, committed: int) -> int:
+        if entry.stored is not None or entry.message is None:
+            return disembody(paging, entry, batch, committed)
+        used = paging._memory.used
+        paging.went(entry)
+        return used - paging._memory.used
+
+    patch.setattr(Paging, "_disembody", faulty)
+
+
+def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
+    give_back = Lane.give_back
+
+    def faulty(lane: Lane, entry: Entry) -> None:
+        if entry.message is not None:
+            give_back(lane, entry)
+
+    patch.setattr(Lane, "give_back", faulty)
+
+
+def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
+    patch.setattr(Paging, "doom", lambda paging, entry: None)
+
+
+def what_is_read_again_is_not_counted(patch: Patch) -> None:
+    embody, came = Paging._embody, Paging.came
+
+    def faulty(paging: Paging, entry: Entry, message: Message | None) -> None:
+        patch.setattr(Paging, "came", lambda paging, entry, message: None)
+        embody(paging, entry, message)
+        patch.setattr(Paging, "came", came)
+
+    patch.setattr(Paging, "_embody", faulty)
+
+
+def nothing_that_waits_leaves_memory(patch: Patch) -> None:
+    patch.setattr(Paging, "_lower_horizon", lambda paging, lane, needed, batch, committed: 0)
+
+
+def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
+    patch.setattr(Paging, "_disembody", lambda paging, entry, batch, committed: 0)
 
 
 def faults() -> list[Callable[[Patch], None]]:

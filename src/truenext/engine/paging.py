@@ -319,7 +319,8 @@ class Paging:
             if needed <= 0:
                 return []
             self._shrink(queue, needed, batch, committed)
-        self._futile = (committed, memory.used)
+        if memory.excess + memory.limit // 4 > 0:
+            self._futile = (committed, memory.used)
         if memory.excess <= 0:
             return []
         return [queue for queue in largest_first[:1] if queue.is_temporary]
