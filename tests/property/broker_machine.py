@@ -137,7 +137,9 @@ T = TypeVar("T")
 class BrokerMachine(RuleBasedStateMachine):
     CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = {
         "memory_limits": st.sampled_from(
-            [(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(tiny, NO_LIMIT) for tiny in TINY]
+            [(NO_LIMIT, NO_LIMIT)] * 3
+            + [(ROOMY, NO_LIMIT)] * 3
+            + [(tiny, NO_LIMIT) for tiny in TINY]
             + [(NO_LIMIT, 1000), (ROOMY, 2000), (2000, 1000)]
         ),
         "page_size": st.sampled_from([1, 2, 3, 4, 1000]),
@@ -414,7 +416,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def send_in_transaction(
         self, who: int, sends: list[tuple[str, int, bool, int | None, bool]], commits: bool
     ) -> None:
-        peer, session = self._peer(who)
+        peer, _session = self._peer(who)
         transaction = self._transaction(peer)
         for queue, priority, persistent, expires_in, is_big in sends:
             parcel = self._parcel(priority, persistent, expires_in, is_big)
@@ -435,7 +437,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def repeat_commit(self, who: int, which: int, says_all_again: bool) -> None:
         """After a lost connection a client repeats a COMMIT whose fate it does not know, or the whole transaction."""
-        peer, session = self._peer(who)
+        peer, _session = self._peer(who)
         producer, number = _one_of(self._repeatable(), which)
         transaction = self._fresh("t")
         if says_all_again:
@@ -592,7 +594,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.leave_memory |= limit < NO_LIMIT
 
     def squeeze(self, share: float, is_written: bool) -> None:
-        """For a moment there is only so much of the memory that is used; what leaves it then is written at once or not."""
+        """For a moment there is only so much of the memory that is used; what leaves it is written at once or not."""
         self.engine.memory.limit = int(self.engine.memory.used * share)
         note(f"engine.memory.limit = {self.engine.memory.limit}")
         self.relieve()
@@ -602,7 +604,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.all_becomes_durable()
 
     def settle(self) -> None:
-        """Everything that was begun comes to its end: nothing may be stuck then, and nothing more in memory than fits."""
+        """Everything that was begun comes to its end: nothing may be stuck then, nothing more in memory than fits."""
         for _ in range(ROUNDS_MAX):
             self.all_pages_are_there()
             self.take_all()

@@ -445,9 +445,9 @@ class Oracle:
         # True next: fewer unacknowledged messages than its window, and its connection has room for more bytes.
         if reader.peer.unsent >= ROOM_BYTES:
             return False
-        if self.sockets_max is not None and reader.peer.unsent:
-            if sum(peer.unsent for peer in self.peers) > self.sockets_max:
-                return False
+        sockets_max = self.sockets_max
+        if sockets_max is not None and reader.peer.unsent and sum(peer.unsent for peer in self.peers) > sockets_max:
+            return False
         return reader.window is None or len(self.unacknowledged(reader)) < reader.window
 
     def is_expired(self, letter: Letter) -> bool:

@@ -618,9 +618,8 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
 
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(engine: Engine, read: Read, page: PageRead) -> None:
-        for entry in engine._paging.page_read(read, page):
+        for entry in engine._paging.page_read(read, page, engine._committed):
             engine._dead_letter(entry, entry.message)
-        engine._paging.let_go_of(read.lane, engine._committed)
         engine._touched[read.lane.queue] = None
 
     patch.setattr(Engine, "page_read", faulty)
@@ -629,7 +628,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = Paging.page_read
 
-    def faulty(paging: Paging, read: Read, page: PageRead) -> list[Entry]:
+    def faulty(paging: Paging, read: Read, page: PageRead, committed: int) -> list[Entry]:
         lane = read.lane
         if lane.reading is read:
             last = max(lane.bodiless, default=0)
@@ -637,7 +636,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
             if again:
                 lane.unread += len(again)
                 lane.horizon = again[0].sequence - 1
-        return page_read(paging, read, page)
+        return page_read(paging, read, page, committed)
 
     patch.setattr(Paging, "page_read", faulty)
 
