@@ -259,7 +259,6 @@ OF_A_FAILING_DISK = [
 OF_LMDB = [
     lmdb_does_not_sync,
     lmdb_does_not_sync_its_root,
-    a_checkpoint_that_is_only_in_memory_is_believed,
     a_new_checkpoint_has_its_name_from_the_beginning,
 ]
 """Seen only where LMDB's own calls are cut."""

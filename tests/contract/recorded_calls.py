@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ def plan(disk: Disk, may_hold: list[Held], rng: Any, batches: int, growth: float
     return Plan(disk, may_hold, models, given[:-1])
 
 
-def record(plans: list[Plan], failures: list[Failure | None], fault: str = "") -> list[tuple[Life, Outcome]]:
+def record(plans: list[Plan], failures: Sequence[Failure | None], fault: str = "") -> list[tuple[Life, Outcome]]:
     """Each plan is lived through, with its failure, by a store with the planted fault of this name."""
     base = Path(tempfile.mkdtemp(dir=quick_folder(), prefix="truenext-crash-"))
     try:

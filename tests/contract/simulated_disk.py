@@ -6,7 +6,7 @@ there or not, in any order, sector by sector; so are names, and the size of a fi
 
     Write       is in the system's memory once it is noted, and on the disk once a `Durable` names it
     Name        the same: names change as a whole, and are durable once their folder is synced
-    Commit      one of LMDB, as a whole or not at all; recorded_calls.c sees its writes instead
+    Commit      one of LMDB: the same, as a whole or not at all; recorded_calls.c sees its writes instead
     the rest    says what the store has promised until then
 """
 
@@ -29,6 +29,9 @@ import pytest
 
 SECTOR = 512
 """Bytes that a disk writes as a whole."""
+
+PAGE = 4096
+"""Bytes that a system takes from a process as a whole."""
 
 BITS_MAX = 8
 """Up to so many things that may have happened or not, all their combinations are states; of more it is a sample."""
@@ -135,8 +138,6 @@ class Disk:
         for name, content in self.contents().items():
             whole.update(b"%s %d " % (name.encode(), -1 if content is None else len(content)))
             whole.update(content or b"")
-        # What is only in memory decides what a later crash leaves.
-        whole.update(repr(self.in_memory).encode())
         return whole.digest()
 
 
@@ -169,7 +170,7 @@ class Walk:
 
     def do(self, operation: Operation) -> None:
         match operation:
-            case Write() | Name():
+            case Write() | Name() | Commit():
                 self._window.append((self._count, operation))
             case Durable(operations):
                 self._durable |= operations
@@ -188,17 +189,23 @@ class Walk:
         self._count += 1
 
     def is_writing(self) -> bool:
-        """The last operation is a write, which has not returned."""
-        return bool(self._window) and self._window[-1][0] == self._count - 1 and isinstance(self._window[-1][1], Write)
+        """The last operation is a write or a commit, which has not returned."""
+        return (
+            bool(self._window) and self._window[-1][0] == self._count - 1 and not isinstance(self._window[-1][1], Name)
+        )
 
     def killed(self, rng: random.Random) -> Disk:
-        """The broker is killed, and nothing else happens; a write that was under way may have been half done."""
+        """The broker is killed, and nothing else happens; a write that was under way may lack its last pages."""
         disk = self._copy()
+        if not self._window:
+            return disk
         indices = [index for index, _ in self._window]
         disk.in_memory = [one for _, one in self._window]
-        if self.is_writing() and isinstance(last := disk.in_memory[-1], Write):
-            size = rng.choice([len(last.content), len(last.content), rng.randint(0, len(last.content))])
-            disk.in_memory[-1] = last._replace(content=last.content[:size])
+        last = disk.in_memory[-1]
+        if self.is_writing() and isinstance(last, Write):
+            end = last.offset + len(last.content)
+            stop = rng.choice([end, end, last.offset, *range((last.offset // PAGE + 1) * PAGE, end, PAGE)])
+            disk.in_memory[-1] = last._replace(content=last.content[: stop - last.offset])
         for kind, which in ((Durable, self._durable), (Lost, self._lost)):
             disk.in_memory.append(kind(frozenset(n for n, index in enumerate(indices) if index in which)))
         return disk
@@ -207,7 +214,7 @@ class Walk:
         """How the disk may look if the power goes now; all, or a sample of them."""
         waiting = [(index, one) for index, one in self._window if index not in self._durable]
         writes = [(index, one) for index, one in waiting if isinstance(one, Write)]
-        bits: list[tuple[int, int]] = [(index, WHOLE) for index, one in waiting if isinstance(one, Name)]
+        bits: list[tuple[int, int]] = [(index, WHOLE) for index, one in waiting if not isinstance(one, Write)]
         bits += [(index, WHOLE) for index, _ in writes[:-1]]
         bits += [(index, sector) for index, one in writes[-1:] for sector in range(len(sectors(one)))]
         growing = self._growing() if writes else []
@@ -254,6 +261,8 @@ class Walk:
                     apply(disk, one)
                 else:
                     missing |= touched
+            elif (index, WHOLE) in chosen:
+                apply(disk, one)
         return disk
 
     def _copy(self) -> Disk:
@@ -342,6 +351,11 @@ class Log:
     def lost(self, *operations: int) -> None:
         self.note(Lost(frozenset(operations)))
 
+    def durable_file(self, file: int) -> None:
+        """All that was written to it."""
+        with self.lock:
+            self.durable(*(index for index, one in self._not_durable.items() if one == file))
+
     def to_sync(self, name: str) -> set[int]:
         """What a sync of this file or folder, which begins now, makes durable."""
         what = name if name in ("", *FOLDERS) else self._files[name]
@@ -373,15 +387,13 @@ class Log:
 
     def _keep_account(self, index: int, operation: Operation) -> None:
         match operation:
-            case Write(file):
+            case Write(file) | Commit(file):
                 self._not_durable[index] = file
             case Name(names):
                 (self._not_durable[index],) = {one.rpartition("/")[0] for one in names}
             case Durable(operations) | Lost(operations):
                 for one in operations:
                     self._not_durable.pop(one, None)
-            case Commit(file):
-                self._not_durable = {n: one for n, one in self._not_durable.items() if one != file}
 
     def check(self, folder: Path) -> None:
         """What was written down is what was done in `folder`. Raises: AssertionError"""
@@ -531,7 +543,7 @@ class Recorder(Log):
             env = call(path, subdir=subdir, **named)
             if name not in self._files:
                 self.durable(self.create(name))
-                self.note(Commit(self._files[name], file.read_bytes()))
+                self.durable(self.note(Commit(self._files[name], file.read_bytes())))
             return _Environment(env, self, file, self._files[name])
 
         return opened
@@ -578,7 +590,7 @@ class _Environment:
 
     def sync(self, force: bool) -> None:
         self._env.sync(force)
-        self._recorder.durable(*self._recorder.to_sync("lmdb/data.mdb"))
+        self._recorder.durable_file(self._file)
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:
@@ -594,8 +606,10 @@ class _Environment:
             before = self._env.info()["last_txnid"]
             txn.commit()
             # One without changes syncs nothing.
-            if self._env.info()["last_txnid"] != before:
-                self._recorder.note(Commit(self._file, self._path.read_bytes()))
+            if self._env.info()["last_txnid"] == before:
+                return
+            self._recorder.note(Commit(self._file, self._path.read_bytes()))
+        self._recorder.durable_file(self._file)
 
 
 def path_of(file: int) -> Path:

@@ -25,8 +25,8 @@ from truenext.store import changes, checkpoint, embedded, folder, journal, overl
 CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "1200"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "1"))
 
-AT_MOST = 4 if CRASHES < 10_000 else 256
-"""States at each operation: in a short run rather few of many lives."""
+AT_MOST, SHARE = (4, 0.3) if CRASHES < 10_000 else (256, 1)
+"""States at each operation, and the share of operations: in a short run rather few of many lives."""
 
 
 def report(tried: int, across_growth: int) -> None:
@@ -43,7 +43,7 @@ def test_whenever_the_power_goes_every_confirmed_batch_is_there() -> None:
     while tried.states < CRASHES // 2:
         rng = random.Random(f"{SEED} {life}")
         one, _ = live(Disk(), [Held()], rng, 25, growth=rng.choice([0, 0, 0.8]))
-        crash_everywhere(one, rng, tried, at_most=AT_MOST, until=lambda: tried.states >= CRASHES // 2)
+        crash_everywhere(one, rng, tried, at_most=AT_MOST, share=SHARE, states_max=CRASHES // 2)
         life += 1
     report(tried.states, tried.across_growth)
 

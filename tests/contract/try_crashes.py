@@ -12,7 +12,6 @@ import faulthandler
 import logging
 import random
 import sys
-from functools import partial
 
 import pytest
 
@@ -23,6 +22,8 @@ from tests.contract.simulated_disk import Disk, Failure
 
 LIVES = 4
 """One after the other on the same disk."""
+SHARE = 0.15
+"""Of a life's operations at which it crashes: rather more lives."""
 FAILING_EVERY = 6
 """Of the calls for LMDB's files."""
 
@@ -33,36 +34,30 @@ def try_crashes(states: int, seed: int, fault: str) -> Tried:
     while tried.states < states:
         rng = random.Random(f"{seed} {number}")
         number += 1
-        fail_lmdb(rng, tried, fault)
+        if not fault:
+            fail_lmdb(rng, tried)
         disk, may_hold = Disk(), [Held()]
         for _ in range(LIVES):
             growth = rng.choice([0, 0.5, 0.9])
-            (life, _), *_ = record([plan(disk, may_hold, rng, 25, growth)], [None], fault)
-            enough = min(states, tried.states + states // 2)
+            ((life, _),) = record([plan(disk, may_hold, rng, 25, growth)], [None], fault)
             at_most = rng.choice([0, 2, 64])
-            crash_everywhere(life, rng, tried, at_most=at_most, until=partial(has_tried, tried, enough))
-            if tried.states >= states:
-                break
+            crash_everywhere(life, rng, tried, at_most=at_most, share=SHARE, states_max=states)
             walk, may_hold = life.at(rng.randint(0, len(life.operations)))
             disk = rng.choice(list(walk.states(rng, 4)))
     return tried
 
 
-def has_tried(tried: Tried, states: int) -> bool:
-    return tried.states >= states
-
-
-def fail_lmdb(rng: random.Random, tried: Tried, fault: str) -> None:
+def fail_lmdb(rng: random.Random, tried: Tried) -> None:
     """Calls for LMDB's files fail, one of so many in turn."""
     one: Plan = plan(Disk(), [Held()], rng, 10, 0.5)
-    ((_, outcome),) = record([one], [None], fault)
+    ((_, outcome),) = record([one], [None])
     first = rng.randrange(FAILING_EVERY)
     failures = [
         Failure(call, rng.choice([1, 1, 3, 1000]), error, rng.choice([0.0, 0.5, 1.0]))
         for call in range(first, outcome.calls, FAILING_EVERY)
         for error in (errno.EIO, errno.ENOSPC)
     ]
-    for life, _ in record([one] * len(failures), failures, fault):  # type: ignore[arg-type]
+    for life, _ in record([one] * len(failures), failures):
         crash_at_the_end(life, rng, tried)
 
 
