@@ -192,14 +192,22 @@ def test_a_folder_of_another_format_is_not_judged(tmp_path: Path) -> None:
     assert "has format 1, this truenext reads format 3" in result.stderr
 
 
-@pytest.mark.parametrize("size", [0, 2 * PAGE, 1 << 20])
-def test_what_a_power_cut_left_of_the_very_first_start_holds_nothing(tmp_path: Path, size: int) -> None:
-    (tmp_path / "lmdb").mkdir()
-    (tmp_path / "lmdb/data.mdb").write_bytes(bytes(size))
+@pytest.mark.parametrize("left", ["no bytes", "zeros", "many zeros", "first page", "second page"])
+def test_what_a_power_cut_left_of_the_very_first_start_holds_nothing(tmp_path: Path, left: str) -> None:
+    lmdb.open(str(tmp_path / "lmdb")).close()
+    first, second = (tmp_path / "lmdb/data.mdb").read_bytes()[:PAGE], (tmp_path / "lmdb/data.mdb").read_bytes()[PAGE:]
+    contents = {
+        "no bytes": b"",
+        "zeros": bytes(2 * PAGE),
+        "many zeros": bytes(1 << 20),
+        "first page": first + bytes(PAGE),
+        "second page": bytes(PAGE) + second,
+    }
+    (tmp_path / "lmdb/data.mdb").write_bytes(contents[left])
     result = truenext("check", tmp_path)
     assert result.exit_code == 2
     assert f"{tmp_path} holds nothing yet: its first start was cut off. Delete it" in result.stderr
-    if size:
+    if contents[left]:
         served = CliRunner().invoke(main, ["serve", "--data", str(tmp_path), "--listen", "stomp://127.0.0.1:0"])
         assert served.exit_code == 1
         assert served.stderr.replace("truenext: ", "") == result.stderr.replace("truenext: ", "")

@@ -128,7 +128,13 @@ def metas(path: Path) -> tuple[list[Meta], str]:
 
 
 def holds_nothing(path: Path) -> bool:
-    """It is empty or all zeros, as a power cut leaves it while LMDB makes it. Raises: OSError"""
+    """It is empty or all zeros, or a part of what LMDB begins with, as a power cut leaves it while LMDB makes it.
+
+    Raises: OSError
+    """
+    states, what = metas(path)
+    if states:
+        return bool(what) and not any(meta.transaction for meta in states)
     with path.open("rb") as file:
         return not any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b""))
 
