@@ -29,7 +29,7 @@ from tests.contract.damage import (
     wait_for_moves,
     write_history,
 )
-from tests.contract.disk import Disk, key, put
+from tests.contract.disk import LANE, Disk, key, put
 from truenext.broker.recovery import recover
 from truenext.cli.main import main
 from truenext.errors import StoreError
@@ -149,7 +149,7 @@ def test_the_store_goes_on_where_it_was_exported(data: Path) -> None:
     disk.apply(puts=put(SEQUENCE_LIMIT + 1))
     for n in range(2, 20):
         disk.apply(puts=put(SEQUENCE_LIMIT + n), removes=[key(SEQUENCE_LIMIT + n - 1)])
-    assert key(SEQUENCE_LIMIT + 19) in [m.key for m in disk.store.page(key(0)[:5], SEQUENCE_LIMIT, 100).messages]
+    assert key(SEQUENCE_LIMIT + 19) in [m.key for m in disk.store.page(LANE, SEQUENCE_LIMIT, 100).messages]
     disk.store.close()
 
 
@@ -275,7 +275,7 @@ def records(*sequences: int) -> dict[bytes, bytes]:
 
 def shown(content: Content) -> dict[int, tuple[int, int]]:
     """Sequence to attempts and deliveries, in the one lane."""
-    return {n: (one.attempts, one.deliveries) for n, one in content.shelf.get(key(0)[:5], {}).items()}
+    return {n: (one.attempts, one.deliveries) for n, one in content.shelf.get(LANE, {}).items()}
 
 
 @pytest.mark.parametrize(
@@ -649,7 +649,7 @@ def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
         disk.apply(transient_puts={key(n): encode(key(n), message)})
     disk.store.close()
     assert "the next start drops 5 transients" in truenext("check", tmp_path / "data").stdout
-    assert export(tmp_path / "data").shelf[key(0)[:5]] == transients
+    assert export(tmp_path / "data").shelf[LANE] == transients
     assert recovered_of(tmp_path / "new").redelivered_below == 100
     assert disk.open().counts == {}
     disk.store.close()
@@ -821,19 +821,41 @@ def test_a_queue_without_a_name_is_missed(data: Path) -> None:
     assert "messages are in queue 1, whose name is missing" in refused(data)
 
 
-def test_messages_out_of_order_are_not_shown(data: Path) -> None:
-    """As LMDB shows them after a flipped bit in a key."""
-    name, record = first_message(data)
-    path = data / "lmdb/data.mdb"
-    content = bytearray(path.read_bytes())
-    at = content.index(name + record)
-    content[at + len(name) - 7] ^= 1
-    path.write_bytes(content)
-    store = EmbeddedStore(data)
-    store.recover()
-    with pytest.raises(StoreError, match="stands behind"):
-        store.page(name[:5], 0, 1000)
-    store.close()
+def test_messages_out_of_order_are_not_shown(tmp_path: Path) -> None:
+    """As LMDB shows them after a flipped bit in a key, within a lane and behind its end."""
+    checkpoint = Checkpoint(tmp_path / "lmdb")
+    checkpoint.put([(key(sequence), b"record") for sequence in range(1, 10)], are_transient=False)
+    checkpoint.close()
+    path = tmp_path / "lmdb/data.mdb"
+    root, _ = pages_of(tmp_path, b"messages")
+    whole = path.read_bytes()
+    for sequence, damaged in ((3, key(1)), (9, key(8)), (9, key(9, lane_key(0, 5)))):
+        at = whole.index(key(sequence) + b"record", root * PAGE)
+        path.write_bytes(whole[:at] + damaged + whole[at + len(damaged) :])
+        checkpoint = Checkpoint(tmp_path / "lmdb")
+        with checkpoint.snapshot() as snapshot, pytest.raises(StoreError, match="stands behind"):
+            list(checkpoint.page(snapshot, LANE, 0))
+        checkpoint.close()
+
+
+def test_a_mark_that_stands_where_no_message_does_is_not_passed_over(data: Path) -> None:
+    marks: list[bytes] = []
+    rewrite(data, "marks", lambda txn, db: marks.extend(txn.cursor(db).iternext(values=False)))
+    checkpoint = Checkpoint(data / "lmdb")
+    for name in (marks[-1], marks[0]):
+        with checkpoint._env.begin(write=True) as txn:
+            txn.delete(name, db=checkpoint._messages)
+        with checkpoint.snapshot() as snapshot, pytest.raises(StoreError, match=f"{name.hex()} has a mark, and is"):
+            list(checkpoint.page(snapshot, name[:5], 0))
+    checkpoint.close()
+
+
+def test_a_key_of_another_length_is_no_message(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "lmdb")
+    checkpoint.put([(key(1), b"record"), (key(1) + b"1", b"record")], are_transient=False)
+    with checkpoint.snapshot() as snapshot, pytest.raises(StoreError, match="is damaged"):
+        list(checkpoint.page(snapshot, LANE, 0))
+    checkpoint.close()
 
 
 @pytest.mark.parametrize("is_later", [True, False])

@@ -148,8 +148,12 @@ class _Sealed:
     def clear(self, txn: lmdb.Transaction[bytes]) -> None:
         txn.drop(self._db, delete=False)
 
-    def is_empty(self, txn: lmdb.Transaction[bytes]) -> bool:
-        return not txn.stat(self._db)["entries"]
+    def behind(self, txn: lmdb.Transaction[bytes], key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """From `key` on, to the end of the database."""
+        cursor = txn.cursor(self._db)
+        if cursor.set_range(key):
+            for found, sealed in cursor:
+                yield found, self._unseal(found, sealed)
 
     def cursor(self, txn: lmdb.Transaction[bytes]) -> lmdb.Cursor[bytes]:
         return txn.cursor(self._db)
@@ -332,23 +336,31 @@ class Checkpoint:
         self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int, *, is_transient: bool
     ) -> Iterator[tuple[bytes, bytes, int, int]]:
         prefix = self._generation if is_transient else b""
-        marks = self._transient_marks if is_transient else self._marks
-        has_marks = not marks.is_empty(txn)
         cursor = txn.cursor(self._transients if is_transient else self._messages)
         last = prefix + message_key(lane, after_sequence)
-        if not cursor.set_range(prefix + message_key(lane, after_sequence + 1)):
+        first = prefix + message_key(lane, after_sequence + 1)
+        if not cursor.set_range(first):
             return
+        marks = (self._transient_marks if is_transient else self._marks).behind(txn, first)
+        mark = next(marks, None)
         lane, size = prefix + lane, len(prefix)
         for key, record in cursor.iternext():
             # Before it is taken for the end of the lane: there may be more of that behind it.
-            if key <= last:
+            if key <= last or len(key) != len(last):
                 raise damage("checkpoint", f"message {key.hex()} stands behind {last.hex()}", self._data)
+            # Each goes with its message: what damage did to one of the two is seen at the other.
+            if mark is not None and mark[0] < key:
+                raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
             if not key.startswith(lane):
                 return
             last = key
-            mark = marks.get(txn, key) if has_marks else None
-            attempts, deliveries = (0, 0) if mark is None else MARK.unpack(mark)
+            attempts, deliveries = 0, 0
+            if mark is not None and mark[0] == key:
+                attempts, deliveries = MARK.unpack(mark[1])
+                mark = next(marks, None)
             yield key[size:] if size else key, record, attempts, deliveries
+        if mark is not None:
+            raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
 
     def size(self) -> int:
         """Bytes of pages in use. The file is larger: it never shrinks."""
