@@ -79,6 +79,8 @@ class Committer:
     # ---- At once ----
 
     def _write(self, batch: Batch) -> None:
+        # A segment of the journal may go with the next batch, and with it the only copy of the history of the last one.
+        self._write_history()
         if not batch.is_empty():
             started = perf_counter()
             self._store.apply(batch)

@@ -242,8 +242,6 @@ class Checkpoint:
     def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
         """Refuse what this truenext does not understand before anything is changed."""
         meta = self._meta
-        if meta.is_empty(txn):
-            raise damage("checkpoint", "nothing is in meta", self._data)
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
         found = int.from_bytes(bare if len(bare) == FORMAT.size else meta.need(txn, b"format"))
