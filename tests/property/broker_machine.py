@@ -92,6 +92,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     ),
     "repeat_send": (3, SENDING | {"which": PICK}),
     "acknowledge": (8, ANSWERING | {"wants_receipt": YES_OR_NO}),
+    "acknowledge_and_read_on": (2, {"which": PICK, "is_written": YES_OR_NO, "is_squeezed": YES_OR_NO}),
     "refuse": (6, ANSWERING),
     "send_in_transaction": (
         3,
@@ -272,6 +273,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "unsubscribe": not self.oracle.readers,
             "repeat_send": not self._repeatable(),
             "acknowledge": not self._answerable(),
+            "acknowledge_and_read_on": not self._answerable(),
             "refuse": not self._answerable(),
             "commit": not self._open_transactions(),
             "commit_numbered": not self._open_transactions(),
@@ -393,6 +395,22 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.acknowledge(reader.peer, letter, transaction)
         if wants_receipt:
             self.ask_receipt(list(self.sessions).index(reader.peer))
+
+    def acknowledge_and_read_on(self, which: int, is_written: bool, is_squeezed: bool) -> None:
+        """The pages that are wanted then come before anything else, with or without the batch in flight; messages may
+        leave memory on the way."""
+        self.acknowledge(which, False, False, False)
+        if self.disk.in_flight is None:
+            self.take_batch()
+        self._turn()
+        if is_written and self.disk.in_flight is not None and not self.disk.is_written:
+            self.batch_is_written()
+        if self.disk.wanted:
+            self.read_page()
+        if is_squeezed and self.oracle.leave_memory:
+            self.squeeze(0.99, False)
+        self.all_pages_are_there()
+        self._turn()
 
     def refuse(self, which: int, in_transaction: bool, says_subscription: bool) -> None:
         letter = _one_of(self._answerable(), which)
@@ -804,6 +822,7 @@ class PagingMachine(BrokerMachine):
 
     CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
         "memory_limits": st.sampled_from([(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT), (6000, NO_LIMIT)]),
+        "page_size": st.sampled_from([1, 2, 4, 4, 1000]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
         "subscribe": 1,
@@ -812,7 +831,8 @@ class PagingMachine(BrokerMachine):
         "connect": 1,
         "send": 6,
         "send_in_transaction": 1,
-        "acknowledge": 8,
+        "acknowledge": 4,
+        "acknowledge_and_read_on": 8,
         "refuse": 3,
         "turn_and_take": 6,
         "turn": 2,

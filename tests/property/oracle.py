@@ -351,6 +351,10 @@ class Oracle:
             self.in_flight = self.gathering
         else:
             self.durable = self.gathering
+            for peer in self.peers:
+                # It may have had something that need not be written any more: the broker goes on with that batch.
+                if peer.may_wait_for == self.gathering and (self.leave_memory or self.is_concurrent):
+                    peer.may_wait_for += 1
         self.gathering += 1
 
     def committed(self) -> None:

@@ -664,18 +664,6 @@ def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
     patch.setattr(Paging, "_move_horizon", faulty)
 
 
-def a_page_is_taken_in_though_messages_left_memory_meanwhile(patch: Patch) -> None:
-    lower_horizon = Lane.lower_horizon
-
-    def faulty(lane: Lane) -> Entry:
-        reading = lane.reading
-        entry = lower_horizon(lane)
-        lane.reading = reading
-        return entry
-
-    patch.setattr(Lane, "lower_horizon", faulty)
-
-
 def a_lane_that_must_be_read_is_overtaken_by_lower_ones(patch: Patch) -> None:
     _change_give_out(patch, lambda lane, takers, goes_on: goes_on or bool(takers))
 

@@ -1,0 +1,77 @@
+"""Which page may still be taken in after messages have left memory?"""
+
+import pytest
+
+from truenext.commands import Ack, AckMode, Subscribe
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.lane import Entry, Lane
+from truenext.engine.paging import Found, PageRead, Read
+from truenext.errors import StoreError
+from truenext.message import Message
+from truenext.policy import Policy
+
+LARGE = 1 << 30
+STORED = range(1, 11)
+
+
+def page(read: Read) -> PageRead:
+    """What a store with the messages of STORED has to say."""
+    behind = [sequence for sequence in STORED if sequence > read.after_sequence]
+    message = [Message(4, True, 0, b"content-length:0\n", b"") for _ in behind]
+    found = [Found(sequence, each, 0, 0) for sequence, each in zip(behind, message, strict=True)][: read.limit]
+    return PageRead(found, 0, len(found) == len(behind))
+
+
+def order_of_dispatch() -> list[int]:
+    """One consumer takes what is stored, one by one; once, memory is short while the next page is being read."""
+    engine = Engine(memory_limit=LARGE, policy=Policy(page_size=4))
+    queue = engine.restore_queue(1, "a")
+    engine.restore_lane(queue, 5, len(STORED))
+    engine.start()
+    batch = engine.take_batch()
+    assert batch is not None
+    engine.committed(batch)
+    session = engine.connect("s")
+    engine.subscribe(session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
+    order: list[int] = []
+    wanted: list[Read] = []
+    was_short = False
+    for _ in range(50):
+        effects = engine.turn()
+        wanted += effects.reads
+        order += [entry.sequence for entries in effects.deliveries.values() for entry in entries]
+        if wanted and order and not was_short:
+            # Read ahead, while there are still messages in memory.
+            was_short = True
+            engine.memory.limit = 0
+            engine.relieve()
+            engine.memory.limit = LARGE
+        for read in wanted:
+            engine.page_read(read, page(read))
+        wanted.clear()
+        engine.taken(session)
+        for consumer in session.consumers.values():
+            for sequence in list(consumer.held):
+                engine.acknowledge(session, Ack("0", sequence))
+    assert was_short
+    return order
+
+
+def test_a_page_is_not_taken_in_if_messages_before_it_left_memory_meanwhile() -> None:
+    assert order_of_dispatch() == list(STORED)
+
+
+def test_that_is_noticed_where_the_page_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower_horizon = Lane.lower_horizon
+
+    def faulty(lane: Lane) -> Entry:
+        reading = lane.reading
+        entry = lower_horizon(lane)
+        lane.reading = reading
+        return entry
+
+    monkeypatch.setattr(Lane, "lower_horizon", faulty)
+    # The lane's end shows that one is missing.
+    with pytest.raises(StoreError, match="differ by 1"):
+        order_of_dispatch()
