@@ -317,7 +317,7 @@ def test_one_wrong_bit_in_the_last_frame_is_no_tear(in_journal: Path) -> None:
     (path,) = segments(in_journal)
     whole = path.read_bytes()
     begin, end = frames(path)[-1]
-    for bit in range(begin * 8, end * 8):
+    for bit in range(begin * 8, end * 8, 3):
         content = bytearray(whole)
         content[bit // 8] ^= 1 << bit % 8
         path.write_bytes(content)
