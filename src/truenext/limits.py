@@ -81,6 +81,9 @@ WAITING_ANSWER_BYTES = 500
 LAZY_COMMIT_SECONDS = 0.025
 """Longest time a batch that nobody waits for gathers before it is written."""
 
+HISTORY_SECONDS = 0.05
+"""Longest time in which history of what is durable is not in its file yet."""
+
 WRITE_AT_ONCE_BYTES_MAX = 64 * 1024
 """Bytes of a batch, at most, that the event loop writes itself."""
 

@@ -264,6 +264,29 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
     assert read_folder(tmp_path) == told.events()
 
 
+def test_what_was_appended_can_be_read_once_it_is_flushed_or_synced_or_much(tmp_path: Path) -> None:
+    told = busy(random.Random(1))
+    history = History(tmp_path)
+    history.append(told.chunks[0])
+    history.append(told.chunks[1])
+    assert read_folder(tmp_path) == []
+    history.flush()
+    first_two = read_folder(tmp_path)
+    assert first_two == told.events()[: len(first_two)] != []
+    history.append(told.chunks[2])
+    assert read_folder(tmp_path) == first_two
+    history.sync()
+    assert len(read_folder(tmp_path)) > len(first_two)
+    for chunk in told.chunks[3:]:
+        history.append(chunk)
+    account = Account(run=1, first_event=len(told.events()) + 1)
+    for batch in range(10_000):
+        account.committed(batch)
+    history.append(account.take())
+    assert len(read_folder(tmp_path)) == len(told.events()) + 10_000
+    history.close()
+
+
 def test_a_run_begins_a_file_and_goes_on_counting(tmp_path: Path) -> None:
     first = busy(random.Random(1))
     write(tmp_path, first).close()

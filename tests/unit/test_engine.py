@@ -1,19 +1,22 @@
 """Do the corners that a review of the engine found stay mended?"""
 
+from sys import maxsize
+
 import pytest
 
-from truenext.commands import Ack, AckMode, Begin, Nack, Send, Subscribe
+from truenext.answers import Receipt
+from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.session import Session
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SEQUENCE_BLOCK, TRANSACTION_MESSAGES_MAX
 from truenext.message import Message
-from truenext.policy import Policy
+from truenext.policy import Policy, StoreAndDispatch
 
 
-def started() -> Engine:
-    engine = Engine()
+def started(memory_limit: int = maxsize, **policy: object) -> Engine:
+    engine = Engine(memory_limit=memory_limit, policy=Policy(**policy))  # type: ignore[arg-type]
     engine.start()
     commit(engine)
     return engine
@@ -25,8 +28,16 @@ def commit(engine: Engine) -> None:
     engine.committed(batch)
 
 
-def send(engine: Engine, session: Session, address: str = "/queue/a", **numbered: object) -> None:
-    message = Message(4, False, 0, b"content-length:0\n", b"")
+def send(
+    engine: Engine,
+    session: Session,
+    address: str = "/queue/a",
+    *,
+    persistent: bool = False,
+    body: bytes = b"",
+    **numbered: object,
+) -> None:
+    message = Message(4, persistent, 0, b"content-length:%d\n" % len(body), body)
     engine.send(session, Send(parse(address, session.id), message, **numbered))  # type: ignore[arg-type]
 
 
@@ -95,12 +106,89 @@ def test_all_that_a_cumulative_answer_covers_counts_towards_the_limit_of_a_trans
 
 
 def test_a_nack_that_dead_letters_wakes_its_queue() -> None:
-    engine = started()
-    engine._policy = Policy(attempts_max=1)
+    engine = started(attempts_max=1)
     session = engine.connect("s")
     engine.subscribe(session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
     send(engine, session)
     send(engine, session)
     (first,) = dispatched(engine)
     engine.refuse(session, Nack("0", first))
+    assert dispatched(engine) == [first + 1]
+
+
+def test_a_receipt_leaves_although_the_write_that_it_waits_for_was_cancelled() -> None:
+    """Nothing is left to write then, and once nobody came to say so."""
+    engine = started(store_and_dispatch=StoreAndDispatch.CONCURRENT)
+    session = engine.connect("s")
+    subscribe(engine, session, mode=AckMode.INDIVIDUAL)
+    for receipt in ("the queue is new to the store", "r"):
+        send(engine, session, persistent=True)
+        engine.answer(session, Receipt(receipt))
+        (sequence,) = dispatched(engine)
+        engine.acknowledge(session, Ack("0", sequence))
+        if receipt != "r":
+            commit(engine)
+            engine.turn()
+    assert engine.is_batch_awaited
+    batch = engine.take_batch()
+    assert batch is not None
+    assert batch.is_empty()
+    engine.committed(batch)
+    assert engine.turn().answers == [(session, Receipt("r"))]
+
+
+def test_a_queue_that_could_not_shrink_before_a_write_was_durable_shrinks_when_it_is() -> None:
+    """Nothing new has to come for that."""
+    limit = 2000
+    engine = started(queue_memory_limit=limit, store_and_dispatch=StoreAndDispatch.CONCURRENT)
+    session = engine.connect("s")
+    subscribe(engine, session, mode=AckMode.INDIVIDUAL)
+    for _ in range(5):
+        send(engine, session, persistent=True, body=b"." * 500)
+    assert len(dispatched(engine)) == 5
+    (queue,) = engine.queues()
+    engine.relieve()
+    assert queue.resident > limit
+    commit(engine)
+    engine.relieve()
+    assert queue.resident <= limit
+
+
+@pytest.mark.parametrize("end", [Abort, Commit])
+def test_what_comes_back_from_a_transaction_can_leave_memory_at_once(end: type[Abort] | type[Commit]) -> None:
+    """It was in vain to look for what can leave while the transaction had everything; that is not so any more."""
+    limit = 4000
+    engine = started(memory_limit=limit, attempts_max=2)
+    session = engine.connect("s")
+    subscribe(engine, session, mode=AckMode.INDIVIDUAL)
+    for _ in range(5):
+        send(engine, session, persistent=True, body=b"." * 1000)
+    commit(engine)
+    held = dispatched(engine)
+    engine.taken(session)
+    engine.begin(session, Begin("t"))
+    for sequence in held:
+        engine.refuse(session, Nack("0", sequence, "t"))
+    engine.relieve()
+    assert engine.memory.used > limit
+    session.consumers["0"].window = 0
+    action = engine.abort if end is Abort else engine.commit
+    action(session, end("t"))  # type: ignore[arg-type]
+    engine.turn()
+    engine.relieve()
+    assert engine.memory.used <= limit
+
+
+def test_a_commit_that_takes_only_transients_away_is_visible_at_once_though_the_store_has_them() -> None:
+    engine = started(memory_limit=1)
+    session = engine.connect("s")
+    engine.subscribe(session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
+    send(engine, session)
+    (first,) = dispatched(engine)
+    engine.relieve()
+    assert session.consumers["0"].held[first].stored is not None
+    engine.begin(session, Begin("t"))
+    engine.acknowledge(session, Ack("0", first, "t"))
+    send(engine, session, transaction="t")
+    engine.commit(session, Commit("t"))
     assert dispatched(engine) == [first + 1]

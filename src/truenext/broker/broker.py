@@ -271,10 +271,16 @@ class Broker:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._is_turn_due = False
         self._control_answers.clear()
-        if self.failure.done():
-            return
+        # What this turn itself makes possible does not ask for another: that is decided at its end.
+        self._is_turn_due = True
+        if not self.failure.done():
+            self._take_turn()
+        self._is_turn_due = False
+        if self._engine.has_work and not self.failure.done():
+            self._schedule_turn()
+
+    def _take_turn(self) -> None:
         engine = self._engine
         engine.tick(self._clock_us())
         # The disk first: it works while we write to sockets.
@@ -300,8 +306,6 @@ class Broker:
         for session in engine.relieve():
             peers[session].cut("does not read what waits in its temporary queues")
         self._commit()
-        if engine.has_work:
-            self._schedule_turn()
 
     def _answer(self, answers: list[tuple[Session, Answer]]) -> dict[Peer, None]:
         """Those to whom something was said, and whose flush is due."""

@@ -8,7 +8,7 @@ the write. Source: docs/decisions/0016-small-batches-at-once.md
 """
 
 import threading
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
 from queue import SimpleQueue
 from time import perf_counter
@@ -16,7 +16,7 @@ from time import perf_counter
 from truenext.batch import Batch
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import History
-from truenext.limits import WRITE_AT_ONCE_BYTES_MAX, WRITE_AT_ONCE_SECONDS_MAX
+from truenext.limits import HISTORY_SECONDS, WRITE_AT_ONCE_BYTES_MAX, WRITE_AT_ONCE_SECONDS_MAX
 from truenext.store.store import Store
 
 WEIGHT = 0.1
@@ -46,8 +46,7 @@ class Committer:
         """It has nothing to write, not even history."""
         self._seconds = 0.0
         """How long a small write takes, on average."""
-        self._unwritten: list[bytes] = []
-        """History of batches that were written at once."""
+        self._flush_due: TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="truenext-store", daemon=True)
         self._thread.start()
 
@@ -64,7 +63,6 @@ class Committer:
         ):
             self._write(batch)
             return True
-        self._write_history()
         self.is_busy = True
         self._is_thread_idle = False
         self._handed_over.put(batch)
@@ -72,33 +70,46 @@ class Committer:
 
     def close(self) -> None:
         """End the thread, behind what it is doing."""
+        if self._flush_due is not None:
+            self._flush_due.cancel()
         self._handed_over.put(None)
         self._thread.join()
-        self._write_history()
 
     # ---- At once ----
 
     def _write(self, batch: Batch) -> None:
-        # A segment of the journal may go with the next batch, and with it the only copy of the history of the last one.
-        self._write_history()
         if not batch.is_empty():
             started = perf_counter()
             self._store.apply(batch)
             self._seconds += WEIGHT * (perf_counter() - started - self._seconds)
-        if self._history is not None and batch.history:
-            # Later: nobody has to wait for that, what must not be lost of it is in the batch.
-            if not self._unwritten:
-                self._loop.call_soon(self._write_history)
-            self._unwritten.append(batch.history)
-
-    def _write_history(self) -> None:
-        unwritten, self._unwritten = self._unwritten, []
+        self._note(batch)
         if self._history is not None:
-            try:
-                for chunk in unwritten:
-                    self._history.append(chunk)
-            except TruenextError as error:
-                self._failed(error)
+            self._flush_later()
+
+    # ---- History ----
+
+    def _note(self, batch: Batch) -> None:
+        if self._history is not None:
+            self._history.append(batch.history)
+            if batch.is_empty():
+                # The store does not have it either.
+                self._history.flush()
+
+    def _flush_later(self) -> None:
+        """Those who read the files can wait a moment: what the history lacks is in the store's journal."""
+        if self._flush_due is None:
+            self._flush_due = self._loop.call_later(HISTORY_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = None
+        assert self._history is not None
+        try:
+            self._history.flush()
+        except TruenextError as error:
+            self._failed(error)
+            return
+        if not self._is_thread_idle:
+            self._flush_later()
 
     # ---- On the thread ----
 
@@ -111,8 +122,7 @@ class Committer:
                     if batch.size <= WRITE_AT_ONCE_BYTES_MAX:
                         self._seconds += WEIGHT * (perf_counter() - started - self._seconds)
                 self._loop.call_soon_threadsafe(self._done, batch)
-                if self._history is not None:
-                    self._history.append(batch.history)
+                self._note(batch)
                 self._is_thread_idle = True
             except Exception as error:
                 failure = error if isinstance(error, TruenextError) else StoreError(f"the store failed: {error!r}")
@@ -121,4 +131,6 @@ class Committer:
 
     def _done(self, batch: Batch) -> None:
         self.is_busy = False
+        if self._history is not None:
+            self._flush_later()
         self._committed(batch)

@@ -9,6 +9,7 @@ Temporary queues are not accounted for: they are the private business of one con
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
 from typing import TYPE_CHECKING, cast
@@ -41,6 +42,11 @@ _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED = (
 )
 BLOCK_US_MAX = 500
 """Longest time in microseconds over which events share a block, and with it their time."""
+
+_ONE = struct.Struct(BLOCK.format + "Q")
+_ONE_ACCEPTED = struct.Struct(_ONE.format + "IB")
+_ONE_DISPATCHED = struct.Struct(_ONE.format + "II")
+_ONE_RETURNED = struct.Struct(_ONE.format + "I")
 
 _FAILED, _RELEASED = REASONS.index("failed"), REASONS.index("released")
 _MODE = {mode: MODES.index(mode.value) for mode in AckMode}
@@ -202,6 +208,10 @@ class Account:
         if not entries:
             return
         count = len(entries)
+        if count == 1:
+            self._next_event += 1
+            self._add(self._block_of_one(kind, entries.pop()))
+            return
         block = BLOCK.pack(kind, self._code, count, self._queue, self._other, self._opened_us)
         columns = _column("Q", [entry.sequence for entry in entries])
         if kind == _ACCEPTED:
@@ -218,6 +228,19 @@ class Account:
         self.entries = []
         self._next_event += count
         self._add(block + columns)
+
+    def _block_of_one(self, kind: int, entry: Entry) -> bytes:
+        """As below, at a third of the cost: one message at a time makes three of these for each."""
+        head = (kind, self._code, 1, self._queue, self._other, self._opened_us, entry.sequence)
+        if kind == _ACCEPTED:
+            message = cast("Message", entry.message)
+            flags = message.priority + PERSISTENT_FLAG * message.persistent
+            return _ONE_ACCEPTED.pack(*head, len(message.body), flags)
+        if kind == _DISPATCHED:
+            return _ONE_DISPATCHED.pack(*head, self._consumers.pop(), entry.deliveries)
+        if kind == _RETURNED:
+            return _ONE_RETURNED.pack(*head, entry.attempts)
+        return _ONE.pack(*head)
 
     def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
         self._close()

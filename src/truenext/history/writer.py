@@ -2,8 +2,8 @@
 
     history/0000000000000001.history     named by its first event; events.py has its bytes
 
-What is appended is safe from a crash of the broker at once, and from one of the machine once it is synced. Until then
-the store's journal has what must not be lost; `restore` brings it back.
+What is appended is safe from a crash of the broker once it is flushed, and from one of the machine once it is synced.
+Until then the store's journal has what must not be lost; `restore` brings it back.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from truenext.history.files import Chunk
 
 
+UNWRITTEN_BYTES_MAX = 64 * 1024
+"""What is appended is written when it is so much, without `flush`."""
+
+
 class History:
-    """`append` is for one thread, `sync` for any."""
+    """`append` is for one thread, `flush` and `sync` for any."""
 
     def __init__(self, folder: Path, *, file_ended: Callable[[], None] | None = None) -> None:
         """`file_ended` is told, on the thread that appends, of every file that will not grow any more.
@@ -35,6 +39,9 @@ class History:
         self._file_ended = file_ended
         self._file = -1
         self._file_change = Lock()
+        self._unwritten: list[bytes] = []
+        self._unwritten_bytes = 0
+        self._appending = Lock()
         self._next_event = 1
         self._last_run = 0
         try:
@@ -65,35 +72,63 @@ class History:
         return self._last_run + 1, self._next_event
 
     def append(self, chunk: bytes) -> None:
-        """Write what `Account.take` gave; it is not durable yet.
+        """Take what `Account.take` gave; it is in the file after `flush`, and durable after `sync`.
 
         Raises: HistoryError
         """
         if not chunk:
             return
         try:
-            whole = chunk_at(memoryview(chunk), 0) if self._file < 0 or _begins_file(chunk) else None
-            if whole is not None:
-                self._begin_file(whole)
-            _write(self._file, chunk)
+            with self._appending:
+                whole = chunk_at(memoryview(chunk), 0) if self._file < 0 or _begins_file(chunk) else None
+                if whole is not None:
+                    self._write()
+                    self._begin_file(whole)
+                self._unwritten.append(chunk)
+                self._unwritten_bytes += len(chunk)
+                if self._unwritten_bytes >= UNWRITTEN_BYTES_MAX:
+                    self._write()
         except OSError as error:
-            raise HistoryError(
-                f"cannot write the history in {self._folder}: {error}; make room or check the disk, then start the "
-                "broker again (--no-history runs it without)"
-            ) from error
+            raise self._failure(error) from error
+
+    def flush(self) -> None:
+        """All that was appended before can be read in the file when this returns. Raises: HistoryError"""
+        try:
+            with self._appending:
+                self._write()
+        except OSError as error:
+            raise self._failure(error) from error
 
     def sync(self) -> None:
         """All that was appended before is durable when this returns. Raises: OSError"""
+        with self._appending:
+            self._write()
+        # Whoever appends does not have to wait for the disk.
         with self._file_change:
             if self._file >= 0:
                 os.fdatasync(self._file)
 
     def close(self) -> None:
-        with self._file_change:
+        """Raises: OSError"""
+        with self._appending, self._file_change:
+            self._write()
             if self._file >= 0:
                 os.fdatasync(self._file)
                 os.close(self._file)
             self._file = -1
+
+    def _write(self) -> None:
+        if self._unwritten:
+            content = b"".join(self._unwritten)
+            self._unwritten.clear()
+            self._unwritten_bytes = 0
+            _write(self._file, content)
+
+    def _failure(self, error: OSError) -> HistoryError:
+        return HistoryError(
+            f"cannot write the history in {self._folder}: {error}; make room or check the disk, then start the broker "
+            "again (--no-history runs it without)"
+        )
 
     def _go_on_with(self, path: Path) -> None:
         """Cut what a crash left of a chunk, and go on behind it."""
