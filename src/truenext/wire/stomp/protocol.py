@@ -9,6 +9,7 @@ that decides over a frame's turn is in TRANSITIONS; what a frame *means* is deci
 
 from enum import Enum
 
+from truenext.commands import Ack
 from truenext.errors import LocalProtocolError, RemoteProtocolError
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode
@@ -88,6 +89,10 @@ class Protocol:
         Raises: RemoteProtocolError if the bytes are not STOMP.
         """
         return self._decoder.receive(data)
+
+    def receive_with_acks(self, data: bytes) -> list[Frame | Ack]:
+        """The same, but most acknowledgements come as the commands that they are."""
+        return self._decoder.receive_with_acks(data)
 
     def check(self, frame: Frame) -> None:
         """Take note of a frame from the peer. May be left out for a frame in `steady`.

@@ -135,9 +135,15 @@ class StompServer:
         requests = REQUESTS
         steady = protocol.steady
         self.receipt_in_question = None
-        while frames := protocol.receive(data):
+        while frames := protocol.receive_with_acks(data):
             data = b""
             for frame in frames:
+                if isinstance(frame, Ack):
+                    self.receipt_in_question = None
+                    if "ACK" not in steady:
+                        protocol.check(Frame("ACK", {}))
+                    yield frame
+                    continue
                 receipt = self.receipt_in_question = frame.headers.get("receipt")
                 if frame.command not in steady:
                     protocol.check(frame)
