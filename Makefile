@@ -60,7 +60,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench --floor
 	$(BIN)/python -m bench.audit
 
-bench-backlog: .venv/spark ## Ten million messages that wait: speed, memory, restart; needs 30 GB of disk and about an hour (BACKLOG="--dir DIR" for another disk)
+bench-backlog: .venv/spark ## Ten million messages that wait: speed, memory, restart; needs 30 GB of disk and a quarter of an hour (BACKLOG="--dir DIR" for another disk)
 	$(BIN)/python -m bench.backlog $(BACKLOG)
 
 lock: ## Write the lock files anew (needs a network)
