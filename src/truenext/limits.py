@@ -115,6 +115,9 @@ MEMORY_LIMIT = 256 * 1024 * 1024
 MEMORY_LIMIT_MIN = 128 * 1024 * 1024
 """The least that can be asked for: the broker itself takes about half of it."""
 
+DISK_LIMIT_MIN = 1024 * 1024 * 1024
+"""The least that can be asked for: up to half of it is the journal, before anything of it moves."""
+
 PAGE_SIZE = 1000
 """Messages read from the store at a time."""
 

@@ -296,7 +296,7 @@ def test_what_stands_behind_a_damaged_frame_counts_and_the_frame_does_not(
     spoil(path, begin + 4, end)
     assert check(in_journal) == [
         f"journal/{path.name}: bytes {begin} to {end - 1} cannot be read, and a good frame follows",
-        f"journal/{path.name}: frames {frame + 1} to {frame + 1} are missing in front of byte {end}",
+        f"journal/{path.name}: frame {frame + 1} is missing in front of byte {end}",
     ]
     assert shown(export(in_journal)) == left
     recovered = recovered_of(in_journal.parent / "new")

@@ -49,7 +49,7 @@ def test_the_status_says_what_waits_and_what_is_in_memory(own_broker: BrokerProc
     assert (memory["leaving"], memory["unsent"]) == (0, 0)
     printed = status(own_broker.port)
     assert printed.returncode == 0
-    assert re.search(r"6 waiting in 1 queues, 10 in memory", printed.stdout)
+    assert re.search(r"6 waiting in 1 queue, 10 in memory", printed.stdout)
     assert re.search(r"^stuck +none$", printed.stdout, re.MULTILINE)
 
 

@@ -152,12 +152,11 @@ def status(url: str) -> None:
         raise Unasked(error) from error
     memory = facts["memory"]
     held_in = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
-    click.echo(
-        f"messages   {facts['waiting']:,} waiting in {facts['queues']:,} queues, {facts['in_memory']:,} in memory"
-    )
+    of_queues = f"{facts['queues']:,} queue{'s' if facts['queues'] != 1 else ''}"
+    click.echo(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     click.echo(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
-    click.echo(f"disk       {facts['room']} room, {facts['page_reads']:,} page reads under way")
+    click.echo(f"disk       room: {facts['room']}; {facts['page_reads']:,} page reads under way")
     for stuck in facts["stuck"]:
         click.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
     if facts["stuck"]:

@@ -15,7 +15,7 @@ from truenext.cli.serve import serve as run_broker
 from truenext.cli.size import Size, said
 from truenext.cli.store import store
 from truenext.errors import TruenextError
-from truenext.limits import MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE
+from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE
 from truenext.policy import Policy, StoreAndDispatch, WhenFull
 from truenext.url import DEFAULT_URL
 
@@ -64,7 +64,7 @@ def main() -> None:
 )
 @click.option(
     "--disk-limit",
-    type=Size(),
+    type=Size(DISK_LIMIT_MIN),
     help="What messages may take on disk, the history apart; by default what the disk has, but for a reserve.",
 )
 @click.option(

@@ -338,7 +338,8 @@ class Salvage:
                 number, payload = _frame(content, offset, segment, salt, last)
                 assert payload is not None, "it was found there"
             if last is not None and number != last + 1:
-                self._found(name, f"frames {last + 1} to {number - 1} are missing in front of byte {offset}")
+                missing = f"frame {last + 1} is" if number == last + 2 else f"frames {last + 1} to {number - 1} are"
+                self._found(name, f"{missing} missing in front of byte {offset}")
             last = number
             self._take_batch(payload, segment, offset + FRAME.size, name)
             offset += FRAME.size + len(payload)
