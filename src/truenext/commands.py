@@ -35,6 +35,12 @@ class Subscribe(msgspec.Struct, gc=False):
     mode: AckMode
     window: int | None = None
     """Messages; None leaves it to the broker."""
+    priority: int = 0
+    """Consumer priority, -127 to 127: while several have credit, a message goes to the highest."""
+    is_exclusive: bool = False
+    """While it is there nobody else gets messages of the queue."""
+    has_express: bool = False
+    """It sorts what it holds: something more urgent may come to it beyond its window."""
 
 
 class Unsubscribe(msgspec.Struct, gc=False):

@@ -56,7 +56,11 @@ PRODUCER_NUMBER_MAX = 2**63 - 1
 """Largest number of a repeated send: it is stored in eight bytes."""
 
 WINDOW_DEFAULT = 1000
-"""Messages a consumer may hold unacknowledged when it names no window: ActiveMQ's default."""
+"""Messages a consumer may hold that names no window and acknowledges cumulatively, and the most that an automatic
+window grows to: ActiveMQ's default."""
+
+CONSUMER_PRIORITY_MAX = 127
+"""Highest consumer priority, and lowest with a minus: ActiveMQ's."""
 
 WINDOW_MAX = 32_767
 """Largest window a consumer may ask for, in messages; a larger wish gets this much. One cumulative NACK can give back

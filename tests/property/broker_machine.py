@@ -63,7 +63,12 @@ SUBSCRIBING = {
     "queue": st.sampled_from(["a"] * 6 + ["b", "DLQ.a"]),
     "mode": st.sampled_from([AckMode.CLIENT] * 2 + [AckMode.INDIVIDUAL] * 2 + [AckMode.AUTO]),
     "window": st.sampled_from([1, 1, 2, 3, 4, None]),
+    "priority": st.sampled_from([0] * 6 + [5, -5]),
+    "is_exclusive": st.sampled_from([False] * 9 + [True]),
+    "has_express": st.sampled_from([False, False, True]),
 }
+PLAIN = {"priority": 0, "is_exclusive": False, "has_express": False}
+"""A subscription like most."""
 ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "connect": (1, {}),
     "subscribe": (2, SUBSCRIBING),
@@ -107,6 +112,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "repeat_commit": (1, {"who": PICK, "which": PICK, "says_all_again": YES_OR_NO}),
     "commit_what_is_neither_open_nor_recorded": (1, {"who": PICK, "producer": PRODUCER}),
     "abort": (2, {"which": PICK}),
+    "stretch_windows": (1, {"milliseconds": st.sampled_from([0, 1000, 20_000])}),
     "advance": (2, {"milliseconds": st.sampled_from([1, 1, 5, 5, 20, 20, 3 * DAY_MS])}),
     "turn": (4, {}),
     "turn_and_take": (6, {}),
@@ -127,9 +133,6 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "restart": (1, {}),
 }
 """What may happen, how often relative to the rest, and with what."""
-WITH_ARGUMENTS = {
-    name: st.tuples(st.just(name), st.fixed_dictionaries(arguments)) for name, (_, arguments) in ACTIONS.items()
-}
 RARE = sorted(name for name, (weight, _) in ACTIONS.items() if weight <= 2)
 
 T = TypeVar("T")
@@ -150,6 +153,8 @@ class BrokerMachine(RuleBasedStateMachine):
     ARE_NARROW: ClassVar[list[bool]] = [False, False, True]
     WINDOW_MAX: ClassVar[int | None] = None
     """Of all subscriptions."""
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {}
+    """Of actions, where they are not as in ACTIONS."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +175,11 @@ class BrokerMachine(RuleBasedStateMachine):
         is_narrow=st.runner().flatmap(lambda machine: st.sampled_from(machine.ARE_NARROW)),
         attempts_max=st.sampled_from([1, 2, 1, 3]),
         never=st.sets(st.sampled_from(RARE), max_size=len(RARE)),
-        readers=st.lists(st.fixed_dictionaries(SUBSCRIBING), min_size=1, max_size=4),
+        readers=st.runner().flatmap(
+            lambda machine: st.lists(
+                machine._with_arguments("subscribe").map(lambda pair: pair[1]), min_size=1, max_size=4
+            )
+        ),
     )
     def start(
         self,
@@ -298,7 +307,11 @@ class BrokerMachine(RuleBasedStateMachine):
                 for _ in range(self.WEIGHTS[name])
             ]
             or ["connect"]
-        ).flatmap(WITH_ARGUMENTS.__getitem__)
+        ).flatmap(self._with_arguments)
+
+    @classmethod
+    def _with_arguments(cls, name: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+        return st.tuples(st.just(name), st.fixed_dictionaries(ACTIONS[name][1] | cls.ARGUMENTS.get(name, {})))
 
     # Connections and subscriptions ------------------------------------------------------------------------------------
 
@@ -307,16 +320,27 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f'{name} = engine.connect("{name}")')
         self.sessions[self.oracle.connect(name)] = self.engine.connect(name)
 
-    def subscribe(self, who: int, queue: str, mode: AckMode, window: int | None) -> None:
+    def subscribe(
+        self,
+        who: int,
+        queue: str,
+        mode: AckMode,
+        window: int | None,
+        priority: int,
+        is_exclusive: bool,
+        has_express: bool,
+    ) -> None:
         peer, session = self._peer(who)
         used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
         name = min({f"c{number}" for number in range(READERS_MAX)} - used)
         destination = parse(f"/queue/{queue}", session.id)
         if self.WINDOW_MAX is not None:
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
-        note(f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}))')
-        self.engine.subscribe(session, Subscribe(name, destination, mode, window))
-        self.oracle.subscribe(peer, name, queue, mode, window)
+        has_express &= mode is AckMode.INDIVIDUAL
+        extras: dict[str, Any] = {"priority": priority, "is_exclusive": is_exclusive, "has_express": has_express}
+        note(f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}, **{extras}))')
+        self.engine.subscribe(session, Subscribe(name, destination, mode, window, **extras))
+        self.oracle.subscribe(peer, name, queue, mode, window, **extras)
 
     def unsubscribe(self, which: int) -> None:
         reader = _one_of(self.oracle.readers, which)
@@ -524,6 +548,12 @@ class BrokerMachine(RuleBasedStateMachine):
     def advance(self, milliseconds: int) -> None:
         self._set_time(self.oracle.now_ms + milliseconds)
 
+    def stretch_windows(self, milliseconds: int) -> None:
+        """Who has kept a full window for so long gets a larger one."""
+        self.advance(milliseconds)
+        note("engine.stretch_windows()")
+        self.engine.stretch_windows()
+
     def turn(self) -> None:
         """A turn whose messages the sockets do not take yet."""
         self._turn()
@@ -695,7 +725,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 self._restart()
             all_queues = ("a", "b", "DLQ.a", "DLQ.b")
             self._connect_all(
-                [{"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} for each in all_queues]
+                [{"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} | PLAIN for each in all_queues]
             )
             self.settle()
             self._audit()
@@ -706,6 +736,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Returns: whether anything came of it."""
         note("engine.turn()")
         effects = self.engine.turn()
+        self._learn_windows()
         names = {(reader.peer.name, reader.subscription): reader for reader in self.oracle.readers}
         dispatched: dict[Reader, list[Seen]] = {}
         for consumer, entries in effects.deliveries.items():
@@ -722,6 +753,15 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}")
         self.oracle.check_turn(dispatched, answered, reading)
         return any(effects)
+
+    def _learn_windows(self) -> None:
+        """The size of an automatic window is the broker's own affair, within limits."""
+        for reader in self.oracle.readers:
+            consumer = self.sessions[reader.peer].consumers[reader.subscription]
+            if consumer.auto is not None:
+                reader.window, reader.is_stretched = consumer.window, consumer.auto.is_stretched
+                if not 1 < consumer.window <= 1000:
+                    raise Disagreement(f"{reader} has an automatic window of {consumer.window}")
 
     def _compare_store(self) -> None:
         """A crash now: what would be found, and would it be what the contract promises?"""
@@ -860,6 +900,37 @@ class StarvedMachine(BrokerMachine):
         "page_size": st.just(1),
     }
     WINDOW_MAX = 1
+
+
+class WindowsMachine(BrokerMachine):
+    """Consumers whose windows the broker chooses, and that have asked for the express lane; nothing leaves memory."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.just((NO_LIMIT, NO_LIMIT)),
+        "page_size": st.just(1000),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
+        "send": 12,
+        "acknowledge": 12,
+        "stretch_windows": 6,
+        "turn_and_take": 12,
+        "all_becomes_durable": 8,
+        "crash": 0,
+        "restart": 0,
+        "squeeze": 0,
+        "relieve": 0,
+        "settle": 0,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "subscribe": {
+            "queue": st.just("a"),
+            "mode": st.sampled_from([AckMode.INDIVIDUAL] * 5 + [AckMode.CLIENT]),
+            "window": st.sampled_from([None, None, None, 1, 2, 3]),
+            "has_express": st.sampled_from([True, True, False]),
+        },
+        "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 12]), "is_big": st.just(False)},
+        "disconnect": {"is_clean": st.just(True)},
+    }
 
 
 def _one_of(things: list[T], which: int) -> T:

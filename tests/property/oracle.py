@@ -6,6 +6,7 @@ for each question. Section names in comments are those of docs/contract.md.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from truenext.commands import AckMode
 
@@ -95,6 +96,13 @@ class Reader:
     window: int | None
     waiting_since: int
     """The step of its last dispatch, or of its SUBSCRIBE."""
+    priority: int = 0
+    is_exclusive: bool = False
+    has_express: bool = False
+    is_stretched: bool = False
+    """Its window is automatic and has doubled since anything came; told by the broker, as is the window."""
+    acknowledged_at: int = 0
+    """The step of its last acknowledgement."""
 
     def __repr__(self) -> str:
         return f"{self.peer.name}/{self.subscription}({self.queue},{self.mode.value},{self.window})"
@@ -220,8 +228,20 @@ class Oracle:
         self.peers.append(peer)
         return peer
 
-    def subscribe(self, peer: Peer, subscription: str, queue: str, mode: AckMode, window: int | None) -> Reader:
-        reader = Reader(peer, subscription, queue, mode, window, self._next_step())
+    def subscribe(
+        self,
+        peer: Peer,
+        subscription: str,
+        queue: str,
+        mode: AckMode,
+        window: int | None,
+        *,
+        priority: int = 0,
+        is_exclusive: bool = False,
+        has_express: bool = False,
+    ) -> Reader:
+        step = self._next_step()
+        reader = Reader(peer, subscription, queue, mode, window, step, priority, is_exclusive, has_express)
         self.readers.append(reader)
         return reader
 
@@ -245,6 +265,8 @@ class Oracle:
 
     def acknowledge(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
         covered = self.covered(letter)
+        assert letter.holder is not None
+        letter.holder.acknowledged_at = self._next_step()
         if transaction is not None:
             work = peer.transactions[transaction]
             for each in covered:
@@ -447,12 +469,14 @@ class Oracle:
 
     def has_credit(self, reader: Reader) -> bool:
         # True next: fewer unacknowledged messages than its window, and its connection has room for more bytes.
+        return self.has_room(reader) and (reader.window is None or len(self.unacknowledged(reader)) < reader.window)
+
+    def has_room(self, reader: Reader) -> bool:
         if reader.peer.unsent >= ROOM_BYTES:
             return False
         sockets_max = self.sockets_max
-        if sockets_max is not None and reader.peer.unsent and sum(peer.unsent for peer in self.peers) > sockets_max:
-            return False
-        return reader.window is None or len(self.unacknowledged(reader)) < reader.window
+        are_full = sockets_max is not None and sum(peer.unsent for peer in self.peers) > sockets_max
+        return not (are_full and reader.peer.unsent)
 
     def is_expired(self, letter: Letter) -> bool:
         # Expiry: its time has come.
@@ -491,18 +515,43 @@ class Oracle:
 
     def next_dispatch(self, queue: str) -> tuple[Letter, Reader] | None:
         """The only legal next dispatch of one queue, None if there must not be any."""
-        offers = []
-        for reader in self.readers:
-            if reader.queue == queue and self.has_credit(reader):
+        takers = self.takers(queue)
+        offers: list[tuple[tuple[Any, ...], Letter, Reader]] = []
+        for reader in takers:
+            letter = self.true_next(reader) if self.has_credit(reader) else None
+            if letter is not None:
+                # True next: consumer priority, no doubling, the fewest unacknowledged messages, the longest waiting.
+                held = len(self.unacknowledged(reader))
+                offers.append(
+                    ((letter.key, -reader.priority, reader.is_stretched, held, reader.waiting_since), letter, reader)
+                )
+        if not any(map(self.has_credit, takers)):
+            # True next: the express lane.
+            for reader in takers:
                 letter = self.true_next(reader)
-                if letter is not None:
-                    # True next: the fewest unacknowledged messages, then the longest waiting.
-                    rank = (letter.key, len(self.unacknowledged(reader)), reader.waiting_since)
-                    offers.append((rank, letter, reader))
+                if letter is not None and self.has_express_credit(reader, letter):
+                    offers.append(((letter.key, -reader.acknowledged_at), letter, reader))
         if not offers:
             return None
         _, letter, reader = min(offers, key=lambda offer: offer[0])
         return letter, reader
+
+    def takers(self, queue: str) -> list[Reader]:
+        """Who takes messages of a queue. True next: if there are exclusive ones only the best of them."""
+        readers = [reader for reader in self.readers if reader.queue == queue]
+        exclusive = [reader for reader in readers if reader.is_exclusive]
+        return sorted(exclusive, key=lambda reader: -reader.priority)[:1] or readers
+
+    def has_express_credit(self, reader: Reader, letter: Letter) -> bool:
+        held = self.unacknowledged(reader)
+        return (
+            reader.has_express
+            and reader.window is not None
+            and reader.window > 1
+            and len(held) < reader.window + 10
+            and self.has_room(reader)
+            and sum(each.parcel.priority < letter.parcel.priority for each in held) >= reader.window
+        )
 
     def check_turn(
         self, dispatched: dict[Reader, list[Seen]], answered: list[tuple[str, str]], reading: dict[str, int]
@@ -526,7 +575,7 @@ class Oracle:
             raise Disagreement(f"never dead-lettered: {self.moves}")
         for reader in self.readers:
             late = [letter for letter in self.letters if letter.queue == reader.queue and self._is_late(letter)]
-            if late and self.has_credit(reader):
+            if late and self.has_credit(reader) and reader in self.takers(reader.queue):
                 raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
 
     def _is_late(self, letter: Letter) -> bool:

@@ -64,14 +64,20 @@ class Choice:
     def has_credit(self, consumer: Consumer) -> bool:
         return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < consumer.memory.unsent_max
 
+    def who_takes(self, queue: Queue) -> list[Consumer]:
+        return queue.consumers if queue.owner is None else [queue.owner]
+
     def preference(self, consumer: Consumer) -> tuple[int, ...]:
-        return (len(consumer.held), consumer.served_at)
+        return (consumer.standing, len(consumer.held), consumer.served_at)
 
     def install(self, patch: Patch) -> None:
         def dispatch(
             dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries
         ) -> Lane | None:
-            while takers := [consumer for consumer in queue.consumers if self.has_credit(consumer)]:
+            consumers = self.who_takes(queue)
+            for consumer in consumers:
+                consumer.adjust_window(now_ms)
+            while takers := [consumer for consumer in consumers if self.has_credit(consumer)]:
                 waiting, unread = _in_memory(dispatcher, queue, committed)
                 candidates = self.candidates(waiting, dispatcher.dispatches)
                 if not candidates:
@@ -83,6 +89,8 @@ class Choice:
                     continue
                 consumer = min(takers, key=self.preference)
                 entry.deliveries += 1
+                if consumer.auto is not None and not consumer.held:
+                    consumer.auto.got(entry.sequence, now_ms)
                 consumer.held[entry.sequence] = entry
                 dispatcher._account.dispatched(queue, [entry], [consumer.number])
                 message = _message_of(entry)
@@ -94,7 +102,12 @@ class Choice:
                 dispatcher.dispatches += 1
                 consumer.served_at = dispatcher.dispatches
                 deliveries.setdefault(consumer, []).append(entry)
-            return None
+            given: list[Entry] = []
+            getters: list[int] = []
+            lane = dispatcher._express(queue, consumers, committed, now_ms, deliveries, given, getters)
+            if given:
+                dispatcher._account.dispatched(queue, given, getters)
+            return lane
 
         patch.setattr(Dispatcher, "dispatch", dispatch)
 
@@ -229,7 +242,7 @@ def an_expired_message_is_dispatched(patch: Patch) -> None:
 def the_consumer_that_was_served_last_is_preferred(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
-            return (len(consumer.held), -consumer.served_at)
+            return (consumer.standing, len(consumer.held), -consumer.served_at)
 
     Fault().install(patch)
 
@@ -237,7 +250,7 @@ def the_consumer_that_was_served_last_is_preferred(patch: Patch) -> None:
 def the_first_subscription_is_preferred(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
-            return (len(consumer.held),)
+            return (consumer.standing, len(consumer.held))
 
     Fault().install(patch)
 
@@ -245,7 +258,7 @@ def the_first_subscription_is_preferred(patch: Patch) -> None:
 def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
-            return (consumer.served_at,)
+            return (consumer.standing, consumer.served_at)
 
     Fault().install(patch)
 
@@ -258,6 +271,127 @@ def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
         session.consumers[command.subscription].served_at = 0
 
     patch.setattr(Engine, "subscribe", faulty)
+
+
+def consumer_priority_is_ignored(patch: Patch) -> None:
+    class Fault(Choice):
+        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+            return (len(consumer.held), consumer.served_at)
+
+    Fault().install(patch)
+
+
+def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -> None:
+    class Fault(Choice):
+        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+            return (len(consumer.held), consumer.standing, consumer.served_at)
+
+    Fault().install(patch)
+
+
+def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> None:
+    class Fault(Choice):
+        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+            return (-consumer.priority, len(consumer.held), consumer.served_at)
+
+    Fault().install(patch)
+
+
+def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
+    class Fault(Choice):
+        def who_takes(self, queue: Queue) -> list[Consumer]:
+            return queue.consumers
+
+    Fault().install(patch)
+
+
+def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
+    def faulty(queue: Queue) -> None:
+        queue.owner = max((each for each in queue.consumers if each.is_exclusive), key=_number, default=None)
+
+    patch.setattr(Queue, "choose_owner", faulty)
+
+
+def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> None:
+    choose_owner = Queue.choose_owner
+
+    def faulty(queue: Queue) -> None:
+        owner = queue.owner
+        choose_owner(queue)
+        if owner is not None and queue.owner is None:
+            queue.owner = owner
+            owner.window = 0
+
+    patch.setattr(Queue, "choose_owner", faulty)
+
+
+def _number(consumer: Consumer) -> int:
+    return consumer.number
+
+
+def nothing_comes_by_the_express_lane(patch: Patch) -> None:
+    patch.setattr(Consumer, "has_express_credit", lambda consumer, rank: False)
+
+
+def the_express_lane_has_no_end(patch: Patch) -> None:
+    patch.setattr("truenext.engine.consumer.EXPRESS_MAX", maxsize)
+
+
+def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
+    express = Dispatcher._express
+
+    def faulty(dispatcher: Dispatcher, queue: Queue, consumers: list[Consumer], *rest: Any) -> Lane | None:
+        answered = [consumer.answered_at for consumer in consumers]
+        for consumer in consumers:
+            consumer.answered_at = -consumer.answered_at
+        try:
+            return express(dispatcher, queue, consumers, *rest)
+        finally:
+            for consumer, answered_at in zip(consumers, answered, strict=True):
+                consumer.answered_at = answered_at
+
+    patch.setattr(Dispatcher, "_express", faulty)
+
+
+def _change_express(patch: Patch, change: Callable[[Consumer, int], bool]) -> None:
+    has_express_credit = Consumer.has_express_credit
+    patch.setattr(
+        Consumer,
+        "has_express_credit",
+        lambda consumer, rank: has_express_credit(consumer, rank) or (consumer.has_express and change(consumer, rank)),
+    )
+
+
+def the_express_lane_is_open_at_a_window_of_one(patch: Patch) -> None:
+    _change_express(
+        patch,
+        lambda consumer, rank: (
+            consumer.window == 1 == len(consumer.held)
+            and all(entry.lane.rank > rank for entry in consumer.held.values())
+            and consumer.session.unsent_bytes < consumer.memory.unsent_max
+        ),
+    )
+
+
+def the_express_lane_brings_what_is_no_more_urgent(patch: Patch) -> None:
+    _change_express(
+        patch,
+        lambda consumer, rank: (
+            1 < consumer.window <= len(consumer.held) < consumer.window + 10
+            and sum(entry.lane.rank >= rank for entry in consumer.held.values()) >= consumer.window
+            and consumer.session.unsent_bytes < consumer.memory.unsent_max
+        ),
+    )
+
+
+def the_express_lane_forgets_the_room_of_the_connection(patch: Patch) -> None:
+    _change_express(
+        patch,
+        lambda consumer, rank: (
+            1 < consumer.window <= len(consumer.held) < consumer.window + 10
+            and sum(entry.lane.rank > rank for entry in consumer.held.values()) >= consumer.window
+        ),
+    )
 
 
 def an_acknowledgement_in_a_transaction_gives_no_credit_back(patch: Patch) -> None:

@@ -320,6 +320,8 @@ class Broker:
     def _look_soon(self) -> None:
         # Right behind a turn, as before one any queue may have a message and a consumer for it.
         self._is_look_due = True
+        self._engine.tick(self._clock_us())
+        self._engine.stretch_windows()
         self._schedule_turn()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 

@@ -9,6 +9,7 @@ from sys import maxsize
 from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode, Subscribe
+from truenext.engine.window import AutoWindow
 from truenext.limits import WINDOW_DEFAULT, WINDOW_MAX
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from truenext.engine.session import Session
 
 
+EXPRESS_MAX = 10
+"""Messages beyond its window that an express consumer may hold."""
+
 FRAME_BYTES = 200
 """Bytes of a MESSAGE frame that are the broker's own, roughly, its subscription's name apart."""
 
@@ -26,20 +30,34 @@ class Consumer:
     """One subscription of one connection."""
 
     __slots__ = (
+        "answered_at",
+        "auto",
         "frame_bytes",
+        "has_express",
         "held",
+        "is_exclusive",
         "memory",
         "mode",
         "number",
+        "priority",
         "queue",
         "served_at",
         "session",
+        "standing",
         "subscription",
         "window",
     )
 
     def __init__(
-        self, session: Session, queue: Queue, subscribe: Subscribe, memory: Memory, *, number: int, served_at: int
+        self,
+        session: Session,
+        queue: Queue,
+        subscribe: Subscribe,
+        memory: Memory,
+        *,
+        number: int,
+        served_at: int,
+        now_ms: int,
     ) -> None:
         self.session = session
         self.memory = memory
@@ -48,7 +66,17 @@ class Consumer:
         """What the history calls it; never used twice in a run."""
         self.subscription = subscribe.subscription
         self.mode = subscribe.mode
-        self.window = _window(subscribe)
+        self.auto = AutoWindow(now_ms) if subscribe.window is None and self.mode is AckMode.INDIVIDUAL else None
+        """Decides over its window, if the client has not."""
+        self.window = _window(subscribe) if self.auto is None else self.auto.size
+        """Messages it may hold."""
+        self.priority = subscribe.priority
+        self.standing = _standing(subscribe.priority, is_stretched=False)
+        """Of two that have credit the one with the smaller is served, whatever they hold."""
+        self.is_exclusive = subscribe.is_exclusive
+        self.has_express = subscribe.has_express
+        self.answered_at = 0
+        """When it last acknowledged something, on the engine's count of acknowledgements; only with express."""
         self.frame_bytes = FRAME_BYTES + 2 * len(subscribe.subscription)
         """What a message costs on the connection beside its header and body, roughly."""
         self.held: dict[int, Entry] = {}
@@ -61,6 +89,37 @@ class Consumer:
         """It has credit for a message."""
         return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_max
 
+    def adjust_window(self, now_ms: int) -> None:
+        """Make of what it answered lately how many it may hold."""
+        auto = self.auto
+        if auto is not None and auto.answered:
+            auto.look(self.held, now_ms)
+            self.window = auto.size
+            self.standing = _standing(self.priority, is_stretched=False)
+
+    def stretch_window(self, now_ms: int) -> bool:
+        """True if its window was full for so long, and nothing came, that it has more room now."""
+        auto = self.auto
+        if auto is None or len(self.held) < self.window or not auto.stretch(now_ms):
+            return False
+        self.window = auto.size
+        self.standing = _standing(self.priority, is_stretched=True)
+        return True
+
+    def has_express_credit(self, rank: int) -> bool:
+        """A message of this rank may come to it beyond its window, which is full of what goes behind it."""
+        beyond = len(self.held) - self.window
+        if not (self.has_express and self.window > 1 and 0 <= beyond < EXPRESS_MAX):
+            return False
+        if self.session.unsent_bytes >= self.memory.unsent_max:
+            return False
+        for entry in self.held.values():
+            if entry.lane.rank <= rank:
+                beyond -= 1
+                if beyond < 0:
+                    return False
+        return True
+
     def covered_by(self, sequence: int) -> list[int]:
         """The sequences that an ACK or NACK of a held one covers, in order of dispatch."""
         if self.mode is not AckMode.CLIENT:
@@ -71,6 +130,10 @@ class Consumer:
             if earlier == sequence:
                 break
         return covered
+
+
+def _standing(priority: int, *, is_stretched: bool) -> int:
+    return is_stretched - 2 * priority
 
 
 def _window(subscribe: Subscribe) -> int:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from truenext.engine.paging import Paging
     from truenext.engine.queue import Queue
 
-Taker = tuple[int, int, int, "Consumer"]
-"""Messages it holds, when it was last served, its place among the queue's consumers, and itself."""
+Taker = tuple[int, int, int, int, "Consumer"]
+"""Its standing, messages it holds, when it was last served, its place among the queue's consumers, and itself."""
 
 Deliveries = dict["Consumer", list["Entry"]]
 
@@ -44,25 +44,57 @@ class Dispatcher:
         `committed` is the last durable batch. What is given out is added to `deliveries`. Returns the lane that the
         consumers wait for until it is read, or that they came to last.
         """
-        takers = [
-            (len(consumer.held), consumer.served_at, index, consumer)
-            for index, consumer in enumerate(queue.consumers)
-            if consumer.is_open()
-        ]
-        if not takers:
-            return None
+        consumers = queue.consumers if queue.owner is None else [queue.owner]
+        takers: list[Taker] = []
+        for index, consumer in enumerate(consumers):
+            consumer.adjust_window(now_ms)
+            if consumer.is_open():
+                takers.append((consumer.standing, len(consumer.held), consumer.served_at, index, consumer))
         heapify(takers)
         given: list[Entry] = []
         getters: list[int] = []
         last = None
-        for lane in queue.lanes:
-            if lane.arrived or lane.returned or lane.unread:
-                last = lane
-                if not self._give_out(lane, takers, committed, now_ms, deliveries, given, getters):
-                    break
+        if takers:
+            for lane in queue.lanes:
+                if lane.arrived or lane.returned or lane.unread:
+                    last = lane
+                    if not self._give_out(lane, takers, committed, now_ms, deliveries, given, getters):
+                        break
+        if not takers and any(consumer.has_express for consumer in consumers):
+            last = self._express(queue, consumers, committed, now_ms, deliveries, given, getters) or last
         if given:
             self._account.dispatched(queue, given, getters)
         return last
+
+    def _express(
+        self,
+        queue: Queue,
+        consumers: list[Consumer],
+        committed: int,
+        now_ms: int,
+        deliveries: Deliveries,
+        given: list[Entry],
+        getters: list[int],
+    ) -> Lane | None:
+        """Where nobody has credit, give what is more urgent than all that somebody holds to him all the same, if he
+        wants that. Returns the lane that has to be read for it."""
+        for lane in queue.lanes:
+            while lane.arrived or lane.returned or lane.unread:
+                takers = [consumer for consumer in consumers if consumer.has_express_credit(lane.rank)]
+                if not takers:
+                    # Nor has anybody for what is less urgent.
+                    return None
+                consumer = max(takers, key=lambda consumer: consumer.answered_at)
+                already = len(given)
+                window, consumer.window = consumer.window, len(consumer.held) + 1
+                taker = (consumer.standing, len(consumer.held), consumer.served_at, 0, consumer)
+                goes_on = self._give_out(lane, [taker], committed, now_ms, deliveries, given, getters)
+                consumer.window = window
+                if len(given) == already:
+                    if not goes_on:
+                        return lane
+                    break
+        return None
 
     def _give_out(
         self,
@@ -95,9 +127,11 @@ class Dispatcher:
             if 0 < message.expires_ms <= now_ms:
                 self._expire(entry)
                 continue
-            consumer = takers[0][3]
+            consumer = takers[0][4]
             entry.deliveries += 1
             held = consumer.held
+            if not held and consumer.auto is not None:
+                consumer.auto.got(entry.sequence, now_ms)
             held[entry.sequence] = entry
             given.append(entry)
             getters.append(consumer.number)
@@ -114,11 +148,11 @@ class Dispatcher:
             else:
                 deliveries[consumer] = [entry]
             if consumer.is_open():
-                heapreplace(takers, (len(held), consumer.served_at, takers[0][2], consumer))
+                heapreplace(takers, (consumer.standing, len(held), consumer.served_at, takers[0][3], consumer))
             else:
                 heappop(takers)
             # Subscriptions of one connection share its room: those behind may just have lost theirs.
-            while takers and not takers[0][3].is_open():
+            while takers and not takers[0][4].is_open():
                 heappop(takers)
             if not takers:
                 return False

@@ -93,6 +93,8 @@ class Engine:
         self._producers = Producers()
         self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
         self._consumer_number = 0
+        self._acknowledgements = 0
+        """Of consumers with express; says who was the last."""
         self._touched: dict[Queue, None] = {}
         """Queues in which a dispatch may have become possible, in order of the first touch."""
 
@@ -326,11 +328,18 @@ class Engine:
         assert queue is not None, "the owner of a temporary queue is connected"
         self._consumer_number += 1
         consumer = Consumer(
-            session, queue, subscribe, self.memory, number=self._consumer_number, served_at=self._dispatcher.dispatches
+            session,
+            queue,
+            subscribe,
+            self.memory,
+            number=self._consumer_number,
+            served_at=self._dispatcher.dispatches,
+            now_ms=self.now_ms,
         )
         self._account.subscribed(consumer)
         session.consumers[subscribe.subscription] = consumer
         queue.consumers.append(consumer)
+        queue.choose_owner()
         self._touched[queue] = None
 
     def unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
@@ -344,6 +353,11 @@ class Engine:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(ack.subscription, ack.sequence)
         self._touched[consumer.queue] = None
+        if consumer.auto is not None:
+            consumer.auto.answered += 1
+        if consumer.has_express:
+            self._acknowledgements += 1
+            consumer.answered_at = self._acknowledgements
         if ack.transaction is None and consumer.mode is AckMode.INDIVIDUAL:
             # The general way below, without its lists.
             entry = consumer.held.pop(ack.sequence)
@@ -368,6 +382,8 @@ class Engine:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(nack.subscription, nack.sequence)
         self._touched[consumer.queue] = None
+        if consumer.auto is not None:
+            consumer.auto.answered += 1
         covered = consumer.covered_by(nack.sequence)
         if nack.transaction is not None:
             transaction = self._with_room(session, nack.transaction, len(covered))
@@ -456,6 +472,13 @@ class Engine:
         """
         queues = self._paging.relieve(self._queues.values(), self._batch, self._committed)
         return [self._sessions[queue.destination.session] for queue in queues]
+
+    def stretch_windows(self) -> None:
+        """To be called now and then: who waits for more than its window lets it have gets more."""
+        for session in self._sessions.values():
+            for consumer in session.consumers.values():
+                if consumer.stretch_window(self.now_ms):
+                    self._touched[consumer.queue] = None
 
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
@@ -573,6 +596,7 @@ class Engine:
         """End a consumer; `has_begun` charges an attempt to the first message it holds."""
         queue = consumer.queue
         queue.consumers.remove(consumer)
+        queue.choose_owner()
         for entry in consumer.held.values():
             self._give_back(entry, has_failed=has_begun)
             has_begun = False

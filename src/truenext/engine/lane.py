@@ -53,12 +53,13 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Lane:
-    __slots__ = ("arrived", "bodiless", "horizon", "key", "queue", "reading", "recent", "returned", "unread")
+    __slots__ = ("arrived", "bodiless", "horizon", "key", "queue", "rank", "reading", "recent", "returned", "unread")
 
     def __init__(self, key: bytes, queue: Queue) -> None:
         self.key = key
         """What the store's keys of this lane begin with, see record.py."""
         self.queue = queue
+        self.rank = key[-1]
         self.arrived: deque[Entry] = deque()
         """Not given back in this run, in order of sequence. Whoever appends keeps it so."""
         self.returned: list[tuple[int, Entry]] = []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Queue:
-    __slots__ = ("consumers", "destination", "is_known_to_store", "lanes", "number", "policy", "resident")
+    __slots__ = ("consumers", "destination", "is_known_to_store", "lanes", "number", "owner", "policy", "resident")
 
     def __init__(self, destination: Destination, number: int, policy: Policy) -> None:
         self.destination = destination
@@ -27,6 +27,8 @@ class Queue:
         self.lanes = [Lane(lane_key(number, rank), self) for rank in RANKS]
         """By rank: the first non-empty lane is served first."""
         self.consumers: list[Consumer] = []
+        self.owner: Consumer | None = None
+        """The only one that gets messages, as long as some are exclusive."""
         self.resident = 0
         """Bytes of memory that its messages take, waiting or held."""
 
@@ -47,6 +49,11 @@ class Queue:
     def lane_of(self, message: Message) -> Lane:
         """Where a message of this queue stands."""
         return self.lanes[rank(message.priority)]
+
+    def choose_owner(self) -> None:
+        """To be called when consumers have come or gone."""
+        exclusive = [consumer for consumer in self.consumers if consumer.is_exclusive]
+        self.owner = min(exclusive, key=lambda consumer: (-consumer.priority, consumer.number), default=None)
 
     def waiting(self) -> int:
         """Messages that no consumer holds."""

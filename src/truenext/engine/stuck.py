@@ -18,6 +18,7 @@ from truenext.limits import UNSENT_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from truenext.engine.consumer import Consumer
     from truenext.engine.engine import Engine
     from truenext.engine.lane import Lane
     from truenext.engine.queue import Queue
@@ -61,12 +62,17 @@ def _with_credit(engine: Engine) -> set[Queue]:
     sessions = list(engine.sessions())
     mark = max(engine.memory.limit // 4, UNSENT_MARK_MIN)
     unsent_max = 1 if sum(session.unsent_bytes for session in sessions) > mark else UNSENT_BYTES_MAX
+    consumers = [consumer for session in sessions for consumer in session.consumers.values()]
+    owners: dict[Queue, Consumer] = {}
+    for consumer in sorted(consumers, key=lambda consumer: (-consumer.priority, consumer.number)):
+        if consumer.is_exclusive:
+            owners.setdefault(consumer.queue, consumer)
     return {
         consumer.queue
-        for session in sessions
-        if session.unsent_bytes < unsent_max
-        for consumer in session.consumers.values()
-        if len(consumer.held) < consumer.window
+        for consumer in consumers
+        if consumer.session.unsent_bytes < unsent_max
+        and len(consumer.held) < consumer.window
+        and owners.get(consumer.queue, consumer) is consumer
     }
 
 

@@ -26,7 +26,7 @@ from truenext.commands import (
 )
 from truenext.destination import TEMPORARY_PREFIX, Destination, Kind, parse
 from truenext.errors import RemoteProtocolError
-from truenext.limits import HEART_BEAT_MS_MIN, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
+from truenext.limits import CONSUMER_PRIORITY_MAX, HEART_BEAT_MS_MIN, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.wire.stomp.frame import Frame, Version, header_line
@@ -67,12 +67,9 @@ _LATER_SUBSCRIBE = {
     "durable-subscription-name": "durable subscriptions",
     "activemq.subscriptionName": "durable subscriptions",
     "activemq.subcriptionName": "durable subscriptions",
-    "activemq.exclusive": "exclusive consumers",
-    "activemq.priority": "consumer priorities",
     "activemq.retroactive": "retroactive consumers",
     "activemq.noLocal": "subscriptions without one's own messages",
     "no-local": "subscriptions without one's own messages",
-    "truenext-express": "the express lane",
 }
 _LATER_NACK = {"truenext-delay": "redelivery delays"}
 _UNUSUAL_SEND = _HOP_HEADERS | _LATER_SEND.keys() | {"reply-to"}
@@ -254,6 +251,9 @@ class StompServer:
             window = _number("activemq.prefetchSize", prefetch)
             if window == 0:
                 raise RemoteProtocolError("activemq.prefetchSize of 0 (pulling) is not supported; the least is 1")
+        has_express = _boolean("truenext-express", headers.get("truenext-express", "false"))
+        if has_express and mode is not AckMode.INDIVIDUAL:
+            raise RemoteProtocolError("truenext-express is for ack:client-individual: what it brings comes out of turn")
         version = self._version
         start = "MESSAGE\n"
         if "id" in headers:
@@ -265,7 +265,15 @@ class StompServer:
         else:
             head = (f"{start}{message_id}", "")
         self._heads.setdefault(subscription, head)
-        return Subscribe(subscription, destination, mode, window)
+        return Subscribe(
+            subscription,
+            destination,
+            mode,
+            window,
+            priority=_consumer_priority(headers.get("activemq.priority", "0")),
+            is_exclusive=_boolean("activemq.exclusive", headers.get("activemq.exclusive", "false")),
+            has_express=has_express,
+        )
 
     def _unsubscribe(self, frame: Frame) -> Unsubscribe:
         subscription = self._subscription_id(frame)
@@ -452,6 +460,15 @@ def _priority(text: str) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
         raise RemoteProtocolError(f"priority {text[:100]!r} is not a number")
     return clamp_priority(int(text))
+
+
+def _consumer_priority(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and int(digits) <= CONSUMER_PRIORITY_MAX):
+        raise RemoteProtocolError(
+            f"activemq.priority {text[:100]!r} is not a number from -{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}"
+        )
+    return int(text)
 
 
 def _boolean(name: str, text: str) -> bool:

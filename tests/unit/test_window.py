@@ -1,0 +1,219 @@
+"""Does an automatic window fit what a consumer does, whatever kind it is?
+
+Consumers are simulated, millisecond by millisecond, on the real engine: threads that take a while for each message, a
+network that takes a while each way, acknowledgements one by one or many together.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.limits import WINDOW_DEFAULT
+from truenext.message import Message
+
+QUEUE = parse("/queue/a", "s")
+
+
+@dataclass
+class Simulated:
+    """A consumer: `threads` work at once, each for `takes_ms` a message; every `together` messages are acknowledged."""
+
+    threads: int = 1
+    takes_ms: float = 1
+    network_ms: int = 0
+    together: int = 1
+    has_stalled: bool = False
+    handled: list[tuple[int, int]] = field(default_factory=list)
+    """When, and with what priority."""
+    held_max: int = 0
+
+    def __post_init__(self) -> None:
+        self.coming: deque[tuple[int, int, int]] = deque()
+        self.here: deque[tuple[int, int]] = deque()
+        self.busy: list[tuple[float, int, int]] = []
+        self.done: list[int] = []
+        self.acknowledged: deque[tuple[int, list[int]]] = deque()
+
+
+class World:
+    def __init__(self, *consumers: Simulated, start_ms: int = 1_000_000) -> None:
+        self.engine = Engine()
+        self.engine.now_ms = start_ms
+        self.engine.start()
+        batch = self.engine.take_batch()
+        assert batch is not None
+        self.engine.committed(batch)
+        self.sender = self.engine.connect("sender")
+        self.consumers = dict(zip(map(str, range(len(consumers))), consumers, strict=True))
+        self.sessions = {name: self.engine.connect(name) for name in self.consumers}
+        for session in self.sessions.values():
+            self.engine.subscribe(session, Subscribe("c", QUEUE, AckMode.INDIVIDUAL))
+        self.start_ms = start_ms
+
+    def send(self, count: int = 1, priority: int = 4) -> None:
+        for _ in range(count):
+            message = Message(priority, False, 0, b"content-length:0\n", b"")
+            self.engine.send(self.sender, Send(QUEUE, message))
+
+    def held(self, name: str = "0") -> int:
+        return len(self.sessions[name].consumers["c"].held)
+
+    def window(self, name: str = "0") -> int:
+        return self.sessions[name].consumers["c"].window
+
+    def run(self, milliseconds: int, *, backlog: int = 3000) -> None:
+        """Let time pass while there is always enough to do."""
+        for _ in range(milliseconds):
+            self.engine.now_ms += 1
+            if (self.engine.now_ms - self.start_ms) % 1000 == 0:
+                self.engine.stretch_windows()
+            (queue,) = self.engine.queues()
+            self.send(max(0, backlog - queue.waiting()))
+            for name, consumer in self.consumers.items():
+                self._work(name, consumer)
+            self.turn()
+
+    def turn(self) -> None:
+        for got, entries in self.engine.turn().deliveries.items():
+            consumer = self.consumers[got.session.id]
+            for entry in entries:
+                assert entry.message is not None
+                arrives = self.engine.now_ms + consumer.network_ms
+                consumer.coming.append((arrives, entry.sequence, entry.message.priority))
+            self.engine.taken(got.session)
+            consumer.held_max = max(consumer.held_max, len(got.held))
+
+    def _work(self, name: str, consumer: Simulated) -> None:
+        now = self.engine.now_ms
+        while consumer.coming and consumer.coming[0][0] <= now:
+            consumer.here.append(consumer.coming.popleft()[1:])
+        if consumer.has_stalled:
+            return
+        finished = [each for each in consumer.busy if each[0] <= now]
+        consumer.busy = [each for each in consumer.busy if each[0] > now]
+        free_at = [each[0] for each in finished] + [now - 1.0] * (consumer.threads - len(finished) - len(consumer.busy))
+        for _, sequence, priority in finished:
+            consumer.done.append(sequence)
+            consumer.handled.append((now, priority))
+        for free in free_at:
+            at = free
+            while consumer.here:
+                sequence, priority = consumer.here.popleft()
+                at += consumer.takes_ms
+                if at > now:
+                    consumer.busy.append((at, sequence, priority))
+                    break
+                consumer.done.append(sequence)
+                consumer.handled.append((now, priority))
+        while len(consumer.done) >= consumer.together:
+            some, consumer.done = consumer.done[: consumer.together], consumer.done[consumer.together :]
+            consumer.acknowledged.append((now + consumer.network_ms, some))
+        while consumer.acknowledged and consumer.acknowledged[0][0] <= now:
+            for sequence in consumer.acknowledged.popleft()[1]:
+                self.engine.acknowledge(self.sessions[name], Ack("c", sequence))
+
+    def handled_lately(self, milliseconds: int, name: str = "0") -> int:
+        return sum(when > self.engine.now_ms - milliseconds for when, _ in self.consumers[name].handled)
+
+
+def test_a_consumer_of_ten_messages_a_second_holds_at_most_ten_and_is_never_idle() -> None:
+    consumer = Simulated(takes_ms=100)
+    world = World(consumer)
+    world.run(20_000)
+    assert consumer.held_max <= 10
+    assert world.window() < 10
+    assert world.handled_lately(10_000) >= 95
+
+
+def test_a_quick_consumer_gets_as_much_as_anybody_may_hold() -> None:
+    world = World(Simulated(takes_ms=0.02))
+    world.run(500)
+    assert world.window() == WINDOW_DEFAULT
+    assert world.handled_lately(100) >= 0.95 * 100 * 50
+
+
+def test_a_consumer_behind_a_slow_network_does_not_wait_for_it() -> None:
+    world = World(Simulated(takes_ms=1, network_ms=50))
+    world.run(5000)
+    assert world.handled_lately(2000) >= 0.95 * 2000
+
+
+def test_fifty_threads_that_take_five_seconds_for_a_message_all_have_work() -> None:
+    world = World(Simulated(threads=50, takes_ms=5000))
+    world.run(60_000)
+    assert world.handled_lately(20_000) >= 0.9 * 50 * 4
+
+
+def test_a_consumer_that_waits_until_it_has_two_hundred_gets_them() -> None:
+    world = World(Simulated(takes_ms=0.1, together=200))
+    world.run(20_000)
+    assert world.handled_lately(10_000) >= 10_000
+
+
+def test_a_consumer_that_becomes_slow_holds_less_soon() -> None:
+    consumer = Simulated(takes_ms=0.1)
+    world = World(consumer)
+    world.run(1000)
+    assert world.window() > 400
+    consumer.takes_ms = 100
+    world.run(120_000)
+    assert world.window() <= 10
+
+
+def test_of_three_consumers_one_of_which_has_stalled_another_handles_what_is_urgent() -> None:
+    stalled = Simulated(has_stalled=True)
+    world = World(stalled, Simulated(takes_ms=10), Simulated(takes_ms=10))
+    world.run(5000)
+    assert world.window("0") > 100
+    for _ in range(20):
+        world.send(priority=9)
+        world.run(100)
+    urgent = [when for each in world.consumers.values() for when, priority in each.handled if priority == 9]
+    assert len(urgent) == 20
+
+
+def test_a_full_window_is_stretched_only_when_nothing_came_for_a_while_and_no_further_than_the_limit() -> None:
+    world = World(Simulated(has_stalled=True))
+    world.send(3000)
+    world.turn()
+    sizes = [world.window()]
+    for _ in range(10):
+        world.engine.now_ms += 999
+        world.engine.stretch_windows()
+        assert world.window() == sizes[-1]
+        world.engine.now_ms += 1
+        world.engine.stretch_windows()
+        world.turn()
+        sizes.append(world.window())
+    assert sizes == [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000, 1000]
+    assert world.held() == 1000
+
+
+def test_a_refusal_is_an_answer_too() -> None:
+    world = World(Simulated(has_stalled=True))
+    world.send(3000)
+    world.turn()
+    session = world.sessions["0"]
+    for _ in range(300):
+        world.engine.now_ms += 1
+        for sequence in list(session.consumers["c"].held):
+            world.engine.refuse(session, Nack("c", sequence))
+        world.turn()
+    assert world.window() > 100
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+def test_a_clock_that_is_set_does_no_harm(jump_ms: int) -> None:
+    world = World(Simulated(takes_ms=1, network_ms=5))
+    world.run(1000)
+    world.engine.now_ms += jump_ms
+    world.consumers["0"].coming = deque((at + jump_ms, *rest) for at, *rest in world.consumers["0"].coming)  # type: ignore[misc]
+    world.consumers["0"].busy = [(at + jump_ms, *rest) for at, *rest in world.consumers["0"].busy]  # type: ignore[misc]
+    world.consumers["0"].acknowledged = deque((at + jump_ms, rest) for at, rest in world.consumers["0"].acknowledged)
+    world.run(3000)
+    assert world.handled_lately(1000) >= 950
+    assert 2 <= world.window() <= WINDOW_DEFAULT
