@@ -363,9 +363,6 @@ def test_what_a_connection_does_not_hold_it_cannot_acknowledge(
         ("SUBSCRIBE", {"destination": "/queue/q", "browser": "true"}, "browsing"),
         ("SUBSCRIBE", {"destination": "/queue/q", "durable": "true"}, "durable subscriptions"),
         ("SUBSCRIBE", {"destination": "/queue/q", "activemq.subscriptionName": "s"}, "durable subscriptions"),
-        ("SUBSCRIBE", {"destination": "/queue/q", "activemq.exclusive": "true"}, "exclusive consumers"),
-        ("SUBSCRIBE", {"destination": "/queue/q", "activemq.priority": "5"}, "consumer priorities"),
-        ("SUBSCRIBE", {"destination": "/queue/q", "truenext-express": "true"}, "the express lane"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(

@@ -588,12 +588,9 @@ def test_a_transaction_is_begun_committed_and_aborted_by_name(version: Version) 
         ("SUBSCRIBE", "durable-subscription-name:d", "durable subscriptions"),
         ("SUBSCRIBE", "activemq.subscriptionName:d", "durable subscriptions"),
         ("SUBSCRIBE", "activemq.subcriptionName:d", "durable subscriptions"),
-        ("SUBSCRIBE", "activemq.exclusive:true", "exclusive consumers"),
-        ("SUBSCRIBE", "activemq.priority:1", "consumer priorities"),
         ("SUBSCRIBE", "activemq.retroactive:true", "retroactive consumers"),
         ("SUBSCRIBE", "activemq.noLocal:true", "one's own messages"),
         ("SUBSCRIBE", "no-local:true", "one's own messages"),
-        ("SUBSCRIBE", "truenext-express:true", "express lane"),
         ("SEND", "AMQ_SCHEDULED_DELAY:1", "scheduled sends"),
         ("SEND", "AMQ_SCHEDULED_PERIOD:1", "scheduled sends"),
         ("SEND", "AMQ_SCHEDULED_REPEAT:1", "scheduled sends"),
@@ -907,6 +904,31 @@ def test_a_carriage_return_of_a_1_1_producer_crosses_the_versions() -> None:
     for version, value in zip(VERSIONS, ["a\\rb", "a\rb", "a\rb"], strict=True):
         (frame,) = message_frame(version, [Delivered(message)])
         assert frame.headers["x"] == value
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_subscription_says_how_it_stands_among_others(version: Version) -> None:
+    plain = asked(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s")
+    assert (plain.priority, plain.is_exclusive, plain.has_express, plain.window) == (0, False, False, None)
+    lines = ["activemq.priority:-7", "activemq.exclusive:true", "truenext-express:true", "ack:client-individual"]
+    special = asked(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", *lines)
+    assert (special.priority, special.is_exclusive, special.has_express) == (-7, True, True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("activemq.priority:128", "activemq.priority '128' is not a number from -127 to 127"),
+        ("activemq.priority:high", "activemq.priority 'high' is not a number from -127 to 127"),
+        ("activemq.priority:", "activemq.priority '' is not a number from -127 to 127"),
+        ("activemq.exclusive:yes", "activemq.exclusive 'yes' is not true or false"),
+        ("truenext-express:1", "truenext-express '1' is not true or false"),
+        ("truenext-express:true", "truenext-express is for ack:client-individual"),
+    ],
+)
+def test_a_subscription_that_says_what_cannot_be_is_refused(version: Version, line: str, reason: str) -> None:
+    assert reason in refused(version, "SUBSCRIBE", QUEUE, "id:s", "ack:client", line)
 
 
 ACKS = st.one_of(
