@@ -157,9 +157,16 @@ class RawClient:
         self.say("SEND", said | (headers or {}), body, confirmed=confirmed)
 
     def subscribe(
-        self, queue: str, *, ack: str = "client-individual", prefetch: int | None = None, subscription: str = "1"
+        self,
+        queue: str,
+        *,
+        ack: str = "client-individual",
+        prefetch: int | None = 1000,
+        subscription: str = "1",
+        headers: dict[str, str] | None = None,
     ) -> None:
-        headers = {"id": subscription, "destination": f"/queue/{queue}", "ack": ack}
+        """`prefetch` None leaves the window to the broker."""
+        headers = {"id": subscription, "destination": f"/queue/{queue}", "ack": ack} | (headers or {})
         if prefetch is not None:
             headers["activemq.prefetchSize"] = str(prefetch)
         self.say("SUBSCRIBE", headers, confirmed=True)
