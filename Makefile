@@ -57,6 +57,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench $(BENCH)
 	$(BIN)/python -m bench --history-cost
 	$(BIN)/python -m bench --sync-cost
+	$(BIN)/python -m bench --window-cost
 	$(BIN)/python -m bench --floor
 	$(BIN)/python -m bench.audit
 

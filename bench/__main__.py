@@ -21,6 +21,7 @@ from bench.brokers import (
     Broker,
     BrokerError,
     Truenext,
+    WithAWindowOf1000,
     WithoutHistory,
     WithoutSyncing,
     why_no_activemq,
@@ -35,6 +36,7 @@ _PAUSE = 0.5
 _HEADROOM_MESSAGES = 300_000
 
 _ONE_AT_A_TIME = tuple(load for load in LOADS if load.key == "5")
+_ONE_BY_ONE = tuple(load for load in LOADS if load.individual)
 _IN_GROUPS = tuple(load for load in LOADS if load.key in ("3", "4"))
 _BARE = "bare loop"
 _ECHO = "bare loop behind sockets"
@@ -43,7 +45,7 @@ _ECHO = "bare loop behind sockets"
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
-    compared_otherwise = options.history_cost or options.sync_cost or options.floor
+    compared_otherwise = options.history_cost or options.sync_cost or options.window_cost or options.floor
     if options.only and compared_otherwise:
         parser.error("--only is for the comparison with ActiveMQ")
     if options.floor:
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("--floor is about load 5: there is no other that sends one message at a time")
         options.loads = _ONE_AT_A_TIME
     if options.loads is None:
-        options.loads = _IN_GROUPS if options.sync_cost else LOADS
+        options.loads = _IN_GROUPS if options.sync_cost else _ONE_BY_ONE if options.window_cost else LOADS
     end_in_order()
     if options.headroom:
         return _headroom(options.seed)
@@ -70,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         "--loads",
         type=_loads,
         metavar="KEYS",
-        help=f"which loads, such as 1,3 (default all; 3 and 4 with --sync-cost, 5 with --floor) - {listed}",
+        help="which loads, such as 1,3 (default all; 3 and 4 with --sync-cost, 2 and 4 with --window-cost, 5 with"
+        f" --floor) - {listed}",
     )
     parser.add_argument(
         "--warmup",
@@ -87,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
         "--sync-cost",
         action="store_true",
         help="compare truenext with itself on a folder in memory, where syncing does nothing, not with ActiveMQ",
+    )
+    instead.add_argument(
+        "--window-cost",
+        action="store_true",
+        help="compare truenext with automatic windows with itself with windows of 1000, not with ActiveMQ",
     )
     instead.add_argument(
         "--floor",
@@ -121,6 +129,8 @@ class _Bench:
             self._results = report.Results(WithoutHistory.name, report.HISTORY_TARGET)
         elif options.sync_cost:
             self._results = report.Results(WithoutSyncing.name, report.SYNC_TARGET)
+        elif options.window_cost:
+            self._results = report.Results(WithAWindowOf1000.name, report.WINDOW_TARGET)
         elif options.floor:
             self._results = report.Results(_BARE, report.FLOOR_TARGET)
         else:
@@ -178,6 +188,9 @@ class _Bench:
                 self._options.only = "truenext"
             else:
                 brokers.append(WithoutSyncing())
+        elif self._options.window_cost:
+            brokers[0].prefetch = None
+            brokers.append(WithAWindowOf1000(self._folder))
         elif not self._options.floor and self._options.only != "truenext":
             if reason := why_no_activemq():
                 _say(f"without ActiveMQ: {reason}")
@@ -220,7 +233,8 @@ class _Bench:
         self._queues += 1
         before = broker.processor_seconds()
         try:
-            outcome = run(load, broker.port, f"/queue/bench.{load.key}.{self._queues}", messages, seed)
+            queue = f"/queue/bench.{load.key}.{self._queues}"
+            outcome = run(load, broker.port, queue, messages, seed, prefetch=broker.prefetch)
         except WorkerError as error:
             state = "is still running" if broker.alive() else "has died"
             raise WorkerError(f"{error}\n{broker.name} {state}; it printed:\n{broker.log()[-3000:]}") from error

@@ -90,6 +90,8 @@ class Broker:
     """A running broker, from ``with`` to the end of the block."""
 
     name = "broker"
+    prefetch: int | None = 1000
+    """What its consumers ask for; None leaves it to the broker."""
 
     def __init__(self, parent: Path | None = None) -> None:
         self.port = 0
@@ -258,6 +260,12 @@ class WithoutHistory(Truenext):
 
     name = "without history"
     options = ("--no-history",)
+
+
+class WithAWindowOf1000(Truenext):
+    """The same, whose consumers ask for as much as automatic windows grow to."""
+
+    name = "a window of 1000"
 
 
 class WithoutSyncing(Truenext):

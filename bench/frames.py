@@ -25,9 +25,11 @@ def connect() -> bytes:
     return b"CONNECT\naccept-version:1.2\nhost:localhost\nheart-beat:0,0\n\n\0"
 
 
-def subscribe(queue: str, individual: bool, receipt: str, prefetch: int = 1000) -> bytes:
+def subscribe(queue: str, individual: bool, receipt: str, prefetch: int | None = 1000) -> bytes:
     mode = "client-individual" if individual else "auto"
-    head = f"id:0\ndestination:{queue}\nack:{mode}\nactivemq.prefetchSize:{prefetch}\nreceipt:{receipt}"
+    head = f"id:0\ndestination:{queue}\nack:{mode}\nreceipt:{receipt}"
+    if prefetch is not None:
+        head += f"\nactivemq.prefetchSize:{prefetch}"
     return f"SUBSCRIBE\n{head}\n\n\0".encode()
 
 

@@ -64,11 +64,11 @@ class Outcome:
         return self.messages / self.seconds
 
 
-def run(load: Load, port: int, queue: str, messages: int, seed: int) -> Outcome:
+def run(load: Load, port: int, queue: str, messages: int, seed: int, *, prefetch: int | None = 1000) -> Outcome:
     """Send ``messages`` through ``queue`` of the broker at ``port``; the queue must be new."""
     consumed = counter()
     with Crew() as crew:
-        consumer = crew.hire(consume, port, queue, load.individual, messages, consumed)
+        consumer = crew.hire(consume, port, queue, load.individual, messages, consumed, prefetch)
         producer = crew.hire(produce, load, port, queue, messages, seed, consumed)
         consumer.await_ready()
         producer.await_ready()
@@ -133,11 +133,13 @@ def send_confirmed(
     return b"".join(answers)
 
 
-def consume(gate: Gate, port: int, queue: str, individual: bool, messages: int, consumed: Counter) -> Timing:
+def consume(
+    gate: Gate, port: int, queue: str, individual: bool, messages: int, consumed: Counter, prefetch: int | None = 1000
+) -> Timing:
     """Worker: subscribe, receive all messages, and acknowledge each of them where asked to."""
     with connect(port) as sock:
         inbox = _Inbox(sock, messages)
-        sock.sendall(frames.subscribe(queue, individual, "subscribed"))
+        sock.sendall(frames.subscribe(queue, individual, "subscribed", prefetch))
         await_frame(sock, b"RECEIPT")
         gate.ready()
         processor = processor_seconds()

@@ -20,6 +20,9 @@ HISTORY_MEDIAN_TARGET = 0.9
 SYNC_TARGET = 0.8
 """What is left of the rate without forcing anything to the disk, at least."""
 
+WINDOW_TARGET = 0.95
+"""What an automatic window leaves of the rate with a window of 1000, at least."""
+
 FLOOR_TARGET = 0.65
 """Of the rate of a loop that does nothing but append a message and force it to the disk."""
 
