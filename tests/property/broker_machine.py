@@ -928,7 +928,7 @@ class WindowsMachine(BrokerMachine):
             "window": st.sampled_from([None, None, None, 1, 2, 3]),
             "has_express": st.sampled_from([True, True, False]),
         },
-        "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 12]), "is_big": st.just(False)},
+        "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 12])},
         "disconnect": {"is_clean": st.just(True)},
     }
 
