@@ -19,7 +19,7 @@ from truenext.history.export import EVENTS, export_all, export_ended, forget_old
 from truenext.history.files import chunks_of_file, history_files
 from truenext.history.writer import History
 from truenext.message import Message
-from truenext.policy import Policy
+from truenext.policy import Policies, Policy
 
 ORDERS = Destination(Kind.QUEUE, "orders")
 PRIVATE = Destination(Kind.TEMPORARY, "/temp-queue/x/answers", session="x")
@@ -30,7 +30,7 @@ class Told:
 
     def __init__(self, *, run: int = 1, first_event: int = 1, attempts_max: int = 2) -> None:
         account = Account(run=run, first_event=first_event)
-        self.engine = Engine(sequence_limit=1, policy=Policy(attempts_max=attempts_max), account=account)
+        self.engine = Engine(sequence_limit=1, policies=Policies(Policy(attempts_max=attempts_max)), account=account)
         self.engine.tick(1_000_000)
         self.engine.start()
         self.chunks: list[bytes] = []

@@ -34,7 +34,7 @@ from truenext.broker.recovery import recover
 from truenext.cli.main import main
 from truenext.errors import StoreError
 from truenext.limits import SEQUENCE_BLOCK
-from truenext.policy import DEFAULT_POLICY
+from truenext.policy import Policies
 from truenext.record import encode, lane_key, message_key, sequence_of
 from truenext.store import export as export_module
 from truenext.store import salvage as salvage_module
@@ -723,7 +723,7 @@ def refused(data: Path) -> str:
     store = None
     try:
         store = EmbeddedStore(data)
-        recover(store, DEFAULT_POLICY)
+        recover(store, Policies())
     except StoreError as error:
         return str(error)
     finally:

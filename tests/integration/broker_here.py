@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
-from truenext.policy import DEFAULT_POLICY
+from truenext.policy import Policies
 from truenext.server.listener import Listener
 from truenext.store.memory import MemoryStore
 from truenext.url import parse_url
@@ -18,7 +18,7 @@ async def broker_here() -> AsyncIterator[Listener]:
     """A running broker, which is stopped in the end. Clients that block need threads of their own."""
     loop = asyncio.get_running_loop()
     store = MemoryStore()
-    engine, recovered = recover(store, DEFAULT_POLICY)
+    engine, recovered = recover(store, Policies())
     broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000)
     await broker.start()
     address = parse_url("stomp://127.0.0.1:0")

@@ -27,7 +27,7 @@ from truenext.engine.paging import PageRead
 from truenext.engine.session import Session
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
-from truenext.policy import Policy, StoreAndDispatch
+from truenext.policy import Policies, Policy, StoreAndDispatch
 from truenext.record import decode, sequence_of, split_lane_key
 from truenext.store.store import Recovered
 
@@ -190,7 +190,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.relieves = relieves
         self.is_narrow = is_narrow
         self.memory_limit, of_a_queue = circumstances.pop("memory_limits")
-        self.policy = Policy(attempts_max=attempts_max, queue_memory_limit=of_a_queue, **circumstances)
+        self.policy = Policy(attempts_max=attempts_max, memory_limit=of_a_queue, **circumstances)
         is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
         self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent)
         self.oracle.now_ms = 1_000_000
@@ -211,7 +211,7 @@ class BrokerMachine(RuleBasedStateMachine):
             sequence_limit=recovered.sequence_limit,
             redelivered_below=0 if recovered.clean_stop else recovered.sequence_limit,
             memory_limit=self.memory_limit,
-            policy=self.policy,
+            policies=Policies(self.policy),
         )
         self.engine.now_ms = self.oracle.now_ms
         queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
@@ -219,7 +219,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for lane, count in recovered.counts.items():
             number, rank = split_lane_key(lane)
             self.engine.restore_lane(queues[number], rank, count)
-        self.oracle.leave_memory |= min(self.memory_limit, self.policy.queue_memory_limit) < NO_LIMIT
+        self.oracle.leave_memory |= min(self.memory_limit, self.policy.memory_limit) < NO_LIMIT
         self.oracle.sockets_max = max(self.memory_limit // 4, SOCKETS_BYTES_MIN)
         self.sessions = {}
         self.engine.start()

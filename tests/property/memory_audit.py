@@ -43,7 +43,7 @@ def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
     wrong += [
         f"{queue.name} has {queue.resident} bytes in memory, {size} of which can leave"
         for queue, size in evictable.items()
-        if size and queue.resident > policy.queue_memory_limit
+        if size and queue.resident > policy.memory_limit
     ]
     return wrong
 

@@ -12,11 +12,11 @@ from truenext.engine.session import Session
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SEQUENCE_BLOCK, TRANSACTION_MESSAGES_MAX
 from truenext.message import Message
-from truenext.policy import Policy, StoreAndDispatch
+from truenext.policy import Policies, Policy, StoreAndDispatch
 
 
-def started(memory_limit: int = maxsize, **policy: object) -> Engine:
-    engine = Engine(memory_limit=memory_limit, policy=Policy(**policy))  # type: ignore[arg-type]
+def started(limit_of_broker: int = maxsize, **policy: object) -> Engine:
+    engine = Engine(memory_limit=limit_of_broker, policies=Policies(Policy(**policy)))  # type: ignore[arg-type]
     engine.start()
     commit(engine)
     return engine
@@ -140,7 +140,7 @@ def test_a_receipt_leaves_although_the_write_that_it_waits_for_was_cancelled() -
 def test_a_queue_that_could_not_shrink_before_a_write_was_durable_shrinks_when_it_is() -> None:
     """Nothing new has to come for that."""
     limit = 2000
-    engine = started(queue_memory_limit=limit, store_and_dispatch=StoreAndDispatch.CONCURRENT)
+    engine = started(memory_limit=limit, store_and_dispatch=StoreAndDispatch.CONCURRENT)
     session = engine.connect("s")
     subscribe(engine, session, mode=AckMode.INDIVIDUAL)
     for _ in range(5):
@@ -158,7 +158,7 @@ def test_a_queue_that_could_not_shrink_before_a_write_was_durable_shrinks_when_i
 def test_what_comes_back_from_a_transaction_can_leave_memory_at_once(end: type[Abort] | type[Commit]) -> None:
     """It was in vain to look for what can leave while the transaction had everything; that is not so any more."""
     limit = 4000
-    engine = started(memory_limit=limit, attempts_max=2)
+    engine = started(limit, attempts_max=2)
     session = engine.connect("s")
     subscribe(engine, session, mode=AckMode.INDIVIDUAL)
     for _ in range(5):
@@ -180,7 +180,7 @@ def test_what_comes_back_from_a_transaction_can_leave_memory_at_once(end: type[A
 
 
 def test_a_commit_that_takes_only_transients_away_is_visible_at_once_though_the_store_has_them() -> None:
-    engine = started(memory_limit=1)
+    engine = started(1)
     session = engine.connect("s")
     engine.subscribe(session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
     send(engine, session)

@@ -9,7 +9,7 @@ from truenext.engine.lane import Entry, Lane
 from truenext.engine.paging import Found, PageRead, Read
 from truenext.errors import StoreError
 from truenext.message import Message
-from truenext.policy import Policy
+from truenext.policy import Policies, Policy
 
 LARGE = 1 << 30
 STORED = range(1, 11)
@@ -25,7 +25,7 @@ def page(read: Read) -> PageRead:
 
 def order_of_dispatch() -> list[int]:
     """One consumer takes what is stored, one by one; once, memory is short while the next page is being read."""
-    engine = Engine(memory_limit=LARGE, policy=Policy(page_size=4))
+    engine = Engine(memory_limit=LARGE, policies=Policies(Policy(page_size=4)))
     queue = engine.restore_queue(1, "a")
     engine.restore_lane(queue, 5, len(STORED))
     engine.start()

@@ -16,7 +16,7 @@ from truenext.engine.session import Session
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import UNSENT_BYTES_MAX
 from truenext.message import Message
-from truenext.policy import Policy
+from truenext.policy import Policies, Policy
 
 LOOK_MS = 1000
 
@@ -25,7 +25,7 @@ class World:
     """An engine, and an audit that looks at it each second. What the engine wants to be read is in `reads`."""
 
     def __init__(self, policy: Policy | None = None) -> None:
-        self.engine = Engine(policy=policy or Policy())
+        self.engine = Engine(policies=Policies(policy or Policy()))
         self.engine.start()
         self.commit()
         self.audit = StuckAudit()
@@ -219,7 +219,7 @@ def test_a_subscription_that_its_queue_has_forgotten_is_found() -> None:
 
 def left_memory(count: int) -> World:
     """Messages that only the store has."""
-    world = World(Policy(queue_memory_limit=1))
+    world = World(Policy(memory_limit=1))
     for _ in range(count):
         world.send(persistent=True)
     world.turn()
@@ -266,7 +266,7 @@ def test_a_higher_priority_in_memory_does_not_wait_for_the_page_of_a_lower_one()
 
 
 def test_what_was_given_back_without_its_message_has_to_be_read() -> None:
-    world = World(Policy(queue_memory_limit=1))
+    world = World(Policy(memory_limit=1))
     world.send(persistent=True)
     world.commit()
     reader = world.connect()

@@ -7,7 +7,7 @@ from truenext.engine.account import Account
 from truenext.engine.engine import Engine
 from truenext.errors import StoreError
 from truenext.history.writer import History
-from truenext.policy import Policy
+from truenext.policy import Policies, WhenFull
 from truenext.record import split_lane_key
 from truenext.store.store import Recovered, Store
 
@@ -15,7 +15,12 @@ logger = logging.getLogger(__name__)
 
 
 def recover(
-    store: Store, policy: Policy, *, memory_limit: int = maxsize, history: History | None = None
+    store: Store,
+    policies: Policies,
+    *,
+    when_full: WhenFull = WhenFull.SLOW,
+    memory_limit: int = maxsize,
+    history: History | None = None,
 ) -> tuple[Engine, Recovered]:
     """An engine that knows of every message of the store; `memory_limit` is that of engine/memory.py.
 
@@ -31,7 +36,8 @@ def recover(
         sequence_limit=recovered.sequence_limit,
         redelivered_below=recovered.redelivered_below if recovered.clean_stop else recovered.sequence_limit,
         memory_limit=memory_limit,
-        policy=policy,
+        policies=policies,
+        when_full=when_full,
         account=account,
     )
     queues = {number: engine.restore_queue(number, name) for number, name in recovered.queues.items()}

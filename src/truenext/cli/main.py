@@ -16,7 +16,7 @@ from truenext.cli.size import Size, said
 from truenext.cli.store import store
 from truenext.errors import TruenextError
 from truenext.limits import MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE
-from truenext.policy import Policy, StoreAndDispatch, WhenFull
+from truenext.policy import Policies, Policy, StoreAndDispatch, WhenFull
 from truenext.url import DEFAULT_URL
 
 
@@ -113,15 +113,15 @@ def serve(
     logs.configure(log_level)
     policy = Policy(
         page_size=page_size,
-        queue_memory_limit=queue_memory_limit or maxsize,
+        memory_limit=queue_memory_limit or maxsize,
         store_and_dispatch=StoreAndDispatch(store_and_dispatch),
-        when_full=WhenFull(when_full),
     )
     try:
         run_broker(
             data,
             urls,
-            policy=policy,
+            policies=Policies(policy),
+            when_full=WhenFull(when_full),
             memory_limit=memory_limit,
             disk_limit=disk_limit,
             allow_anonymous=allow_anonymous,

@@ -14,15 +14,16 @@ from typing import Any
 import truenext
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
+from truenext.engine.engine import Engine
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import Exporter
 from truenext.history.writer import History
 from truenext.limits import MEMORY_LIMIT
-from truenext.policy import DEFAULT_POLICY, Policy
+from truenext.policy import Policies, WhenFull
 from truenext.server.listener import Listener
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Store
+from truenext.store.store import Recovered, Store
 from truenext.url import Address, parse_url
 
 if sys.platform == "win32":
@@ -46,7 +47,8 @@ def serve(
     data: Path | None,
     urls: Sequence[str],
     *,
-    policy: Policy = DEFAULT_POLICY,
+    policies: Policies | None = None,
+    when_full: WhenFull = WhenFull.SLOW,
     memory_limit: int = MEMORY_LIMIT,
     disk_limit: int | None = None,
     allow_anonymous: bool = False,
@@ -81,18 +83,24 @@ def serve(
                 opened.callback(history.close)
                 embedded.sync_history = history.sync
         runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
-        runner.run(_run(store, history, addresses, policy, int(memory_limit * MEMORY_SHARE)))
+        engine, recovered = recover(
+            store,
+            policies or Policies(),
+            when_full=when_full,
+            memory_limit=int(memory_limit * MEMORY_SHARE),
+            history=history,
+        )
+        runner.run(_run(engine, recovered, store, history, addresses))
 
 
 async def _run(
-    store: Store, history: History | None, addresses: Sequence[Address], policy: Policy, memory_limit: int
+    engine: Engine, recovered: Recovered, store: Store, history: History | None, addresses: Sequence[Address]
 ) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     sys.setswitchinterval(SWITCH_SECONDS)
-    engine, recovered = recover(store, policy, memory_limit=memory_limit, history=history)
     _spare_the_collector()
     # Closed before the store is, whatever happens: the store's thread must not be in the middle of a batch then.
     broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000, history=history)

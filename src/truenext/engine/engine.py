@@ -47,7 +47,7 @@ from truenext.limits import (
     WAITING_ANSWER_BYTES,
 )
 from truenext.message import Message
-from truenext.policy import DEFAULT_POLICY, Policy, StoreAndDispatch, WhenFull
+from truenext.policy import Policies, StoreAndDispatch, WhenFull
 from truenext.room import Room
 
 
@@ -68,7 +68,8 @@ class Engine:
         sequence_limit: int = 1,
         redelivered_below: int = 0,
         memory_limit: int = maxsize,
-        policy: Policy = DEFAULT_POLICY,
+        policies: Policies | None = None,
+        when_full: WhenFull = WhenFull.SLOW,
         account: Account | None = None,
     ) -> None:
         """`sequence_limit` and `redelivered_below` are the store's: no sequence from the one on was ever given out, and
@@ -79,13 +80,13 @@ class Engine:
         self.room = Room.PLENTY
         """For what senders bring; set by the caller before commands."""
         self._redelivered_below = redelivered_below
-        self._paging = Paging(self.memory, policy, redelivered_below=redelivered_below)
+        self._paging = Paging(self.memory, redelivered_below=redelivered_below)
         self._early_pages: list[tuple[Read, PageRead]] = []
         """True up to a batch that is durable, but not known to be."""
         self.now_ms = 0
         """Milliseconds since the epoch; set by the caller before commands and turns."""
-        self._policy = policy
-        self._is_concurrent = policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
+        self._policies = policies or Policies()
+        self._when_full = when_full
         self._sessions: dict[str, Session] = {}
         self._queues: dict[str, Queue] = {}
         self._queue_number = 0
@@ -115,7 +116,7 @@ class Engine:
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a queue that the store knows."""
-        queue = Queue(Destination(Kind.QUEUE, name), number)
+        queue = Queue(Destination(Kind.QUEUE, name), number, self._policies.of(name))
         queue.is_known_to_store = True
         self._queues[name] = queue
         self._account.named(queue)
@@ -185,7 +186,7 @@ class Engine:
 
     def must_wait(self, session: Session, command: Command) -> bool:
         """While room is short this is for whoever only sends to wait with, and whatever is behind it."""
-        if self._policy.when_full is not WhenFull.SLOW or not session.only_sends:
+        if self._when_full is not WhenFull.SLOW or not session.only_sends:
             return False
         # A transaction makes room only if it takes messages away, and none are held here.
         return isinstance(command, Begin) or (isinstance(command, Send) and command.destination.kind is Kind.QUEUE)
@@ -305,7 +306,7 @@ class Engine:
         is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
         queue = self._queue(send.destination)
         if queue is not None:
-            visible_at_once = not is_stored or self._is_concurrent
+            visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
             self._accept(queue, send.message, 0 if visible_at_once else self._batch.number)
         if send.producer is not None:
             self._record_number(send.producer, send.number, is_stored)
@@ -494,7 +495,7 @@ class Engine:
         session.has_sent = True
         if self.room is Room.PLENTY or send.destination.kind is not Kind.QUEUE:
             return
-        if self.room is Room.NONE or (session.only_sends and self._policy.when_full is WhenFull.REFUSE):
+        if self.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
             raise NoRoomError("the broker's disk is as full as it may be; try again when messages were consumed")
 
     def _count_taken(self, session: Session) -> None:
@@ -543,7 +544,7 @@ class Engine:
             return
         if has_failed:
             entry.attempts += 1
-            if is_exhausted(self._policy, entry.attempts) and not queue.keeps_failures:
+            if is_exhausted(queue.policy, entry.attempts) and not queue.keeps_failures:
                 self._dead_letter(entry, entry.message)
                 return
             if entry.stored is not None:
@@ -641,7 +642,8 @@ class Engine:
         if destination.kind is Kind.QUEUE:
             # The store never hears of the others.
             number = self._queue_number = self._queue_number + 1
-        queue = self._queues[destination.name] = Queue(destination, number)
+        queue = Queue(destination, number, self._policies.of(destination.name))
+        self._queues[destination.name] = queue
         self._account.named(queue)
         return queue
 

@@ -19,6 +19,7 @@ import msgspec
 
 from truenext.engine.lane import WHOLE, Entry
 from truenext.engine.memory import ENTRY_BYTES, size_of
+from truenext.engine.redelivery import is_exhausted
 from truenext.engine.writing import put
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT, STORE_TRANSACTION_BYTES_MAX
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from truenext.engine.memory import Memory
     from truenext.engine.queue import Queue
     from truenext.message import Message
-    from truenext.policy import Policy
 
 
 RELIEF = 4
@@ -78,11 +78,9 @@ class PageRead(msgspec.Struct, gc=False):
 
 
 class Paging:
-    def __init__(self, memory: Memory, policy: Policy, *, redelivered_below: int) -> None:
+    def __init__(self, memory: Memory, *, redelivered_below: int) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
         self._memory = memory
-        self._policy = policy
-        self._queue_limit = policy.queue_memory_limit
         self._redelivered_below = redelivered_below
         self._reads: list[Read] = []
         self._doomed: list[Entry] = []
@@ -106,7 +104,7 @@ class Paging:
         queue = entry.lane.queue
         self._memory.used += size
         queue.resident += size
-        if queue.resident > self._queue_limit:
+        if queue.resident > queue.policy.memory_limit:
             self._too_large[queue] = None
 
     def went(self, entry: Entry) -> None:
@@ -124,7 +122,7 @@ class Paging:
         if entry.message is not None:
             self._futile = NEVER
             queue = entry.lane.queue
-            if queue.resident > self._policy.queue_memory_limit:
+            if queue.resident > queue.policy.memory_limit:
                 self._too_large[queue] = None
 
     def add(self, entry: Entry, message: Message, batch: Batch) -> None:
@@ -136,7 +134,7 @@ class Paging:
         memory = self._memory
         memory.used += size
         queue.resident += size
-        if queue.resident > self._queue_limit:
+        if queue.resident > queue.policy.memory_limit:
             self._too_large[queue] = None
         if lane.horizon == WHOLE:
             lane.arrived.append(entry)
@@ -162,22 +160,22 @@ class Paging:
             return
         head = lane.head()
         queue = lane.queue
-        is_short = queue.resident + PAGE_BYTES > self._policy.queue_memory_limit
+        is_short = queue.resident + PAGE_BYTES > queue.policy.memory_limit
         if self._memory.excess + PAGE_BYTES > 0:
             is_short = self._is_short = True
         if head is not None and head.message is None:
             after_sequence = head.sequence - 1
         elif lane.needs_page and (
-            head is None or (not is_short and len(lane.arrived) < self._policy.page_size // 2 and not lane.returned)
+            head is None or (not is_short and len(lane.arrived) < queue.policy.page_size // 2 and not lane.returned)
         ):
             after_sequence = lane.horizon
         else:
             return
         if is_short:
             # What is not taken at once may have to leave again.
-            self._read(lane, after_sequence, min(self._policy.page_size, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT)
+            self._read(lane, after_sequence, min(queue.policy.page_size, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT)
         else:
-            self._read(lane, after_sequence, self._policy.page_size, PAGE_BYTES)
+            self._read(lane, after_sequence, queue.policy.page_size, PAGE_BYTES)
 
     def take_reads(self) -> list[Read]:
         """What is to be read from the store."""
@@ -231,7 +229,8 @@ class Paging:
 
     def _has_failed(self, entry: Entry) -> bool:
         """It was on its way to the dead-letter queue, or was when the broker ended."""
-        return entry.attempts >= self._policy.attempts_max and not entry.lane.queue.keeps_failures
+        queue = entry.lane.queue
+        return is_exhausted(queue.policy, entry.attempts) and not queue.keeps_failures
 
     def _entry(self, lane: Lane, found: Found, message: Message) -> Entry:
         deliveries = found.deliveries
@@ -304,7 +303,7 @@ class Paging:
         """
         too_large, self._too_large = self._too_large, {}
         for queue in too_large:
-            limit = self._policy.queue_memory_limit
+            limit = queue.policy.memory_limit
             if queue.resident > limit:
                 self._shrink(queue, queue.resident - limit + limit // RELIEF, batch, committed)
             if queue.resident > limit:

@@ -12,13 +12,15 @@ from truenext.record import lane_key
 if TYPE_CHECKING:
     from truenext.engine.consumer import Consumer
     from truenext.message import Message
+    from truenext.policy import Policy
 
 
 class Queue:
-    __slots__ = ("consumers", "destination", "is_known_to_store", "lanes", "number", "resident")
+    __slots__ = ("consumers", "destination", "is_known_to_store", "lanes", "number", "policy", "resident")
 
-    def __init__(self, destination: Destination, number: int) -> None:
+    def __init__(self, destination: Destination, number: int, policy: Policy) -> None:
         self.destination = destination
+        self.policy = policy
         self.number = number
         """What the store calls it."""
         self.is_known_to_store = False
