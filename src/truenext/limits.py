@@ -36,6 +36,16 @@ NAME_LENGTH_MAX = 255
 DESTINATION_LENGTH_MAX = 255
 """Characters in a destination's name: names are kept in memory and in the store for good."""
 
+SELECTOR_LENGTH_MAX = 4096
+"""Characters in a selector: it is compiled at once, in about 5 us for each, and tested against all that waits."""
+
+SELECTOR_DEPTH_MAX = 32
+"""Parentheses of a selector in one another: each is several calls in one another when it is tested."""
+
+SELECTOR_ANY_MAX = 256
+"""Characters of a selector in those pieces of its LIKE patterns that hold a _ and stand between two %: only there the
+test takes as long as the value times the pattern."""
+
 TRANSACTIONS_MAX = 64
 """Open transactions of one connection: a session normally has one, a pool of workers a few."""
 
