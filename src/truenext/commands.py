@@ -9,6 +9,7 @@ import msgspec
 
 from truenext.destination import Destination
 from truenext.message import Message
+from truenext.selector import Selector
 
 
 class AckMode(Enum):
@@ -35,6 +36,15 @@ class Subscribe(msgspec.Struct, gc=False):
     mode: AckMode
     window: int | None = None
     """Messages; None leaves it to the broker."""
+
+
+class Browse(msgspec.Struct, gc=False):
+    """Show what waits, and leave it as it is. Ends like a subscription."""
+
+    subscription: str
+    destination: Destination
+    selector: Selector | None = None
+    """Which messages are wanted; None is all."""
 
 
 class Unsubscribe(msgspec.Struct, gc=False):
@@ -90,4 +100,4 @@ class Control(msgspec.Struct, gc=False):
     correlation: str | None = None
 
 
-Command = Send | Subscribe | Unsubscribe | Ack | Nack | Begin | Commit | Abort | Disconnect | Confirm | Control
+Command = Send | Subscribe | Browse | Unsubscribe | Ack | Nack | Begin | Commit | Abort | Disconnect | Confirm | Control

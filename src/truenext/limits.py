@@ -119,6 +119,14 @@ HEART_BEAT_GRACE = 2.0
 STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 """Bytes in one batch of a clean stop: the dirty pages of a write transaction stay in private memory."""
 
+BROWSE_SIZE = 250
+BROWSE_BYTES = 256 * 1024
+"""Messages that a browser looks at in one turn, and bytes: nobody else is served meanwhile. Read from the store, those
+are bytes of records; in memory, of header lines, which selectors look at."""
+
+BROWSERS_MAX = 100
+"""Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""
+
 MEMORY_LIMIT = 256 * 1024 * 1024
 """Private memory the broker may take, all told."""
 
