@@ -9,6 +9,7 @@ import msgspec
 
 from truenext.destination import Destination
 from truenext.message import Message
+from truenext.selector import Selector
 
 
 class AckMode(Enum):
@@ -41,6 +42,15 @@ class Subscribe(msgspec.Struct, gc=False):
     """While it is there nobody else gets messages of the queue."""
     has_express: bool = False
     """It sorts what it holds: something more urgent may come to it beyond its window."""
+
+
+class Browse(msgspec.Struct, gc=False):
+    """Show what waits, and leave it as it is. Ends like a subscription."""
+
+    subscription: str
+    destination: Destination
+    selector: Selector | None = None
+    """Which messages are wanted; None is all."""
 
 
 class Unsubscribe(msgspec.Struct, gc=False):
@@ -96,4 +106,4 @@ class Control(msgspec.Struct, gc=False):
     correlation: str | None = None
 
 
-Command = Send | Subscribe | Unsubscribe | Ack | Nack | Begin | Commit | Abort | Disconnect | Confirm | Control
+Command = Send | Subscribe | Browse | Unsubscribe | Ack | Nack | Begin | Commit | Abort | Disconnect | Confirm | Control

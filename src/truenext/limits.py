@@ -36,6 +36,16 @@ NAME_LENGTH_MAX = 255
 DESTINATION_LENGTH_MAX = 255
 """Characters in a destination's name: names are kept in memory and in the store for good."""
 
+SELECTOR_LENGTH_MAX = 4096
+"""Characters in a selector: it is compiled at once, in about 5 us for each, and tested against all that waits."""
+
+SELECTOR_DEPTH_MAX = 32
+"""Parentheses of a selector in one another: each is several calls in one another when it is tested."""
+
+SELECTOR_ANY_MAX = 256
+"""Characters of a selector in those pieces of its LIKE patterns that hold a _ and stand between two %: only there the
+test takes as long as the value times the pattern."""
+
 TRANSACTIONS_MAX = 64
 """Open transactions of one connection: a session normally has one, a pool of workers a few."""
 
@@ -112,6 +122,14 @@ HEART_BEAT_GRACE = 2.0
 
 STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 """Bytes in one batch of a clean stop: the dirty pages of a write transaction stay in private memory."""
+
+BROWSE_SIZE = 250
+BROWSE_BYTES = 256 * 1024
+"""Messages that a browser looks at in one turn, and bytes: nobody else is served meanwhile. Read from the store, those
+are bytes of records; in memory, of header lines, which selectors look at."""
+
+BROWSERS_MAX = 100
+"""Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""
 
 MEMORY_LIMIT = 256 * 1024 * 1024
 """Private memory the broker may take, all told."""

@@ -15,12 +15,14 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+import truenext.selector
 from tests.property.disk import Disk, Stored
 from tests.property.memory_audit import left_in_memory, miscounted
-from tests.property.oracle import SOCKETS_BYTES_MIN, Disagreement, Letter, Oracle, Parcel, Peer, Reader, Seen
+from tests.property.oracle import SOCKETS_BYTES_MIN, Disagreement, Letter, Look, Oracle, Parcel, Peer, Reader, Seen
 from truenext.answers import Receipt
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
+from truenext.engine.browse import Showing
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.paging import PageRead
@@ -37,6 +39,7 @@ DAY_MS = 24 * 3600 * 1000
 REMEMBERED_MS = 7 * DAY_MS
 PEERS_MAX = 4
 READERS_MAX = 6
+LOOKS_MAX = 2
 ROUNDS_MAX = 1000
 """Steps until a broker that is left alone must have come to rest."""
 
@@ -56,6 +59,14 @@ PRODUCER = st.sampled_from(["p", "p", "q"])
 YES_OR_NO = st.booleans()
 MEMORY = st.sampled_from([*TINY, ROOMY, NO_LIMIT])
 
+SELECTORS = {
+    "TRUE": range(10),
+    "JMSPriority > 1": range(2, 10),
+    "JMSPriority = 4 AND label IS NULL": range(4, 5),
+    "label IS NOT NULL": range(0),
+}
+"""With the priorities that they want."""
+
 SENDING = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
 ANSWERING = {"which": PICK, "in_transaction": st.sampled_from([False, False, True]), "says_subscription": YES_OR_NO}
 SUBSCRIBING = {
@@ -74,6 +85,10 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "subscribe": (2, SUBSCRIBING),
     "unsubscribe": (1, {"which": PICK}),
     "disconnect": (1, {"who": PICK, "is_clean": YES_OR_NO, "taken": st.sampled_from([0, 0, 1, 2])}),
+    "browse": (3, {"who": PICK, "queue": SENT_TO, "selector": st.sampled_from(sorted(SELECTORS))}),
+    "browse_at_once": (2, {"who": PICK, "queue": SENT_TO, "selector": st.sampled_from(sorted(SELECTORS))}),
+    "browse_while_messages_leave": (2, SENDING | {"is_read_first": YES_OR_NO}),
+    "end_browse": (1, {"which": PICK}),
     "ask_receipt": (1, {"who": PICK}),
     "send": (
         8,
@@ -167,6 +182,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.numbers: dict[str, int] = {}
         self.numbers_used_at: dict[tuple[str, int], int] = {}
         self.sessions: dict[Peer, Session] = {}
+        self.looks: list[Look] = []
+        """Browses of those who are connected, also what they were told the end of."""
         self.disk = Disk()
 
     @initialize(
@@ -231,6 +248,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.leave_memory |= min(self.memory_limit, self.policy.memory_limit) < NO_LIMIT
         self.oracle.sockets_max = max(self.memory_limit // 4, SOCKETS_BYTES_MIN)
         self.sessions = {}
+        self.looks = []
         self.engine.start()
         batch = self.engine.take_batch()
         assert batch is not None
@@ -280,6 +298,10 @@ class BrokerMachine(RuleBasedStateMachine):
             "connect": len(self.sessions) >= PEERS_MAX,
             "subscribe": not self.sessions or len(self.oracle.readers) >= READERS_MAX,
             "unsubscribe": not self.oracle.readers,
+            "browse": len(self.oracle.looks) >= LOOKS_MAX,
+            "browse_at_once": len(self.oracle.looks) >= LOOKS_MAX,
+            "browse_while_messages_leave": len(self.oracle.looks) >= LOOKS_MAX or not self.oracle.leave_memory,
+            "end_browse": not self.looks,
             "repeat_send": not self._repeatable(),
             "acknowledge": not self._answerable(),
             "acknowledge_and_read_on": not self._answerable(),
@@ -359,7 +381,55 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f"engine.disconnect({peer.name}, is_clean={is_clean})")
         self.engine.disconnect(session, is_clean=is_clean)
         self.oracle.disconnect(peer, is_clean)
+        self.looks = [look for look in self.looks if look.peer is not peer]
         del self.sessions[peer]
+
+    # Browsing ---------------------------------------------------------------------------------------------------------
+
+    def browse(self, who: int, queue: str, selector: str) -> None:
+        peer, session = self._peer(who)
+        name = self._fresh("l")
+        note(f'engine.browse({peer.name}, Browse("{name}", /queue/{queue}, {selector!r}))')
+        wanted = None if selector == "TRUE" else truenext.selector.selector(selector)
+        self.engine.browse(session, Browse(name, parse(f"/queue/{queue}", session.id), wanted))
+        self.looks.append(self.oracle.browse(peer, name, queue, SELECTORS[selector]))
+
+    def browse_at_once(self, who: int, queue: str, selector: str) -> None:
+        """Nothing else happens until all was shown: then it must be all that waits."""
+        self.browse(who, queue, selector)
+        look = self.looks[-1]
+        for _ in range(ROUNDS_MAX):
+            if look not in self.oracle.looks:
+                return
+            self.take_all()
+            self._turn()
+            self.all_pages_are_there()
+        raise Disagreement(f"{look} never ends")
+
+    def browse_while_messages_leave(
+        self, who: int, queue: str, priority: int, persistent: bool, is_read_first: bool
+    ) -> None:
+        """The store gets some behind a horizon while a page is read that shows them or not."""
+        self.squeeze(0.8, True)
+        self.send(who, queue, priority, persistent, None, False, 2, False)
+        self.browse(who, queue, "TRUE")
+        self.take_all()
+        self._turn()
+        while is_read_first and self.disk.wanted:
+            self.read_page()
+        if self.disk.in_flight is None:
+            self.take_batch()
+        if self.disk.in_flight is not None:
+            self.batch_becomes_durable()
+        self.all_pages_are_there()
+        self._turn()
+
+    def end_browse(self, which: int) -> None:
+        look = _one_of(self.looks, which)
+        note(f'engine.unsubscribe({look.peer.name}, Unsubscribe("{look.subscription}"))')
+        self.engine.unsubscribe(self.sessions[look.peer], Unsubscribe(look.subscription))
+        self.oracle.end_browse(look)
+        self.looks.remove(look)
 
     def ask_receipt(self, who: int) -> None:
         peer, session = self._peer(who)
@@ -669,6 +739,8 @@ class BrokerMachine(RuleBasedStateMachine):
         else:
             raise Disagreement("the broker never comes to rest")
         self.oracle.check_idle()
+        if self.oracle.looks:
+            raise Disagreement(f"browses never end: {self.oracle.looks}")
         for queue in self.engine.queues():
             at_least, at_most = self.oracle.waiting(queue.name)
             if not at_least <= queue.waiting() <= at_most:
@@ -752,6 +824,7 @@ class BrokerMachine(RuleBasedStateMachine):
         reading = self.disk.reading()
         note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}")
         self.oracle.check_turn(dispatched, answered, reading)
+        self._check_browses(effects.showings)
         return any(effects)
 
     def _learn_windows(self) -> None:
@@ -762,6 +835,19 @@ class BrokerMachine(RuleBasedStateMachine):
                 reader.window, reader.is_stretched = consumer.window, consumer.auto.is_stretched
                 if not 1 < consumer.window <= 1000:
                     raise Disagreement(f"{reader} has an automatic window of {consumer.window}")
+
+    def _check_browses(self, showings: list[Showing]) -> None:
+        shown: dict[Look, list[Seen]] = {}
+        ended = []
+        looks = {(look.peer.name, look.subscription): look for look in self.looks}
+        for browser, entries, is_end in showings:
+            look = looks.get((browser.session.id, browser.subscription))
+            if look is None:
+                raise Disagreement(f"{browser.session.id}/{browser.subscription} is shown {entries}, and has ended")
+            shown[look] = [_seen(entry, browser.queue.name) for entry in entries]
+            ended += [look] if is_end else []
+        note(f"# shown: {shown}, ended: {ended}")
+        self.oracle.check_browses(shown, ended)
 
     def _compare_store(self) -> None:
         """A crash now: what would be found, and would it be what the contract promises?"""
@@ -867,6 +953,9 @@ class PagingMachine(BrokerMachine):
     WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
         "subscribe": 1,
         "unsubscribe": 1,
+        "browse": 3,
+        "browse_at_once": 1,
+        "browse_while_messages_leave": 3,
         "disconnect": 1,
         "connect": 1,
         "send": 6,

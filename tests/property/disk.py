@@ -12,6 +12,7 @@ from sys import maxsize
 from typing import NamedTuple
 
 from truenext.batch import Batch
+from truenext.engine.browse import BrowseRead
 from truenext.engine.paging import Found, PageRead, Read
 from truenext.message import Message
 from truenext.order import RANKS
@@ -90,7 +91,7 @@ class Disk:
     def next_page(self, committed: int) -> tuple[Read, PageRead]:
         """The page that was read first; the engine is about to get it, and knows of batches up to `committed`."""
         read, page = self._pages.popleft()
-        if page.as_of > committed:
+        if page.as_of > committed and not isinstance(read, BrowseRead):
             self._early.append((read, page))
         return read, page
 
@@ -98,6 +99,9 @@ class Disk:
         """By queue, the smallest rank of those of which a page is not there yet."""
         ranks: dict[str, int] = {}
         for read in [*self.wanted, *(read for read, _ in [*self._pages, *self._early])]:
+            if isinstance(read, BrowseRead):
+                # Nobody's consumers wait for it.
+                continue
             _, rank = split_lane_key(read.lane.key)
             queue = read.lane.queue.name
             ranks[queue] = min(rank, ranks.get(queue, rank))

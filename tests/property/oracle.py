@@ -109,6 +109,26 @@ class Reader:
 
 
 @dataclass(eq=False)
+class Look:
+    """One browse (Browsing), and what of its queue was as it is when it began."""
+
+    peer: Peer
+    subscription: str
+    queue: str
+    priorities: range
+    """Those that its selector wants."""
+    began_ms: int
+    hidden: dict["Letter", int]
+    """What was held or gone then, with how often it had been dispatched."""
+    waiting: dict["Letter", int]
+    """What it must be shown unless anything happens to it, with the same."""
+    shown: list["Letter"] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"{self.peer.name}/{self.subscription}(browses {self.queue})"
+
+
+@dataclass(eq=False)
 class Letter:
     """A message after its acceptance."""
 
@@ -212,6 +232,8 @@ class Oracle:
         """The broker's sequence of each message that was seen."""
         self.used_numbers: dict[tuple[str, int], Use] = {}
         self.moves: list[Move] = []
+        self.looks: list[Look] = []
+        """Browses that were not told yet that this was all."""
         self.gathering = 1
         self.in_flight: int | None = None
         self.durable = 0
@@ -344,6 +366,7 @@ class Oracle:
             if held and reader.mode is not AckMode.AUTO:
                 charged.append(held[0])
             self.readers.remove(reader)
+        self.looks = [look for look in self.looks if look.peer is not peer]
         self.peers.remove(peer)
         self.ended.append(peer)
         self._give_back(returned, charged=[] if is_clean else charged)
@@ -359,6 +382,26 @@ class Oracle:
         for letter in self.unacknowledged(reader)[:count]:
             self._remove(letter)
             self._wait(reader.peer, may=self.gathering)
+
+    def browse(self, peer: Peer, subscription: str, queue: str, priorities: range) -> Look:
+        here = [letter for letter in self.letters if letter.queue == queue]
+        hidden = {each: each.deliveries for each in here if each.is_gone or each.holder is not None}
+        waiting = {
+            each: each.deliveries
+            for each in here
+            if each not in hidden
+            and self.is_visible(each)
+            and not self.is_expired(each)
+            and not self.is_doomed(each)
+            and each.parcel.priority in priorities
+        }
+        look = Look(peer, subscription, queue, priorities, self.now_ms, hidden, waiting)
+        self.looks.append(look)
+        return look
+
+    def end_browse(self, look: Look) -> None:
+        if look in self.looks:
+            self.looks.remove(look)
 
     def ask_receipt(self, peer: Peer, receipt: str) -> None:
         peer.receipts.append(Pending(receipt, peer.must_wait_for, peer.may_wait_for))
@@ -434,7 +477,7 @@ class Oracle:
             letter.holder = letter.acknowledged_by = letter.refused_by = letter.removed_in = None
             letter.visible_from = AT_ONCE
             letter.written_attempts = [(AT_ONCE, letter.attempts)]
-        self.peers, self.ended, self.readers, self.moves = [], [], [], []
+        self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
         self.in_flight = None
         self.durable = self.gathering
         self.gathering += 1
@@ -469,14 +512,9 @@ class Oracle:
 
     def has_credit(self, reader: Reader) -> bool:
         # True next: fewer unacknowledged messages than its window, and its connection has room for more bytes.
-        return self.has_room(reader) and (reader.window is None or len(self.unacknowledged(reader)) < reader.window)
-
-    def has_room(self, reader: Reader) -> bool:
-        if reader.peer.unsent >= ROOM_BYTES:
+        if not self._has_room(reader.peer):
             return False
-        sockets_max = self.sockets_max
-        are_full = sockets_max is not None and sum(peer.unsent for peer in self.peers) > sockets_max
-        return not (are_full and reader.peer.unsent)
+        return reader.window is None or len(self.unacknowledged(reader)) < reader.window
 
     def is_expired(self, letter: Letter) -> bool:
         # Expiry: its time has come.
@@ -549,7 +587,7 @@ class Oracle:
             and reader.window is not None
             and reader.window > 1
             and len(held) < reader.window + 10
-            and self.has_room(reader)
+            and self._has_room(reader.peer)
             and sum(each.parcel.priority < letter.parcel.priority for each in held) >= reader.window
         )
 
@@ -842,6 +880,65 @@ class Oracle:
                 )
                 if seen != right:
                     raise Disagreement(f"{reader} got {seen}; by the contract {right}")
+
+    def check_browses(self, shown: dict[Look, list[Seen]], ended: list[Look]) -> None:
+        """Compare what a turn of the broker showed with the contract, and follow it. A turn dispatches before it shows.
+
+        Raises: Disagreement
+        """
+        for look, all_seen in shown.items():
+            if look not in self.looks:
+                raise Disagreement(f"{look}, which is over, is shown {all_seen}")
+            for seen in all_seen:
+                if not self._has_room(look.peer):
+                    raise Disagreement(f"{look} is shown {all_seen}, and its connection has no room")
+                self._check_shown(look, self.letter(seen.label, look.queue), seen)
+        for look in ended:
+            missing = [
+                letter for letter in look.waiting if letter not in look.shown and self._is_as_it_was(look, letter)
+            ]
+            if missing:
+                raise Disagreement(f"{look} is told that this was all, and was not shown {missing}")
+            self.looks.remove(look)
+
+    def _check_shown(self, look: Look, letter: Letter, seen: Seen) -> None:
+        if look.shown and letter.key <= look.shown[-1].key:
+            raise Disagreement(f"{look} is shown {letter} behind {look.shown[-1]}")
+        stays_hidden = letter in look.hidden and letter.deliveries == look.hidden[letter]
+        was_expired = 0 < letter.parcel.expires_ms <= look.began_ms
+        if (
+            not self.is_visible(letter)
+            or was_expired
+            or (stays_hidden and (letter.is_gone or letter.holder is not None))
+        ):
+            raise Disagreement(f"{look} is shown {letter}, which does not wait: {vars(letter)}")
+        if letter.parcel.priority not in look.priorities:
+            raise Disagreement(f"{look} is shown {letter}, which it does not want")
+        self.saw_sequence(letter, seen.sequence)
+        if self._is_as_it_was(look, letter):
+            at_least = at_most = letter.deliveries
+            if letter.least_deliveries is not None:
+                # That would count the next dispatch, and this is none.
+                at_least, at_most = letter.least_deliveries - 1, max(1, letter.deliveries)
+            if not at_least <= seen.deliveries <= at_most or seen.attempts != letter.attempts:
+                raise Disagreement(f"{look} is shown {seen}; by the contract {vars(letter)}")
+        look.shown.append(letter)
+        look.peer.unsent += letter.parcel.unsent
+
+    def _is_as_it_was(self, look: Look, letter: Letter) -> bool:
+        """It has waited since the browse began, and nothing has happened to it."""
+        return (
+            look.waiting.get(letter) == letter.deliveries
+            and not letter.is_gone
+            and letter.holder is None
+            and not self.is_expired(letter)
+        )
+
+    def _has_room(self, peer: Peer) -> bool:
+        if peer.unsent >= ROOM_BYTES:
+            return False
+        sockets_max = self.sockets_max
+        return not (sockets_max is not None and peer.unsent and sum(each.unsent for each in self.peers) > sockets_max)
 
     def _explain(
         self,

@@ -17,6 +17,8 @@ from tests.property.disk import Disk, Stored
 from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.engine import browse
+from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.consumer import Consumer
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
 from truenext.engine.engine import Effects, Engine
@@ -28,6 +30,7 @@ from truenext.engine.writing import mark, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
 from truenext.record import message_key, sequence_of
+from truenext.selector import Selector
 
 Patch = pytest.MonkeyPatch
 
@@ -912,6 +915,139 @@ def nothing_that_waits_leaves_memory(patch: Patch) -> None:
 
 def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
     patch.setattr(Paging, "_disembody", lambda paging, entry, batch, committed: 0)
+
+
+# Browsing -------------------------------------------------------------------------------------------------------------
+
+
+def a_page_of_a_browser_is_taken_into_the_lane(patch: Patch) -> None:
+    page_read = Browsing.page_read
+
+    def faulty(browsing: Browsing, read: BrowseRead, page: PageRead) -> None:
+        lane = read.lane
+        if page.found and read.after_sequence <= lane.horizon != WHOLE:
+            taken = sum(found.sequence > lane.horizon for found in page.found)
+            lane.take_in([], taken, max(lane.horizon, page.found[-1].sequence), page.as_of)
+        page_read(browsing, read, page)
+
+    patch.setattr(Browsing, "page_read", faulty)
+
+
+def a_browser_sees_one_page_of_a_lane(patch: Patch) -> None:
+    show_page = Browsing._show_page
+
+    def faulty(browsing: Browsing, read: BrowseRead, *rest: Any) -> None:
+        show_page(browsing, read, *rest)
+        read.browser.next_lane()
+
+    patch.setattr(Browsing, "_show_page", faulty)
+
+
+def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
+    show_slice = Browsing._show_slice
+
+    def faulty(browsing: Browsing, browser: Browser, *rest: Any) -> BrowseRead | None:
+        while (read := show_slice(browsing, browser, *rest)) is not None:
+            if read.lane is browser.queue.lanes[browser.rank]:
+                browser.next_lane()
+        return None
+
+    patch.setattr(Browsing, "_show_slice", faulty)
+
+
+def the_last_message_of_a_browsers_page_is_shown_again(patch: Patch) -> None:
+    show_page = Browsing._show_page
+
+    def faulty(browsing: Browsing, read: BrowseRead, page: PageRead, *rest: Any) -> None:
+        show_page(browsing, read, page, *rest)
+        read.browser.after_sequence = page.found[-1].sequence - 1 if page.found else read.browser.after_sequence
+
+    patch.setattr(Browsing, "_show_page", faulty)
+
+
+def a_browser_is_shown_a_lane_in_the_order_in_which_it_lies_in_memory(patch: Patch) -> None:
+    def faulty(lane: Lane, after_sequence: int) -> list[Entry]:
+        return [entry for entry in lane if entry.sequence > after_sequence]
+
+    patch.setattr("truenext.engine.browse._in_memory", faulty)
+
+
+def a_browser_misses_what_is_being_written(patch: Patch) -> None:
+    init = BrowseRead.__init__
+
+    def faulty(read: BrowseRead, *arguments: Any) -> None:
+        init(read, *arguments)
+        read.recent = {}
+
+    patch.setattr(BrowseRead, "__init__", faulty)
+
+
+def a_browser_misses_what_left_memory_while_its_page_was_read(patch: Patch) -> None:
+    show_page = Browsing._show_page
+
+    def faulty(browsing: Browsing, read: BrowseRead, page: PageRead, *rest: Any) -> None:
+        read.recent = {sequence: entry for sequence, entry in read.recent.items() if entry.message is not None}
+        show_page(browsing, read, page, *rest)
+
+    patch.setattr(Browsing, "_show_page", faulty)
+
+
+def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> None:
+    show_page = Browsing._show_page
+
+    def faulty(browsing: Browsing, read: BrowseRead, page: PageRead, *rest: Any) -> None:
+        if isinstance(read, BrowseReadOne):
+            page.found = []
+            page.is_end = True
+        show_page(browsing, read, page, *rest)
+
+    patch.setattr(Browsing, "_show_page", faulty)
+
+
+def a_browser_is_shown_what_is_not_visible(patch: Patch) -> None:
+    _change_show(patch, lambda entry, committed, now_ms: (maxsize, now_ms))
+
+
+def a_browser_is_shown_what_is_expired(patch: Patch) -> None:
+    _change_show(patch, lambda entry, committed, now_ms: (committed, 0))
+
+
+def being_shown_counts_as_a_delivery(patch: Patch) -> None:
+    def change(entry: Entry, committed: int, now_ms: int) -> tuple[int, int]:
+        entry.deliveries += 1
+        return committed, now_ms
+
+    _change_show(patch, change)
+
+
+def _change_show(patch: Patch, change: Callable[[Entry, int, int], tuple[int, int]]) -> None:
+    show = Browsing._show
+
+    def faulty(
+        browsing: Browsing, browser: Browser, entry: Entry, committed: int, now_ms: int, shown: list[Entry]
+    ) -> None:
+        show(browsing, browser, entry, *change(entry, committed, now_ms), shown)
+
+    patch.setattr(Browsing, "_show", faulty)
+
+
+def a_browser_is_shown_what_consumers_hold(patch: Patch) -> None:
+    in_memory = browse._in_memory
+
+    def faulty(lane: Lane, after_sequence: int) -> list[Entry]:
+        held = [entry for consumer in lane.queue.consumers for entry in consumer.held.values()]
+        here = [entry for entry in held if entry.lane is lane and entry.sequence > after_sequence]
+        return sorted([*here, *in_memory(lane, after_sequence)], key=lambda entry: entry.sequence)
+
+    patch.setattr(browse, "_in_memory", faulty)
+
+
+def a_browser_never_has_enough(patch: Patch) -> None:
+    patch.setattr(Browser, "is_open", lambda browser: True)
+
+
+def the_selector_of_a_browser_is_asked_for_priorities_alone(patch: Patch) -> None:
+    patch.setattr(Selector, "matches", lambda selector, message: True)
 
 
 def faults() -> list[Callable[[Patch], None]]:

@@ -15,6 +15,7 @@ from truenext.commands import (
     Ack,
     AckMode,
     Begin,
+    Browse,
     Command,
     Commit,
     Confirm,
@@ -496,6 +497,53 @@ def test_a_second_subscribe_of_the_same_id_changes_nothing_for_the_first() -> No
     assert decode(Version.V1_2, b"".join(parts))[0].headers["ack"] == "7@s"
 
 
+# ---- Browsing ----
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_browser_asks_for_what_its_selector_wants(version: Version) -> None:
+    browse = asked(Browse, version, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "selector:a > 1", "ack:client")
+    assert (browse.subscription, browse.destination) == ("s", parse("/queue/a", "me"))
+    assert browse.selector is not None and browse.selector.text == "a > 1"
+    for lines in (["browser:TRUE"], ["browser:true", "selector:"]):
+        assert asked(Browse, version, "SUBSCRIBE", QUEUE, "id:s", *lines).selector is None
+    assert asked(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", "browser:false").subscription == "s"
+
+
+def test_what_a_browser_may_not_say_is_refused() -> None:
+    assert "is not true or false" in refused(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:yes")
+    assert "at character 3" in refused(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "selector:a ! 1")
+    assert "exclusive" in refused(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "activemq.exclusive:true")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_browser_reads_how_often_messages_were_dispatched_and_then_that_this_was_all(version: Version) -> None:
+    server = connected(version)
+    ask(server, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "ack:client")
+    message = Message(4, False, 0, b"content-length:1\n", b"x")
+    parts: list[bytes] = []
+    server.encode_deliveries("s", [Delivered(message, deliveries=count) for count in (0, 1)], parts, is_browse=True)
+    assert len(parts) == 2 * PARTS_PER_MESSAGE
+    parts.append(server.encode_end_of_browse("s", parse("/queue/a", "me")))
+    never, once, end = decode(version, b"".join(parts))
+    assert (never.headers["truenext-deliveries"], never.headers.get("redelivered")) == ("0", None)
+    assert (once.headers["truenext-deliveries"], once.headers.get("redelivered")) == ("1", "true")
+    assert "ack" not in never.headers and never.body == b"x"
+    assert end.command == "MESSAGE" and end.body == b""
+    assert end.headers == {
+        "subscription": "s",
+        "message-id": "truenext-b1-0",
+        "destination": "/queue/a",
+        "browser": "end",
+        "content-length": "0",
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_message_passes_for_the_end_of_a_browse(version: Version) -> None:
+    assert b"browser" not in asked(Send, version, "SEND", QUEUE, "browser:end").message.header
+
+
 # ---- ACK, NACK, transactions ----
 
 
@@ -583,7 +631,6 @@ def test_a_transaction_is_begun_committed_and_aborted_by_name(version: Version) 
     ("command", "line", "feature"),
     [
         ("SUBSCRIBE", "selector:a = 1", "selectors"),
-        ("SUBSCRIBE", "browser:true", "browsing"),
         ("SUBSCRIBE", "durable:true", "durable subscriptions"),
         ("SUBSCRIBE", "durable-subscription-name:d", "durable subscriptions"),
         ("SUBSCRIBE", "activemq.subscriptionName:d", "durable subscriptions"),

@@ -24,6 +24,7 @@ from truenext.commands import (
     Ack,
     AckMode,
     Begin,
+    Browse,
     Command,
     Commit,
     Confirm,
@@ -34,6 +35,7 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
+from truenext.engine.browse import BrowseRead, Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
@@ -60,6 +62,9 @@ class Peer(Protocol):
 
     def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
         """Add messages to the next flush."""
+
+    def show(self, showing: Showing) -> None:
+        """Add what a browser is shown to the next flush."""
 
     def flush(self) -> None:
         """Write what was added; call `Broker.taken` once the socket has taken all of it."""
@@ -120,6 +125,7 @@ class Broker:
             Nack: engine.refuse,
             Confirm: self._confirm,
             Subscribe: engine.subscribe,
+            Browse: engine.browse,
             Unsubscribe: self._unsubscribe,
             Begin: engine.begin,
             Commit: engine.commit,
@@ -290,7 +296,7 @@ class Broker:
                 # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
                 for peer in self._answer(engine.take_answers()):
                     peer.flush()
-        answers, deliveries, reads = engine.turn()
+        answers, deliveries, reads, showings = engine.turn()
         for read in reads:
             self._pager.read(read)
         if self._is_look_due:
@@ -300,6 +306,10 @@ class Broker:
         for consumer, entries in deliveries.items():
             peer = peers[consumer.session]
             peer.deliver(consumer, entries)
+            written[peer] = None
+        for showing in showings:
+            peer = peers[showing.browser.session]
+            peer.show(showing)
             written[peer] = None
         for peer in written:
             peer.flush()
@@ -327,7 +337,8 @@ class Broker:
 
     def _look(self) -> None:
         self._is_look_due = False
-        for queue in self._stuck_audit.look(self._engine, {read.lane for read in self._pager.under_way}):
+        read_lanes = {read.lane for read in self._pager.under_way if not isinstance(read, BrowseRead)}
+        for queue in self._stuck_audit.look(self._engine, read_lanes):
             logger.error("queue is stuck: a message is ready and a consumer has credit", extra={"queue": queue.name})
 
     def _commit(self) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from itertools import islice
 
 import click
 import msgspec
@@ -11,6 +12,7 @@ from rich.table import Table
 from truenext.client.connection import Connection
 from truenext.errors import TruenextError
 from truenext.url import DEFAULT_URL
+from truenext.wire.stomp.frame import Frame
 
 OWN_HEADERS = frozenset({"destination", "content-length", "priority", "persistent", "receipt", "transaction"})
 CONFIRM_EVERY = 500
@@ -102,11 +104,7 @@ def receive(queue: str, count: int, takes_all: bool, timeout: float, with_header
                 if message is None:
                     break
                 taken += 1
-                if with_headers:
-                    line = {"headers": message.headers, "body": message.body.decode(errors="replace")}
-                    sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
-                else:
-                    sys.stdout.buffer.write(message.body + b"\n")
+                _print_message(message, with_headers=with_headers)
                 sys.stdout.buffer.flush()
                 connection.acknowledge(message)
     except TruenextError as error:
@@ -114,6 +112,30 @@ def receive(queue: str, count: int, takes_all: bool, timeout: float, with_header
     if not takes_all and taken < count:
         click.echo(f"truenext: {taken} of {count} messages came within {timeout:g} seconds", err=True)
         raise SystemExit(1)
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--selector", help="Only what this JMS selector wants, such as \"colour = 'red' AND JMSPriority > 6\".")
+@click.option("--limit", type=click.IntRange(1), help="Messages to show at most.")
+@click.option("--headers", "with_headers", is_flag=True, help="One JSON object a line: headers and body.")
+@url_option
+def browse(queue: str, selector: str | None, limit: int | None, with_headers: bool, url: str) -> None:
+    """Print the bodies of what waits in QUEUE, the true next first. Everything stays where it is."""
+    try:
+        with Connection(url) as connection:
+            for message in islice(connection.browse(address(queue), selector), limit):
+                _print_message(message, with_headers=with_headers)
+    except TruenextError as error:
+        raise Failure(error) from error
+
+
+def _print_message(message: Frame, *, with_headers: bool) -> None:
+    if with_headers:
+        line = {"headers": message.headers, "body": message.body.decode(errors="replace")}
+        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+    else:
+        sys.stdout.buffer.write(message.body + b"\n")
 
 
 @click.command()

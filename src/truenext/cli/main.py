@@ -8,7 +8,7 @@ import click
 import truenext
 from truenext.cli import logs
 from truenext.cli.audit import audit
-from truenext.cli.client import Failure, queues, receive, send, status
+from truenext.cli.client import Failure, browse, queues, receive, send, status
 from truenext.cli.history import history as history_command
 from truenext.cli.record import record
 from truenext.cli.serve import serve as run_broker
@@ -131,5 +131,5 @@ def serve(
         raise Failure(error) from error
 
 
-for command in (send, receive, queues, status, audit, history_command, store, record):
+for command in (send, receive, browse, queues, status, audit, history_command, store, record):
     main.add_command(command)

@@ -6,6 +6,7 @@ What arrives while something else is awaited is kept in order, so nothing is los
 import socket
 import time
 from collections import deque
+from collections.abc import Iterator
 from types import TracebackType
 
 from truenext.errors import RemoteProtocolError, TruenextError
@@ -99,6 +100,18 @@ class Connection:
             "activemq.prefetchSize": str(window),
         }
         self._confirmed(Frame("SUBSCRIBE", headers))
+
+    def browse(self, destination: str, selector: str | None = None, *, subscription: str = "0") -> Iterator[Frame]:
+        """What waits at a destination, as far as the selector wants it, in order; all stays where it is.
+
+        Raises: ConnectionLost, Refused
+        """
+        headers = {"id": subscription, "destination": destination, "browser": "true"}
+        if selector is not None:
+            headers["selector"] = selector
+        self._confirmed(Frame("SUBSCRIBE", headers))
+        while (message := self.receive(None)) is not None and message.headers.get("browser") != "end":
+            yield message
 
     def receive(self, timeout: float | None) -> Frame | None:
         """The next MESSAGE; None if none comes within `timeout` seconds (None waits for ever).

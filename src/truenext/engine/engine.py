@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 from truenext.answers import Answer
 from truenext.batch import Batch, ProducerState
-from truenext.commands import Abort, Ack, AckMode, Begin, Command, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Command, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.account import Account, NoAccount
+from truenext.engine.browse import Browser, BrowseRead, Browsing, Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.dispatch import Deliveries, Dispatcher
 from truenext.engine.lane import Entry
@@ -37,6 +38,7 @@ from truenext.engine.transaction import Transaction, begin, make_room
 from truenext.engine.writing import mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
+    BROWSERS_MAX,
     GATHERING_BYTES_MAX,
     QUEUES_MAX,
     SEQUENCE_BLOCK,
@@ -59,6 +61,8 @@ class Effects(NamedTuple):
     """Per consumer, in order of dispatch."""
     reads: list[Read]
     """What is to be read from the store; `page_read` takes it."""
+    showings: list[Showing]
+    """What browsers are shown."""
 
 
 class Engine:
@@ -81,6 +85,7 @@ class Engine:
         """For what senders bring; set by the caller before commands."""
         self._redelivered_below = redelivered_below
         self._paging = Paging(self.memory, redelivered_below=redelivered_below)
+        self._browsing = Browsing(self.memory, redelivered_below=redelivered_below)
         self._early_pages: list[tuple[Read, PageRead]] = []
         """True up to a batch that is durable, but not known to be."""
         self.now_ms = 0
@@ -205,7 +210,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A turn would do something."""
-        return bool(self._touched or self._answers)
+        return bool(self._touched or self._answers) or self._browsing.has_work
 
     @property
     def last_committed(self) -> int:
@@ -241,6 +246,8 @@ class Engine:
             has_begun = not is_clean and consumer.mode is not AckMode.AUTO
             self._release(consumer, has_begun=has_begun)
         session.consumers.clear()
+        for browser in session.browsers.values():
+            self._browsing.browsers.pop(browser, None)
         for queue in session.temporary_queues:
             self._drop(queue)
         self._count_taken(session)
@@ -317,14 +324,8 @@ class Engine:
 
     def subscribe(self, session: Session, subscribe: Subscribe) -> None:
         """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's."""
-        if subscribe.subscription in session.consumers:
-            raise RemoteProtocolError(f"subscription {subscribe.subscription!r} exists already on this connection")
-        if len(session.consumers) >= SUBSCRIPTIONS_MAX:
-            raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection")
-        destination = subscribe.destination
-        if destination.kind is Kind.TEMPORARY and destination.session != session.id:
-            raise RemoteProtocolError("only the connection that owns a temporary queue may subscribe to it")
-        queue = self._queue(destination)
+        session.check_subscription(subscribe.subscription, subscribe.destination)
+        queue = self._queue(subscribe.destination)
         assert queue is not None, "the owner of a temporary queue is connected"
         self._consumer_number += 1
         consumer = Consumer(
@@ -342,8 +343,27 @@ class Engine:
         queue.choose_owner()
         self._touched[queue] = None
 
+    def browse(self, session: Session, browse: Browse) -> None:
+        """Raises: RemoteProtocolError if the subscription is taken, the queue is another connection's, or too many
+        browse.
+        """
+        session.check_subscription(browse.subscription, browse.destination)
+        browsing = self._browsing.browsers
+        if len(browsing) >= BROWSERS_MAX:
+            raise RemoteProtocolError(f"more than {BROWSERS_MAX} are browsing; try again when others are done")
+        name = browse.destination.name
+        # One that is not there is empty, and is not made for being looked at.
+        queue = self._queues.get(name) or Queue(browse.destination, 0, self._policies.of(name))
+        browser = Browser(session, queue, browse, self.memory, last_sequence=self._next_sequence - 1)
+        session.browsers[browse.subscription] = browser
+        browsing[browser] = None
+
     def unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         """Raises: RemoteProtocolError if there is no such subscription."""
+        browser = session.browsers.pop(unsubscribe.subscription, None)
+        if browser is not None:
+            self._browsing.browsers.pop(browser, None)
+            return
         consumer = session.consumers.pop(unsubscribe.subscription, None)
         if consumer is None:
             raise RemoteProtocolError(f"there is no subscription {unsubscribe.subscription!r} on this connection")
@@ -449,13 +469,21 @@ class Engine:
                 lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
                 if lane is not None:
                     self._paging.ask(lane)
-        return Effects(self.take_answers(), deliveries, self._paging.take_reads())
+        reads = self._paging.take_reads()
+        showings: list[Showing] = []
+        if self._browsing.has_work:
+            showings, pages = self._browsing.turn(self._committed, self.now_ms)
+            reads += pages
+        return Effects(self.take_answers(), deliveries, reads, showings)
 
     def page_read(self, read: Read, page: PageRead) -> None:
         """What a turn wanted to be read is there.
 
         Raises: StoreError if the store has lost something.
         """
+        if isinstance(read, BrowseRead):
+            self._browsing.page_read(read, page)
+            return
         if page.as_of > self._committed:
             # Its batch became durable a moment ago; all queues are to see that in one step.
             self._early_pages.append((read, page))

@@ -202,7 +202,7 @@ class Paging:
             return []
         lane.reading = None
         if not (page.found or page.is_end):
-            raise _damage(lane, "a page is empty, but not the last")
+            raise damage(lane, "a page is empty, but not the last")
         up_to = WHOLE if page.is_end else page.found[-1].sequence
         fresh: list[Entry] = []
         failed: list[Entry] = []
@@ -221,7 +221,7 @@ class Paging:
                 if entry.message is not None and self._has_failed(entry):
                     failed.append(entry)
         if any(read.after_sequence < sequence <= up_to for sequence in lane.bodiless):
-            raise _damage(lane, "a message is not there any more")
+            raise damage(lane, "a message is not there any more")
         if up_to > lane.horizon:
             self._move_horizon(lane, fresh, left_out, up_to, page.as_of)
         self._let_go_of(lane, committed)
@@ -269,7 +269,7 @@ class Paging:
         for entry in in_page:
             self.went(entry)
         if up_to == WHOLE and lane.unread:
-            raise _damage(lane, f"the count of its messages and what is in it differ by {lane.unread}")
+            raise damage(lane, f"the count of its messages and what is in it differ by {lane.unread}")
 
     # ---- Leaving ----
 
@@ -388,7 +388,8 @@ def _resident(queue: Queue) -> int:
     return queue.resident
 
 
-def _damage(lane: Lane, what: str) -> StoreError:
+def damage(lane: Lane, what: str) -> StoreError:
+    """The store does not have what it should."""
     priority = PRIORITY_MAX - split_lane_key(lane.key)[1]
     return StoreError(
         f"the store is damaged: of queue {lane.queue.name!r}, priority {priority}, {what}. "

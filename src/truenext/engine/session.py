@@ -5,22 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode
+from truenext.destination import Destination, Kind
 from truenext.errors import RemoteProtocolError
+from truenext.limits import SUBSCRIPTIONS_MAX
 
 if TYPE_CHECKING:
+    from truenext.engine.browse import Browser
     from truenext.engine.consumer import Consumer
     from truenext.engine.queue import Queue
     from truenext.engine.transaction import Transaction
 
 
 class Session:
-    __slots__ = ("batch", "consumers", "has_sent", "id", "temporary_queues", "transactions", "unsent_bytes")
+    __slots__ = ("batch", "browsers", "consumers", "has_sent", "id", "temporary_queues", "transactions", "unsent_bytes")
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
         """Not to be guessed: it is the address of the connection's temporary queues."""
         self.consumers: dict[str, Consumer] = {}
         """By subscription."""
+        self.browsers: dict[str, Browser] = {}
+        """By subscription; those that were shown all are here until they unsubscribe."""
         self.transactions: dict[str, Transaction] = {}
         """Open ones, by the client's name for them."""
         self.temporary_queues: list[Queue] = []
@@ -37,6 +42,15 @@ class Session:
         """It takes no messages away: it may have to wait until others have."""
         return self.has_sent and not self.consumers and not self.transactions
 
+    def check_subscription(self, subscription: str, destination: Destination) -> None:
+        """Raises: RemoteProtocolError if there cannot be such a subscription to it."""
+        if subscription in self.consumers or subscription in self.browsers:
+            raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection")
+        if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
+            raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection")
+        if destination.kind is Kind.TEMPORARY and destination.session != self.id:
+            raise RemoteProtocolError("only the connection that owns a temporary queue may subscribe to it")
+
     def consumer_of(self, subscription: str | None, sequence: int) -> Consumer:
         """The consumer that an ACK or NACK speaks of.
 
@@ -44,6 +58,8 @@ class Session:
         """
         if subscription is not None:
             consumer = self.consumers.get(subscription)
+            if subscription in self.browsers:
+                raise RemoteProtocolError(f"subscription {subscription!r} browses: nothing of it is acknowledged")
             if consumer is None:
                 raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection")
             if consumer.mode is AckMode.AUTO:

@@ -16,6 +16,7 @@ from itertools import chain
 from truenext.answers import Answer, Farewell, Fault, Receipt
 from truenext.broker.broker import Broker
 from truenext.commands import AckMode, Command
+from truenext.engine.browse import Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.lane import Entry
 from truenext.errors import NoRoomError, RemoteProtocolError
@@ -207,6 +208,13 @@ class Connection:
     def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
         self._stomp.encode_deliveries(consumer.subscription, entries, self._parts)
         self._runs.append((consumer, len(entries)))
+
+    def show(self, showing: Showing) -> None:
+        browser = showing.browser
+        self._stomp.encode_deliveries(browser.subscription, showing.entries, self._parts, is_browse=True)
+        self._runs.append((browser, len(showing.entries)))
+        if showing.is_end:
+            self._add(self._stomp.encode_end_of_browse(browser.subscription, browser.queue.destination))
 
     def flush(self) -> None:
         parts = self._parts

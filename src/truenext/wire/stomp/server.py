@@ -14,6 +14,7 @@ from truenext.commands import (
     Ack,
     AckMode,
     Begin,
+    Browse,
     Command,
     Commit,
     Confirm,
@@ -29,6 +30,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.limits import CONSUMER_PRIORITY_MAX, HEART_BEAT_MS_MIN, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
+from truenext.selector import selector
 from truenext.wire.stomp.frame import Frame, Version, header_line
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
 
@@ -40,6 +42,7 @@ _HOP_HEADERS = frozenset(
         # What concerns the SEND alone, and what only the broker may say of a message.
         "receipt",
         "transaction",
+        "browser",
         "truenext-producer",
         "truenext-number",
         "message-id",
@@ -61,8 +64,7 @@ _LATER_SEND = {
     "JMSXGroupSeq": "message groups",
 }
 _LATER_SUBSCRIBE = {
-    "selector": "selectors",
-    "browser": "browsing",
+    "selector": "selectors of consumers",
     "durable": "durable subscriptions",
     "durable-subscription-name": "durable subscriptions",
     "activemq.subscriptionName": "durable subscriptions",
@@ -71,6 +73,7 @@ _LATER_SUBSCRIBE = {
     "activemq.noLocal": "subscriptions without one's own messages",
     "no-local": "subscriptions without one's own messages",
 }
+_LATER_BROWSE = {name: feature for name, feature in _LATER_SUBSCRIBE.items() if name != "selector"}
 _LATER_NACK = {"truenext-delay": "redelivery delays"}
 _UNUSUAL_SEND = _HOP_HEADERS | _LATER_SEND.keys() | {"reply-to"}
 _PRIORITIES = {str(priority): priority for priority in range(10)}
@@ -232,9 +235,10 @@ class StompServer:
             raise RemoteProtocolError("a question to the broker cannot be part of a transaction")
         return Control(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
 
-    def _subscribe(self, frame: Frame) -> Subscribe:
+    def _subscribe(self, frame: Frame) -> Subscribe | Browse:
         headers = frame.headers
-        _refuse_later(headers, _LATER_SUBSCRIBE)
+        is_browse = _boolean("browser", headers.get("browser", "false"))
+        _refuse_later(headers, _LATER_BROWSE if is_browse else _LATER_SUBSCRIBE)
         address = _required(frame, "destination")
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
@@ -245,6 +249,9 @@ class StompServer:
             mode = AckMode(ack)
         except ValueError as error:
             raise RemoteProtocolError(f"ack mode {ack!r} is not auto, client or client-individual") from error
+        if is_browse:
+            # Nothing of it is acknowledged, whatever was asked for.
+            mode = AckMode.AUTO
         window = None
         prefetch = headers.get("activemq.prefetchSize")
         if prefetch is not None:
@@ -254,6 +261,11 @@ class StompServer:
         has_express = _boolean("truenext-express", headers.get("truenext-express", "false"))
         if has_express and mode is not AckMode.INDIVIDUAL:
             raise RemoteProtocolError("truenext-express is for ack:client-individual: what it brings comes out of turn")
+        is_exclusive = _boolean("activemq.exclusive", headers.get("activemq.exclusive", "false"))
+        if is_exclusive and is_browse:
+            raise RemoteProtocolError(
+                "activemq.exclusive with browser:true: a browser is shown messages and takes none"
+            )
         version = self._version
         start = "MESSAGE\n"
         if "id" in headers:
@@ -265,13 +277,16 @@ class StompServer:
         else:
             head = (f"{start}{message_id}", "")
         self._heads.setdefault(subscription, head)
+        if is_browse:
+            wanted = headers.get("selector")
+            return Browse(subscription, destination, selector(wanted) if wanted else None)
         return Subscribe(
             subscription,
             destination,
             mode,
             window,
             priority=_consumer_priority(headers.get("activemq.priority", "0")),
-            is_exclusive=_boolean("activemq.exclusive", headers.get("activemq.exclusive", "false")),
+            is_exclusive=is_exclusive,
             has_express=has_express,
         )
 
@@ -334,9 +349,21 @@ class StompServer:
 
     # ---- To the client ----
 
-    def encode_deliveries(self, subscription: str, deliveries: Iterable[Delivery], parts: list[bytes]) -> None:
-        """Add the MESSAGE frames of what was dispatched to a subscription, PARTS_PER_MESSAGE parts each."""
+    def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
+        """The frame that tells a browser that this was all, as ActiveMQ's."""
+        head, _ = self._heads[subscription]
+        address = header_line("destination", destination.address, self._version)
+        return f"{head}0\n{address}browser:end\ncontent-length:0\n\n\0".encode()
+
+    def encode_deliveries(
+        self, subscription: str, deliveries: Iterable[Delivery], parts: list[bytes], *, is_browse: bool = False
+    ) -> None:
+        """Add the MESSAGE frames of what was dispatched to a subscription, PARTS_PER_MESSAGE parts each.
+
+        What is only shown to it (`is_browse`) is no delivery, and not counted as one.
+        """
         head, middle = self._heads[subscription]
+        own = 0 if is_browse else 1
         is_newest = self._version is Version.V1_2
         add = parts.extend
         for delivery in deliveries:
@@ -345,7 +372,7 @@ class StompServer:
             sequence = str(delivery.sequence)
             identity = f"{sequence}{middle}{sequence}" if middle else sequence
             count = delivery.deliveries
-            redelivered = "" if count == 1 else "redelivered:true\n"
+            redelivered = "" if count == own else "redelivered:true\n"
             header = message.header
             if not is_newest:
                 header = self._for_older_version(header)

@@ -1,0 +1,263 @@
+"""Showing what waits in a queue, without effect on it.
+
+A browser has a position in its queue, which only moves on: a lane, and a sequence in it. What is behind that is looked
+at slice by slice, one slice of one browser in a turn, so that nobody else is held up:
+
+    below the horizon              the entries of the lane
+    above it                       a page of the store, and what was `recent` when it was asked for
+    one that has left memory       a page of that message alone
+
+A browser's page is for nobody else: it never enters the lane, and no horizon moves for it. What was accepted after the
+browse began is not looked at, so that a browse ends, however much comes. Source: docs/contract.md, "Browsing"
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from heapq import merge
+from itertools import islice, takewhile
+from operator import attrgetter
+from sys import maxsize
+from typing import TYPE_CHECKING, NamedTuple
+
+from truenext.commands import AckMode, Subscribe
+from truenext.engine.consumer import Consumer
+from truenext.engine.lane import Entry
+from truenext.engine.paging import Read, damage
+from truenext.engine.redelivery import is_exhausted
+from truenext.limits import BROWSE_BYTES, BROWSE_SIZE, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT, WINDOW_MAX
+from truenext.order import RANKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from truenext.commands import Browse
+    from truenext.engine.lane import Lane
+    from truenext.engine.memory import Memory
+    from truenext.engine.paging import Found, PageRead
+    from truenext.engine.queue import Queue
+    from truenext.engine.session import Session
+
+_sequence = attrgetter("sequence")
+
+
+class Browser(Consumer):
+    """A subscription that is only shown messages: it is none of its queue's consumers, and never holds anything."""
+
+    __slots__ = ("after_sequence", "last_sequence", "rank", "selector")
+
+    def __init__(self, session: Session, queue: Queue, browse: Browse, memory: Memory, *, last_sequence: int) -> None:
+        # Not AUTO: what the socket takes of it acknowledges nothing.
+        subscribe = Subscribe(browse.subscription, browse.destination, AckMode.INDIVIDUAL, WINDOW_MAX)
+        super().__init__(session, queue, subscribe, memory, number=0, served_at=0, now_ms=0)
+        self.selector = browse.selector
+        self.last_sequence = last_sequence
+        """What has a later one came after the browse began."""
+        self.rank = -1
+        """Of the lane that is looked at; behind the last rank there is nothing more to look at."""
+        self.after_sequence = 0
+        """Up to here that lane was looked at."""
+        self.next_lane()
+
+    @property
+    def is_done(self) -> bool:
+        return self.rank >= len(RANKS)
+
+    def next_lane(self) -> None:
+        wanted = RANKS if self.selector is None else self.selector.ranks
+        self.rank = min((rank for rank in wanted if rank > self.rank), default=len(RANKS))
+        self.after_sequence = 0
+
+
+class Showing(NamedTuple):
+    """What a turn shows to one browser."""
+
+    browser: Browser
+    entries: list[Entry]
+    is_end: bool
+    """That was all."""
+
+
+class BrowseRead(Read):
+    """A page that is read to be shown, and not for its lane."""
+
+    __slots__ = ("browser", "last_sequence", "recent")
+
+    def __init__(self, browser: Browser, lane: Lane, limit: int, size_max: int) -> None:
+        """What follows on the browser's position, above the horizon."""
+        super().__init__(lane, browser.after_sequence, limit, size_max)
+        self.browser = browser
+        self.last_sequence = browser.last_sequence
+        """What is behind it on the page is not to be shown."""
+        self.recent = {entry.sequence: entry for entry in _recent(lane, self.after_sequence, self.last_sequence)}
+        """What is above the horizon and in memory when the page is asked for, in order; the page may miss it."""
+
+
+class BrowseReadOne(BrowseRead):
+    """The same for one message, which was given back and has left memory."""
+
+    __slots__ = ("entry",)
+
+    def __init__(self, browser: Browser, entry: Entry) -> None:
+        super().__init__(browser, entry.lane, 1, BROWSE_BYTES)
+        self.after_sequence = entry.sequence - 1
+        self.last_sequence = entry.sequence
+        self.recent = {}
+        self.entry = entry
+
+
+class Browsing:
+    __slots__ = ("_memory", "_page", "_reading", "_redelivered_below", "browsers")
+
+    def __init__(self, memory: Memory, *, redelivered_below: int) -> None:
+        """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
+        self._memory = memory
+        self._redelivered_below = redelivered_below
+        self.browsers: dict[Browser, None] = {}
+        """Those that were not shown all yet, the one that was served last at the end."""
+        self._reading: BrowseRead | None = None
+        """The page that is being read: one for all of them, so that those of lanes do not have to wait for many."""
+        self._page: tuple[BrowseRead, PageRead] | None = None
+        """A page that was not looked at yet."""
+
+    @property
+    def has_work(self) -> bool:
+        """A turn would show something, or ask for a page."""
+        if self._page is not None:
+            return True
+        return self._reading is None and any(browser.is_open() for browser in self.browsers)
+
+    def page_read(self, read: BrowseRead, page: PageRead) -> None:
+        """It is looked at in the next turn.
+
+        Raises: StoreError if the store has lost something.
+        """
+        if not (page.found or page.is_end):
+            raise damage(read.lane, "a page is empty, but not the last")
+        self._reading = None
+        self._page = (read, page)
+
+    def turn(self, committed: int, now_ms: int) -> tuple[list[Showing], list[Read]]:
+        """One slice for one browser that has room: what it is shown, and the page that it needs next."""
+        shown: list[Entry] = []
+        if self._page is not None:
+            (read, page), self._page = self._page, None
+            browser = read.browser
+            # Who has no room any more asks for the page again when it has.
+            if browser in self.browsers and browser.is_open():
+                self._show_page(read, page, committed, now_ms, shown)
+                return [Showing(browser, shown, False)] if shown else [], []
+        if self._reading is not None:
+            return [], []
+        for browser in self.browsers:
+            if browser.is_open():
+                break
+        else:
+            return [], []
+        self._reading = self._show_slice(browser, committed, now_ms, shown)
+        del self.browsers[browser]
+        if not browser.is_done:
+            self.browsers[browser] = None
+        return (
+            [Showing(browser, shown, browser.is_done)] if shown or browser.is_done else [],
+            [self._reading] if self._reading is not None else [],
+        )
+
+    # ---- Inside ----
+
+    def _show_slice(self, browser: Browser, committed: int, now_ms: int, shown: list[Entry]) -> BrowseRead | None:
+        """Show what is in memory; returns the page that is needed next, if one is."""
+        count = size = 0
+        while not browser.is_done:
+            lane = browser.queue.lanes[browser.rank]
+            for entry in _in_memory(lane, browser.after_sequence):
+                message = entry.message
+                if entry.sequence > browser.last_sequence:
+                    break
+                if message is None:
+                    return BrowseReadOne(browser, entry)
+                self._show(browser, entry, committed, now_ms, shown)
+                count += 1
+                size += len(message.header)
+                if count >= BROWSE_SIZE or size >= BROWSE_BYTES or not browser.is_open():
+                    return None
+            at = max(browser.after_sequence, lane.horizon) if lane.needs_page else maxsize
+            if at < browser.last_sequence:
+                browser.after_sequence = at
+                return self._read(browser, lane)
+            browser.next_lane()
+        return None
+
+    def _read(self, browser: Browser, lane: Lane) -> BrowseRead:
+        limit, size_max = min(browser.queue.policy.page_size, BROWSE_SIZE), BROWSE_BYTES
+        if self._memory.excess + BROWSE_BYTES > 0 or self._memory.unsent_max == 1:
+            limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
+        return BrowseRead(browser, lane, limit, size_max)
+
+    def _show_page(self, read: BrowseRead, page: PageRead, committed: int, now_ms: int, shown: list[Entry]) -> None:
+        browser = read.browser
+        last = read.last_sequence
+        if not page.is_end:
+            last = min(last, page.found[-1].sequence)
+        in_page = {found.sequence: found for found in page.found if found.sequence <= last}
+        for sequence, known in read.recent.items():
+            if sequence > last:
+                break
+            if known.message is None and sequence not in in_page:
+                # It was written, and left memory, after the page was read: from here on it is read again.
+                last = sequence - 1
+                break
+        for sequence in merge(in_page, (sequence for sequence in read.recent if sequence not in in_page)):
+            if sequence > last:
+                break
+            recent, found = read.recent.get(sequence), in_page.get(sequence)
+            if recent is not None and (recent.message is not None or recent.batch > committed):
+                self._show(browser, recent, committed, now_ms, shown)
+            elif found is not None and (entry := self._entry(read, found)) is not None:
+                self._show(browser, entry, committed, now_ms, shown)
+            if not browser.is_open():
+                browser.after_sequence = sequence
+                return
+        browser.after_sequence = last
+
+    def _entry(self, read: BrowseRead, found: Found) -> Entry | None:
+        """A message of a page, to be shown and forgotten; None if it is damaged, or on its way to the dead letters."""
+        lane = read.lane
+        message = found.message
+        if message is None or (is_exhausted(lane.queue.policy, found.attempts) and not lane.queue.keeps_failures):
+            return None
+        deliveries, attempts = found.deliveries, found.attempts
+        if isinstance(read, BrowseReadOne):
+            # The store was told of its failures, and not of each dispatch.
+            deliveries, attempts = read.entry.deliveries, read.entry.attempts
+        elif found.sequence < self._redelivered_below:
+            deliveries = max(deliveries, 1)
+        return Entry(found.sequence, message, lane, 0, message.persistent, 0, deliveries, attempts)
+
+    def _show(self, browser: Browser, entry: Entry, committed: int, now_ms: int, shown: list[Entry]) -> None:
+        browser.after_sequence = entry.sequence
+        message = entry.message
+        if message is None or entry.batch > committed or 0 < message.expires_ms <= now_ms:
+            return
+        if browser.selector is not None and not browser.selector.matches(message):
+            return
+        shown.append(entry)
+        memory = self._memory
+        size = len(message.body) + len(message.header) + browser.frame_bytes
+        browser.session.unsent_bytes += size
+        memory.unsent += size
+        if memory.unsent > memory.unsent_mark:
+            memory.unsent_max = 1
+
+
+def _in_memory(lane: Lane, after_sequence: int) -> Iterator[Entry]:
+    """What is behind a sequence in memory and nowhere else, in order."""
+    arrived = islice(lane.arrived, bisect_right(lane.arrived, after_sequence, key=_sequence), None)
+    returned = sorted((entry for sequence, entry in lane.returned if sequence > after_sequence), key=_sequence)
+    recent = iter(()) if lane.needs_page else _recent(lane, after_sequence, maxsize)
+    return merge(arrived, returned, recent, key=_sequence)
+
+
+def _recent(lane: Lane, after_sequence: int, last_sequence: int) -> Iterator[Entry]:
+    upto = takewhile(lambda entry: entry.sequence <= last_sequence, lane.recent)
+    return (entry for entry in upto if entry.sequence > after_sequence)

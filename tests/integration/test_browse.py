@@ -1,0 +1,156 @@
+"""Is a browser shown the whole queue, wherever it is, and does nobody notice? Over real sockets and a real store."""
+
+import json
+import subprocess
+import threading
+from typing import Any
+
+import pytest
+import stomp
+
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration.raw_client import RawClient, bodies
+from truenext.wire.stomp.frame import Frame
+
+LEAVES_MEMORY = pytest.mark.parametrize("options", [("--queue-memory-limit", "100KiB", "--page-size", "50")])
+
+
+def browse(client: RawClient, queue: str, *, name: str = "b", selector: str | None = None) -> None:
+    headers = {"id": name, "destination": f"/queue/{queue}", "browser": "true"}
+    client.say("SUBSCRIBE", headers if selector is None else headers | {"selector": selector}, confirmed=True)
+
+
+def shown(client: RawClient) -> list[Frame]:
+    """What comes until the broker says that this was all."""
+    messages = []
+    while (message := client.message()).headers.get("browser") != "end":
+        messages.append(message)
+    return messages
+
+
+def truenext(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(dying_with_us([TRUENEXT, *arguments]), capture_output=True, timeout=PATIENCE_SECONDS)
+
+
+def fill(client: RawClient, queue: str, count: int) -> list[str]:
+    """Messages of all kinds; returns their bodies in the order of K."""
+    for number in range(count):
+        headers = {"weight": str(number % 7)}
+        is_last = number == count - 1
+        client.send(
+            queue,
+            b"%d" % number,
+            persistent=number % 3 > 0,
+            priority=number % 3 * 4,
+            headers=headers,
+            confirmed=is_last,
+        )
+    return [str(number) for number in sorted(range(count), key=lambda number: (-(number % 3), number))]
+
+
+@LEAVES_MEMORY
+def test_the_whole_queue_is_shown_in_order_and_then_consumed_as_if_it_had_not_been(
+    broker: BrokerProcess, queue: str
+) -> None:
+    client = broker.connect()
+    expected = fill(client, queue, 3000)
+    # Those that consumers gave back have left memory, too.
+    client.subscribe(queue, prefetch=200)
+    for message in client.messages(200)[::2]:
+        client.nack(message)
+    client.disconnect()
+    client = broker.connect()
+    browse(client, queue)
+    messages = shown(client)
+    assert bodies(messages) == expected
+    assert {message.headers["truenext-attempts"] for message in messages[:10]} == {"0", "1"}
+    assert "redelivered" not in messages[-1].headers and messages[-1].headers["truenext-deliveries"] == "0"
+    assert broker.queues()[queue].waiting == 3000
+    client.subscribe(queue, prefetch=100)
+    taken = []
+    for _ in expected:
+        taken.append(client.message())
+        client.ack(taken[-1])
+    assert bodies(taken) == expected
+    assert taken[-1].headers["truenext-deliveries"] == "1"
+
+
+@LEAVES_MEMORY
+def test_a_selector_is_asked_about_what_is_on_disk_as_well(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    expected = fill(client, queue, 1000)
+    browse(client, queue, selector="weight BETWEEN 2 AND 3 AND JMSPriority > 0 AND JMSDeliveryMode = 'PERSISTENT'")
+    assert bodies(shown(client)) == [body for body in expected if int(body) % 7 in (2, 3) and int(body) % 3]
+
+
+def test_a_browser_that_does_not_read_costs_little_and_is_shown_all_when_it_does(
+    broker: BrokerProcess, queue: str
+) -> None:
+    sender, reader = broker.connect(), broker.connect()
+    for number in range(40):
+        sender.send(queue, b"%d %b" % (number, bytes(200_000)), persistent=True, confirmed=True)
+    browse(reader, queue)
+    # Others are served meanwhile.
+    sender.subscribe(queue, prefetch=1)
+    sender.nack(sender.message(), confirmed=True)
+    assert broker.status()["memory"]["unsent"] < 4_000_000
+    sender.unsubscribe()
+    assert [message.body.split()[0] for message in shown(reader)] == [b"%d" % number for number in range(40)]
+
+
+def test_what_it_is_shown_is_not_acknowledged(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    client.send(queue, b"x", confirmed=True)
+    browse(client, queue)
+    (message,) = shown(client)
+    assert "ack" not in message.headers
+    client.say("ACK", {"id": f"{message.headers['truenext-sequence']}@b"})
+    assert "browses" in client.error().headers["message"]
+
+
+def test_a_selector_that_is_none_is_refused_with_the_place_of_the_fault(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    client.say("SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "browser": "true", "selector": "a = = 1"})
+    assert "is not understood at character 5" in client.error().headers["message"]
+
+
+class Listener(stomp.ConnectionListener):
+    def __init__(self) -> None:
+        self.bodies: list[str] = []
+        self.has_ended = threading.Event()
+
+    def on_message(self, frame: Any) -> None:
+        if frame.headers.get("browser") == "end":
+            self.has_ended.set()
+        else:
+            self.bodies.append(frame.body)
+
+
+def test_stomp_py_browses(broker: BrokerProcess, queue: str) -> None:
+    expected = fill(broker.connect(), queue, 30)
+    listener = Listener()
+    connection = stomp.Connection12([("127.0.0.1", broker.port)])
+    connection.set_listener("", listener)
+    connection.connect(wait=True)
+    connection.subscribe(f"/queue/{queue}", id="1", headers={"browser": "true"})
+    assert listener.has_ended.wait(PATIENCE_SECONDS)
+    connection.disconnect()
+    assert listener.bodies == expected
+
+
+def test_the_command_prints_what_waits_and_leaves_it(broker: BrokerProcess, queue: str) -> None:
+    expected = fill(broker.connect(), queue, 30)
+    url = f"stomp://127.0.0.1:{broker.port}"
+    for _ in range(2):
+        ended = truenext("browse", queue, "--url", url)
+        assert (ended.returncode, ended.stdout.decode().split()) == (0, expected)
+    ended = truenext("browse", queue, "--limit", "3", "--selector", "weight = 4", "--headers", "--url", url)
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [line["body"] for line in lines] == [body for body in expected if int(body) % 7 == 4][:3]
+    assert lines[0]["headers"]["weight"] == "4"
+
+
+def test_the_command_says_what_is_wrong_with_a_selector(broker: BrokerProcess, queue: str) -> None:
+    ended = truenext("browse", queue, "--selector", "a = ", "--url", f"stomp://127.0.0.1:{broker.port}")
+    assert ended.returncode == 1 and ended.stdout == b""
+    assert b"truenext: selector: is not understood at its end" in ended.stderr

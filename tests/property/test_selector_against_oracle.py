@@ -1,0 +1,58 @@
+"""Does a selector want what JMS says, whatever it says and whatever the message is?"""
+
+import string
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.property.selector_oracle import Node, conditions, is_wanted, messages, printed
+from truenext.errors import RemoteProtocolError
+from truenext.message import Message
+from truenext.order import rank
+from truenext.selector import selector
+
+EXAMPLES = 1500
+
+_WORDS = (
+    *("AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "a", "b", "JMSPriority", "JMSXa"),
+    *("'a%_'", "'", "(", ")", ",", "1", "0x", "08", "1.5", "1e999", "9" * 30, *"=<>+-*/. \t\n\0é$", "<>", "<=", ">="),
+)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, database=None)
+@given(conditions, st.lists(messages(), min_size=1, max_size=4))
+def test_a_selector_wants_what_the_oracle_wants(node: Node, sent: list[tuple[Message, dict[str, str]]]) -> None:
+    text = printed(node)
+    compiled = selector(text)
+    for message, headers in sent:
+        wanted = is_wanted(node, message, headers)
+        assert compiled.matches(message) is wanted, f"{text!r} of {message}"
+        assert not wanted or rank(message.priority) in compiled.ranks, f"{text!r} of {message}"
+
+
+@settings(max_examples=EXAMPLES, deadline=None, database=None)
+@given(
+    st.lists(st.sampled_from(_WORDS), max_size=12).map(" ".join)
+    | st.lists(st.sampled_from(_WORDS), max_size=12).map("".join)
+    | st.text(string.printable)
+    | st.text()
+)
+@example("a LIKE '\\' ESCAPE '\\'")
+@example("\ud800")
+def test_whatever_is_sent_is_compiled_or_refused_with_the_place_of_the_fault(text: str) -> None:
+    try:
+        compiled = selector(text)
+    except RemoteProtocolError as error:
+        assert "at character" in str(error) or "at its end" in str(error)
+    else:
+        compiled.matches(Message(4, True, 0, "a:1\nb:x\né:\n".encode(), b""))
+
+
+@pytest.mark.parametrize("length", [1, 8, 9, 40])
+def test_however_many_properties_it_asks_for_each_is_found(length: int) -> None:
+    compiled = selector(" AND ".join(f"p{number} = '{number}\n'" for number in range(length)))
+    header = b"".join(b"p%d:%d\\n\n" % (number, number) for number in range(length))
+    assert compiled.matches(Message(4, True, 0, header, b""))
+    assert not compiled.matches(Message(4, True, 0, header.replace(b"p0:0", b"p0:9"), b""))
+    assert not compiled.matches(Message(4, True, 0, header.replace(b"p0:", b"xp0:"), b""))

@@ -1,0 +1,242 @@
+"""Does a selector say what JMS 2.0, section 3.8.1, says it does?"""
+
+import re
+
+import pytest
+
+from truenext.envelope import write_header
+from truenext.errors import RemoteProtocolError
+from truenext.limits import SELECTOR_ANY_MAX, SELECTOR_DEPTH_MAX, SELECTOR_LENGTH_MAX
+from truenext.message import Message
+from truenext.order import rank
+from truenext.selector import selector
+
+TRUE, FALSE, UNKNOWN = "TRUE", "FALSE", "unknown"
+_SPELLED = {TRUE: "yes", FALSE: "no", UNKNOWN: "missing"}
+
+
+def message(headers: dict[str, str]) -> Message:
+    return Message(4, True, 0, write_header(headers), b"", 1000)
+
+
+def outcome(text: str, of: Message) -> str:
+    if selector(text).matches(of):
+        return TRUE
+    return FALSE if selector(f"NOT ({text})").matches(of) else UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "both", "either"),
+    [
+        (TRUE, TRUE, TRUE, TRUE),
+        (TRUE, FALSE, FALSE, TRUE),
+        (TRUE, UNKNOWN, UNKNOWN, TRUE),
+        (FALSE, TRUE, FALSE, TRUE),
+        (FALSE, FALSE, FALSE, FALSE),
+        (FALSE, UNKNOWN, FALSE, UNKNOWN),
+        (UNKNOWN, TRUE, UNKNOWN, TRUE),
+        (UNKNOWN, FALSE, FALSE, UNKNOWN),
+        (UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN),
+    ],
+)
+def test_and_and_or_have_the_truth_tables_of_the_specification(left: str, right: str, both: str, either: str) -> None:
+    of = message({"yes": "true", "no": "false"})
+    assert outcome(f"{_SPELLED[left]} AND {_SPELLED[right]}", of) == both
+    assert outcome(f"{_SPELLED[left]} OR {_SPELLED[right]}", of) == either
+
+
+@pytest.mark.parametrize(("value", "negated"), [(TRUE, FALSE), (FALSE, TRUE), (UNKNOWN, UNKNOWN)])
+def test_not_has_the_truth_table_of_the_specification(value: str, negated: str) -> None:
+    of = message({"yes": "true", "no": "false"})
+    assert outcome(f"NOT {_SPELLED[value]}", of) == negated
+    assert outcome(f"NOT NOT {_SPELLED[value]}", of) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "headers", "expected"),
+    [
+        # The examples of the specification.
+        (
+            "JMSType = 'car' AND color = 'blue' AND weight > 2500",
+            {"type": "car", "color": "blue", "weight": "2501"},
+            TRUE,
+        ),
+        ("JMSType = 'car' AND color = 'blue' AND weight > 2500", {"type": "car", "color": "blue"}, UNKNOWN),
+        ("age BETWEEN 15 AND 19", {"age": "15"}, TRUE),
+        ("age BETWEEN 15 AND 19", {"age": "19.0"}, TRUE),
+        ("age BETWEEN 15 AND 19", {"age": "20"}, FALSE),
+        ("age BETWEEN 15 AND 19", {}, UNKNOWN),
+        ("age NOT BETWEEN 15 AND 19", {"age": "17"}, FALSE),
+        ("age NOT BETWEEN 15 AND 19", {"age": "14"}, TRUE),
+        ("age NOT BETWEEN 15 AND 19", {}, UNKNOWN),
+        ("5 BETWEEN missing AND 4", {}, FALSE),
+        ("Country IN ('UK', 'US', 'France')", {"Country": "UK"}, TRUE),
+        ("Country IN ('UK', 'US', 'France')", {"Country": "Peru"}, FALSE),
+        ("Country IN ('UK', 'US', 'France')", {}, UNKNOWN),
+        ("Country NOT IN ('UK', 'US', 'France')", {"Country": "Peru"}, TRUE),
+        ("Country NOT IN ('UK', 'US', 'France')", {}, UNKNOWN),
+        ("phone LIKE '12%3'", {"phone": "123"}, TRUE),
+        ("phone LIKE '12%3'", {"phone": "12993"}, TRUE),
+        ("phone LIKE '12%3'", {"phone": "1234"}, FALSE),
+        ("word LIKE 'l_se'", {"word": "lose"}, TRUE),
+        ("word LIKE 'l_se'", {"word": "loose"}, FALSE),
+        (r"underscored LIKE '\_%' ESCAPE '\'", {"underscored": "_foo"}, TRUE),
+        (r"underscored LIKE '\_%' ESCAPE '\'", {"underscored": "bar"}, FALSE),
+        ("phone NOT LIKE '12%3'", {"phone": "1234"}, TRUE),
+        ("phone LIKE '12%3'", {}, UNKNOWN),
+        ("phone NOT LIKE '12%3'", {}, UNKNOWN),
+        ("prop_name IS NULL", {}, TRUE),
+        ("prop_name IS NULL", {"prop_name": ""}, FALSE),
+        ("prop_name IS NOT NULL", {"prop_name": ""}, TRUE),
+        ("prop_name IS NOT NULL", {}, FALSE),
+        ("literal = 'literal''s'", {"literal": "literal's"}, TRUE),
+        # Keywords in any case, properties in one.
+        ("a iS nOt nULL aNd (tRUE oR a In ('x'))", {"a": ""}, TRUE),
+        ("A = 'x'", {"a": "x"}, UNKNOWN),
+        ("nothing = 'x' AND android = 'y'", {"nothing": "x", "android": "y"}, TRUE),
+        # What binds tighter.
+        ("TRUE OR TRUE AND FALSE", {}, TRUE),
+        ("NOT FALSE AND FALSE", {}, FALSE),
+        ("1 + 2 * 3 = 7 AND (1 + 2) * 3 = 9 AND 7 - 2 - 1 = 4 AND 8 / 4 / 2 = 1", {}, TRUE),
+        ("- 2 + 3 = 1 AND 2 - -3 = 5 AND +-+2 = - +2", {}, TRUE),
+        # Whole numbers are divided towards zero, as in Java; what has no result is unknown.
+        ("7 / 2 = 3 AND -7 / 2 = -3 AND 7 / -2 = -3 AND 7 / 2.0 = 3.5", {}, TRUE),
+        ("1 / 0 = 1", {}, UNKNOWN),
+        ("9223372036854775807 + 1 > 0", {}, UNKNOWN),
+        ("-9223372036854775808 < 0", {}, TRUE),
+        # The literals of Java.
+        ("010 = 8 AND 0x10 = 16 AND 0XffL = 255 AND 10l = 10 AND 0 = 00", {}, TRUE),
+        ("7. = 7 AND .5 = 0.5 AND 1e1 = 10 AND 5E-1 = .5 AND 2f = 2 AND 2.5D = 2.5", {}, TRUE),
+        # STOMP's text, where it meets another kind.
+        ("a = 1 AND a < 1.5 AND a = 1.0 AND a + 1 = 2", {"a": "1"}, TRUE),
+        ("a = '1'", {"a": "1.0"}, FALSE),
+        ("a / 2 = 3", {"a": "7"}, TRUE),
+        ("a = 9007199254740992", {"a": "9007199254740993"}, FALSE),
+        ("a = 10", {"a": "1e1"}, TRUE),
+        ("a = 10", {"a": "0xA"}, FALSE),
+        ("a > 1", {"a": "red"}, FALSE),
+        ("a <> 1", {"a": "red"}, FALSE),
+        ("a BETWEEN 1 AND 2", {"a": "red"}, FALSE),
+        ("a + 1 > 1", {"a": "red"}, UNKNOWN),
+        ("a > 1", {"a": " 2"}, FALSE),
+        ("a > 1", {"a": "٣"}, FALSE),
+        ("a > 1", {"a": "2_000"}, FALSE),
+        ("a = a", {"a": "NaN"}, TRUE),
+        ("a > 1", {"a": "nan"}, FALSE),
+        ("a > 1", {"a": "9" * 30}, TRUE),
+        ("a > 1", {"a": "9" * 41}, FALSE),
+        ("a = b", {"a": "1", "b": "1.0"}, FALSE),
+        ("a >= b AND a <= b", {"a": "1", "b": "1.0"}, TRUE),
+        ("a = TRUE AND a", {"a": "True"}, TRUE),
+        ("a <> TRUE", {"a": "false"}, TRUE),
+        ("a <> TRUE", {"a": "perhaps"}, FALSE),
+        ("a", {"a": "perhaps"}, UNKNOWN),
+        ("(a > 1) = TRUE", {"a": "2"}, TRUE),
+        ("(a > 1) = FALSE", {}, UNKNOWN),
+        # Header lines as they stand in a message.
+        ("a = 'x:y\n\\z'", {"a": "x:y\n\\z"}, TRUE),
+        ("größe = 'é'", {"größe": "é"}, TRUE),
+        ("a = '1'", {"xa": "2", "b": "a:3", "a": "1", "ab": "4"}, TRUE),
+        ("JMSCorrelationID = '7' AND JMSType IS NULL", {"correlation-id": "7"}, TRUE),
+        ("JMSXGroupID = 'g' AND JMS_x = '1'", {"JMSXGroupID": "g", "JMS_x": "1"}, TRUE),
+        # What the broker knows of a message.
+        ("JMSPriority = 4 AND JMSTimestamp = 1000 AND JMSDeliveryMode = 'PERSISTENT'", {}, TRUE),
+        ("JMSPriority IS NULL OR JMSDeliveryMode LIKE 'NON%'", {"JMSPriority": "9"}, FALSE),
+        # Any character is one, also where a value has lines.
+        ("a LIKE '_'", {"a": "\n"}, TRUE),
+        ("a LIKE '_%_'", {"a": "x"}, FALSE),
+        ("a LIKE '%ab%ab'", {"a": "xab"}, FALSE),
+        ("a LIKE '%ab%b'", {"a": "ab"}, FALSE),
+        ("a LIKE '%_b%b'", {"a": "ab"}, FALSE),
+        ("a LIKE '%a_c%'", {"a": "aaabcc"}, TRUE),
+        ("a LIKE '.%'", {"a": "x"}, FALSE),
+        ("a LIKE '%%'", {"a": ""}, TRUE),
+        ("a LIKE 'A'", {"a": "a"}, FALSE),
+    ],
+)
+def test_the_specification_means(text: str, headers: dict[str, str], expected: str) -> None:
+    assert outcome(text, message(headers)) == expected
+
+
+def test_where_a_header_is_repeated_the_first_line_counts() -> None:
+    assert selector("a = '1'").matches(Message(4, True, 0, b"a:1\na:2\n", b""))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is not understood at its end"),
+        ("a = ", "is not understood at its end, behind 'a = '"),
+        ("a = 1 b", "is not understood at character 7, 'b'"),
+        ("a == 1", "is not understood at character 4, '= 1'"),
+        ("a = 'x", 'is not understood at character 5, "\'x"'),
+        ("a.b = 1", "is not understood at character 2, '.b = 1'"),
+        ("and = 1", "is not understood at character 1"),
+        ("a IN ()", "is not understood at character 7, ')'"),
+        ("a IN (1)", "is not understood at character 7"),
+        ("a IS 1", "is not understood at character 6"),
+        ("a LIKE b", "is not understood at character 8"),
+        ("a = \0", "is not understood at character 5"),
+        ("TRUE AND 'x'", "a text is neither true nor false at character 10, \"'x'\""),
+        ("1", "a number is neither true nor false at character 1"),
+        ("a = 1 OR 1 = 'x'", "a number cannot be compared with a text at character 12"),
+        ("JMSPriority = '9'", "a number cannot be compared with a text at character 13"),
+        ("a < 'x'", "< is for numbers, not for a text, at character 3"),
+        ("TRUE > FALSE", "> is for numbers, not for a truth, at character 6"),
+        ("a BETWEEN 1 AND 'x'", "<= is for numbers, not for a text, at character 17"),
+        ("1 + 'x' = 2", "a text is no number at character 5"),
+        ("-TRUE = 1", "a truth is no number at character 2"),
+        ("1 IN ('x')", "IN is for a property that is text, whose name must stand before it, at character 1"),
+        ("JMSPriority LIKE '1'", "LIKE is for a property that is text"),
+        ("a = 1 AND (b) IS NULL", "IS NULL is for a property's name, which must stand before it, at character 12"),
+        ("a LIKE 'x' ESCAPE 'xy'", "ESCAPE takes one character at character 19"),
+        ("a LIKE 'x!' ESCAPE '!'", "a pattern that ends with its escape character at character 8"),
+        ("JMSMessageID = 'x'", "messages cannot be selected by JMSMessageID, at character 1"),
+        ("a = 08", "no number: one that begins with 0 is octal at character 5"),
+        ("a = 9223372036854775809", "a number too large for 64 bits at character 5"),
+        ("a = 1e999", "a number too large for 64 bits at character 5"),
+        ("a" * (SELECTOR_LENGTH_MAX + 1), "4097 characters; at most 4096"),
+        ("(" * (SELECTOR_DEPTH_MAX + 1) + "a" + ")" * 99, "more than 32 parentheses in one another at character 33"),
+        (f"a LIKE '%{'_a' * 99}%' OR a LIKE '%{'_a' * 99}%'", f"more than {SELECTOR_ANY_MAX} characters of LIKE"),
+    ],
+)
+def test_what_is_no_selector_is_refused_with_the_place_of_the_fault(text: str, reason: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=re.escape(reason)):
+        selector(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a=1 OR " * 580 + "a=2",
+        "a=1 AND " * 500 + "a=1",
+        "NOT " * 1000 + "a = 1",
+        "-" * 4000 + "1 = a",
+        "0+" * 2000 + "1=a",
+        "1*" * 2000 + "1=a",
+        "(" * SELECTOR_DEPTH_MAX + "a=1" + ")" * SELECTOR_DEPTH_MAX,
+        "(0 + 1 * -(-" * 16 + "a" + "))" * 16 + " = 1",
+        "(a = 1 AND NOT (a = 2 OR " * 15 + "a <> 1" + "))" * 15,
+        "a IN (" + "'1', " * 700 + "'2')",
+    ],
+)
+def test_as_long_and_as_deep_as_it_may_be_it_is_compiled_and_tested(text: str) -> None:
+    assert selector(text).matches(message({"a": "1"}))
+    assert not selector(text).matches(message({"b": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "priorities"),
+    [
+        ("a = 1", range(10)),
+        ("JMSPriority > 6", [7, 8, 9]),
+        ("JMSPriority > 6 AND a = 1", [7, 8, 9]),
+        ("(a = 1 AND JMSPriority >= 3) AND JMSPriority < 5", [3, 4]),
+        ("JMSPriority = 9 OR JMSPriority = 0", [0, 9]),
+        ("JMSPriority = 9 OR a = 1", range(10)),
+        ("NOT (JMSPriority = 9 AND a = 1)", range(10)),
+        ("JMSPriority = 9 AND FALSE", []),
+    ],
+)
+def test_ranks_are_those_of_the_priorities_that_can_match(text: str, priorities: range | list[int]) -> None:
+    assert selector(text).ranks == {rank(priority) for priority in priorities}
