@@ -12,6 +12,8 @@ from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient
 from truenext.batch import Batch
+from truenext.broker.config import Configuration
+from truenext.broker.settings import BrokerSettings
 from truenext.cli import serve
 from truenext.engine.session import Session
 from truenext.errors import TruenextError
@@ -237,4 +239,4 @@ def test_a_store_is_not_closed_in_the_middle_of_a_batch_when_the_broker_fails() 
         mock.patch("sys.setswitchinterval"),
         pytest.raises(TruenextError, match=r"internal error, the broker stops: .*a bug"),
     ):
-        serve.serve(None, ["stomp://127.0.0.1:0"], allow_anonymous=False)
+        serve.serve(Configuration(broker=BrokerSettings(memory=True, listen=("stomp://127.0.0.1:0",))))

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from truenext.size import parse_size
-from truenext.size import said as said
+from truenext.size import parse_size, said
 
 
 class Size(click.ParamType[int]):
