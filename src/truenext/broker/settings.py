@@ -16,7 +16,7 @@ from truenext.setting import setting
 from truenext.url import DEFAULT_URL
 
 _AT_START = "it is laid down when the broker starts"
-_WITH_CONNECTIONS = "clients are connected there"
+_WITH_CONNECTIONS = "clients are connected already"
 _WITH_STORE = "the messages are there"
 
 
@@ -75,7 +75,7 @@ class BrokerSettings:
     history: bool = setting(
         True,
         "Write down what happens to every message, for `truenext audit`, in the folder history of data.",
-        fixed="the history would have a hole that an audit takes for lost messages",
+        fixed="the history of a run is whole, or there is none",
         reason="A fault can only be explained if somebody wrote down what happened; it costs 8 % of throughput.",
     )
     history_bytes_max: int = setting(
@@ -83,7 +83,7 @@ class BrokerSettings:
         "History that is kept; the oldest files go first, whenever a file ends.",
         unit="bytes",
         least=HISTORY_FILE_BYTES,
-        reason="Some hundred million events as Parquet; the least is one file.",
+        reason="About five hundred million events, before they are Parquet; the least is one file.",
     )
     history_days_max: int = setting(
         HISTORY_DAYS_MAX,
