@@ -8,6 +8,7 @@ TruenextError
 │   └── StoreInUseError    another broker holds the data folder
 ├── HistoryError           history cannot be written or read; the broker stops
 └── ConfigurationError     a command line asks for what cannot be
+    └── FaultyFileError    a configuration file does
 """
 
 
@@ -41,3 +42,12 @@ class HistoryError(TruenextError):
 
 class ConfigurationError(TruenextError):
     """What was asked for at start cannot be done; the message says what to change."""
+
+
+class FaultyFileError(ConfigurationError):
+    """There are faults in the configuration file; nothing of it counts."""
+
+    def __init__(self, faults: tuple[str, ...]) -> None:
+        """Of each fault the file, the line and the reason."""
+        super().__init__("\n".join(faults))
+        self.faults = faults

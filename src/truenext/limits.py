@@ -143,6 +143,12 @@ DISK_LIMIT_MIN = 1024 * 1024 * 1024
 PAGE_SIZE = 1000
 """Messages read from the store at a time."""
 
+PAGE_SIZE_MAX = 100_000
+"""The most that can be asked for: a page is taken in in one step, which must not take long."""
+
+ATTEMPTS_MAX = 1_000_000
+"""Most attempts that can be asked for: the store has four bytes for them."""
+
 PAGE_BYTES_SHORT = 64 * 1024
 PAGE_SIZE_SHORT = 16
 """Messages read at a time while memory is short: what is read and not taken at once leaves again."""

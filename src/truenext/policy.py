@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from sys import maxsize
 
-from truenext.limits import PAGE_SIZE
+from truenext.limits import ATTEMPTS_MAX, PAGE_SIZE, PAGE_SIZE_MAX
+from truenext.setting import setting
 
 
 class StoreAndDispatch(Enum):
@@ -34,13 +35,40 @@ class WhenFull(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    attempts_max: int = 7
-    """Failures after which a message is dead-lettered: the first try and six more, as ActiveMQ's clients do."""
-    page_size: int = PAGE_SIZE
-    """Messages read from the store at a time."""
-    memory_limit: int = maxsize
-    """Bytes of memory that the messages of the queue may take before some leave it."""
-    store_and_dispatch: StoreAndDispatch = StoreAndDispatch.DURABLE
+    """Each field is a setting of the configuration file, under the same name."""
+
+    attempts_max: int = setting(
+        7,
+        "Failures after which a message is dead-lettered. What waits and has failed so often goes with a change, "
+        "what a consumer holds when it comes back.",
+        unit="attempts",
+        least=1,
+        most=ATTEMPTS_MAX,
+        reason="The first try and six more, as ActiveMQ's clients do.",
+    )
+    page_size: int = setting(
+        PAGE_SIZE,
+        "Messages read from disk at a time; the next page that is asked for is of the new size.",
+        unit="messages",
+        least=1,
+        most=PAGE_SIZE_MAX,
+        reason="Of 1 KiB each they are the 1 MiB that a page may be at most.",
+    )
+    memory_limit: int = setting(
+        maxsize,
+        "Memory that the messages of one queue may take before some leave it; with a change they leave at once, or as "
+        "soon as they are durable.",
+        unit="bytes",
+        least=1,
+        none=maxsize,
+        reason="The broker's memory_limit is shared by all queues, and the largest gives first.",
+    )
+    store_and_dispatch: StoreAndDispatch = setting(
+        StoreAndDispatch.DURABLE,
+        'Dispatch a persistent message once it is durable ("durable"), or while it is being written ("concurrent"). A '
+        "change holds for what is sent from then on.",
+        reason="What a consumer saw is then still there after a crash.",
+    )
 
 
 DEFAULT_POLICY = Policy()
@@ -50,10 +78,11 @@ class Policies:
     """Which policy a queue has. Of the patterns that its name matches the most specific one counts."""
 
     def __init__(self, default: Policy = DEFAULT_POLICY, by_pattern: Mapping[str, Policy] | None = None) -> None:
-        self._default = default
+        self.default = default
+        self.by_pattern = dict(by_pattern or {})
         # Sorted once: the first that matches is the most specific one.
-        self._by_pattern = sorted(
-            ((pattern.split("."), policy) for pattern, policy in (by_pattern or {}).items()),
+        self._patterns = sorted(
+            ((pattern.split("."), pattern) for pattern in self.by_pattern),
             key=lambda pair: _specificity(pair[0]),
             reverse=True,
         )
@@ -63,11 +92,30 @@ class Policies:
         >>> Policies(by_pattern={"orders.>": Policy(page_size=7)}).of("orders.new").page_size
         7
         """
+        pattern = self.pattern_of(name)
+        return self.default if pattern is None else self.by_pattern[pattern]
+
+    def pattern_of(self, name: str) -> str | None:
+        """The most specific pattern that a queue's name matches; None if there is none."""
         words = name.split(".")
-        for pattern, policy in self._by_pattern:
-            if matches(pattern, words):
-                return policy
-        return self._default
+        return next((pattern for pattern_words, pattern in self._patterns if matches(pattern_words, words)), None)
+
+
+def fault_of_pattern(pattern: str) -> str | None:
+    """Why this is no pattern; None if it is one.
+
+    >>> fault_of_pattern("orders.>"), fault_of_pattern("orders.>.new")
+    (None, '> stands for the rest of a name, and only at its end')
+    """
+    words = pattern.split(".")
+    if "" in words:
+        return "it has an empty word"
+    if ">" in words[:-1]:
+        return "> stands for the rest of a name, and only at its end"
+    for word in words:
+        if len(word) > 1 and set(word) & {"*", ">"}:
+            return f"{word!r}: * and > stand for whole words"
+    return None
 
 
 def matches(pattern: list[str], words: list[str]) -> bool:

@@ -89,6 +89,9 @@ class BrokerProcess:
     def log(self) -> str:
         return self._log.read_text() if self._log.exists() else ""
 
+    def send_signal(self, number: signal.Signals) -> None:
+        self._running().send_signal(number)
+
     # ---- Life ----
 
     def start(self) -> None:

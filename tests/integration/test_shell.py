@@ -4,6 +4,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -12,12 +13,14 @@ from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient
 from truenext.batch import Batch
+from truenext.broker import committer
+from truenext.broker.config import Configuration
+from truenext.broker.settings import BrokerSettings
 from truenext.cli import serve
 from truenext.engine.session import Session
 from truenext.errors import TruenextError
 from truenext.server.connection import Connection
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Recovered
 from truenext.wire.stomp.frame import Frame
 
 LARGE = bytes(50_000)
@@ -210,10 +213,12 @@ class StoreThatSeesItsEnd(MemoryStore):
     """The broker finds a bug of its own while the first batch is being written."""
 
     is_applying = False
+    loop: ClassVar[asyncio.AbstractEventLoop]
 
-    def recover(self) -> Recovered:
-        self.loop = asyncio.get_running_loop()
-        return super().recover()
+    @classmethod
+    def new_event_loop(cls) -> asyncio.AbstractEventLoop:
+        cls.loop = asyncio.new_event_loop()
+        return cls.loop
 
     def apply(self, batch: Batch) -> None:
         self.is_applying = True
@@ -233,8 +238,10 @@ class StoreThatSeesItsEnd(MemoryStore):
 def test_a_store_is_not_closed_in_the_middle_of_a_batch_when_the_broker_fails() -> None:
     with (
         mock.patch.object(serve, "MemoryStore", StoreThatSeesItsEnd),
+        mock.patch.object(serve, "new_event_loop", StoreThatSeesItsEnd.new_event_loop),
+        mock.patch.object(committer, "WRITE_AT_ONCE_SECONDS_MAX", -1),
         mock.patch.object(serve, "_spare_the_collector"),
         mock.patch("sys.setswitchinterval"),
         pytest.raises(TruenextError, match=r"internal error, the broker stops: .*a bug"),
     ):
-        serve.serve(None, ["stomp://127.0.0.1:0"], allow_anonymous=False)
+        serve.serve(Configuration(broker=BrokerSettings(memory=True, listen=("stomp://127.0.0.1:0",))))

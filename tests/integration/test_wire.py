@@ -1046,7 +1046,7 @@ def test_the_broker_says_in_json_what_its_queues_hold(broker: BrokerProcess, que
 def test_a_control_verb_that_is_not_there_is_refused_with_those_that_are(broker: BrokerProcess) -> None:
     client = broker.connect()
     client.say("SEND", {"destination": "/control/shutdown", "reply-to": "/temp-queue/answers", "receipt": "r"})
-    error = refused(client, "there is no control verb 'shutdown'; there are: queues, status")
+    error = refused(client, "there is no control verb 'shutdown'; there are: queues, reload, status")
     assert error.headers["receipt-id"] == "r"
 
 

@@ -143,6 +143,15 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "relieve": (4, {}),
     "squeeze": (8, {"share": st.sampled_from([0.99, 0.99, 0.8, 0.0]), "is_written": YES_OR_NO}),
     "change_memory": (1, {"limit": MEMORY}),
+    "change_policies": (
+        2,
+        {
+            "attempts_max": st.sampled_from([1, 2, 1, 3]),
+            "limit_of_a_queue": st.sampled_from([None, None, 1000, NO_LIMIT]),
+            "page_size": st.sampled_from([1, 3, 1000]),
+            "store_and_dispatch": st.sampled_from(StoreAndDispatch),
+        },
+    ),
     "settle": (1, {}),
     "crash": (1, {}),
     "restart": (1, {}),
@@ -710,6 +719,21 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f"engine.memory.limit = {limit}")
         self.engine.memory.limit = self.memory_limit = limit
         self.oracle.leave_memory |= limit < NO_LIMIT
+
+    def change_policies(
+        self, attempts_max: int, limit_of_a_queue: int | None, page_size: int, store_and_dispatch: StoreAndDispatch
+    ) -> None:
+        """`limit_of_a_queue` None leaves it: most examples are to have no limit, or always one."""
+        if not self.oracle.can_be_spared:
+            attempts_max = min(attempts_max, self.policy.attempts_max)
+        limit = self.policy.memory_limit if limit_of_a_queue is None else limit_of_a_queue
+        self.policy = Policy(
+            attempts_max=attempts_max, memory_limit=limit, page_size=page_size, store_and_dispatch=store_and_dispatch
+        )
+        note(f"engine.change_policies(Policies({self.policy}))")
+        self.engine.change_policies(Policies(self.policy))
+        self.oracle.leave_memory |= limit < NO_LIMIT
+        self.oracle.change_policies(attempts_max, is_concurrent=store_and_dispatch is StoreAndDispatch.CONCURRENT)
 
     def squeeze(self, share: float, is_written: bool) -> None:
         """For a moment there is only so much of the memory that is used; what leaves it is written at once or not."""

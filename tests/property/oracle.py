@@ -216,7 +216,7 @@ class Seen:
 class Oracle:
     def __init__(self, attempts_max: int, *, is_concurrent: bool = False) -> None:
         self.attempts_max = attempts_max
-        self.is_concurrent = is_concurrent
+        self.is_concurrent = self.was_concurrent = is_concurrent
         """Persistent messages are visible when they are accepted (Ready)."""
         self.leave_memory = False
         """Messages may have left memory, or have never been there in this run: what needs one may have to wait for a
@@ -403,6 +403,34 @@ class Oracle:
         if look in self.looks:
             self.looks.remove(look)
 
+    def change_policies(self, attempts_max: int, *, is_concurrent: bool) -> None:
+        """Policies: of all queues in one step."""
+        self.attempts_max = attempts_max
+        self.is_concurrent = is_concurrent
+        self.was_concurrent |= is_concurrent
+        self._event += 1
+        if self.leave_memory:
+            # Those in memory move now, the others when they are read: `arrived` shows when.
+            return
+        for letter in sorted(self._doomed_and_waiting(), key=lambda each: each.key):
+            # Expiry: removed when dispatch comes upon it; nobody can see when that was.
+            if not self.is_expired(letter):
+                self._move(letter)
+
+    @property
+    def can_be_spared(self) -> bool:
+        """More attempts than before change nothing for what is given up already, as far as can be seen from here."""
+        return not self._doomed_and_waiting()
+
+    def _doomed_and_waiting(self) -> list[Letter]:
+        return [
+            each
+            for each in self.letters
+            if self.is_doomed(each)
+            and not each.is_gone
+            and (each.holder, each.acknowledged_by, each.refused_by) == (None, None, None)
+        ]
+
     def ask_receipt(self, peer: Peer, receipt: str) -> None:
         peer.receipts.append(Pending(receipt, peer.must_wait_for, peer.may_wait_for))
 
@@ -418,7 +446,7 @@ class Oracle:
             self.durable = self.gathering
             for peer in self.peers:
                 # It may have had something that need not be written any more: the broker goes on with that batch.
-                if peer.may_wait_for == self.gathering and (self.leave_memory or self.is_concurrent):
+                if peer.may_wait_for == self.gathering and (self.leave_memory or self.was_concurrent):
                     peer.may_wait_for += 1
         self.gathering += 1
 
@@ -524,7 +552,8 @@ class Oracle:
         return letter.visible_from <= self.durable
 
     def is_doomed(self, letter: Letter) -> bool:
-        """Deliveries and attempts: it is dead-lettered; only after a restart can that still be to come."""
+        """Deliveries and attempts: it is dead-lettered; only a restart or a change of policies may leave that
+        still to come."""
         return letter.attempts >= self.attempts_max and not letter.queue.startswith(DEAD_LETTER_PREFIX)
 
     def is_moving(self, letter: Letter) -> bool:
@@ -804,18 +833,19 @@ class Oracle:
                     work.refused = [each for each in work.refused if each is not letter]
             letter.holder = letter.acknowledged_by = letter.refused_by = None
             if letter in charged:
-                self._charge(letter)
+                letter.attempts += 1
+                if letter.persistent:
+                    letter.written_attempts.append((self.gathering, letter.attempts))
+            # Policies: whatever gives it back.
+            if self.is_doomed(letter):
+                self._move(letter)
 
-    def _charge(self, letter: Letter) -> None:
-        letter.attempts += 1
-        if letter.persistent:
-            letter.written_attempts.append((self.gathering, letter.attempts))
-        if self.is_doomed(letter):
-            # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See
-            # `arrived` for that step; here it leaves its queue for everybody who looks.
-            letter.is_gone = True
-            self._order += 1
-            self.moves.append(Move(letter, self._order, self._event, self.gathering))
+    def _move(self, letter: Letter) -> None:
+        # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See
+        # `arrived` for that step; here it leaves its queue for everybody who looks.
+        letter.is_gone = True
+        self._order += 1
+        self.moves.append(Move(letter, self._order, self._event, self.gathering))
 
     def _wait(self, peer: Peer, *, must: int = AT_ONCE, may: int = AT_ONCE) -> None:
         peer.must_wait_for = max(peer.must_wait_for, must)

@@ -6,6 +6,7 @@ depend on how the engine's own is written.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from sys import maxsize
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from truenext.engine.session import Session
 from truenext.engine.writing import mark, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
+from truenext.policy import Policies
 from truenext.record import message_key, sequence_of
 from truenext.selector import Selector
 
@@ -901,10 +903,11 @@ def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
 def what_is_read_again_is_not_counted(patch: Patch) -> None:
     embody, came = Paging._embody, Paging.came
 
-    def faulty(paging: Paging, entry: Entry, message: Message | None) -> None:
+    def faulty(paging: Paging, entry: Entry, message: Message | None) -> bool:
         patch.setattr(Paging, "came", lambda paging, entry, message: None)
-        embody(paging, entry, message)
+        was_doomed = embody(paging, entry, message)
         patch.setattr(Paging, "came", came)
+        return was_doomed
 
     patch.setattr(Paging, "_embody", faulty)
 
@@ -1048,6 +1051,35 @@ def a_browser_never_has_enough(patch: Patch) -> None:
 
 def the_selector_of_a_browser_is_asked_for_priorities_alone(patch: Patch) -> None:
     patch.setattr(Selector, "matches", lambda selector, message: True)
+
+
+def queues_that_are_there_keep_their_policy(patch: Patch) -> None:
+    def faulty(engine: Engine, policies: Policies) -> None:
+        engine._policies = policies
+
+    patch.setattr(Engine, "change_policies", faulty)
+
+
+def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
+    patch.setattr(Lane, "take_out", lambda lane, has_to_go: [])
+
+
+def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
+    give_back = Engine._give_back
+
+    def faulty(engine: Engine, entry: Entry, *, has_failed: bool) -> None:
+        queue = entry.lane.queue
+        policy = queue.policy
+        if not has_failed:
+            queue.policy = replace(policy, attempts_max=maxsize)
+        give_back(engine, entry, has_failed=has_failed)
+        queue.policy = policy
+
+    patch.setattr(Engine, "_give_back", faulty)
+
+
+def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
+    patch.setattr(Paging, "policy_changed", lambda paging, queue: None)
 
 
 def faults() -> list[Callable[[Patch], None]]:

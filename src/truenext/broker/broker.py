@@ -19,6 +19,7 @@ from truenext.batch import Batch
 from truenext.broker import control
 from truenext.broker.committer import Committer
 from truenext.broker.pager import Pager
+from truenext.broker.reload import NO_FILE, Outcome
 from truenext.commands import (
     Abort,
     Ack,
@@ -45,6 +46,7 @@ from truenext.engine.stuck import StuckAudit
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import LAZY_COMMIT_SECONDS, ROOM_SECONDS
+from truenext.policy import Policies
 from truenext.room import Room
 from truenext.store.store import Store
 
@@ -109,6 +111,8 @@ class Broker:
         """Messages of consumers in auto mode that went while the socket was half-way through."""
         self._control_answers: dict[str, bytes] = {}
         """By verb, until the next turn: whoever asks a thousand times at once gets one answer a thousand times."""
+        self.reload: Callable[[], Outcome] = lambda: NO_FILE
+        """Reads the configuration file again; set by whoever knows it."""
         self._is_turn_due = False
         self._lazy_commit: TimerHandle | None = None
         self._stuck_audit = StuckAudit()
@@ -216,6 +220,12 @@ class Broker:
         for session in [session for session, on_disk in self._waiting_for_room.items() if has_disk or not on_disk]:
             del self._waiting_for_room[session]
             self._peers[session].read_on()
+
+    def change_policies(self, policies: Policies) -> None:
+        """Give every queue its policy anew, in one step."""
+        self._engine.tick(self._clock_us())
+        self._engine.change_policies(policies)
+        self._schedule_turn()
 
     # ---- Start and stop ----
 
@@ -418,7 +428,7 @@ class Broker:
     def _control(self, session: Session, question: Control) -> None:
         body = self._control_answers.get(question.verb)
         if body is None:
-            asked = control.Asked(self._engine, self._stuck_audit, len(self._pager.under_way))
+            asked = control.Asked(self._engine, self._stuck_audit, len(self._pager.under_way), self.reload)
             body = self._control_answers[question.verb] = control.ask(asked, question.verb)
         self._engine.send(session, control.reply(question, body, self._engine.now_ms))
 

@@ -1,4 +1,4 @@
-"""What the broker can be asked about itself: SEND to /control/VERB with a reply-to, JSON in and out."""
+"""What the broker can be asked about itself, or to do: SEND to /control/VERB with a reply-to, JSON in and out."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from truenext import envelope
+from truenext.broker.reload import Outcome
 from truenext.commands import Control, Send
 from truenext.engine.engine import Engine
 from truenext.engine.queue import Queue
@@ -27,6 +28,7 @@ class Asked(NamedTuple):
     stuck_audit: StuckAudit
     page_reads: int
     """How many are under way."""
+    reload: Callable[[], Outcome]
 
 
 def ask(asked: Asked, verb: str) -> bytes:
@@ -94,6 +96,10 @@ def _status(asked: Asked) -> dict[str, Any]:
     }
 
 
+def _reload(asked: Asked) -> Outcome:
+    return asked.reload()
+
+
 def _lasting(engine: Engine) -> list[Queue]:
     return [queue for queue in engine.queues() if not queue.is_temporary]
 
@@ -115,4 +121,4 @@ def _in_transactions(engine: Engine) -> int:
     )
 
 
-VERBS: dict[str, Callable[[Asked], Any]] = {"queues": _queues, "status": _status}
+VERBS: dict[str, Callable[[Asked], Any]] = {"queues": _queues, "reload": _reload, "status": _status}

@@ -1,23 +1,32 @@
 """The `truenext` command."""
 
+import logging
+from functools import partial
 from pathlib import Path
-from sys import maxsize
+from typing import Any
 
 import click
 
 import truenext
+from truenext.broker.config import configure
+from truenext.broker.settings import LogLevel
 from truenext.cli import logs
 from truenext.cli.audit import audit
 from truenext.cli.client import Failure, browse, queues, receive, send, status
+from truenext.cli.config import config as config_command
+from truenext.cli.config import reload
 from truenext.cli.history import history as history_command
 from truenext.cli.record import record
 from truenext.cli.serve import serve as run_broker
-from truenext.cli.size import Size, said
+from truenext.cli.size import Size
 from truenext.cli.store import store
 from truenext.errors import TruenextError
-from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE
-from truenext.policy import Policies, Policy, StoreAndDispatch, WhenFull
+from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
+from truenext.policy import StoreAndDispatch, WhenFull
+from truenext.size import said
 from truenext.url import DEFAULT_URL
+
+logger = logging.getLogger(__name__)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,24 +39,26 @@ def main() -> None:
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Folder the messages are kept in.")
 @click.option("--memory", is_flag=True, help="Keep nothing on disk; for tests.")
 @click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with these and other settings, see docs/policies.md; options say it differently.",
+)
+@click.option(
     "--listen",
-    "urls",
     multiple=True,
-    default=[DEFAULT_URL],
-    show_default=True,
+    show_default=DEFAULT_URL,
     help="Where to listen, stomp://HOST:PORT; port 0 picks a free one. May be repeated.",
 )
 @click.option(
     "--history/--no-history",
-    default=True,
-    show_default=True,
+    default=None,
+    show_default="history",
     help="Write down what happens to every message, for `truenext audit`; in DIR/history.",
 )
 @click.option(
     "--memory-limit",
     type=Size(MEMORY_LIMIT_MIN),
-    default=said(MEMORY_LIMIT),
-    show_default=True,
+    show_default=said(MEMORY_LIMIT),
     help="Private memory the broker may take, all told; what waits beyond that waits on disk.",
 )
 @click.option(
@@ -57,9 +68,8 @@ def main() -> None:
 )
 @click.option(
     "--page-size",
-    type=click.IntRange(1, 100_000),
-    default=PAGE_SIZE,
-    show_default=True,
+    type=click.IntRange(1, PAGE_SIZE_MAX),
+    show_default=str(PAGE_SIZE),
     help="Messages read from disk at a time.",
 )
 @click.option(
@@ -70,66 +80,85 @@ def main() -> None:
 @click.option(
     "--when-full",
     type=click.Choice([each.value for each in WhenFull]),
-    default=WhenFull.SLOW.value,
-    show_default=True,
+    show_default=WhenFull.SLOW.value,
     help="Producers near the limit of the disk wait, or are refused. Consumers go on either way.",
 )
 @click.option(
     "--store-and-dispatch",
     type=click.Choice([each.value for each in StoreAndDispatch]),
-    default=StoreAndDispatch.DURABLE.value,
-    show_default=True,
+    show_default=StoreAndDispatch.DURABLE.value,
     help="Dispatch a persistent message once it is durable, or while it is being written.",
 )
-@click.option("--allow-anonymous", is_flag=True, help="Let anybody in who reaches an address beyond loopback.")
+@click.option(
+    "--allow-anonymous", is_flag=True, default=None, help="Let anybody in who reaches an address beyond loopback."
+)
 @click.option(
     "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="warning",
-    show_default=True,
+    type=click.Choice([each.value for each in LogLevel]),
+    show_default=LogLevel.WARNING.value,
 )
 def serve(
     data: Path | None,
     memory: bool,
-    urls: tuple[str, ...],
-    history: bool,
-    memory_limit: int,
+    config: Path | None,
+    listen: tuple[str, ...],
+    history: bool | None,
+    memory_limit: int | None,
     queue_memory_limit: int | None,
-    page_size: int,
+    page_size: int | None,
     disk_limit: int | None,
-    when_full: str,
-    store_and_dispatch: str,
-    allow_anonymous: bool,
-    log_level: str,
+    when_full: str | None,
+    store_and_dispatch: str | None,
+    allow_anonymous: bool | None,
+    log_level: str | None,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop.
+    With --config the file is read again on SIGHUP, and when `truenext reload` asks for it.
     """
-    if (data is None) != memory:
-        raise click.UsageError("say where messages are kept: --data DIR, or --memory for nowhere")
-    if memory and disk_limit is not None:
-        raise click.UsageError("--disk-limit is for a broker with --data")
-    logs.configure(log_level)
-    policy = Policy(
-        page_size=page_size,
-        memory_limit=queue_memory_limit or maxsize,
-        store_and_dispatch=StoreAndDispatch(store_and_dispatch),
-    )
-    try:
-        run_broker(
-            data,
-            urls,
-            policies=Policies(policy),
-            when_full=WhenFull(when_full),
+    where = "say where messages are kept: --data DIR, or --memory for nowhere"
+    if memory and data is not None:
+        raise click.UsageError(where)
+    read = partial(
+        configure,
+        config,
+        broker=_said(
+            data=data,
+            memory=memory or None,
+            listen=listen or None,
+            history=history,
             memory_limit=memory_limit,
             disk_limit=disk_limit,
+            when_full=when_full and WhenFull(when_full),
             allow_anonymous=allow_anonymous,
-            with_history=history,
-        )
+            log_level=log_level and LogLevel(log_level),
+        ),
+        policy=_said(
+            page_size=page_size,
+            memory_limit=queue_memory_limit,
+            store_and_dispatch=store_and_dispatch and StoreAndDispatch(store_and_dispatch),
+        ),
+    )
+    try:
+        configuration = read()
+        settings = configuration.broker
+        if settings.data is None and not settings.memory:
+            raise click.UsageError(where)
+        if settings.memory and settings.disk_limit is not None:
+            raise click.UsageError("--disk-limit is for a broker with --data")
+        logs.configure(settings.log_level.value)
+        if config is not None:
+            logger.info("configuration read", extra={"file": str(config)})
+        run_broker(configuration, read if config is not None else None)
     except TruenextError as error:
         raise Failure(error) from error
 
 
-for command in (send, receive, browse, queues, status, audit, history_command, store, record):
+def _said(**options: Any) -> dict[str, Any]:
+    """Those that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+for command in (send, receive, browse, queues, status, reload, audit, history_command, store, record, config_command):
     main.add_command(command)

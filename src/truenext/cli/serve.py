@@ -6,20 +6,21 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import truenext
 from truenext.broker.broker import Broker
+from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
+from truenext.broker.reload import Reloader
+from truenext.cli import logs
 from truenext.engine.engine import Engine
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import Exporter
 from truenext.history.writer import History
-from truenext.limits import MEMORY_LIMIT
-from truenext.policy import Policies, WhenFull
 from truenext.server.listener import Listener
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
@@ -43,41 +44,36 @@ SWITCH_SECONDS = 0.0005
 """How long the event loop keeps the interpreter from the store's thread: that one asks for it once per record."""
 
 
-def serve(
-    data: Path | None,
-    urls: Sequence[str],
-    *,
-    policies: Policies | None = None,
-    when_full: WhenFull = WhenFull.SLOW,
-    memory_limit: int = MEMORY_LIMIT,
-    disk_limit: int | None = None,
-    allow_anonymous: bool = False,
-    with_history: bool = True,
-) -> None:
-    """Run a broker until SIGTERM or SIGINT; `data` None keeps everything in memory, and no history.
+def serve(configuration: Configuration, read_again: Callable[[], Configuration] | None = None) -> None:
+    """Run a broker until SIGTERM or SIGINT; without a data folder it keeps everything in memory, and no history.
 
-    `memory_limit` is for all private memory of the process, `disk_limit` for messages on disk, both in bytes.
+    `read_again` gives the configuration anew, for those who ask the broker for it: None, if there is no file.
 
     Raises: ConfigurationError, StoreError, HistoryError
     """
-    addresses = [parse_url(url) for url in urls]
+    settings = configuration.broker
+    data, memory_limit = settings.data, settings.memory_limit
+    addresses = [parse_url(url) for url in settings.listen]
     for address in addresses:
-        if not (address.is_loopback or allow_anonymous):
+        if not (address.is_loopback or settings.allow_anonymous):
             raise ConfigurationError(
                 f"{address.host} can be reached from other machines, and anybody there could read and write all "
                 "queues; listen on 127.0.0.1, or say --allow-anonymous if that is meant"
             )
     with ExitStack() as opened:
         history: History | None = None
+        exporter: Exporter | None = None
         store: Store
         if data is None:
             store = MemoryStore(limit=int(memory_limit * STORE_SHARE))
             opened.callback(store.close)
         else:
-            store = embedded = EmbeddedStore(data, disk_limit=disk_limit)
+            store = embedded = EmbeddedStore(data, disk_limit=settings.disk_limit)
             opened.callback(store.close)
-            if with_history:
-                exporter = Exporter(data / "history")
+            if settings.history:
+                exporter = Exporter(
+                    data / "history", bytes_max=settings.history_bytes_max, days_max=settings.history_days_max
+                )
                 opened.callback(exporter.close)
                 history = History(data / "history", file_ended=exporter.start)
                 opened.callback(history.close)
@@ -85,16 +81,34 @@ def serve(
         runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         engine, recovered = recover(
             store,
-            policies or Policies(),
-            when_full=when_full,
+            configuration.policies,
+            when_full=settings.when_full,
             memory_limit=int(memory_limit * MEMORY_SHARE),
             history=history,
         )
-        runner.run(_run(engine, recovered, store, history, addresses))
+
+        def take_over(broker: Broker, changed: Configuration) -> None:
+            broker.change_policies(changed.policies)
+            logs.configure(changed.broker.log_level.value)
+            if exporter is not None:
+                now = changed.broker
+                exporter.keep(bytes_max=now.history_bytes_max, days_max=now.history_days_max)
+
+        def make_reloadable(broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+            if read_again is not None:
+                broker.reload = Reloader(configuration, read_again, apply=partial(take_over, broker)).reload
+                loop.add_signal_handler(signal.SIGHUP, broker.reload)
+
+        runner.run(_run(engine, recovered, store, history, addresses, make_reloadable))
 
 
 async def _run(
-    engine: Engine, recovered: Recovered, store: Store, history: History | None, addresses: Sequence[Address]
+    engine: Engine,
+    recovered: Recovered,
+    store: Store,
+    history: History | None,
+    addresses: Sequence[Address],
+    make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],
 ) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -108,6 +122,7 @@ async def _run(
         loop.set_exception_handler(lambda _, context: broker.fail(_bug(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
         await broker.start(after_clean_stop=recovered.clean_stop)
+        make_reloadable(broker, loop)
         listeners: list[Listener] = []
         try:
             for address in addresses:

@@ -508,6 +508,23 @@ class Engine:
                 if consumer.stretch_window(self.now_ms):
                     self._touched[consumer.queue] = None
 
+    def change_policies(self, policies: Policies) -> None:
+        """Give every queue its policy anew, in one step.
+
+        What waits and has failed too often by its new policy is given up. To be followed by a turn and by `relieve`.
+        """
+        self._policies = policies
+        # A dead-letter queue may be made meanwhile.
+        for queue in list(self._queues.values()):
+            before, queue.policy = queue.policy, policies.of(queue.name)
+            self._paging.policy_changed(queue)
+            if queue.policy.attempts_max < before.attempts_max and not queue.keeps_failures:
+                for lane in queue.lanes:
+                    for entry in lane.take_out(lambda entry: is_exhausted(entry.lane.queue.policy, entry.attempts)):
+                        self._dead_letter(entry, entry.message)
+                # What stands behind a message that had to be read is next now.
+                self._touched[queue] = None
+
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
         for name in self._producers.forget_old(self.now_ms):
@@ -595,11 +612,12 @@ class Engine:
             return
         if has_failed:
             entry.attempts += 1
-            if is_exhausted(queue.policy, entry.attempts) and not queue.keeps_failures:
-                self._dead_letter(entry, entry.message)
-                return
-            if entry.stored is not None:
-                mark(self._batch, entry)
+        # Also without a failure: the policy may have changed while somebody held it.
+        if entry.attempts and is_exhausted(queue.policy, entry.attempts) and not queue.keeps_failures:
+            self._dead_letter(entry, entry.message)
+            return
+        if has_failed and entry.stored is not None:
+            mark(self._batch, entry)
         self._account.returned(entry, has_failed=has_failed)
         lane.give_back(entry)
         self._paging.came_back(entry)

@@ -24,7 +24,7 @@ import msgspec
 from truenext.message import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from truenext.engine.paging import Read
     from truenext.engine.queue import Queue
@@ -109,6 +109,16 @@ class Lane:
         """Forget a message that was given back."""
         self.returned = [(sequence, one) for sequence, one in self.returned if one is not entry]
         heapify(self.returned)
+
+    def take_out(self, has_to_go: Callable[[Entry], bool]) -> list[Entry]:
+        """Take out those of the messages in memory that have to go, in order."""
+        gone = sorted(filter(has_to_go, self), key=attrgetter("sequence"))
+        if gone:
+            sequences = {entry.sequence for entry in gone}
+            self.arrived = deque(entry for entry in self.arrived if entry.sequence not in sequences)
+            self.returned = [place for place in self.returned if place[0] not in sequences]
+            heapify(self.returned)
+        return gone
 
     def clear(self) -> None:
         self.arrived.clear()

@@ -152,6 +152,11 @@ class Paging:
         entry.lane.bodiless[entry.sequence] = entry
         self._doomed.append(entry)
 
+    def policy_changed(self, queue: Queue) -> None:
+        """Its limit may be another."""
+        if queue.resident > queue.policy.memory_limit:
+            self._too_large[queue] = None
+
     # ---- Reading ----
 
     def ask(self, lane: Lane) -> None:
@@ -217,8 +222,8 @@ class Paging:
                     fresh.append(entry)
             elif found.sequence in lane.bodiless:
                 entry = lane.bodiless.pop(found.sequence)
-                self._embody(entry, found.message)
-                if entry.message is not None and self._has_failed(entry):
+                was_doomed = self._embody(entry, found.message)
+                if was_doomed and entry.message is not None:
                     failed.append(entry)
         if any(read.after_sequence < sequence <= up_to for sequence in lane.bodiless):
             raise damage(lane, "a message is not there any more")
@@ -228,7 +233,7 @@ class Paging:
         return failed
 
     def _has_failed(self, entry: Entry) -> bool:
-        """It was on its way to the dead-letter queue, or was when the broker ended."""
+        """It was on its way to the dead-letter queue when the broker ended, or has to go there since."""
         queue = entry.lane.queue
         return is_exhausted(queue.policy, entry.attempts) and not queue.keeps_failures
 
@@ -250,15 +255,20 @@ class Paging:
         self.came(entry, message)
         return entry
 
-    def _embody(self, entry: Entry, message: Message | None) -> None:
-        """A message that has left memory is back; None if its record is damaged."""
+    def _embody(self, entry: Entry, message: Message | None) -> bool:
+        """A message that has left memory is back; None if its record is damaged. True if it is to be dead-lettered,
+        whatever its policy says by now: it stands in no lane."""
+        was_doomed = False
         if self._doomed:
-            self._doomed = [one for one in self._doomed if one is not entry]
+            left = [one for one in self._doomed if one is not entry]
+            was_doomed = len(left) < len(self._doomed)
+            self._doomed = left
         if message is None:
             entry.lane.leave_out(entry)
-            return
-        entry.message = message
-        self.came(entry, message)
+        else:
+            entry.message = message
+            self.came(entry, message)
+        return was_doomed
 
     def _move_horizon(self, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
         memory = self._memory

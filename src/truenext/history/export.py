@@ -5,7 +5,8 @@
 A Parquet file is written under another name, synced, and renamed: whoever reads the folder sees all of it or nothing. A
 crash before the `.history` file is deleted only means that the same files are written once more.
 
-`python -m truenext.history.export FOLDER` is what a broker runs beside itself, as a process of the lowest priority.
+`python -m truenext.history.export FOLDER BYTES DAYS` is what a broker runs beside itself, as a process of the lowest
+priority.
 """
 
 from __future__ import annotations
@@ -116,15 +117,15 @@ def _table(path: Path) -> pa.Table:
     return table_of(chunks_of_file(path))
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, bytes_max: int, days_max: int) -> None:
     os.nice(19)
     try:
         for _ in export_ended(folder):
             pass
     except HistoryError as error:
         print(error, file=sys.stderr)
-    forget_old(folder)
+    forget_old(folder, bytes_max=bytes_max, days_max=days_max)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

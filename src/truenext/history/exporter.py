@@ -9,32 +9,49 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from threading import Lock
 from typing import TYPE_CHECKING
+
+from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 class Exporter:
-    def __init__(self, folder: Path) -> None:
+    """`start` is for any thread."""
+
+    def __init__(self, folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX) -> None:
+        """What is kept of history is `forget_old`'s."""
         self._folder = folder
+        self._kept = (bytes_max, days_max)
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting = Lock()
+
+    def keep(self, *, bytes_max: int, days_max: int) -> None:
+        """From here on so much history is kept. What is too much goes at once, or, if a process is at it, the next
+        time."""
+        if self._kept != (bytes_max, days_max):
+            self._kept = (bytes_max, days_max)
+            self.start()
 
     def start(self) -> None:
         """See to the files that have ended, unless a process is at it; it will then see to them the next time."""
-        if self._process is not None and self._process.poll() is None:
-            return
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "truenext.history.export", str(self._folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            close_fds=True,
-            start_new_session=True,
-        )
+        with self._starting:
+            if self._process is not None and self._process.poll() is None:
+                return
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "truenext.history.export", str(self._folder), *map(str, self._kept)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                close_fds=True,
+                start_new_session=True,
+            )
 
     def close(self) -> None:
         """Leave no process behind; what it was at is done again the next time."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-        if self._process is not None:
-            self._process.wait()
+        with self._starting:
+            if self._process is not None and self._process.poll() is None:
+                self._process.terminate()
+            if self._process is not None:
+                self._process.wait()

@@ -263,9 +263,7 @@ class StompServer:
             raise RemoteProtocolError("truenext-express is for ack:client-individual: what it brings comes out of turn")
         is_exclusive = _boolean("activemq.exclusive", headers.get("activemq.exclusive", "false"))
         if is_exclusive and is_browse:
-            raise RemoteProtocolError(
-                "activemq.exclusive with browser:true: a browser is shown messages and takes none"
-            )
+            raise RemoteProtocolError("activemq.exclusive with browser:true: a browser takes no messages")
         version = self._version
         start = "MESSAGE\n"
         if "id" in headers:

@@ -1,0 +1,117 @@
+"""How a running broker takes over a configuration file that has changed: all of it, or nothing."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from truenext.broker.config import BROKER, POLICY, Configuration, header, shown
+from truenext.broker.settings import BrokerSettings
+from truenext.errors import ConfigurationError, FaultyFileError
+from truenext.policy import Policies, Policy
+from truenext.setting import Setting, settings_of
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a wish to reload; if `refused` is not empty nothing was changed."""
+
+    file: str | None
+    changed: list[str]
+    """Setting, value before, and value now, one line each."""
+    refused: list[str]
+
+
+NO_FILE = Outcome(None, [], ["this broker was started without --config: there is no file to read again"])
+
+
+class Reloader:
+    def __init__(
+        self,
+        current: Configuration,
+        read_again: Callable[[], Configuration],
+        *,
+        apply: Callable[[Configuration], None],
+    ) -> None:
+        """`read_again` raises ConfigurationError; `apply` makes true what can be changed, in one step."""
+        self._current = current
+        self._read_again = read_again
+        self._apply = apply
+
+    def reload(self) -> Outcome:
+        """Take over what the file says now. To be called between two turns of the engine; the log says what came of it.
+
+        Not for a thread: a file of usual length is read in a few milliseconds.
+        """
+        file = self._current.file
+        outcome = self._take_over()
+        if outcome.refused:
+            # A warning, as the broker goes on as before.
+            logger.warning("configuration not reloaded", extra={"file": str(file), "reasons": outcome.refused})
+        else:
+            logger.info("configuration reloaded", extra={"file": str(file), "changed": outcome.changed})
+        return outcome
+
+    def _take_over(self) -> Outcome:
+        current = self._current
+        name = str(current.file)
+        try:
+            new = self._read_again()
+        except FaultyFileError as error:
+            return Outcome(name, [], list(error.faults))
+        except ConfigurationError as error:
+            return Outcome(name, [], [str(error)])
+        refused = list(_refusals(current, new))
+        if refused:
+            return Outcome(name, [], refused)
+        self._apply(new)
+        self._current = new
+        return Outcome(name, list(_changes(current, new)), [])
+
+
+def _refusals(before: Configuration, now: Configuration) -> Iterator[str]:
+    settings = settings_of(BrokerSettings)
+    for name, was, is_now in _differences(before.broker, now.broker):
+        setting = settings[name]
+        if setting.fixed:
+            yield (
+                f"{BROKER}.{name} cannot change from {_plain(setting, was)} to {_plain(setting, is_now)} "
+                f"while the broker runs: {setting.fixed}; start it again"
+            )
+
+
+def _changes(before: Configuration, now: Configuration) -> Iterator[str]:
+    settings = settings_of(BrokerSettings)
+    for name, was, is_now in _differences(before.broker, now.broker):
+        yield f"{header(BROKER)} {_change(settings[name], was, is_now)}"
+    for pattern in _patterns(before.policies, now.policies):
+        # What is not there before or afterwards is as the default is.
+        was, is_now = (
+            each.default if pattern is None else each.by_pattern.get(pattern, each.default)
+            for each in (before.policies, now.policies)
+        )
+        for name, one, other in _differences(was, is_now):
+            yield f"{header(POLICY, pattern)} {_change(settings_of(Policy)[name], one, other)}"
+
+
+def _patterns(before: Policies, now: Policies) -> Iterable[str | None]:
+    return [None, *sorted({*before.by_pattern, *now.by_pattern})]
+
+
+def _differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    for each in fields(one):
+        was, is_now = getattr(one, each.name), getattr(other, each.name)
+        if was != is_now:
+            yield each.name, was, is_now
+
+
+def _change(setting: Setting, was: Any, is_now: Any) -> str:
+    return f"{setting.name}: {_plain(setting, was)} -> {_plain(setting, is_now)}"
+
+
+def _plain(setting: Setting, value: Any) -> str:
+    return "nothing" if value is None and setting.kind is Path else shown(setting, value)

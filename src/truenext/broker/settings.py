@@ -1,0 +1,107 @@
+"""What can be set of a broker as a whole; what can be set of queues is in policy.py."""
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from truenext.limits import (
+    DISK_LIMIT_MIN,
+    HISTORY_BYTES_MAX,
+    HISTORY_DAYS_MAX,
+    HISTORY_FILE_BYTES,
+    MEMORY_LIMIT,
+    MEMORY_LIMIT_MIN,
+)
+from truenext.policy import WhenFull
+from truenext.setting import setting
+from truenext.url import DEFAULT_URL
+
+_AT_START = "it is laid down when the broker starts"
+_WITH_CONNECTIONS = "clients are connected already"
+_WITH_STORE = "the messages are there"
+
+
+class LogLevel(Enum):
+    """What the log leaves out is what is less than this."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    listen: tuple[str, ...] = setting(
+        (DEFAULT_URL,),
+        "Where to listen, as stomp://HOST:PORT; port 0 picks a free one.",
+        fixed=_WITH_CONNECTIONS,
+        reason="The usual port of STOMP, and nobody on another machine: there are no users yet.",
+    )
+    data: Path | None = setting(
+        None,
+        "Folder the messages are kept in, relative to the folder of the configuration file.",
+        fixed=_WITH_STORE,
+        reason="Messages are kept where somebody has said, or nowhere.",
+    )
+    memory: bool = setting(
+        False,
+        "Keep nothing on disk, for tests; instead of data.",
+        fixed=_WITH_STORE,
+        reason="A broker that forgets is no broker.",
+    )
+    memory_limit: int = setting(
+        MEMORY_LIMIT,
+        "Private memory the broker may take, all told; what waits beyond that waits on disk.",
+        unit="bytes",
+        least=MEMORY_LIMIT_MIN,
+        fixed=_AT_START,
+        reason="The broker itself takes about 60 MiB; a quarter of the limit is for messages.",
+    )
+    disk_limit: int | None = setting(
+        None,
+        "What messages may take on disk, the history apart.",
+        unit="bytes",
+        least=DISK_LIMIT_MIN,
+        none=None,
+        fixed=_AT_START,
+        reason="What the disk has, but for a reserve: most brokers have a disk to themselves.",
+    )
+    when_full: WhenFull = setting(
+        WhenFull.SLOW,
+        'Near the limit of the disk producers wait ("slow"), or are refused ("refuse"). Consumers go on either way.',
+        fixed=_AT_START,
+        reason="A producer that waits needs no program for it.",
+    )
+    history: bool = setting(
+        True,
+        "Write down what happens to every message, for `truenext audit`, in the folder history of data.",
+        fixed="the history of a run is whole, or there is none",
+        reason="A fault can only be explained if somebody wrote down what happened; it costs 8 % of throughput.",
+    )
+    history_bytes_max: int = setting(
+        HISTORY_BYTES_MAX,
+        "History that is kept; the oldest files go first, whenever a file ends.",
+        unit="bytes",
+        least=HISTORY_FILE_BYTES,
+        reason="About five hundred million events, before they are Parquet; the least is one file.",
+    )
+    history_days_max: int = setting(
+        HISTORY_DAYS_MAX,
+        "For how long history is kept.",
+        unit="days",
+        least=1,
+        most=36_500,
+        reason="What was wrong last month can still be asked for.",
+    )
+    allow_anonymous: bool = setting(
+        False,
+        "Let anybody in who reaches an address beyond loopback.",
+        fixed=_WITH_CONNECTIONS,
+        reason="Anybody there could read and write all queues.",
+    )
+    log_level: LogLevel = setting(
+        LogLevel.WARNING,
+        "What is logged, to standard error: this and what is worse.",
+        reason="A log in which nothing stands is one that is read when something does.",
+    )

@@ -1,0 +1,32 @@
+"""How people write a number of bytes: 256MiB, 50KB, 1.5 GB, or plainly."""
+
+import re
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_size(text: str) -> int | None:
+    """The number of bytes; None if it is none.
+
+    >>> parse_size("256MiB"), parse_size("1.5 KB"), parse_size("much")
+    (268435456, 1500, None)
+    """
+    found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?) ?([a-z]*)", text.strip().lower(), re.ASCII)
+    if found is None or found[2] not in _UNITS:
+        return None
+    number, unit = found[1], _UNITS[found[2]]
+    # A float has no more than 53 bits.
+    return int(number) * unit if number.isdigit() else int(float(number) * unit)
+
+
+def said(size: int) -> str:
+    """As people write it.
+
+    >>> said(256 * 2**20), said(1000)
+    ('256MiB', '1000')
+    """
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size % _UNITS[unit.lower()] == 0 and size:
+            return f"{size // _UNITS[unit.lower()]}{unit}"
+    return str(size)

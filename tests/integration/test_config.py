@@ -1,0 +1,326 @@
+"""Does a real broker do what its configuration file says, and what it says later?"""
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration.raw_client import RawClient
+from truenext.history.export import EVENTS
+from truenext.history.exporter import Exporter
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "truenext.toml"
+    path.write_text("[policy]\nattempts_max = 3\n")
+    return path
+
+
+@pytest.fixture
+def options(file: Path) -> Sequence[str]:
+    return ("--config", str(file), "--log-level", "info")
+
+
+def truenext(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = dying_with_us([TRUENEXT, *map(str, arguments)])
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+
+
+def reload(broker: BrokerProcess) -> subprocess.CompletedProcess[str]:
+    return truenext("reload", "--url", f"stomp://127.0.0.1:{broker.port}")
+
+
+def hang_up_on(broker: BrokerProcess, said: str) -> None:
+    """SIGHUP, and wait until the log says what came of it."""
+    before = broker.log.count(said)
+    broker.send_signal(signal.SIGHUP)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while broker.log.count(said) == before:
+        assert time.monotonic() < deadline, f"{said!r} is not in the log:\n{broker.log}"
+        time.sleep(0.01)
+
+
+@contextmanager
+def running(broker: BrokerProcess) -> Iterator[BrokerProcess]:
+    try:
+        broker.start()
+        yield broker
+        broker.close_clients()
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+def fail(client: RawClient, times: int) -> None:
+    for _ in range(times):
+        client.nack(client.message(), confirmed=True)
+
+
+def tries(broker: BrokerProcess, queue: str) -> int:
+    """How often a new message of the queue may fail until it is dead-lettered."""
+    client = broker.connect()
+    client.send(queue, b"", persistent=True, confirmed=True)
+    client.subscribe(queue)
+    before = broker.queues().get(f"DLQ.{queue}")
+    for count in range(1, 20):
+        fail(client, 1)
+        if broker.queues().get(f"DLQ.{queue}") != before:
+            client.disconnect()
+            return count
+    raise AssertionError("it is never dead-lettered")
+
+
+# ---- At the start ----
+
+
+def test_a_file_is_all_that_a_broker_needs(tmp_path: Path, file: Path) -> None:
+    """The folder is relative to the file, wherever the broker is started."""
+    file.write_text('[broker]\ndata = "kept/here"\nlisten = ["stomp://127.0.0.1:0"]\nlog_level = "info"\n')
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    with subprocess.Popen(
+        dying_with_us([TRUENEXT, "serve", "--config", str(file)]),
+        cwd=tmp_path / "elsewhere",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.terminate()
+        more, log = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert re.fullmatch(r"listening on stomp://127\.0\.0\.1:\d+\n", said + more)
+    assert (tmp_path / "kept/here/journal").is_dir()
+    (line,) = log.splitlines()
+    assert line.endswith(f"INFO configuration read file='{file}'")
+
+
+def test_an_option_goes_before_the_file_and_the_file_before_the_default(tmp_path: Path, file: Path) -> None:
+    file.write_text('[broker]\nmemory_limit = "200MiB"\n[policy]\nattempts_max = 2\n')
+    limits: list[tuple[int, int]] = []
+    for options in ([], ["--config", str(file)], ["--config", str(file), "--memory-limit", "400MiB"]):
+        folder = tmp_path / str(len(limits))
+        folder.mkdir()
+        with running(BrokerProcess(folder, options)) as broker:
+            limits.append((broker.status()["memory"]["limit"] // MIB, tries(broker, "q")))
+    assert limits == [(64, 7), (50, 2), (100, 2)]
+
+
+def test_each_queue_has_the_policy_of_its_pattern(own_broker: BrokerProcess, file: Path) -> None:
+    file.write_text('[policy]\nattempts_max = 3\n[policy."orders.>"]\nattempts_max = 1\n')
+    assert reload(own_broker).returncode == 0
+    assert [tries(own_broker, queue) for queue in ("orders.new", "orders")] == [1, 3]
+
+
+def test_a_faulty_file_is_refused_before_anything_is_made(tmp_path: Path, file: Path) -> None:
+    file.write_text('[policy]\npage_size = 0\n[policy."a..b"]\n[broker]\ndata = "data"\nlisten = ["tcp://a"]\n')
+    ended = truenext("serve", "--config", file)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        f"truenext: {file}:2: page_size must be 1 to 100,000 messages, not 0\n"
+        f"{file}:3: 'a..b' is no pattern of names: it has an empty word\n"
+        f"{file}:6: listen names what cannot be listened on: 'tcp://a' is no address of a broker: it must be "
+        "stomp://HOST:PORT\n"
+    )
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    ended = truenext("serve", "--memory", "--config", tmp_path / "nothing")
+    assert ended.returncode == 2
+    assert "nothing' does not exist" in ended.stderr
+
+
+def test_a_file_that_does_not_say_where_messages_are_kept_needs_an_option_that_does(file: Path) -> None:
+    ended = truenext("serve", "--config", file)
+    assert ended.returncode == 2
+    assert "say where messages are kept: --data DIR, or --memory for nowhere" in ended.stderr
+
+
+# ---- Reload ----
+
+
+def test_sighup_changes_how_often_a_message_of_a_live_queue_may_fail(own_broker: BrokerProcess, file: Path) -> None:
+    client = own_broker.connect()
+    client.send("q", b"", persistent=True, confirmed=True)
+    client.subscribe("q")
+    fail(client, 1)
+    file.write_text("[policy]\nattempts_max = 2\n")
+    hang_up_on(own_broker, "configuration reloaded")
+    fail(client, 1)
+    own_broker.await_facts("DLQ.q", waiting=1)
+    own_broker.await_facts("q", waiting=0, unacknowledged=0)
+
+
+def test_what_has_failed_too_often_by_the_new_policy_is_given_up_at_once(own_broker: BrokerProcess, file: Path) -> None:
+    client = own_broker.connect()
+    client.send("q", b"", persistent=True, confirmed=True)
+    client.subscribe("q")
+    fail(client, 2)
+    client.message()
+    client.unsubscribe()
+    own_broker.await_facts("q", waiting=1)
+    file.write_text("[policy]\nattempts_max = 2\n")
+    assert reload(own_broker).returncode == 0
+    own_broker.await_facts("DLQ.q", waiting=1)
+
+
+def test_a_smaller_limit_makes_a_waiting_queue_leave_memory(own_broker: BrokerProcess, file: Path) -> None:
+    client = own_broker.connect()
+    for number in range(50):
+        client.send("q", b"%d" % number + bytes(1000), persistent=True, confirmed=number == 49)
+    assert own_broker.status()["in_memory"] == 50
+    file.write_text('[policy.q]\nmemory_limit = "20KB"\n')
+    assert reload(own_broker).returncode == 0
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while own_broker.status()["in_memory"] > 20:
+        assert time.monotonic() < deadline
+    client.subscribe("q")
+    assert [int(message.body.split(b"\0")[0]) for message in client.messages(50)] == list(range(50))
+
+
+def test_reload_says_what_has_changed(own_broker: BrokerProcess, file: Path) -> None:
+    file.write_text(
+        '[broker]\nhistory_days_max = 3\n[policy]\nattempts_max = 5\n[policy."a.*"]\nmemory_limit = "1MiB"\n'
+    )
+    ended = reload(own_broker)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == (
+        "[broker] history_days_max: 30 -> 3\n"
+        "[policy] attempts_max: 3 -> 5\n"
+        '[policy."a.*"] attempts_max: 3 -> 5\n'
+        '[policy."a.*"] memory_limit: "none" -> "1MiB"\n'
+        f"{file} is in force.\n"
+    )
+    assert reload(own_broker).stdout == f"{file} is in force; it says what it said before.\n"
+
+
+def test_what_needs_a_restart_is_refused_by_name_and_then_nothing_changes(
+    own_broker: BrokerProcess, file: Path
+) -> None:
+    file.write_text(
+        '[broker]\nmemory_limit = "512MiB"\nlog_level = "debug"\nhistory = false\n[policy]\nattempts_max = 1\n'
+    )
+    ended = reload(own_broker)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        "truenext: nothing was changed:\n"
+        'broker.memory_limit cannot change from "256MiB" to "512MiB" while the broker runs: it is laid down when the '
+        "broker starts; start it again\n"
+        "broker.history cannot change from true to false while the broker runs: the history of a run is whole, or "
+        "there is none; start it again\n"
+    )
+    assert tries(own_broker, "q") == 3
+    # The last reload was refused: the next one is compared with what is in force.
+    file.write_text("[policy]\nattempts_max = 1\n")
+    assert reload(own_broker).stdout.startswith("[policy] attempts_max: 3 -> 1\n")
+
+
+@pytest.mark.parametrize("content", ["[policy]\nattempts_max = 1\npage_size = 0\n", "[policy", None])
+def test_a_file_that_became_bad_is_refused_and_the_log_says_why(
+    own_broker: BrokerProcess, file: Path, content: str | None
+) -> None:
+    file.unlink() if content is None else file.write_text(content)
+    hang_up_on(own_broker, "configuration not reloaded")
+    (line,) = (line for line in own_broker.log.splitlines() if "not reloaded" in line)
+    assert "WARNING" in line
+    assert (f"cannot read {file}" if content is None else f"{file}:{3 if 'page' in content else 1}: ") in line
+    assert tries(own_broker, "q") == 3
+
+
+def test_the_log_level_changes_unless_the_command_line_says_it(tmp_path: Path, file: Path) -> None:
+    for options, has_changed in (([], True), (["--log-level", "warning"], False)):
+        folder = tmp_path / str(has_changed)
+        folder.mkdir()
+        file.write_text("")
+        with running(BrokerProcess(folder, ["--config", str(file), *options])) as broker:
+            assert broker.log == ""
+            file.write_text('[broker]\nlog_level = "info"\n')
+            ended = reload(broker)
+            assert ended.returncode == 0
+            assert ('log_level: "warning" -> "info"' in ended.stdout) is has_changed
+            assert ("INFO configuration reloaded" in broker.log) is has_changed
+
+
+@pytest.mark.parametrize("options", [()])
+def test_without_a_file_there_is_nothing_to_reload(own_broker: BrokerProcess) -> None:
+    ended = reload(own_broker)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "was started without --config: there is no file to read again" in ended.stderr
+
+
+def test_a_broker_that_does_not_run_cannot_be_asked() -> None:
+    assert truenext("reload", "--url", "stomp://127.0.0.1:1").returncode == 2
+
+
+def test_shorter_history_is_cut_at_once(tmp_path: Path) -> None:
+    day = datetime.now(UTC) - timedelta(days=10)
+    kept = tmp_path / EVENTS / f"date={day:%Y-%m-%d}" / "1.parquet"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    exporter = Exporter(tmp_path, bytes_max=1000, days_max=20)
+    exporter.keep(bytes_max=1000, days_max=11)
+    wait_for(exporter)
+    assert kept.exists()
+    exporter.keep(bytes_max=1000, days_max=9)
+    wait_for(exporter)
+    assert not kept.exists()
+
+
+def wait_for(exporter: Exporter) -> None:
+    process = exporter._process
+    assert process is not None
+    assert process.wait(PATIENCE_SECONDS) == 0
+
+
+# ---- truenext config check ----
+
+
+def test_check_says_that_a_file_is_sound_and_what_it_means_for_a_queue(file: Path) -> None:
+    file.write_text('[broker]\ndata = "d"\n[policy]\nattempts_max = 3\n[policy."orders.>"]\npage_size = 10\n')
+    ended = truenext("config", "check", file, "--queue", "orders.new")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    first, head, *rows = (line.split() for line in ended.stdout.splitlines())
+    assert first == [str(file), "is", "sound."]
+    assert head == ["policy", "of", "orders.new", "value", "from"]
+    assert ["attempts_max", "3", "[policy]"] in rows
+    assert ["page_size", "10", '[policy."orders.>"]'] in rows
+    assert ["store_and_dispatch", '"durable"', "default"] in rows
+
+
+def test_check_notes_what_the_command_line_must_still_say(file: Path) -> None:
+    file.write_text('[broker]\nlisten = ["stomp://0.0.0.0:61613"]\n')
+    ended = truenext("config", "check", file)
+    assert ended.returncode == 0
+    assert [line.split("`")[1] for line in ended.stdout.splitlines() if line.startswith("note: ")] == [
+        "truenext serve"
+    ] * 2
+
+
+def test_check_says_all_that_is_wrong(file: Path) -> None:
+    file.write_text("[policy]\nattempts_max = 0\npagesize = 1\n")
+    ended = truenext("config", "check", file)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert ended.stdout == (
+        f"{file}:2: attempts_max must be 1 to 1,000,000 attempts, not 0\n"
+        f"{file}:3: there is no setting 'pagesize' in [policy]; is 'page_size' meant?\n"
+        f"{file} has 2 faults; no broker starts with it, or goes over to it.\n"
+    )
+
+
+def test_check_of_what_cannot_be_read_gives_no_answer(tmp_path: Path) -> None:
+    ended = truenext("config", "check", tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"truenext: cannot read {tmp_path}: Is a directory\n"

@@ -1,0 +1,344 @@
+"""What does a configuration file say, and what is wrong with it?"""
+
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from truenext.broker.config import Configuration, configure, header, shown
+from truenext.broker.settings import BrokerSettings, LogLevel
+from truenext.errors import ConfigurationError, FaultyFileError
+from truenext.policy import Policies, Policy, WhenFull
+from truenext.setting import NO_WORD, Setting, settings_of
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("config") / "truenext.toml"
+
+
+def read(file: Path, text: str, **options: dict[str, Any]) -> Configuration:
+    file.write_bytes(text.encode())
+    return configure(file, **options)
+
+
+def faults(file: Path, text: str | bytes) -> list[str]:
+    """Line and reason of each fault."""
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(FaultyFileError) as refusal:
+        configure(file)
+    assert str(refusal.value) == "\n".join(refusal.value.faults)
+    assert all(fault.startswith(f"{file}:") for fault in refusal.value.faults)
+    return [fault.removeprefix(f"{file}:") for fault in refusal.value.faults]
+
+
+# ---- What it says ----
+
+
+def test_an_empty_file_says_what_no_file_says(file: Path) -> None:
+    found = read(file, "")
+    assert found.broker == configure(None).broker == BrokerSettings()
+    assert found.policies.default == Policy()
+    assert found.policies.by_pattern == {}
+
+
+def test_every_kind_of_value_is_read(file: Path) -> None:
+    found = read(
+        file,
+        """
+        [broker]
+        listen = ["stomp://127.0.0.1:1", "stomp://localhost"]
+        data = "sub/folder"
+        memory_limit = "1.5GiB"
+        disk_limit = 5000000000
+        when_full = "refuse"
+        history = false
+        history_bytes_max = "1 GB"
+        history_days_max = 7
+        allow_anonymous = true
+        log_level = "debug"
+        [policy]
+        memory_limit = "none"
+        """,
+    )
+    assert found.broker == BrokerSettings(
+        listen=("stomp://127.0.0.1:1", "stomp://localhost"),
+        data=file.parent / "sub/folder",
+        memory_limit=3 << 29,
+        disk_limit=5_000_000_000,
+        when_full=WhenFull.REFUSE,
+        history=False,
+        history_bytes_max=10**9,
+        history_days_max=7,
+        allow_anonymous=True,
+        log_level=LogLevel.DEBUG,
+    )
+    assert found.policies.default == Policy()
+
+
+def test_a_pattern_inherits_from_the_default_and_from_no_other_pattern(file: Path) -> None:
+    text = """
+        [policy."orders.>"]
+        page_size = 5
+        [policy."orders.eu.>"]
+        memory_limit = 77
+        [policy]
+        attempts_max = 3
+        """
+    policies = read(file, text).policies
+    assert policies.of("orders.eu.new") == Policy(attempts_max=3, memory_limit=77)
+    assert policies.of("orders.us") == Policy(attempts_max=3, page_size=5)
+    assert policies.of("other") == Policy(attempts_max=3)
+
+
+def test_each_value_of_a_policy_has_a_source(file: Path) -> None:
+    found = read(file, '[policy]\nattempts_max = 3\npage_size = 4\n[policy."a.*"]\npage_size = 5\n')
+    sources = {name: [found.source(queue, name) for queue in ("a.b", "c")] for name in settings_of(Policy)}
+    assert sources["page_size"] == ['[policy."a.*"]', "[policy]"]
+    assert sources["attempts_max"] == ["[policy]", "[policy]"]
+    assert sources["store_and_dispatch"] == ["default", "default"]
+
+
+def test_options_go_before_the_file(file: Path) -> None:
+    text = """
+        [broker]
+        memory_limit = "200MiB"
+        history_days_max = 3
+        [policy]
+        page_size = 5
+        attempts_max = 6
+        [policy.a]
+        page_size = 7
+        """
+    found = read(file, text, broker={"memory_limit": 1 << 30}, policy={"page_size": 9})
+    assert (found.broker.memory_limit, found.broker.history_days_max) == (1 << 30, 3)
+    assert (found.policies.of("b").page_size, found.policies.of("b").attempts_max) == (9, 6)
+    assert found.policies.of("a").page_size == 7
+
+
+def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(file: Path) -> None:
+    on_disk = read(file, "[broker]\nmemory = true", broker={"data": Path("d")}).broker
+    assert (on_disk.data, on_disk.memory) == (Path("d"), False)
+    in_memory = read(file, '[broker]\ndata = "d"\ndisk_limit = "9GiB"', broker={"memory": True}).broker
+    assert (in_memory.data, in_memory.memory, in_memory.disk_limit) == (None, True, None)
+
+
+# ---- What is wrong ----
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[broker]\nhistory = yes", ["2: Invalid value, at column 11"]),
+        ("[broker", ["1: Expected ']' at the end of a table declaration, at the end of the file"]),
+        ("[policy]\npage_size = 1\n\npage_size = 2\n", ["4: Cannot overwrite a value, at column 14"]),
+        (b"[policy]\n\npage_size = \xff", ["3: byte 0xff is not UTF-8"]),
+        ("x = " + "[" * 5000 + "]" * 5000, ["1: tables or arrays stand too deep in one another"]),
+        ("[brokr]\nx = 1", ["1: there is no section [brokr]; is 'broker' meant?"]),
+        ("page_size = 1", ["1: there is no section [page_size]; there are broker, policy"]),
+        ("broker = 1\n[[policy]]", ["1: broker must be a table: [broker]", "2: policy must be a table: [policy]"]),
+        ("[policy]\npage_sise = 1", ["2: there is no setting 'page_sise' in [policy]; is 'page_size' meant?"]),
+        (
+            "[policy.a]\ncolour = 1",
+            [
+                "2: there is no setting 'colour' in [policy.\"a\"]; there are attempts_max, page_size, memory_limit, "
+                "store_and_dispatch"
+            ],
+        ),
+        ("[policy]\npage_size = true", ["2: page_size must be a whole number, not true"]),
+        ("[policy]\npage_size = 1.0", ["2: page_size must be a whole number, not 1.0"]),
+        ('[policy]\npage_size = "1"', ['2: page_size must be a whole number, not "1"']),
+        ("[policy]\npage_size = 0", ["2: page_size must be 1 to 100,000 messages, not 0"]),
+        ("[policy]\npage_size = 100001", ["2: page_size must be 1 to 100,000 messages, not 100,001"]),
+        (
+            '[policy]\nmemory_limit = "much"',
+            ['2: memory_limit must be a number of bytes, such as "64MiB" or 65536 or "none", not "much"'],
+        ),
+        (
+            '[broker]\nmemory_limit = "none"',
+            ['2: memory_limit must be a number of bytes, such as "64MiB" or 65536, not "none"'],
+        ),
+        ('[broker]\nmemory_limit = "127MiB"', ["2: memory_limit must be at least 128MiB, not 127MiB"]),
+        ("[broker]\nmemory_limit = -1", ["2: memory_limit must be at least 128MiB, not -1"]),
+        ('[broker]\nwhen_full = "wait"', ['2: when_full must be "slow" or "refuse", not "wait"']),
+        ("[broker]\nwhen_full = []", ['2: when_full must be "slow" or "refuse", not []']),
+        (
+            "[broker]\nlog_level = {a = 1}",
+            ['2: log_level must be "debug", "info", "warning" or "error", not a table'],
+        ),
+        ('[broker]\nhistory = "on"', ['2: history must be true or false, not "on"']),
+        ('[broker]\ndata = ""', ['2: data must be a text that is not empty, not ""']),
+        (
+            '[broker]\nlisten = "stomp://localhost"',
+            ['2: listen must be a list of texts with one at least, such as ["..."], not "stomp://localhost"'],
+        ),
+        (
+            "[broker]\nlisten = []",
+            ['2: listen must be a list of texts with one at least, such as ["..."], not []'],
+        ),
+        (
+            '[broker]\nlisten = ["http://x"]',
+            [
+                "2: listen names what cannot be listened on: 'http://x' is no address of a broker: it must be "
+                "stomp://HOST:PORT"
+            ],
+        ),
+        (
+            '[broker]\nmemory = true\ndata = "d"\ndisk_limit = "5GiB"',
+            [
+                "3: data cannot be with memory = true: then nothing is kept on disk",
+                "4: disk_limit cannot be with memory = true: then nothing is kept on disk",
+            ],
+        ),
+        ('[policy."a..b"]', ["1: 'a..b' is no pattern of names: it has an empty word"]),
+        ('[policy.""]', ["1: '' is no pattern of names: it has an empty word"]),
+        (
+            '[policy."a.>.b"]',
+            ["1: 'a.>.b' is no pattern of names: > stands for the rest of a name, and only at its end"],
+        ),
+        ('[policy."a*.b"]', ["1: 'a*.b' is no pattern of names: 'a*': * and > stand for whole words"]),
+        ('[policy."/queue/a"]', ["1: '/queue/a': a pattern is of names, without /queue/"]),
+        (
+            "[policy.a.b]\npage_size = 2",
+            ['1: a.b is not in quotes: a pattern with dots in it must be, as in [policy."a.b"]'],
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(file: Path, text: str | bytes, said: list[str]) -> None:
+    assert faults(file, text) == said
+
+
+def test_all_faults_are_said_in_one_go_and_in_order(file: Path) -> None:
+    text = '[policy.">.a"]\npage_size = 0\n[policy]\nattempts_max = """\nx"""\nnew = 1\n[broker]\ndata = 1\n'
+    for line_end in ("\n", "\r\n"):
+        found = faults(file, text.replace("\n", line_end))
+        assert [fault.partition(":")[0] for fault in found] == ["1", "2", "4", "6", "8"]
+
+
+def test_a_number_that_python_does_not_read_is_refused(file: Path) -> None:
+    (fault,) = faults(file, "[policy]\npage_size = " + "9" * 5000)
+    assert fault.startswith("1: Exceeds the limit")
+
+
+def test_what_is_shown_of_a_wrong_value_is_short(file: Path) -> None:
+    (fault,) = faults(file, f'[policy]\npage_size = "{"x" * 1000}"')
+    assert len(fault) < 150
+
+
+def test_a_file_that_is_not_there_is_no_faulty_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot read .*nothing: No such file or directory") as refusal:
+        configure(tmp_path / "nothing")
+    assert not isinstance(refusal.value, FaultyFileError)
+
+
+# ---- Any file ----
+
+
+def values(setting: Setting) -> st.SearchStrategy[Any]:
+    """Whatever a setting may be."""
+    kind = setting.kind
+    strategy: st.SearchStrategy[Any]
+    if kind is bool:
+        return st.booleans()
+    if issubclass(kind, Enum):
+        return st.sampled_from(list(kind))
+    if kind is tuple:
+        return st.lists(st.sampled_from(["stomp://127.0.0.1:0", "stomp://a.b:61613"]), min_size=1).map(tuple)
+    if kind is Path:
+        return st.text("ab/. \"'\\é", min_size=1, max_size=9).map(Path).filter(lambda path: str(path) != ".")
+    if kind is int:
+        least, most = (None if end is None else int(end) for end in (setting.least, setting.most))
+        strategy = st.integers(least, most if most is not None else 1 << 62)
+    else:
+        assert kind in (float, str), f"{setting.name}: say here how to make a {kind}"
+        strategy = st.floats(setting.least, setting.most) if kind is float else st.text("ab.", min_size=1)
+    return strategy if setting.none is NO_WORD else strategy | st.just(setting.none)
+
+
+def tables(described: type) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional={name: values(each) for name, each in settings_of(described).items()})
+
+
+PATTERNS = st.builds(
+    lambda words, end: ".".join([*words, *end]),
+    st.lists(st.sampled_from(["a", "*", "b c", 'd"e', "f\\g", "é"]), min_size=1, max_size=3),
+    st.sampled_from([[], [">"]]),
+)
+
+
+def is_possible(of_broker: dict[str, Any]) -> bool:
+    return not of_broker.get("memory") or not {"data", "disk_limit"} & of_broker.keys()
+
+
+def written(of_broker: dict[str, Any], default: dict[str, Any], patterns: dict[str, dict[str, Any]]) -> str:
+    sections: list[tuple[str, type, dict[str, Any]]] = [(header("broker"), BrokerSettings, of_broker)]
+    sections += [(header("policy"), Policy, default)]
+    sections += [(header("policy", pattern), Policy, each) for pattern, each in patterns.items()]
+    lines = []
+    for head, described, table in sections:
+        lines.append(head)
+        lines += [f"{name} = {shown(settings_of(described)[name], value)}" for name, value in table.items()]
+    return "\n".join(lines)
+
+
+FILES = st.tuples(
+    tables(BrokerSettings).filter(is_possible),
+    tables(Policy),
+    st.dictionaries(PATTERNS, tables(Policy), max_size=3),
+)
+QUICKLY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+
+
+@QUICKLY
+@given(FILES)
+def test_a_configuration_that_is_written_is_read_as_the_same(
+    file: Path, content: tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]
+) -> None:
+    of_broker, default, patterns = content
+    found = read(file, written(*content))
+    expected = BrokerSettings(**of_broker)
+    if expected.data is not None:
+        expected = replace(expected, data=file.parent / expected.data)
+    assert found.broker == expected
+    assert found.policies.default == Policy(**default)
+    assert found.policies.by_pattern == {pattern: Policy(**{**default, **each}) for pattern, each in patterns.items()}
+
+
+DAMAGE = st.lists(
+    st.tuples(
+        st.integers(0, 1000),
+        st.integers(0, 3),
+        st.binary(max_size=3) | st.sampled_from([b"[", b"]", b'"', b".", b"\n"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@QUICKLY
+@given(FILES, DAMAGE)
+@example(({}, {}, {}), [(0, 0, b"\xef\xbb\xbf")])
+@example(({}, {}, {}), [(0, 9, b"[policy]\na = [{'x' = 1}]\n")])
+def test_damage_to_a_file_is_a_fault_or_none_and_never_a_crash(
+    file: Path,
+    content: tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]],
+    damage: list[tuple[int, int, bytes]],
+) -> None:
+    text = written(*content).encode()
+    for at, left_out, more in damage:
+        at %= len(text) + 1
+        text = text[:at] + more + text[at + left_out :]
+    file.write_bytes(text)
+    lines = text.count(b"\n") + 1
+    try:
+        found = configure(file)
+    except FaultyFileError as error:
+        for fault in error.faults:
+            line = int(fault.removeprefix(f"{file}:").partition(":")[0])
+            assert 1 <= line <= lines
+    else:
+        assert isinstance(found.policies, Policies)

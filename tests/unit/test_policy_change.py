@@ -1,0 +1,132 @@
+"""What becomes of the messages of a queue whose policy changes?"""
+
+from truenext.commands import Ack, AckMode, Nack, Subscribe, Unsubscribe
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.paging import Found, PageRead, Read
+from truenext.engine.session import Session
+from truenext.message import Message
+from truenext.policy import Policies, Policy
+
+STORED = range(1, 7)
+ENOUGH = 1 << 30
+
+
+class Running:
+    """An engine with stored messages of one queue, and a consumer that holds the first `window` of them."""
+
+    def __init__(self, window: int) -> None:
+        self.engine = Engine(memory_limit=ENOUGH, policies=Policies(Policy(attempts_max=3)), sequence_limit=10)
+        self.queue = self.engine.restore_queue(1, "a")
+        self.engine.restore_lane(self.queue, 5, len(STORED))
+        self.engine.start()
+        self.make_durable()
+        self.session: Session = self.engine.connect("s")
+        self.engine.subscribe(self.session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, window))
+        self.read(self.turn()[1])
+        assert self.turn()[0] == list(STORED)[:window]
+
+    def make_durable(self) -> None:
+        batch = self.engine.take_batch()
+        assert batch is not None
+        self.engine.committed(batch)
+
+    def turn(self) -> tuple[list[int], list[Read]]:
+        """What is dispatched, and what is to be read."""
+        effects = self.engine.turn()
+        self.engine.taken(self.session)
+        return [entry.sequence for entries in effects.deliveries.values() for entry in entries], effects.reads
+
+    def read(self, reads: list[Read]) -> None:
+        for read in reads:
+            there = [sequence for sequence in STORED if sequence > read.after_sequence][: read.limit]
+            found = [Found(each, Message(4, True, 0, b"content-length:0\n", b""), 0, 0) for each in there]
+            self.engine.page_read(read, PageRead(found, 0, there[-1:] == [STORED[-1]]))
+
+    def refuse(self, *sequences: int) -> None:
+        for sequence in sequences:
+            self.engine.refuse(self.session, Nack("0", sequence))
+
+    def change(self, **changed: int) -> None:
+        self.engine.change_policies(Policies(Policy(**changed)))  # type: ignore[arg-type]
+
+    def waiting(self) -> dict[str, int]:
+        return {queue.name: queue.waiting() for queue in self.engine.queues()}
+
+
+def test_fewer_attempts_give_up_what_waits_and_has_failed_so_often() -> None:
+    running = Running(window=2)
+    running.refuse(1, 2)
+    running.change(attempts_max=2)
+    assert running.waiting() == {"a": 6}
+    running.change(attempts_max=1)
+    assert running.waiting() == {"a": 4, "DLQ.a": 2}
+    assert running.turn()[0] == [3, 4]
+
+
+def test_fewer_attempts_leave_what_a_consumer_holds_until_it_comes_back() -> None:
+    running = Running(window=2)
+    running.refuse(1, 2)
+    assert running.turn()[0] == [1, 2]
+    running.change(attempts_max=1)
+    assert running.waiting() == {"a": 4}
+    running.engine.acknowledge(running.session, Ack("0", 1))
+    running.engine.unsubscribe(running.session, Unsubscribe("0"))
+    assert running.waiting() == {"a": 4, "DLQ.a": 1}
+
+
+def test_what_was_given_up_stays_given_up_though_more_attempts_are_allowed_before_it_is_read() -> None:
+    running = Running(window=1)
+    running.refuse(1)
+    running.make_durable()
+    running.engine.memory.limit = 0
+    running.engine.relieve()
+    running.engine.memory.limit = ENOUGH
+    running.change(attempts_max=1)
+    assert running.waiting() == {"a": 5}
+    running.change(attempts_max=9)
+    dispatched = []
+    for _ in range(3):
+        sequences, reads = running.turn()
+        dispatched += sequences
+        running.read(reads)
+    assert running.waiting() == {"a": 4, "DLQ.a": 1}
+    assert dispatched == [2]
+
+
+def test_more_attempts_are_for_whoever_is_not_given_up_yet() -> None:
+    running = Running(window=1)
+    running.refuse(1)
+    assert running.turn()[0] == [1]
+    running.change(attempts_max=2)
+    running.change(attempts_max=3)
+    running.refuse(1)
+    assert running.waiting() == {"a": 6}
+
+
+def test_a_smaller_limit_makes_messages_leave_memory_though_nothing_else_happens() -> None:
+    running = Running(window=1)
+    before = running.queue.resident
+    running.change(memory_limit=before // 2)
+    running.turn()
+    running.engine.relieve()
+    assert 0 < running.queue.resident <= before // 2
+    assert running.waiting() == {"a": 5}
+
+
+def test_the_next_page_has_the_new_size() -> None:
+    running = Running(window=1)
+    running.engine.memory.limit = 0
+    running.engine.relieve()
+    running.engine.memory.limit = ENOUGH
+    running.change(page_size=2)
+    running.engine.acknowledge(running.session, Ack("0", 1))
+    (read,) = running.turn()[1]
+    assert read.limit == 2
+
+
+def test_a_queue_that_is_made_later_has_the_new_policy() -> None:
+    running = Running(window=1)
+    running.change(attempts_max=5)
+    running.engine.subscribe(running.session, Subscribe("1", parse("/queue/b", "s"), AckMode.AUTO, 1))
+    assert {queue.policy.attempts_max for queue in running.engine.queues()} == {5}
