@@ -16,7 +16,7 @@ from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE, message_key
 from truenext.room import Room
-from truenext.store.store import Page, Recovered, StoredMessage
+from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 
 
 class MemoryStore:
@@ -35,6 +35,7 @@ class MemoryStore:
         self._marks: dict[bytes, tuple[int, int]] = {}
         self._queues: dict[int, str] = {}
         self._producers: dict[str, ProducerState] = {}
+        self._timers: set[bytes] = set()
         self._identity = secrets.token_hex(4)
         self._sequence_limit = 1
         self._redelivered_below = 0
@@ -85,6 +86,11 @@ class MemoryStore:
             keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)
             messages = (StoredMessage(key, self._record(key), *self._marks.get(key, (0, 0))) for key in keys)
             return Page.of(messages, limit, size_max, as_of=self._applied)
+
+    def timers(self, after: bytes, limit: int) -> TimerPage:
+        with self._whole:
+            following = sorted(timer for timer in self._timers if timer > after)
+            return TimerPage.of(following, limit, as_of=self._applied)
 
     def close(self) -> None:
         """Nothing is let go: `recover` opens the store again."""
@@ -141,6 +147,8 @@ class MemoryStore:
         for name in batch.forgotten_producers:
             self._producers.pop(name, None)
         self._producers.update(batch.producers)
+        self._timers.difference_update(batch.cleared_timers)
+        self._timers.update(batch.timers)
         self._sequence_limit = batch.sequence_limit or self._sequence_limit
         self._redelivered_below = batch.redelivered_below or self._redelivered_below
         if batch.clean_stop is not None:
