@@ -32,6 +32,14 @@ class WhenFull(Enum):
     """Its next send is answered with an ERROR."""
 
 
+class Expired(Enum):
+    """What becomes of a message when its time has come."""
+
+    DROP = "drop"
+    DEAD_LETTER = "dead-letter"
+    """It moves to the dead-letter queue."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     attempts_max: int = 7
@@ -41,6 +49,7 @@ class Policy:
     memory_limit: int = maxsize
     """Bytes of memory that the messages of the queue may take before some leave it."""
     store_and_dispatch: StoreAndDispatch = StoreAndDispatch.DURABLE
+    expired: Expired = Expired.DROP
 
 
 DEFAULT_POLICY = Policy()
