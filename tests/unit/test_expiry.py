@@ -10,6 +10,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.expiry import STEP_MAX
 from truenext.engine.timers import TimersRead
 from truenext.envelope import read_header
+from truenext.limits import STORE_TRANSACTION_BYTES_MAX
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy
 from truenext.record import BLOCK_BITS, split_timer
@@ -124,6 +125,24 @@ def test_much_that_expires_at_once_goes_in_several_turns() -> None:
         turns += 1
     assert waiting(engine) == {"a": 0}
     assert turns >= 5
+
+
+def test_nothing_expires_while_the_last_batches_are_written() -> None:
+    """They walk through what waits."""
+    engine = started()
+    session = engine.connect("s")
+    for _ in range(12):
+        message = Message(4, False, NOW_MS + 1000, b"content-length:0\n", bytes(STORE_TRANSACTION_BYTES_MAX // 4))
+        engine.send(session, Send(parse("/queue/a", "s"), message))
+    engine.stop()
+    commit(engine)
+    stored = 0
+    for batch in engine.last_batches():
+        stored += len(batch.transient_puts)
+        engine.committed(batch)
+        engine.now_ms += 1000
+        engine.turn()
+    assert stored == 12
 
 
 def test_the_last_time_there_is_can_be_asked_for() -> None:

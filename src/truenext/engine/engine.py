@@ -162,7 +162,8 @@ class Engine:
         self._is_awaited = True
 
     def stop(self) -> None:
-        """Take back, without an attempt, what anybody holds; nobody is served from here on."""
+        """Take back, without an attempt, what anybody holds; nobody is served from here on, and nothing expires."""
+        self._expiry.stop()
         for session in list(self._sessions.values()):
             self.disconnect(session, is_clean=True)
 
@@ -675,7 +676,13 @@ class Engine:
             for transaction in session.transactions.values()
             for entry in chain(transaction.acknowledged, transaction.refused)
         )
-        of_consumers = (entry for consumer in lane.queue.consumers for entry in consumer.held.values())
+        # Most consumers hold nothing so old.
+        of_consumers = (
+            entry
+            for consumer in lane.queue.consumers
+            if consumer.held and min(consumer.held) < until
+            for entry in consumer.held.values()
+        )
         return any(
             entry.lane is lane
             and first <= entry.sequence < until

@@ -77,6 +77,7 @@ class Expiry:
         self._lane_of = lane_of
         self._is_held = is_held
         self._expire = expire
+        self._is_stopped = False
         self._look: Look | None = None
         """One at a time."""
         self._is_wanted = False
@@ -90,12 +91,18 @@ class Expiry:
         due_ms = min(-(-expires_ms // ROUND_MS) * ROUND_MS, DUE_MAX)
         self._timers.set(timer(due_ms, lane.key, sequence), batch)
 
+    def stop(self) -> None:
+        """Nothing expires any more: what waits is being written down."""
+        self._is_stopped = True
+
     # ---- What is due ----
 
     def is_due(self, now_ms: int, batch: Batch) -> bool:
         """A step would do something."""
+        if self._is_stopped or self._look is not None or batch.size >= GATHERING_BYTES_MAX:
+            return False
         due_ms = self._timers.next_due_ms
-        return due_ms is not None and due_ms <= now_ms and self._look is None and batch.size < GATHERING_BYTES_MAX
+        return due_ms is not None and due_ms <= now_ms
 
     def step(self, now_ms: int, committed: int, batch: Batch) -> None:
         """Go on with what is due, until something has to be read or enough was removed for now."""
@@ -124,6 +131,8 @@ class Expiry:
 
     def page_read(self, look: Look, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
         """Take out what has expired on a page that names no batch later than `committed`."""
+        if self._is_stopped:
+            return
         lane, until = look.lane, look.until
         _, _, first = split_timer(look.timer)
         # What came into memory meanwhile is not above the horizon any more.

@@ -8,6 +8,8 @@ years without a word; here it is refused, so that tests meet it.
 """
 
 import secrets
+from bisect import bisect_left, bisect_right
+from itertools import islice
 from threading import Lock
 
 from truenext import room
@@ -35,7 +37,8 @@ class MemoryStore:
         self._marks: dict[bytes, tuple[int, int]] = {}
         self._queues: dict[int, str] = {}
         self._producers: dict[str, ProducerState] = {}
-        self._timers: set[bytes] = set()
+        self._timers: list[bytes] = []
+        """In order, each once."""
         self._identity = secrets.token_hex(4)
         self._sequence_limit = 1
         self._redelivered_below = 0
@@ -89,7 +92,7 @@ class MemoryStore:
 
     def timers(self, after: bytes, limit: int) -> TimerPage:
         with self._whole:
-            following = sorted(timer for timer in self._timers if timer > after)
+            following = islice(self._timers, bisect_right(self._timers, after), None)
             return TimerPage.of(following, limit, as_of=self._applied)
 
     def close(self) -> None:
@@ -147,8 +150,14 @@ class MemoryStore:
         for name in batch.forgotten_producers:
             self._producers.pop(name, None)
         self._producers.update(batch.producers)
-        self._timers.difference_update(batch.cleared_timers)
-        self._timers.update(batch.timers)
+        for timer in batch.cleared_timers:
+            at = bisect_left(self._timers, timer)
+            if self._timers[at : at + 1] == [timer]:
+                del self._timers[at]
+        for timer in batch.timers:
+            at = bisect_left(self._timers, timer)
+            if self._timers[at : at + 1] != [timer]:
+                self._timers.insert(at, timer)
         self._sequence_limit = batch.sequence_limit or self._sequence_limit
         self._redelivered_below = batch.redelivered_below or self._redelivered_below
         if batch.clean_stop is not None:
