@@ -20,6 +20,7 @@ class Batch:
 
     __slots__ = (
         "clean_stop",
+        "cleared_timers",
         "forgotten_producers",
         "history",
         "marks",
@@ -31,6 +32,7 @@ class Batch:
         "removes",
         "sequence_limit",
         "size",
+        "timers",
         "transient_puts",
         "transient_removes",
         "unmarks",
@@ -55,6 +57,10 @@ class Batch:
         """Queue number to name, for each queue that is new to the store."""
         self.producers: dict[str, ProducerState] = {}
         self.forgotten_producers: list[str] = []
+        self.timers: dict[bytes, None] = {}
+        """See record.py. To set one that is there changes nothing; they outlive a crash, whatever they were set for."""
+        self.cleared_timers: list[bytes] = []
+        """Of earlier batches; one that is set here as well is set. To clear one that is not there changes nothing."""
         self.sequence_limit = 0
         """If not 0: sequences below it may be given out once this batch is durable."""
         self.redelivered_below = 0
@@ -64,7 +70,7 @@ class Batch:
         self.history = b""
         """What happened until now, see events.py; a batch can have nothing else."""
         self.size = 0
-        """Bytes of records, roughly."""
+        """Bytes of records, keys and timers, roughly."""
 
     def is_empty(self) -> bool:
         """There is nothing to be made durable."""
@@ -77,6 +83,8 @@ class Batch:
             or self.queues
             or self.producers
             or self.forgotten_producers
+            or self.timers
+            or self.cleared_timers
             or self.sequence_limit
             or self.redelivered_below
             or self.clean_stop is not None

@@ -33,6 +33,14 @@ class WhenFull(Enum):
     """Its next send is answered with an ERROR."""
 
 
+class Expired(Enum):
+    """What becomes of a message when its time has come."""
+
+    DROP = "drop"
+    DEAD_LETTER = "dead-letter"
+    """It moves to the dead-letter queue."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Each field is a setting of the configuration file, under the same name."""
@@ -68,6 +76,12 @@ class Policy:
         'Dispatch a persistent message once it is durable ("durable"), or while it is being written ("concurrent"). A '
         "change holds for what is sent from then on.",
         reason="What a consumer saw is then still there after a crash.",
+    )
+    expired: Expired = setting(
+        Expired.DROP,
+        'A message whose time has come is dropped ("drop"), or moves to the dead-letter queue ("dead-letter"). A '
+        "change holds for what expires from then on.",
+        reason="Whoever says how long a message is good for has no use for it afterwards.",
     )
 
 

@@ -16,6 +16,12 @@ Record, little-endian. If you change it, increase RECORD_VERSION:
     arrived        u64    milliseconds since the epoch
     header         bytes
     body           bytes  to the end
+
+Timer, big-endian, so that bytes sort by time; it says that at that time this block of this lane is to be looked at:
+
+    due            u64    milliseconds since the epoch
+    lane key       5 bytes
+    block          u64    sequence >> BLOCK_BITS
 """
 
 import struct
@@ -29,6 +35,7 @@ RECORD_VERSION = 1
 _KEY = struct.Struct(">IBQ")
 _LANE = struct.Struct(">IB")
 _SEQUENCE = struct.Struct(">Q")
+_TIMER = struct.Struct(">Q5sQ")
 _CHECKSUM = struct.Struct("<I")
 _FIELDS = struct.Struct("<BBIQQ")
 _HEADER_AT = _CHECKSUM.size + _FIELDS.size
@@ -38,6 +45,12 @@ LANE_KEY_SIZE = _LANE.size
 """A message key begins with the key of its lane."""
 
 MESSAGE_KEY_SIZE = _KEY.size
+
+TIMER_SIZE = _TIMER.size
+
+BLOCK_BITS = 10
+"""A block is 1024 sequences: so many messages share a timer if they fall due together, and to look at them takes a page
+or two."""
 
 
 class DamagedRecord(ValueError):
@@ -62,6 +75,17 @@ def message_key(lane: bytes, sequence: int) -> bytes:
 def sequence_of(key: bytes) -> int:
     sequence: int = _SEQUENCE.unpack_from(key, LANE_KEY_SIZE)[0]
     return sequence
+
+
+def timer(due_ms: int, lane: bytes, sequence: int) -> bytes:
+    """At `due_ms` the block in which `sequence` stands is to be looked at."""
+    return _TIMER.pack(due_ms, lane, sequence >> BLOCK_BITS)
+
+
+def split_timer(timer: bytes) -> tuple[int, bytes, int]:
+    """When it is due, the lane's key, and the first sequence of the block."""
+    due_ms, lane, block = _TIMER.unpack(timer)
+    return due_ms, lane, block << BLOCK_BITS
 
 
 def encode(key: bytes, message: Message) -> bytes:

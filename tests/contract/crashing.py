@@ -32,7 +32,7 @@ from tests.contract.simulated_disk import (
 from tests.contract.test_store import Model
 from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError
-from truenext.record import message_key
+from truenext.record import message_key, timer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Recovered
 
@@ -253,6 +253,10 @@ def random_record(rng: random.Random, growth: float) -> bytes:
     return rng.choice([bytes(size), rng.randbytes(size)])
 
 
+def random_timer(rng: random.Random) -> bytes:
+    return timer(rng.randrange(20), rng.choice((LANE, NEXT_QUEUE)), 0)
+
+
 def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[str, Any]:
     """`growth` is how seldom messages go: 0 for as many as come, 1 for none."""
     lanes = (LANE, OTHER_LANE, NEXT_QUEUE)
@@ -275,6 +279,12 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
         forgotten_producers=[rng.choice("abc")] if rng.random() < 0.1 else [],
         sequence_limit=first + 100 if rng.random() < 0.3 else 0,
         redelivered_below=first if rng.random() < 0.1 else 0,
+        timers=dict.fromkeys(random_timer(rng) for _ in range(rng.choice([0, 0, 1, 4]))),
+        # Some that were never set, some that are set with this batch.
+        cleared_timers=[
+            *rng.sample(sorted(model.timers), min(len(model.timers), rng.choice([0, 0, 1, 2]))),
+            random_timer(rng),
+        ],
         history=b"chunk %d" % len(model.history) if rng.random() < 0.5 else b"",
         # Also in the middle: a later batch does not care, and a crash behind it finds the transients.
         clean_stop=rng.choice([None, None, None, True, False]),

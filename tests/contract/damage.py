@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 from collections import defaultdict
+from copy import copy
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from truenext.errors import TruenextError
 from truenext.history.writer import History
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX
-from truenext.record import DamagedRecord, decode, encode, lane_key, message_key, sequence_of, split_lane_key
+from truenext.record import DamagedRecord, decode, encode, lane_key, message_key, sequence_of, split_lane_key, timer
 from truenext.store.embedded import EmbeddedStore
 
 PATIENCE_SECONDS = 30.0
@@ -44,6 +45,7 @@ class Content(NamedTuple):
     queues: dict[int, str]
     producers: dict[str, ProducerState]
     shelf: Shelf
+    timers: frozenset[bytes]
 
 
 class Run(NamedTuple):
@@ -74,7 +76,10 @@ class Writer:
         self._seed = seed
         self._number = 0
         self._sequence = 0
+        # Of its own, so that messages are what they would be without timers.
+        self._seed_of_timers = copy(seed)
         self.shelf: Shelf = defaultdict(dict)
+        self.timers: set[bytes] = set()
         self.store = EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES, segments_max=SEGMENTS_MAX)
         self.store.recover()
         batch = self.batch()
@@ -109,7 +114,16 @@ class Writer:
             # Few lanes have most.
             lane = lane_key(seed.choice(list(QUEUES)), min(seed.randrange(10), seed.randrange(10)))
             self.put(batch, message_key(lane, self._sequence), is_transient=seed.random() < 0.3)
+        self.set_and_clear_timers(batch)
         self.apply(batch)
+
+    def set_and_clear_timers(self, batch: Batch) -> None:
+        seed = self._seed_of_timers
+        batch.cleared_timers = [one for one in sorted(self.timers) if seed.random() < 0.003]
+        self.timers.difference_update(batch.cleared_timers)
+        for _ in range(seed.randrange(4)):
+            batch.timers[timer(seed.randrange(10**9), lane_key(seed.choice(list(QUEUES)), 5), self._sequence)] = None
+        self.timers.update(batch.timers)
 
     def put(self, batch: Batch, key: bytes, *, is_transient: bool) -> None:
         message = message_of(key, self._seed, persistent=not is_transient)
@@ -128,7 +142,8 @@ class Writer:
         batch.clean_stop = True
         self.apply(batch)
         self.store.close()
-        return Content(QUEUES, PRODUCERS, {lane: of_lane for lane, of_lane in self.shelf.items() if of_lane})
+        shelf = {lane: of_lane for lane, of_lane in self.shelf.items() if of_lane}
+        return Content(QUEUES, PRODUCERS, shelf, frozenset(self.timers))
 
 
 def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
@@ -157,7 +172,19 @@ def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
             is_end = page.is_end
         if unread:
             raise TruenextError(f"the count of its messages and what is in it differ by {unread}")
-    return Content(recovered.queues, recovered.producers, shelf)
+    return Content(recovered.queues, recovered.producers, shelf, _read_timers(store, limit))
+
+
+def _read_timers(store: EmbeddedStore, limit: int) -> frozenset[bytes]:
+    timers: list[bytes] = []
+    is_end = False
+    while not is_end:
+        page = store.timers(timers[-1] if timers else b"", limit)
+        timers += page.timers
+        is_end = page.is_end
+    if timers != sorted(set(timers)):
+        raise AssertionError("timers out of order")
+    return frozenset(timers)
 
 
 def run_broker(folder: Path) -> Run:
@@ -194,7 +221,7 @@ def _work(folder: Path, sender: Connection) -> None:
         _open_history(folder)
         found = read_all(store)
         sender.send(("found", found))
-        _take_and_send(store, found.shelf)
+        _take_and_send(store, found)
         store.close()
         store = EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES, segments_max=1)
         sender.send(("left", read_all(store, limit=1000)))
@@ -211,9 +238,9 @@ def _open_history(folder: Path) -> None:
     history.close()
 
 
-def _take_and_send(store: EmbeddedStore, shelf: Shelf) -> None:
+def _take_and_send(store: EmbeddedStore, content: Content) -> None:
     number = 0
-    for batch_of in work_on(shelf):
+    for batch_of in work_on(content.shelf):
         number += 1
         batch = Batch(number)
         for key, shown in batch_of:
@@ -227,6 +254,8 @@ def _take_and_send(store: EmbeddedStore, shelf: Shelf) -> None:
         store.apply(batch)
     number += 1
     batch = Batch(number)
+    batch.cleared_timers = sorted(content.timers)[::3]
+    batch.timers = NEW_TIMERS
     batch.clean_stop = True
     store.apply(batch)
     wait_for_moves(store)
@@ -245,6 +274,10 @@ def wait_for_moves(store: EmbeddedStore) -> None:
 
 FIRST_SENT = 10_000
 """Sequence of the first message that `work_on` sends."""
+
+
+NEW_TIMERS = {timer(ms, lane_key(1, 5), FIRST_SENT): None for ms in (1, 10**8, 2**60)}
+"""Set at the end of the work."""
 
 
 def work_on(shelf: Shelf) -> list[list[tuple[bytes, Shown]]]:
@@ -276,7 +309,10 @@ def worked_on(content: Content) -> Content:
                 shelf[key[:5]][sequence_of(key)] = shown
             else:
                 del shelf[key[:5]][sequence_of(key)]
-    return content._replace(shelf={lane: of_lane for lane, of_lane in shelf.items() if of_lane})
+    return content._replace(
+        shelf={lane: of_lane for lane, of_lane in shelf.items() if of_lane},
+        timers=content.timers - set(sorted(content.timers)[::3]) | NEW_TIMERS.keys(),
+    )
 
 
 def write_history(folder: Path) -> None:

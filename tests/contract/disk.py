@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from truenext.batch import Batch
-from truenext.record import lane_key, message_key, sequence_of
+from truenext.record import lane_key, message_key, sequence_of, timer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store
@@ -71,6 +71,22 @@ def key(sequence: int, lane: bytes = LANE) -> bytes:
 
 def put(*sequences: int, lane: bytes = LANE) -> dict[bytes, bytes]:
     return {key(sequence, lane): b"record %d" % sequence for sequence in sequences}
+
+
+def timers(*due_ms: int, lane: bytes = LANE) -> dict[bytes, None]:
+    return {timer(ms, lane, 0): None for ms in due_ms}
+
+
+def all_timers(store: Store, limit: int = 1000) -> list[bytes]:
+    """Page by page."""
+    found: list[bytes] = []
+    while True:
+        page = store.timers(found[-1] if found else b"", limit)
+        assert len(page.timers) <= limit
+        assert page.timers or page.is_end
+        found += page.timers
+        if page.is_end:
+            return found
 
 
 def sequences(store: Store, lane: bytes = LANE, after: int = 0, limit: int = 1000) -> list[int]:

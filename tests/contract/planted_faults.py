@@ -20,7 +20,7 @@ from truenext.store import checkpoint, folder, journal
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME, Journal
-from truenext.store.overlay import Layer, Overlay
+from truenext.store.overlay import Layer, Overlay, TimerView
 from truenext.store.store import Recovered
 
 if TYPE_CHECKING:
@@ -135,6 +135,22 @@ def a_move_begins_before_the_history_was_taken(patch: "MonkeyPatch") -> None:
         return recovered
 
     patch.setattr(EmbeddedStore, "recover", faulty)
+
+
+# Timers
+
+
+def a_page_of_timers_skips_the_journal(patch: "MonkeyPatch") -> None:
+    patch.setattr(TimerView, "behind", lambda _, after, of_checkpoint: of_checkpoint)
+
+
+def a_cleared_timer_comes_back_after_a_move(patch: "MonkeyPatch") -> None:
+    set_timers = Checkpoint.set_timers
+    patch.setattr(Checkpoint, "set_timers", lambda one, timers: set_timers(one, [pair for pair in timers if pair[1]]))
+
+
+def a_timer_is_lost_by_its_move(patch: "MonkeyPatch") -> None:
+    patch.setattr(Checkpoint, "set_timers", lambda *_: None)
 
 
 # Transients

@@ -83,8 +83,11 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit % 8]))
 
 
-def expect(found: Content, written: Content) -> str:
-    """What was found is what was written, but for messages that are known to be damaged; says how it is so."""
+def expect(found: Content, written: Content, cleared: frozenset[bytes] = frozenset()) -> str:
+    """What was found is what was written, but for messages that are known to be damaged; says how it is so. Timers that
+    were cleared may come back: they do no harm.
+    """
+    assert found.timers <= written.timers | cleared, "a timer that nobody set"
     assert found.queues == written.queues
     assert found.producers == written.producers
     are_damaged = has_lost_marks = False
@@ -101,7 +104,9 @@ def expect(found: Content, written: Content) -> str:
             has_lost_marks |= shown != there[sequence]
     if has_lost_marks:
         return "marks lost"
-    return "messages left out" if are_damaged else "right"
+    if are_damaged:
+        return "messages left out"
+    return "right" if found.timers == written.timers else "timers lost"
 
 
 def judge(run: Run, written: Content) -> str:
@@ -110,7 +115,7 @@ def judge(run: Run, written: Content) -> str:
     if run.found is not None:
         outcomes.append(expect(run.found, written))
     if run.left is not None and run.found is not None:
-        outcomes.append(expect(run.left, worked_on(run.found)))
+        outcomes.append(expect(run.left, worked_on(run.found), run.found.timers))
     if run.signal:
         return f"death by signal {run.signal}"
     if run.refusal:

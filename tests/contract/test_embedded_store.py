@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract.disk import LANE, NEXT_QUEUE, Disk, embedded, key, put, sequences
+from tests.contract.disk import LANE, NEXT_QUEUE, Disk, embedded, key, put, sequences, timers
 from tests.contract.test_store import Model, check_restart, draw_batch
 from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
@@ -132,7 +132,7 @@ def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> 
         txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
     before = (folder / "data.mdb").read_bytes()
     for _ in range(2):
-        with pytest.raises(StoreError, match="has format 1, this truenext reads format 3"):
+        with pytest.raises(StoreError, match="has format 1, this truenext reads format 4"):
             EmbeddedStore(tmp_path)
     assert (folder / "data.mdb").read_bytes() == before
 
@@ -617,7 +617,7 @@ def test_a_body_full_of_suspects_does_not_delay_a_start(tmp_path: Path) -> None:
     disk.store.close()
 
 
-SMALL_VALUES = ["meta", "counts", "transient counts", "queues", "producers", "marks", "transient marks"]
+SMALL_VALUES = ["meta", "counts", "transient counts", "queues", "producers", "marks", "transient marks", "timers"]
 
 
 @pytest.mark.parametrize("database", SMALL_VALUES)
@@ -630,6 +630,7 @@ def test_a_flipped_bit_in_a_small_value_is_never_believed(tmp_path: Path, databa
         puts=put(1),
         transient_puts=put(2),
         marks={key(1): (1, 2), key(2): (3, 4)},
+        timers=timers(7),
         sequence_limit=100,
     )
     disk.apply(puts=put(3, lane=NEXT_QUEUE))
@@ -658,6 +659,7 @@ def test_a_flipped_bit_in_a_small_value_is_never_believed(tmp_path: Path, databa
         ):
             disk.open()
             disk.store.page(LANE, 0, 10)
+            disk.store.timers(b"", 10)
         disk.store.close()
 
     for name, value in values.items():

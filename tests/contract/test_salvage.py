@@ -123,6 +123,7 @@ def test_a_sound_folder_is_sound_and_counted(data: Path, content: Content) -> No
     result = truenext("check", data)
     assert result.exit_code == 0
     assert result.stdout.endswith(f"{data} is sound.\n")
+    assert f"{len(content.timers)} timers" in result.stdout.splitlines()
     for number, name in QUEUES.items():
         of_queue = [
             shown.message
@@ -189,7 +190,7 @@ def test_a_folder_of_another_format_is_not_judged(tmp_path: Path) -> None:
         txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
     result = truenext("check", tmp_path)
     assert result.exit_code == 2
-    assert "has format 1, this truenext reads format 3" in result.stderr
+    assert "has format 1, this truenext reads format 4" in result.stderr
 
 
 @pytest.mark.parametrize("left", ["no bytes", "zeros", "many zeros", "first page", "second page"])

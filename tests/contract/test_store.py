@@ -16,12 +16,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract.disk import KINDS, LANE, NEXT_QUEUE, OTHER_LANE, Disk, embedded, key, put, sequences
+from tests.contract.disk import (
+    KINDS,
+    LANE,
+    NEXT_QUEUE,
+    OTHER_LANE,
+    Disk,
+    all_timers,
+    embedded,
+    key,
+    put,
+    sequences,
+    timers,
+)
 from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError
-from truenext.record import LANE_KEY_SIZE, lane_key, message_key, sequence_of
+from truenext.record import LANE_KEY_SIZE, lane_key, message_key, sequence_of, split_timer, timer
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Recovered, Store
+from truenext.store.store import Recovered, Store, TimerPage
 
 # A new store
 
@@ -448,6 +460,86 @@ def test_an_unclean_stop_stays_unclean_until_a_batch_says_otherwise(disk: Disk) 
     assert disk.stop().clean_stop is True
 
 
+# Timers
+
+
+def test_timers_come_in_the_order_in_which_they_are_due_then_by_lane_and_block(disk: Disk) -> None:
+    in_order = [
+        timer(255, LANE, 5 << 10),
+        timer(256, LANE, 1 << 10),
+        timer(256, LANE, 256 << 10),
+        timer(256, OTHER_LANE, 0),
+        timer(256, NEXT_QUEUE, 0),
+        timer(2**63, LANE, 0),
+    ]
+    for one in reversed(in_order):
+        disk.apply(timers={one: None})
+    for limit in (1, 2, 6, 7):
+        assert all_timers(disk.store, limit) == in_order
+    assert disk.store.timers(in_order[0], 2).timers == in_order[1:3]
+    assert disk.store.timers(timer(256, LANE, 2 << 10), 2).timers == in_order[2:4]
+
+
+def test_a_page_of_timers_says_whether_it_is_the_last_and_up_to_which_batch_it_is_true(disk: Disk) -> None:
+    assert disk.store.timers(b"", 1) == TimerPage(timers=[], as_of=0, is_end=True)
+    disk.apply(timers=timers(1, 2))
+    first, second = timers(1, 2)
+    assert disk.store.timers(b"", 1) == TimerPage(timers=[first], as_of=1, is_end=False)
+    assert disk.store.timers(b"", 2) == TimerPage(timers=[first, second], as_of=1, is_end=True)
+    assert disk.store.timers(second, 2) == TimerPage(timers=[], as_of=1, is_end=True)
+
+
+def test_to_set_a_timer_that_is_there_or_clear_one_that_is_not_changes_nothing(disk: Disk) -> None:
+    disk.apply(timers=timers(1, 2))
+    disk.apply(timers=timers(2, 3), cleared_timers=[*timers(4)])
+    assert all_timers(disk.store) == [*timers(1, 2, 3)]
+    disk.apply(cleared_timers=[*timers(2)])
+    assert all_timers(disk.store) == [*timers(1, 3)]
+
+
+def test_a_timer_that_one_batch_clears_and_sets_is_set(disk: Disk) -> None:
+    disk.apply(timers=timers(1))
+    disk.apply(timers=timers(1), cleared_timers=[*timers(1)])
+    assert all_timers(disk.store) == [*timers(1)]
+
+
+@pytest.mark.parametrize("end", ["crash", "stop"])
+def test_timers_and_that_they_were_cleared_outlive_any_stop(disk: Disk, end: str) -> None:
+    """Whether they were set for persistent messages or transient ones."""
+    disk.apply(transient_puts=put(1), timers=timers(1, 2, 3), clean_stop=False)
+    disk.apply(cleared_timers=[*timers(2)])
+    disk.stop() if end == "stop" else disk.crash()
+    assert all_timers(disk.store) == [*timers(1, 3)]
+    disk.apply(cleared_timers=[*timers(1)], timers=timers(2))
+    disk.stop() if end == "stop" else disk.crash()
+    assert all_timers(disk.store) == [*timers(2, 3)]
+
+
+def test_pages_of_timers_leave_nothing_out_while_more_are_set_and_everything_moves(disk: Disk) -> None:
+    """One thread reads all of them again and again; some are set behind, those in front are cleared."""
+    set_up_to, cleared_up_to = 0, 0
+    failures: list[str] = []
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            expected_up_to = set_up_to
+            found = [split_timer(one)[0] for one in all_timers(disk.store, 3)]
+            expected = range(cleared_up_to + 1, expected_up_to + 1)
+            if found != sorted(set(found)) or not set(expected) <= set(found):
+                failures.append(f"{expected}: {found}")
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for n in range(1, 300):
+        disk.apply(timers=timers(n), cleared_timers=[*timers(n - 20)] if n > 20 else [])
+        set_up_to, cleared_up_to = n, max(0, n - 19)
+    is_over.set()
+    thread.join()
+    assert failures == []
+    assert [split_timer(one)[0] for one in all_timers(disk.store)] == [*range(280, 300)]
+
+
 # Random histories
 
 
@@ -461,6 +553,7 @@ class Model:
     marks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     queues: dict[int, str] = field(default_factory=dict)
     producers: dict[str, ProducerState] = field(default_factory=dict)
+    timers: set[bytes] = field(default_factory=set)
     sequence_limit: int = 1
     clean_stop: bool = True
 
@@ -498,11 +591,13 @@ class Model:
         for name in changes.get("forgotten_producers", []):
             self.producers.pop(name, None)
         self.producers.update(changes.get("producers", {}))
+        self.timers = (self.timers - set(changes.get("cleared_timers", ()))) | set(changes.get("timers", ()))
         self.sequence_limit = changes.get("sequence_limit") or self.sequence_limit
         if changes.get("clean_stop") is not None:
             self.clean_stop = changes["clean_stop"]
 
     def check(self, store: Store, limit: int) -> None:
+        assert all_timers(store, limit) == sorted(self.timers)
         lanes = self.lanes()
         for lane in (LANE, OTHER_LANE, NEXT_QUEUE):
             found = []
@@ -580,6 +675,9 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     producers = data.draw(st.dictionaries(names, state), label="producers")
     forgotten = data.draw(st.lists(names, unique=True), label="forgotten")
     queues = {len(model.queues) + 1: f"queue {len(model.queues) + 1}"} if data.draw(st.booleans()) else {}
+    timer_of = st.builds(timer, st.integers(0, 3), some, st.sampled_from([0, 1024, 2**64 - 1]))
+    timers = dict.fromkeys(data.draw(st.lists(timer_of, max_size=5), label="timers"))
+    cleared = data.draw(st.lists(timer_of, max_size=3), label="cleared timers")
     limit = model.sequence_limit + 7 if data.draw(st.booleans()) else 0
     changes = model.changes(
         new,
@@ -588,6 +686,8 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
         queues=queues,
         producers=producers,
         forgotten_producers=forgotten,
+        timers=timers,
+        cleared_timers=cleared,
         sequence_limit=limit,
     )
     disk.apply(**changes)

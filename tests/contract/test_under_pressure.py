@@ -18,7 +18,7 @@ from tests.contract.test_embedded_store import journal_files, until
 from truenext import room
 from truenext.batch import Batch
 from truenext.errors import StoreError
-from truenext.record import lane_key, message_key, sequence_of
+from truenext.record import lane_key, message_key, sequence_of, timer
 from truenext.room import Room
 from truenext.store import embedded, folder, journal
 from truenext.store.changes import Changes, Rest
@@ -245,8 +245,13 @@ def changes(**some: Any) -> Changes:
         lambda n: {"producers": {"ä" * 200 + f"{n}€": (n + 10**12, n + 10**12)}},
         lambda n: {"queues": {n + 1000: f"queue {n}"}},
         lambda n: {"forgotten_producers": [f"producer {n}"]},
+        lambda n: {"timers": [timer(n, LANE, 0)]},
+        lambda n: {"cleared_timers": [timer(n, LANE, 0)]},
     ],
-    ids=["puts", "puts in lanes of their own", "removes", "marks", "producers", "long names", "queues", "forgotten"],
+    ids=[
+        *("puts", "puts in lanes of their own", "removes", "marks", "producers", "long names", "queues", "forgotten"),
+        *("timers", "cleared timers"),
+    ],
 )
 @pytest.mark.parametrize("count", [2000, 3000, 5500])
 def test_a_segment_costs_no_more_memory_than_is_counted(make: Callable[[int], dict[str, Any]], count: int) -> None:
@@ -256,6 +261,7 @@ def test_a_segment_costs_no_more_memory_than_is_counted(make: Callable[[int], di
     try:
         for n in range(1, count + 1):
             overlay.add(changes(**make(n)), 1, n * 200)
+        overlay.layers[0].timers_in_order = sorted(overlay.layers[0].timers)
         used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

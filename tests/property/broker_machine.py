@@ -29,7 +29,7 @@ from truenext.engine.paging import PageRead
 from truenext.engine.session import Session
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
-from truenext.policy import Policies, Policy, StoreAndDispatch
+from truenext.policy import Expired, Policies, Policy, StoreAndDispatch
 from truenext.record import decode, sequence_of, split_lane_key
 from truenext.store.store import Recovered
 
@@ -53,7 +53,7 @@ PICK = st.integers(0, 7)
 """Which of those that there are, modulo their number."""
 SENT_TO = st.sampled_from(["a"] * 4 + ["b"])
 PRIORITY = st.sampled_from([4, 4, 4, 9, 1])
-EXPIRES_IN = st.sampled_from([None] * 14 + [0, 1, 10])
+EXPIRES_IN = st.sampled_from([None] * 14 + [0, 1, 10, 10, 1000])
 IS_BIG = st.sampled_from([False] * 9 + [True])
 PRODUCER = st.sampled_from(["p", "p", "q"])
 YES_OR_NO = st.booleans()
@@ -128,7 +128,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "commit_what_is_neither_open_nor_recorded": (1, {"who": PICK, "producer": PRODUCER}),
     "abort": (2, {"which": PICK}),
     "stretch_windows": (1, {"milliseconds": st.sampled_from([0, 1000, 20_000])}),
-    "advance": (2, {"milliseconds": st.sampled_from([1, 1, 5, 5, 20, 20, 3 * DAY_MS])}),
+    "advance": (2, {"milliseconds": st.sampled_from([1, 1, 5, 5, 20, 20, 1000, 1000, 61_000, 3 * DAY_MS])}),
     "turn": (4, {}),
     "turn_and_take": (6, {}),
     "take": (1, {"who": PICK}),
@@ -140,6 +140,8 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "page_shows_what_the_engine_does_not_know": (5, {}),
     "hand_page_over": (8, {}),
     "all_pages_are_there": (5, {}),
+    "read_timers": (3, {}),
+    "hand_timers_over": (3, {}),
     "relieve": (4, {}),
     "squeeze": (8, {"share": st.sampled_from([0.99, 0.99, 0.8, 0.0]), "is_written": YES_OR_NO}),
     "change_memory": (1, {"limit": MEMORY}),
@@ -150,6 +152,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "limit_of_a_queue": st.sampled_from([None, None, 1000, NO_LIMIT]),
             "page_size": st.sampled_from([1, 3, 1000]),
             "store_and_dispatch": st.sampled_from(StoreAndDispatch),
+            "expired": st.sampled_from([Expired.DROP, Expired.DROP, Expired.DEAD_LETTER]),
         },
     ),
     "settle": (1, {}),
@@ -172,9 +175,12 @@ class BrokerMachine(RuleBasedStateMachine):
         ),
         "page_size": st.sampled_from([1, 2, 3, 4, 1000]),
         "store_and_dispatch": st.sampled_from([StoreAndDispatch.DURABLE] * 2 + [StoreAndDispatch.CONCURRENT]),
+        "expired": st.sampled_from([Expired.DROP] * 3 + [Expired.DEAD_LETTER]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = {name: weight for name, (weight, _) in ACTIONS.items()}
     ARE_NARROW: ClassVar[list[bool]] = [False, False, True]
+    EXPIRE: ClassVar[bool] = False
+    """Nearly all messages do."""
     WINDOW_MAX: ClassVar[int | None] = None
     """Of all subscriptions."""
     ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {}
@@ -227,7 +233,10 @@ class BrokerMachine(RuleBasedStateMachine):
         self.memory_limit, of_a_queue = circumstances.pop("memory_limits")
         self.policy = Policy(attempts_max=attempts_max, memory_limit=of_a_queue, **circumstances)
         is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
-        self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent)
+        expired_move = self.policy.expired is Expired.DEAD_LETTER
+        self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent, expired_move=expired_move)
+        # What expires is moved at any time, as what has left memory is.
+        self.oracle.leave_memory = expired_move
         self.oracle.now_ms = 1_000_000
         self._begin_run(self.disk.restart())
         self._connect_all(readers)
@@ -327,6 +336,8 @@ class BrokerMachine(RuleBasedStateMachine):
             "hand_page_over": not self.disk.has_page,
             "squeeze": not self.oracle.leave_memory,
             "all_pages_are_there": not self.disk.wanted and not self.disk.has_page,
+            "read_timers": not self.disk.wanted_timers,
+            "hand_timers_over": not self.disk.has_timers,
             "turn": self.nothing_new,
             "turn_and_take": self.nothing_new,
         }
@@ -704,6 +715,19 @@ class BrokerMachine(RuleBasedStateMachine):
         while self.disk.wanted:
             self.read_page()
             self.hand_page_over()
+        while self.disk.has_timers:
+            self.hand_timers_over()
+        while self.disk.wanted_timers:
+            self.read_timers()
+            self.hand_timers_over()
+
+    def read_timers(self) -> None:
+        read, page = self.disk.read_timers()
+        note(f"# timers are read after {read.after.hex()}: {page}")
+
+    def hand_timers_over(self) -> None:
+        note("engine.timers_read(...)")
+        self.engine.timers_read(*self.disk.next_timers())
 
     def relieve(self) -> None:
         note("engine.relieve()")
@@ -721,19 +745,34 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.leave_memory |= limit < NO_LIMIT
 
     def change_policies(
-        self, attempts_max: int, limit_of_a_queue: int | None, page_size: int, store_and_dispatch: StoreAndDispatch
+        self,
+        attempts_max: int,
+        limit_of_a_queue: int | None,
+        page_size: int,
+        store_and_dispatch: StoreAndDispatch,
+        expired: Expired,
     ) -> None:
         """`limit_of_a_queue` None leaves it: most examples are to have no limit, or always one."""
         if not self.oracle.can_be_spared:
             attempts_max = min(attempts_max, self.policy.attempts_max)
         limit = self.policy.memory_limit if limit_of_a_queue is None else limit_of_a_queue
         self.policy = Policy(
-            attempts_max=attempts_max, memory_limit=limit, page_size=page_size, store_and_dispatch=store_and_dispatch
+            attempts_max=attempts_max,
+            memory_limit=limit,
+            page_size=page_size,
+            store_and_dispatch=store_and_dispatch,
+            expired=expired,
         )
         note(f"engine.change_policies(Policies({self.policy}))")
         self.engine.change_policies(Policies(self.policy))
         self.oracle.leave_memory |= limit < NO_LIMIT
-        self.oracle.change_policies(attempts_max, is_concurrent=store_and_dispatch is StoreAndDispatch.CONCURRENT)
+        expired_move = expired is Expired.DEAD_LETTER
+        self.oracle.leave_memory |= expired_move
+        self.oracle.change_policies(
+            attempts_max,
+            is_concurrent=store_and_dispatch is StoreAndDispatch.CONCURRENT,
+            expired_move=expired_move,
+        )
 
     def squeeze(self, share: float, is_written: bool) -> None:
         """For a moment there is only so much of the memory that is used; what leaves it is written at once or not."""
@@ -758,7 +797,8 @@ class BrokerMachine(RuleBasedStateMachine):
                 has_done = True
             if not has_done:
                 self.relieve()
-                if not (self.engine.has_work or self.engine.has_batch or self.disk.wanted):
+                is_wanted = self.disk.wanted or self.disk.wanted_timers
+                if not (self.engine.has_work or self.engine.has_batch or is_wanted):
                     break
         else:
             raise Disagreement("the broker never comes to rest")
@@ -845,6 +885,8 @@ class BrokerMachine(RuleBasedStateMachine):
             assert isinstance(answer, Receipt)
             answered.append((session.id, answer.receipt))
         self.disk.want(effects.reads)
+        if effects.timer_read is not None:
+            self.disk.wanted_timers.append(effects.timer_read)
         reading = self.disk.reading()
         note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}")
         self.oracle.check_turn(dispatched, answered, reading)
@@ -954,6 +996,8 @@ class BrokerMachine(RuleBasedStateMachine):
         return self.numbers[producer]
 
     def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
+        if expires_in is None and self.EXPIRE and self.serial % 4:
+            expires_in = (1, 10, 1000)[self.serial % 3]
         expires_ms = 0 if expires_in is None else self.oracle.now_ms + expires_in
         priority = 4 if self.is_narrow else priority
         return Parcel(self._fresh("m"), priority, persistent, expires_ms, BIG if is_big else 0)
@@ -1044,6 +1088,27 @@ class WindowsMachine(BrokerMachine):
         "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 12])},
         "disconnect": {"is_clean": st.just(True)},
     }
+
+
+class ExpiringMachine(BrokerMachine):
+    """Most messages expire, in memory or not, and hardly any is taken before."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
+    WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
+        "advance": 6,
+        "read_timers": 6,
+        "hand_timers_over": 6,
+        "acknowledge_and_read_on": 3,
+        "unsubscribe": 3,
+        "settle": 3,
+        "crash": 2,
+    }
+    WINDOW_MAX = 2
+    ARE_NARROW: ClassVar[list[bool]] = [True, True, False]
+    EXPIRE: ClassVar[bool] = True
+
+
+MACHINES: list[type[BrokerMachine]] = [BrokerMachine, PagingMachine, StarvedMachine, WindowsMachine, ExpiringMachine]
 
 
 def _one_of(things: list[T], which: int) -> T:

@@ -5,6 +5,8 @@ is taken when the state machine says so, so that anything can happen between the
 
     hand_over(batch)   write()   done()        the engine knows of the batch only after `done`
     want(read)         read()    next_page()   a page shows what was written when it was read
+
+The same for pages of timers.
 """
 
 from collections import deque
@@ -13,7 +15,9 @@ from typing import NamedTuple
 
 from truenext.batch import Batch
 from truenext.engine.browse import BrowseRead
+from truenext.engine.expiry import Look
 from truenext.engine.paging import Found, PageRead, Read
+from truenext.engine.timers import TimerRead, TimersRead
 from truenext.message import Message
 from truenext.order import RANKS
 from truenext.record import decode, lane_key, sequence_of, split_lane_key
@@ -40,6 +44,8 @@ class Disk:
         """Read, and not handed to the engine yet."""
         self._early: list[tuple[Read, PageRead]] = []
         """Handed to the engine, which does not know of the batch that they show."""
+        self.wanted_timers: deque[TimerRead] = deque()
+        self._timers: deque[tuple[TimerRead, TimersRead]] = deque()
         self.queue_names: dict[int, str] = {}
 
     # Batches ----------------------------------------------------------------------------------------------------------
@@ -99,13 +105,30 @@ class Disk:
         """By queue, the smallest rank of those of which a page is not there yet."""
         ranks: dict[str, int] = {}
         for read in [*self.wanted, *(read for read, _ in [*self._pages, *self._early])]:
-            if isinstance(read, BrowseRead):
+            if isinstance(read, BrowseRead | Look):
                 # Nobody's consumers wait for it.
                 continue
             _, rank = split_lane_key(read.lane.key)
             queue = read.lane.queue.name
             ranks[queue] = min(rank, ranks.get(queue, rank))
         return ranks
+
+    # Timers -----------------------------------------------------------------------------------------------------------
+
+    def read_timers(self) -> tuple[TimerRead, TimersRead]:
+        """Read the page of timers that was wanted first."""
+        read = self.wanted_timers.popleft()
+        page = self._store.timers(read.after, read.limit)
+        self._timers.append((read, TimersRead(page.timers, page.as_of, page.is_end)))
+        return self._timers[-1]
+
+    @property
+    def has_timers(self) -> bool:
+        return bool(self._timers)
+
+    def next_timers(self) -> tuple[TimerRead, TimersRead]:
+        """The page that was read first; the engine is about to get it."""
+        return self._timers.popleft()
 
     # The whole --------------------------------------------------------------------------------------------------------
 
@@ -122,6 +145,8 @@ class Disk:
         """The broker is gone, with all that was under way; the store opens again."""
         self.in_flight = None
         self.wanted.clear()
+        self.wanted_timers.clear()
+        self._timers.clear()
         self._pages.clear()
         self._early.clear()
         recovered = self._store.recover()

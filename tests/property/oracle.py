@@ -157,6 +157,8 @@ class Letter:
     dispatched_at: int = 0
     deliveries: int = 0
     attempts: int = 0
+    released_ms: int | None = None
+    """When it was held last."""
     written_attempts: list[tuple[int, int]] = field(default_factory=list)
     """(batch, attempts as of that batch)"""
 
@@ -214,8 +216,10 @@ class Seen:
 
 
 class Oracle:
-    def __init__(self, attempts_max: int, *, is_concurrent: bool = False) -> None:
+    def __init__(self, attempts_max: int, *, is_concurrent: bool = False, expired_move: bool = False) -> None:
         self.attempts_max = attempts_max
+        self.expired_move = expired_move
+        """To the dead-letter queue (Expiry), or have at some time."""
         self.is_concurrent = self.was_concurrent = is_concurrent
         """Persistent messages are visible when they are accepted (Ready)."""
         self.leave_memory = False
@@ -403,8 +407,9 @@ class Oracle:
         if look in self.looks:
             self.looks.remove(look)
 
-    def change_policies(self, attempts_max: int, *, is_concurrent: bool) -> None:
+    def change_policies(self, attempts_max: int, *, is_concurrent: bool, expired_move: bool) -> None:
         """Policies: of all queues in one step."""
+        self.expired_move |= expired_move
         self.attempts_max = attempts_max
         self.is_concurrent = is_concurrent
         self.was_concurrent |= is_concurrent
@@ -502,7 +507,8 @@ class Oracle:
 
     def _begin_again(self) -> None:
         for letter in self.letters:
-            letter.holder = letter.acknowledged_by = letter.refused_by = letter.removed_in = None
+            self._release(letter)
+            letter.removed_in = None
             letter.visible_from = AT_ONCE
             letter.written_attempts = [(AT_ONCE, letter.attempts)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
@@ -547,6 +553,14 @@ class Oracle:
     def is_expired(self, letter: Letter) -> bool:
         # Expiry: its time has come.
         return 0 < letter.parcel.expires_ms <= self.now_ms
+
+    def is_overdue(self, letter: Letter) -> bool:
+        # Expiry: at the latest when the whole second after its time begins, and the broker comes to it; not while a
+        # consumer or an open transaction has it, and within a minute if it is given back after its time.
+        due_ms = -(-letter.parcel.expires_ms // 1000) * 1000
+        if letter.released_ms is not None and letter.released_ms >= letter.parcel.expires_ms:
+            due_ms = letter.released_ms + 61_000
+        return self.is_expired(letter) and letter.holder is None and due_ms <= self.now_ms
 
     def is_visible(self, letter: Letter) -> bool:
         return letter.visible_from <= self.durable
@@ -651,10 +665,11 @@ class Oracle:
         return self.is_doomed(letter) or self.is_visible(letter)
 
     def waiting(self, queue: str) -> tuple[int, int]:
-        """How many messages of a queue nobody holds, at least and at most."""
+        """How many messages of a queue nobody holds, at least and at most, when the broker has come to all of them."""
         here = [each for each in self.letters if each.queue == queue and not each.is_gone and each.holder is None]
-        # Expiry: removed when dispatch comes upon it; nobody can see when that was.
-        return sum(not self.is_expired(letter) for letter in here), len(here)
+        # Expiry: removed when dispatch comes upon it, too; nobody can see when that was.
+        at_most = sum(not self.is_overdue(letter) for letter in here)
+        return sum(not self.is_expired(letter) for letter in here), at_most
 
     def arrived(self, label: str, queue: str) -> Letter:
         """A message that the gathering batch puts: the broker's first word about some dead letters.
@@ -669,7 +684,7 @@ class Oracle:
         move = next((move for move in self.moves if move.origin is origin), None)
         if move is not None:
             self.moves.remove(move)
-        elif not self.is_doomed(origin):
+        elif not (self.is_doomed(origin) or (self.expired_move and self._may_be_removed(origin))):
             raise Disagreement(f"{origin} is dead-lettered after {origin.attempts} attempts")
         self._remove(origin)
         parcel = origin.parcel if DEAD_LETTERS_EXPIRE else replace(origin.parcel, expires_ms=0)
@@ -754,7 +769,7 @@ class Oracle:
         return must, may
 
     def _may_be_removed(self, letter: Letter) -> bool:
-        # Expiry: removed when dispatch comes upon it; nobody can see when that was.
+        # Expiry: removed when dispatch or the broker comes upon it; nobody can see when that was.
         return self.is_expired(letter) and not letter.is_gone and letter.holder is None
 
     def stored_attempts(self, letter: Letter) -> int:
@@ -831,7 +846,7 @@ class Oracle:
                 if work is not None:
                     work.acknowledged = [each for each in work.acknowledged if each is not letter]
                     work.refused = [each for each in work.refused if each is not letter]
-            letter.holder = letter.acknowledged_by = letter.refused_by = None
+            self._release(letter)
             if letter in charged:
                 letter.attempts += 1
                 if letter.persistent:
@@ -839,6 +854,11 @@ class Oracle:
             # Policies: whatever gives it back.
             if self.is_doomed(letter):
                 self._move(letter)
+
+    def _release(self, letter: Letter) -> None:
+        if letter.holder is not None:
+            letter.released_ms = self.now_ms
+        letter.holder = letter.acknowledged_by = letter.refused_by = None
 
     def _move(self, letter: Letter) -> None:
         # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See

@@ -23,10 +23,12 @@ from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.consumer import Consumer
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
 from truenext.engine.engine import Effects, Engine
+from truenext.engine.expiry import Expiry, Look
 from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.queue import Queue
 from truenext.engine.session import Session
+from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.writing import mark, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
@@ -688,13 +690,13 @@ def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
 
 
 def what_is_recovered_after_a_crash_is_not_flagged(patch: Patch) -> None:
-    entry_of = Paging._entry
+    entry_of = Paging.entry
 
     def faulty(paging: Paging, lane: Lane, found: Found, message: Message) -> Entry:
         paging._redelivered_below = 0
         return entry_of(paging, lane, found, message)
 
-    patch.setattr(Paging, "_entry", faulty)
+    patch.setattr(Paging, "entry", faulty)
 
 
 def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
@@ -1080,6 +1082,92 @@ def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
 
 def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
     patch.setattr(Paging, "policy_changed", lambda paging, queue: None)
+
+
+# Expiry
+
+
+def nothing_expires_unless_dispatch_comes_upon_it(patch: Patch) -> None:
+    patch.setattr(Expiry, "step", lambda *_: None)
+
+
+def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
+    page_read = Expiry.page_read
+
+    def faulty(expiry: Expiry, look: Look, page: PageRead, *rest: Any) -> None:
+        page_read(expiry, look, page, *rest)
+        lane = look.lane
+        for found in page.found:
+            if found.sequence > lane.horizon and found.sequence not in lane.expired and found.message is not None:
+                lane.arrived.append(expiry._paging.entry(lane, found, found.message))
+                lane.unread -= 1
+
+    patch.setattr(Expiry, "page_read", faulty)
+
+
+def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
+    take_found = Expiry._take_found
+
+    def faulty(expiry: Expiry, lane: Lane, found: Found, batch: Batch) -> None:
+        if found.sequence <= lane.horizon:
+            take_found(expiry, lane, found, batch)
+
+    patch.setattr(Expiry, "_take_found", faulty)
+
+
+def a_page_brings_back_what_has_expired(patch: Patch) -> None:
+    gone = Expiry._gone
+
+    def faulty(expiry: Expiry, entry: Entry, batch: Batch) -> None:
+        gone(expiry, entry, batch)
+        entry.lane.expired.clear()
+
+    patch.setattr(Expiry, "_gone", faulty)
+
+
+def what_has_expired_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
+    def faulty(expiry: Expiry, batch: int) -> None:
+        for lane in list(expiry._remembering):
+            expiry.shown(lane, batch)
+        waiting, expiry._waiting = expiry._waiting, []
+        for due in waiting:
+            expiry._timers.put_back(due)
+
+    patch.setattr(Expiry, "committed", faulty)
+
+
+def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
+    committed = Expiry.committed
+
+    def faulty(expiry: Expiry, batch: int) -> None:
+        expiry._waiting.clear()
+        committed(expiry, batch)
+
+    patch.setattr(Expiry, "committed", faulty)
+
+
+def what_was_held_when_it_was_due_never_expires(patch: Patch) -> None:
+    patch.setattr(Engine, "_is_held", lambda *_: False)
+
+
+def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
+    page_read = Timers.page_read
+
+    def faulty(timers: Timers, read: TimerRead, page: TimersRead) -> None:
+        timers._recent.clear()
+        page_read(timers, read, page)
+
+    patch.setattr(Timers, "page_read", faulty)
+
+
+def timers_are_only_in_memory(patch: Patch) -> None:
+    set_ = Timers.set
+
+    def faulty(timers: Timers, timer: bytes, batch: Batch) -> None:
+        set_(timers, timer, batch)
+        batch.timers.clear()
+
+    patch.setattr(Timers, "set", faulty)
 
 
 def faults() -> list[Callable[[Patch], None]]:

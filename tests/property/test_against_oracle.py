@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.property.broker_machine import BrokerMachine, PagingMachine, StarvedMachine, WindowsMachine
+from tests.property.broker_machine import MACHINES, BrokerMachine
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "300"))
 """Of each machine."""
 
 
 @pytest.mark.timeout(120 + EXAMPLES // 5)
-@pytest.mark.parametrize("machine", [BrokerMachine, PagingMachine, StarvedMachine, WindowsMachine])
+@pytest.mark.parametrize("machine", MACHINES)
 def test_the_engine_never_differs_from_the_oracle_in(machine: type[BrokerMachine]) -> None:
     seed_of_run = int(os.environ.get("TRUENEXT_SEED") or random.SystemRandom().randrange(2**32))
     print(f"TRUENEXT_SEED={seed_of_run} TRUENEXT_EXAMPLES={EXAMPLES}")  # pytest shows it if the test fails

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from truenext.answers import Answer, Receipt
 from truenext.batch import Batch
 from truenext.broker import control
+from truenext.broker.alarm import Alarm
 from truenext.broker.committer import Committer
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE, Outcome
@@ -39,10 +40,12 @@ from truenext.commands import (
 from truenext.engine.browse import BrowseRead, Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
+from truenext.engine.expiry import Look
 from truenext.engine.lane import Entry
 from truenext.engine.paging import PageRead, Read
 from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
+from truenext.engine.timers import TimerRead, TimersRead
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import LAZY_COMMIT_SECONDS, ROOM_SECONDS
@@ -102,7 +105,10 @@ class Broker:
         self._clock_us = clock_us
         self._committer = Committer(store, history, loop, committed=self._on_committed, failed=self._on_failed)
         self._store = store
-        self._pager = Pager(store, loop, there=self._on_page_read, failed=self._on_failed)
+        self._pager = Pager(
+            store, loop, there=self._on_page_read, timers_there=self._on_timers_read, failed=self._on_failed
+        )
+        self._alarm = Alarm(loop, self._schedule_turn)
         self._peers: dict[Session, Peer] = {}
         self._waiting_for_room: dict[Session, bool] = {}
         """Whether they need room on the disk."""
@@ -262,6 +268,7 @@ class Broker:
         """Let go of the store, once it has done what it is doing. Without `stop` this is the end of a crash."""
         if self._next_look is not None:
             self._next_look.cancel()
+        self._alarm.cancel()
         self._pager.close()
         self._committer.close()
 
@@ -306,9 +313,12 @@ class Broker:
                 # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
                 for peer in self._answer(engine.take_answers()):
                     peer.flush()
-        answers, deliveries, reads, showings = engine.turn()
+        answers, deliveries, reads, showings, timer_read = engine.turn()
         for read in reads:
             self._pager.read(read)
+        if timer_read is not None:
+            self._pager.read_timers(timer_read)
+        self._alarm.set(engine.next_due_ms, engine.now_ms)
         if self._is_look_due:
             self._look()
         peers = self._peers
@@ -347,7 +357,8 @@ class Broker:
 
     def _look(self) -> None:
         self._is_look_due = False
-        read_lanes = {read.lane for read in self._pager.under_way if not isinstance(read, BrowseRead)}
+        # A block that is looked at is nobody's next page, and nobody's consumers wait for a browser's.
+        read_lanes = {read.lane for read in self._pager.under_way if not isinstance(read, BrowseRead | Look)}
         for queue in self._stuck_audit.look(self._engine, read_lanes):
             logger.error("queue is stuck: a message is ready and a consumer has credit", extra={"queue": queue.name})
 
@@ -404,6 +415,10 @@ class Broker:
         except StoreError as error:
             self._on_failed(error)
             return
+        self._schedule_turn()
+
+    def _on_timers_read(self, read: TimerRead, page: TimersRead) -> None:
+        self._engine.timers_read(read, page)
         self._schedule_turn()
 
     def _on_failed(self, error: TruenextError) -> None:

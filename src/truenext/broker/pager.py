@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
 from truenext.engine.paging import Found, PageRead, Read
+from truenext.engine.timers import TimerRead, TimersRead
 from truenext.errors import StoreError, TruenextError
 from truenext.record import DamagedRecord, decode, sequence_of
 from truenext.store.store import Page, Store, StoredMessage
@@ -21,14 +22,16 @@ class Pager:
         loop: AbstractEventLoop,
         *,
         there: Callable[[Read, PageRead], None],
+        timers_there: Callable[[TimerRead, TimersRead], None],
         failed: Callable[[TruenextError], None],
     ) -> None:
-        """`there` and `failed` are called on the loop; after `failed` nothing is read any more."""
+        """`there`, `timers_there` and `failed` are called on the loop; after `failed` nothing is read any more."""
         self._store = store
         self._loop = loop
         self._there = there
+        self._timers_there = timers_there
         self._failed = failed
-        self._wanted: SimpleQueue[Read | None] = SimpleQueue()
+        self._wanted: SimpleQueue[Read | TimerRead | None] = SimpleQueue()
         self._under_way: set[Read] = set()
         self._thread = threading.Thread(target=self._run, name="truenext-pager", daemon=True)
         self._thread.start()
@@ -37,9 +40,12 @@ class Pager:
         self._under_way.add(read)
         self._wanted.put(read)
 
+    def read_timers(self, read: TimerRead) -> None:
+        self._wanted.put(read)
+
     @property
     def under_way(self) -> Collection[Read]:
-        """What is wanted and not there yet."""
+        """The pages of messages that are wanted and not there yet."""
         return self._under_way
 
     def close(self) -> None:
@@ -52,6 +58,11 @@ class Pager:
     def _run(self) -> None:
         while (read := self._wanted.get()) is not None:
             try:
+                if isinstance(read, TimerRead):
+                    timers = self._store.timers(read.after, read.limit)
+                    there = TimersRead(timers.timers, timers.as_of, timers.is_end)
+                    self._loop.call_soon_threadsafe(self._timers_there, read, there)
+                    continue
                 page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
                 self._loop.call_soon_threadsafe(self._done, read, _decoded(read, page))
             except Exception as error:

@@ -10,12 +10,14 @@ returns. Everything is single-threaded and nothing blocks.
     take_batch()         hands the gathering batch over; the next one starts
     committed(batch)     what waited for it becomes visible, its answers leave
     page_read(...)       what a turn wanted to be read from the store is there
+    timers_read(...)     the same for timers
     relieve()            messages leave memory where it is short
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from sys import maxsize
 from typing import NamedTuple
 
@@ -27,13 +29,15 @@ from truenext.engine.account import Account, NoAccount
 from truenext.engine.browse import Browser, BrowseRead, Browsing, Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.dispatch import Deliveries, Dispatcher
-from truenext.engine.lane import Entry
+from truenext.engine.expiry import Expiry, Look, is_expired
+from truenext.engine.lane import Entry, Lane
 from truenext.engine.memory import Memory
 from truenext.engine.paging import PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
-from truenext.engine.redelivery import dead_letter, is_exhausted
+from truenext.engine.redelivery import EXHAUSTED, EXPIRED, dead_letter, is_exhausted
 from truenext.engine.session import Session
+from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.transaction import Transaction, begin, make_room
 from truenext.engine.writing import mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
@@ -49,7 +53,8 @@ from truenext.limits import (
     WAITING_ANSWER_BYTES,
 )
 from truenext.message import Message
-from truenext.policy import Policies, StoreAndDispatch, WhenFull
+from truenext.policy import Expired, Policies, StoreAndDispatch, WhenFull
+from truenext.record import split_lane_key
 from truenext.room import Room
 
 
@@ -63,6 +68,8 @@ class Effects(NamedTuple):
     """What is to be read from the store; `page_read` takes it."""
     showings: list[Showing]
     """What browsers are shown."""
+    timer_read: TimerRead | None = None
+    """A page of timers that is to be read; `timers_read` takes it."""
 
 
 class Engine:
@@ -94,8 +101,14 @@ class Engine:
         self._when_full = when_full
         self._sessions: dict[str, Session] = {}
         self._queues: dict[str, Queue] = {}
+        self._numbered: dict[int, Queue] = {}
+        """Those that the store may know."""
         self._queue_number = 0
         self._producers = Producers()
+        self._timers = Timers()
+        self._expiry = Expiry(
+            self._timers, self._paging, lane_of=self._lane_of, is_held=self._is_held, expire=self._expire_and_touch
+        )
         self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
         self._consumer_number = 0
         self._acknowledgements = 0
@@ -125,7 +138,7 @@ class Engine:
         """Take over a queue that the store knows."""
         queue = Queue(Destination(Kind.QUEUE, name), number, self._policies.of(name))
         queue.is_known_to_store = True
-        self._queues[name] = queue
+        self._queues[name] = self._numbered[number] = queue
         self._account.named(queue)
         self._queue_number = max(self._queue_number, number)
         return queue
@@ -156,7 +169,8 @@ class Engine:
         self._is_awaited = True
 
     def stop(self) -> None:
-        """Take back, without an attempt, what anybody holds; nobody is served from here on."""
+        """Take back, without an attempt, what anybody holds; nobody is served from here on, and nothing expires."""
+        self._expiry.stop()
         for session in list(self._sessions.values()):
             self.disconnect(session, is_clean=True)
 
@@ -210,7 +224,19 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A turn would do something."""
-        return bool(self._touched or self._answers) or self._browsing.has_work
+        return (
+            bool(self._touched or self._answers)
+            or self._browsing.has_work
+            or self._expiry.is_due(self.now_ms, self._batch)
+        )
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When a turn is needed though nothing else happens, in milliseconds since the epoch; None if never, or if that
+        is known only when something else has happened.
+        """
+        due_ms = self._timers.next_due_ms
+        return due_ms if due_ms is not None and due_ms > self.now_ms else None
 
     @property
     def last_committed(self) -> int:
@@ -462,6 +488,7 @@ class Engine:
         """Dispatch wherever something changed; hand over what was to be said since the last turn."""
         if self._requested_limit - self._next_sequence < SEQUENCE_BLOCK // 2:
             self._request_sequences()
+        self._expiry.step(self.now_ms, self._committed, self._batch)
         deliveries: Deliveries = {}
         if self._touched:
             touched, self._touched = self._touched, {}
@@ -469,12 +496,12 @@ class Engine:
                 lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
                 if lane is not None:
                     self._paging.ask(lane)
-        reads = self._paging.take_reads()
+        reads = self._paging.take_reads() + self._expiry.wanted()
         showings: list[Showing] = []
         if self._browsing.has_work:
             showings, pages = self._browsing.turn(self._committed, self.now_ms)
             reads += pages
-        return Effects(self.take_answers(), deliveries, reads, showings)
+        return Effects(self.take_answers(), deliveries, reads, showings, self._timers.wanted())
 
     def page_read(self, read: Read, page: PageRead) -> None:
         """What a turn wanted to be read is there.
@@ -488,9 +515,17 @@ class Engine:
             # Its batch became durable a moment ago; all queues are to see that in one step.
             self._early_pages.append((read, page))
             return
+        if isinstance(read, Look):
+            self._expiry.page_read(read, page, self.now_ms, self._committed, self._batch)
+            return
         for entry in self._paging.page_read(read, page, self._committed):
             self._dead_letter(entry, entry.message)
+        self._expiry.shown(read.lane, page.as_of)
         self._touched[read.lane.queue] = None
+
+    def timers_read(self, read: TimerRead, page: TimersRead) -> None:
+        """The timers that a turn wanted are there."""
+        self._timers.page_read(read, page)
 
     def relieve(self) -> list[Session]:
         """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
@@ -543,6 +578,8 @@ class Engine:
         if batch.sequence_limit:
             self._sequence_limit = batch.sequence_limit
         self._paging.let_go(batch.number)
+        self._timers.let_go(batch.number)
+        self._expiry.committed(batch.number)
         self._touched.update(self._waiting_queues.pop(batch.number, {}))
         if self._early_pages:
             pages, self._early_pages = self._early_pages, []
@@ -591,6 +628,8 @@ class Engine:
         if message.persistent and not queue.is_temporary:
             put(self._batch, entry)
         self._paging.add(entry, message, self._batch)
+        if message.expires_ms and not queue.is_temporary:
+            self._expiry.accepted(entry.lane, sequence, message.expires_ms, self._batch)
         account = self._account
         if account.accepting is queue and account.accepting_batch == batch:
             account.entries.append(entry)
@@ -623,7 +662,7 @@ class Engine:
         self._paging.came_back(entry)
         self._touched[queue] = None
 
-    def _dead_letter(self, entry: Entry, message: Message | None) -> None:
+    def _dead_letter(self, entry: Entry, message: Message | None, cause: str = EXHAUSTED) -> None:
         """Move a message that is in no lane any more to where failed ones go; at once, if it is in memory."""
         if message is None:
             # Should the broker end before it is read, it is moved when it is read after that.
@@ -631,7 +670,7 @@ class Engine:
             self._paging.doom(entry)
             return
         origin = entry.lane.queue
-        destination, letter = dead_letter(message, origin.name, entry.attempts)
+        destination, letter = dead_letter(message, origin.name, entry.attempts, cause)
         # Without asking for QUEUES_MAX: what failed must have a place to go.
         dead_letters = self._queues.get(destination.name) or self._make_queue(destination)
         self._account.dead_lettered(entry, dead_letters, self._next_sequence)
@@ -677,8 +716,52 @@ class Engine:
         return self._forget(entry)
 
     def _expire(self, entry: Entry) -> None:
+        """The time of a message has come that stands in no lane any more."""
+        queue = entry.lane.queue
+        if not queue.keeps_failures:
+            if is_exhausted(queue.policy, entry.attempts):
+                # It had failed already, and only had to be read.
+                self._dead_letter(entry, entry.message)
+                return
+            if queue.policy.expired is Expired.DEAD_LETTER:
+                self._dead_letter(entry, entry.message, EXPIRED)
+                return
         self._account.expired(entry)
         self._forget(entry)
+
+    def _expire_and_touch(self, entry: Entry) -> None:
+        self._expire(entry)
+        # Whoever waited for it to be read or to be committed waits no longer.
+        self._touched[entry.lane.queue] = None
+
+    def _lane_of(self, key: bytes) -> Lane | None:
+        number, rank = split_lane_key(key)
+        queue = self._numbered.get(number)
+        return queue.lanes[rank] if queue is not None and rank < len(queue.lanes) else None
+
+    def _is_held(self, lane: Lane, first: int, until: int) -> bool:
+        """Somebody has a message of a lane, with a sequence from the one on and before the other, that may have
+        expired.
+        """
+        of_transactions = (
+            entry
+            for session in self._sessions.values()
+            for transaction in session.transactions.values()
+            for entry in chain(transaction.acknowledged, transaction.refused)
+        )
+        # Most consumers hold nothing so old.
+        of_consumers = (
+            entry
+            for consumer in lane.queue.consumers
+            if consumer.held and min(consumer.held) < until
+            for entry in consumer.held.values()
+        )
+        return any(
+            entry.lane is lane
+            and first <= entry.sequence < until
+            and (entry.message is None or is_expired(entry.message, self.now_ms))
+            for entry in chain(of_consumers, of_transactions)
+        )
 
     def _forget(self, entry: Entry) -> bool:
         """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
@@ -714,6 +797,8 @@ class Engine:
             number = self._queue_number = self._queue_number + 1
         queue = Queue(destination, number, self._policies.of(destination.name))
         self._queues[destination.name] = queue
+        if number:
+            self._numbered[number] = queue
         self._account.named(queue)
         return queue
 

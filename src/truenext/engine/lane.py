@@ -53,7 +53,19 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Lane:
-    __slots__ = ("arrived", "bodiless", "horizon", "key", "queue", "rank", "reading", "recent", "returned", "unread")
+    __slots__ = (
+        "arrived",
+        "bodiless",
+        "expired",
+        "horizon",
+        "key",
+        "queue",
+        "rank",
+        "reading",
+        "recent",
+        "returned",
+        "unread",
+    )
 
     def __init__(self, key: bytes, queue: Queue) -> None:
         self.key = key
@@ -67,6 +79,9 @@ class Lane:
         self.bodiless: dict[int, Entry] = {}
         """Those whose message has to be read before anything can be done with them, by sequence: given back ones, and
         failed ones on their way to the dead-letter queue."""
+        self.expired: dict[int, int] = {}
+        """Those that were taken out because they have expired and that a page may still show, by sequence: the batch
+        that removes them."""
         self.horizon = WHOLE
         """The highest sequence up to which this lane is in memory."""
         self.unread = 0

@@ -213,8 +213,10 @@ class Paging:
         failed: list[Entry] = []
         left_out = 0
         for found in page.found:
+            if found.sequence in lane.expired:
+                continue
             if found.sequence > lane.horizon:
-                entry = None if found.message is None else self._entry(lane, found, found.message)
+                entry = None if found.message is None else self.entry(lane, found, found.message)
                 if entry is None or self._has_failed(entry):
                     left_out += 1
                     failed += [entry] if entry else []
@@ -237,7 +239,8 @@ class Paging:
         queue = entry.lane.queue
         return is_exhausted(queue.policy, entry.attempts) and not queue.keeps_failures
 
-    def _entry(self, lane: Lane, found: Found, message: Message) -> Entry:
+    def entry(self, lane: Lane, found: Found, message: Message) -> Entry:
+        """Of a message that only the store had until now."""
         deliveries = found.deliveries
         if found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
@@ -297,6 +300,12 @@ class Paging:
             self.went(entry)
         if not lane.recent:
             self._with_recent.pop(lane, None)
+
+    def left_recent(self, entries: Iterable[Entry]) -> None:
+        """These were taken out of a lane's `recent`."""
+        for entry in entries:
+            assert entry.message is not None, "what is recent has not left memory yet"
+            self._memory.leaving -= size_of(entry.message)
 
     def take_in_recent(self, lane: Lane) -> None:
         """What was about to leave the lane is needed now."""

@@ -11,7 +11,11 @@ def is_exhausted(policy: Policy, attempts: int) -> bool:
     return attempts >= policy.attempts_max
 
 
-def dead_letter(message: Message, origin: str, attempts: int) -> tuple[Destination, Message]:
+EXHAUSTED, EXPIRED = "attempts exhausted", "expired"
+"""Why a message is dead-lettered."""
+
+
+def dead_letter(message: Message, origin: str, attempts: int, cause: str) -> tuple[Destination, Message]:
     """What becomes of a message that is given up in queue `origin`, and where it goes.
 
     A new arrival: persistent whatever it was, and without expiry, for nobody could look into it otherwise.
@@ -22,7 +26,7 @@ def dead_letter(message: Message, origin: str, attempts: int) -> tuple[Destinati
     headers |= {
         "destination": destination.address,
         "persistent": "true",
-        "truenext-dead-letter-cause": "attempts exhausted",
+        "truenext-dead-letter-cause": cause,
         "truenext-original-attempts": str(attempts),
         "truenext-original-destination": Destination(Kind.QUEUE, origin).address,
         "truenext-original-expires": str(message.expires_ms),

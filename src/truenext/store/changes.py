@@ -47,6 +47,8 @@ class Rest(msgspec.Struct, frozen=True, omit_defaults=True):
     queues: dict[int, str] = {}
     producers: dict[str, tuple[int, int]] = {}
     forgotten_producers: list[str] = []
+    timers: list[bytes] = []
+    cleared_timers: list[bytes] = []
     sequence_limit: int = 0
     redelivered_below: int = 0
     clean_stop: bool | None = None
@@ -74,6 +76,7 @@ class Changes(msgspec.Struct, gc=False):
         if rest is not None:
             self.count += len(rest.marks) + len(rest.unmarks) + len(rest.queues)
             self.count += len(rest.producers) + len(rest.forgotten_producers)
+            self.count += len(rest.timers) + len(rest.cleared_timers)
 
 
 _encode_rest = msgspec.msgpack.Encoder().encode
@@ -159,6 +162,8 @@ def _rest_of(batch: Batch) -> Rest | None:
         or batch.queues
         or batch.producers
         or batch.forgotten_producers
+        or batch.timers
+        or batch.cleared_timers
         or batch.sequence_limit
         or batch.redelivered_below
         or batch.clean_stop is not None
@@ -170,6 +175,8 @@ def _rest_of(batch: Batch) -> Rest | None:
         queues=batch.queues,
         producers={name: (state.number, state.used_ms) for name, state in batch.producers.items()},
         forgotten_producers=batch.forgotten_producers,
+        timers=list(batch.timers),
+        cleared_timers=batch.cleared_timers,
         sequence_limit=batch.sequence_limit,
         redelivered_below=batch.redelivered_below,
         clean_stop=batch.clean_stop,

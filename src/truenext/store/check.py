@@ -35,6 +35,7 @@ class Summary(msgspec.Struct):
 
     queues: dict[int, InQueue]
     names: dict[int, str]
+    timers: int = 0
     damages: int = 0
     notes: list[str] = []
     """What is no damage, but may be asked about."""
@@ -69,6 +70,7 @@ def check(data: Path, found: Callable[[Finding], None], report: Callable[[int, i
     """
     with opened(data, found, report) as salvage:
         summary = Summary(queues={}, names=salvage.recovered.queues)
+        summary.timers = sum(1 for _ in salvage.timers())
         for kept in salvage.messages():
             summary.count(kept)
         summary.finish(salvage)

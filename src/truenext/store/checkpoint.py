@@ -9,6 +9,7 @@ The databases in it; numbers are big-endian. If you change anything here, increa
     counts              lane key (record.py)                ->  messages u64                no entry where there is none
     transient counts    lane key                            ->  transients u64              of the generation
     queues              queue number u32                    ->  name
+    timers              timer (record.py)                   ->  nothing                     but the checksum
     producers           BLAKE2b-128 of the name             ->  number u64, used u64, name  any name fits a key that way
     meta                "format"                            ->  u32     FORMAT_VERSION
                         "identity"                          ->  eight hexadecimal digits
@@ -40,7 +41,7 @@ import msgspec
 
 from truenext.batch import ProducerState
 from truenext.errors import StoreError
-from truenext.record import LANE_KEY_SIZE, message_key
+from truenext.record import LANE_KEY_SIZE, TIMER_SIZE, message_key
 from truenext.store.folder import sync_folder
 from truenext.store.lmdb_file import holds_nothing, metas
 from truenext.store.sealed import DamagedValue, seal, unseal
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 DATA_FILE = "data.mdb"
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
@@ -70,6 +71,7 @@ DATABASES = (
     b"transient counts",
     b"queues",
     b"producers",
+    b"timers",
 )
 META = (
     b"format",
@@ -210,6 +212,7 @@ class Checkpoint:
                 self._transient_counts = self._sealed(txn, b"transient counts")
                 self._queues = self._sealed(txn, b"queues")
                 self._producers = self._sealed(txn, b"producers")
+                self._timers = self._sealed(txn, b"timers")
                 self.salt: int = SALT.unpack(self._meta.need(txn, b"salt"))[0]
                 self._generation = self._meta.need(txn, b"generation")
         except BaseException:
@@ -360,6 +363,17 @@ class Checkpoint:
         if mark is not None:
             raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
 
+    def timers(self, snapshot: lmdb.Transaction[bytes], after: bytes) -> Iterator[bytes]:
+        """Those behind `after`, in order."""
+        last = after
+        for timer, _ in self._timers.behind(snapshot, after):
+            if timer == after:
+                continue
+            if timer < last or len(timer) != TIMER_SIZE:
+                raise damage("checkpoint", f"timer {timer.hex()} stands behind {last.hex()}", self._data)
+            last = timer
+            yield timer
+
     def size(self) -> int:
         """Bytes of pages in use. The file is larger: it never shrinks."""
         with self._env.begin() as txn:
@@ -371,6 +385,7 @@ class Checkpoint:
                 self._transient_counts,
                 self._queues,
                 self._producers,
+                self._timers,
             )
             pages = sum(one.pages(txn) for one in sealed)
             pages += sum(_pages(txn, db) for db in (self._messages, self._transients, None))
@@ -403,6 +418,15 @@ class Checkpoint:
                 raise StoreError("store and broker disagree: two messages have one key. This is a bug of truenext")
             counts = self._transient_counts if are_transient else self._counts
             self._count(txn, counts, Counter(key[:LANE_KEY_SIZE] for key, _ in messages))
+
+    def set_timers(self, timers: Iterable[tuple[bytes, bool]]) -> None:
+        """Set those with True and clear the others, wherever they are or are not."""
+        with self._env.begin(write=True) as txn:
+            for timer, is_set in timers:
+                if is_set:
+                    self._timers.put(txn, timer, b"")
+                else:
+                    self._timers.delete(txn, timer)
 
     def finish(self, layers: Iterable[Layer], marks: dict[bytes, tuple[int, int]], position: Position) -> None:
         """All that the journal's segments said up to `position` is here with this; `marks` are those of the layers."""

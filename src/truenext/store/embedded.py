@@ -42,7 +42,7 @@ from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
 from truenext.store.journal import SEGMENT_BYTES, Journal
 from truenext.store.overlay import Overlay, Place, View, alive, is_gone, laid_over
-from truenext.store.store import Page, Recovered, StoredMessage
+from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 from truenext.store.trouble import CAUSES, disagreement, explained, is_no_space, is_short_write
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ MOVE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of records in one transaction of the checkpoint, or one message: its dirty pages are private memory."""
 
 MOVE_KEYS_MAX = 1000
-"""Messages in one transaction of the checkpoint: each may touch a page of its own."""
+"""Messages or timers in one transaction of the checkpoint: each may touch a page of its own."""
 
 BALLAST_SEGMENTS = 2
 """Size of the ballast, in segments: more than two transactions of the checkpoint can need."""
@@ -200,6 +200,18 @@ class EmbeddedStore:
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error, self._path) from error
 
+    def timers(self, after: bytes, limit: int) -> TimerPage:
+        try:
+            with self._lock:
+                snapshot = self._checkpoint.snapshot()
+                view = self._overlay.timer_view()
+                as_of = self._applied
+            with snapshot:
+                following = view.behind(after, self._checkpoint.timers(snapshot, after))
+                return TimerPage.of(following, limit, as_of=as_of)
+        except CAUSES as error:
+            raise explained(f"read the store in {self._path}", error, self._path) from error
+
     def close(self) -> None:
         """Let go of files and locks. Nothing is written. No page may be under way."""
         self._refusal = "the store is closed"
@@ -326,6 +338,10 @@ class EmbeddedStore:
             gone = iter(layer.gone.items())
             while keys := list(islice(gone, MOVE_KEYS_MAX)):
                 self._write(partial(self._checkpoint.delete, keys))
+            # In order, as many then share a page.
+            timers = iter(sorted(layer.timers.items()))
+            while piece := list(islice(timers, MOVE_KEYS_MAX)):
+                self._write(partial(self._checkpoint.set_timers, piece))
         for are_transient in (False, True):
             for messages in self._records(alive(segment, held), are_transient=are_transient):
                 self._write(partial(self._checkpoint.put, messages, are_transient=are_transient))

@@ -1,14 +1,15 @@
 """A new data folder from what can be read of a damaged one.
 
 The new folder has a checkpoint and no journal. Its messages stand under the keys that they had, with their attempts and
-deliveries; queues and producers are those that were there; no sequence that was ever given out is given again. If
-anything was damaged, what was acknowledged may be among the messages: all of them count as dispatched before.
+deliveries; queues, producers and timers are those that were there; no sequence that was ever given out is given again.
+If anything was damaged, what was acknowledged may be among the messages: all of them count as dispatched before.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from truenext.errors import StoreError
@@ -21,7 +22,7 @@ from truenext.store.salvage import opened
 from truenext.store.trouble import CAUSES, explained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from truenext.store.salvage import Finding, Kept, Salvage
@@ -30,7 +31,7 @@ PIECE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of records in one transaction, or one message."""
 
 PIECE_KEYS_MAX = 10_000
-"""Messages in one transaction."""
+"""Messages or timers in one transaction."""
 
 UNFINISHED = "unfinished"
 """Where the checkpoint is made, so that no broker takes a part of it for the whole."""
@@ -68,11 +69,14 @@ def _export(salvage: Salvage, new: Path) -> Summary:
     checkpoint = Checkpoint(new / UNFINISHED)
     try:
         writer = _Writer(checkpoint)
+        writer.set_timers(salvage.timers())
         for kept in salvage.messages():
             summary.count(kept)
             if not kept.damage:
                 writer.add(kept)
         writer.flush()
+        writer.set_timers(salvage.timers_left)
+        summary.timers = writer.timers
         summary.finish(salvage)
         summary.names.update(_names(salvage))
         checkpoint.finish([_layer(salvage, summary.names)], {}, Position(0, 0))
@@ -88,6 +92,7 @@ class _Writer:
         self._checkpoint = checkpoint
         self._piece: dict[bytes, Kept] = {}
         self._size = 0
+        self.timers = 0
         self._highest = {False: b"", True: b""}
         """The highest key of each kind that was written: what stands behind it was not written yet."""
 
@@ -96,6 +101,12 @@ class _Writer:
             self.flush()
         self._piece[kept.key] = kept
         self._size += len(kept.record)
+
+    def set_timers(self, timers: Iterable[bytes]) -> None:
+        following = iter(timers)
+        while piece := [(timer, True) for timer in islice(following, PIECE_KEYS_MAX)]:
+            self._checkpoint.set_timers(piece)
+            self.timers += len(piece)
 
     def flush(self) -> None:
         maybe_there = [key for key, kept in self._piece.items() if key <= self._highest[kept.is_transient]]

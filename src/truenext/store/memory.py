@@ -8,6 +8,8 @@ years without a word; here it is refused, so that tests meet it.
 """
 
 import secrets
+from bisect import bisect_left, bisect_right
+from itertools import islice
 from threading import Lock
 
 from truenext import room
@@ -16,7 +18,7 @@ from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE, message_key
 from truenext.room import Room
-from truenext.store.store import Page, Recovered, StoredMessage
+from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 
 
 class MemoryStore:
@@ -35,6 +37,8 @@ class MemoryStore:
         self._marks: dict[bytes, tuple[int, int]] = {}
         self._queues: dict[int, str] = {}
         self._producers: dict[str, ProducerState] = {}
+        self._timers: list[bytes] = []
+        """In order, each once."""
         self._identity = secrets.token_hex(4)
         self._sequence_limit = 1
         self._redelivered_below = 0
@@ -85,6 +89,11 @@ class MemoryStore:
             keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)
             messages = (StoredMessage(key, self._record(key), *self._marks.get(key, (0, 0))) for key in keys)
             return Page.of(messages, limit, size_max, as_of=self._applied)
+
+    def timers(self, after: bytes, limit: int) -> TimerPage:
+        with self._whole:
+            following = islice(self._timers, bisect_right(self._timers, after), None)
+            return TimerPage.of(following, limit, as_of=self._applied)
 
     def close(self) -> None:
         """Nothing is let go: `recover` opens the store again."""
@@ -141,6 +150,14 @@ class MemoryStore:
         for name in batch.forgotten_producers:
             self._producers.pop(name, None)
         self._producers.update(batch.producers)
+        for timer in batch.cleared_timers:
+            at = bisect_left(self._timers, timer)
+            if self._timers[at : at + 1] == [timer]:
+                del self._timers[at]
+        for timer in batch.timers:
+            at = bisect_left(self._timers, timer)
+            if self._timers[at : at + 1] != [timer]:
+                self._timers.insert(at, timer)
         self._sequence_limit = batch.sequence_limit or self._sequence_limit
         self._redelivered_below = batch.redelivered_below or self._redelivered_below
         if batch.clean_stop is not None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
+from heapq import merge
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.batch import ProducerState
@@ -31,6 +33,7 @@ _CHUNK_BYTES = 1000
 _KEY_BYTES = 200
 """A key in a dictionary."""
 _MARK_BYTES = 350
+_TIMER_BYTES = 200
 _NAME_BYTES = 400
 """A producer or a queue, besides its name; a character of that has up to four bytes."""
 
@@ -97,6 +100,8 @@ class Layer:
         "redelivered_below",
         "segment",
         "sequence_limit",
+        "timers",
+        "timers_in_order",
     )
 
     def __init__(self, segment: int) -> None:
@@ -113,6 +118,10 @@ class Layer:
         self.queues: dict[int, str] = {}
         self.producers: dict[str, ProducerState] = {}
         self.forgotten_producers: set[str] = set()
+        self.timers: dict[bytes, bool] = {}
+        """Those that were set (True) or cleared: what the checkpoint says of them does not count."""
+        self.timers_in_order: list[bytes] | None = None
+        """All of them, once there is a newer layer, so that they change no more, and somebody has asked."""
         self.sequence_limit = 0
         self.redelivered_below = 0
         self.clean_stop: bool | None = None
@@ -199,6 +208,41 @@ class View:
             for key in (*rest.marks, *rest.unmarks):
                 if key.startswith(self._lane):
                     self._marks_before.setdefault(key, mark_of(key, self._marks))
+
+
+class TimerView:
+    """What the overlay says of timers at one moment, while it goes on to change. Read without a lock: only the newest
+    layer's timers change, and of those this has a copy.
+    """
+
+    def __init__(self, layers: tuple[Layer, ...]) -> None:
+        self._older = [layer for layer in layers[:-1] if layer.timers]
+        self._newest = dict(layers[-1].timers) if layers else {}
+
+    def knows(self, timer: bytes) -> bool:
+        """What the checkpoint says of it does not count."""
+        return timer in self._newest or any(timer in layer.timers for layer in self._older)
+
+    def behind(self, after: bytes, of_checkpoint: Iterator[bytes]) -> Iterator[bytes]:
+        """Those that are set, in order, laid over what the checkpoint has."""
+        said = [_behind(sorted(self._newest), self._newest, after, 0)]
+        for age, layer in enumerate(reversed(self._older), 1):
+            if layer.timers_in_order is None:
+                layer.timers_in_order = sorted(layer.timers)
+            said.append(_behind(layer.timers_in_order, layer.timers, after, age))
+        last = b""
+        for timer, _, is_set in merge(*said, ((timer, len(said), True) for timer in of_checkpoint)):
+            if timer != last:
+                last = timer
+                if is_set:
+                    yield timer
+
+
+def _behind(
+    in_order: list[bytes], timers: dict[bytes, bool], after: bytes, age: int
+) -> Iterator[tuple[bytes, int, bool]]:
+    for timer in islice(in_order, bisect_right(in_order, after), None):
+        yield timer, age, timers[timer]
 
 
 class Overlay:
@@ -304,6 +348,10 @@ class Overlay:
             layer.producers.pop(name, None)
             layer.forgotten_producers.add(name)
         layer.producers.update(producers_of(rest))
+        # One that is set again in the batch that clears it is set.
+        layer.timers.update(dict.fromkeys(rest.cleared_timers, False))
+        layer.timers.update(dict.fromkeys(rest.timers, True))
+        layer.memory += _TIMER_BYTES * (len(rest.cleared_timers) + len(rest.timers))
         layer.sequence_limit = rest.sequence_limit or layer.sequence_limit
         layer.redelivered_below = rest.redelivered_below or layer.redelivered_below
         if rest.clean_stop is not None:
@@ -342,6 +390,10 @@ class Overlay:
         view = View(lane, found.behind(after_sequence, limit) if found is not None else [], self.layers)
         self.views.add(view)
         return view
+
+    def timer_view(self) -> TimerView:
+        """As of now: what the journal says of timers."""
+        return TimerView(self.layers)
 
     def messages(self, up_to_segment: int | None = None) -> Iterator[tuple[bytes, Place]]:
         """All messages of the oldest segments, lane by lane within each, in the order of their keys."""

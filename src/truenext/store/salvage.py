@@ -23,7 +23,15 @@ import msgspec
 
 from truenext.errors import StoreError
 from truenext.order import PRIORITY_MAX
-from truenext.record import LANE_KEY_SIZE, MESSAGE_KEY_SIZE, DamagedRecord, decode, sequence_of, split_lane_key
+from truenext.record import (
+    LANE_KEY_SIZE,
+    MESSAGE_KEY_SIZE,
+    TIMER_SIZE,
+    DamagedRecord,
+    decode,
+    sequence_of,
+    split_lane_key,
+)
 from truenext.store import changes, folder
 from truenext.store.checkpoint import (
     CLEAN,
@@ -63,6 +71,9 @@ READ_BYTES = 64 * 1024
 
 MARKS_LEFT_MAX = 100_000
 """Marks kept for messages that may still be found."""
+
+TIMERS_LEFT_MAX = 1_000_000
+"""Timers kept that damaged pages led to."""
 
 CHECKPOINT = "lmdb/data.mdb"
 
@@ -129,7 +140,7 @@ def _lock(data: Path) -> int:
 
 
 class Salvage:
-    """`messages` is to be read to its end, once; what is known before it is what a start must know."""
+    """`timers`, then `messages`, are to be read to their ends, once; what is known before is what a start must know."""
 
     recovered: Recovered
     """Without counts; what is damaged is as in a new store."""
@@ -157,6 +168,8 @@ class Salvage:
         self._counts: dict[bytes, dict[bytes, int]] = {b"counts": {}, b"transient counts": {}}
         self._marks_left: dict[bytes, bytes] = {}
         """Of messages that were not found."""
+        self.timers_left: set[bytes] = set()
+        """Timers on pages that a damaged page led to, once `messages` was read."""
         self._overlay = Overlay()
         self._segments: dict[int, int] = {}
         """Open files."""
@@ -404,6 +417,17 @@ class Salvage:
             self._in_checkpoint(f"message {self.highest} is not below the limit {self.recovered.sequence_limit}")
         self._report(1, 1)
 
+    def timers(self) -> Iterator[bytes]:
+        """The journal's laid over those of the checkpoint. Only a damaged checkpoint has one twice, or out of order."""
+        return self._overlay.timer_view().behind(b"", self._timers_of_checkpoint())
+
+    def _timers_of_checkpoint(self) -> Iterator[bytes]:
+        for timer, _ in self._sealed(b"timers"):
+            if len(timer) == TIMER_SIZE:
+                yield timer
+            else:
+                self._in_checkpoint(f"{timer.hex()} is no timer")
+
     def _of_checkpoint(
         self, name: bytes, marks_name: bytes, counts_name: bytes, *, are_transient: bool
     ) -> Iterator[Kept]:
@@ -446,12 +470,18 @@ class Salvage:
                     f"{file.unused} pages of {CHECKPOINT} were left out: nobody knows whether they are free"
                 )
             return
+        of_journal = self._overlay.timer_view()
         # Their marks first, wherever these stand.
         for leaf in file.unreached():
             for name, are_transient in ((b"marks", False), (b"transient marks", True)):
                 with suppress(DamagedValue):
                     self._leave_mark(leaf.key, unseal(name, leaf.key, leaf.value), are_transient=are_transient)
         for leaf in file.unreached():
+            if len(leaf.key) == TIMER_SIZE and len(self.timers_left) < TIMERS_LEFT_MAX:
+                with suppress(DamagedValue):
+                    unseal(b"timers", leaf.key, leaf.value)
+                    if not of_journal.knows(leaf.key):
+                        self.timers_left.add(leaf.key)
             is_transient = len(leaf.key) == GENERATION.size + MESSAGE_KEY_SIZE
             key = leaf.key[GENERATION.size :] if is_transient else leaf.key
             if len(key) != MESSAGE_KEY_SIZE or (is_transient and not self._is_current(leaf.key)):

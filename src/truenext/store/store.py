@@ -52,6 +52,22 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimerPage:
+    timers: list[bytes]
+    """In order: by the time at which they are due."""
+    as_of: int
+    """Number of the last batch whose every timer this page shows; 0 before the first of a run."""
+    is_end: bool
+    """As of then, there are none behind these."""
+
+    @classmethod
+    def of(cls, following: Iterable[bytes], limit: int, *, as_of: int) -> Self:
+        """The page that begins with `following`, from which at most one more than fits is taken."""
+        timers = list(islice(following, limit + 1))
+        return cls(timers=timers[:limit], as_of=as_of, is_end=len(timers) <= limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
     """What a store holds when it opens: counts and positions, not messages."""
 
@@ -100,6 +116,15 @@ class Store(Protocol):
 
         Reflects every batch that apply has returned for, and none but whole ones. May be called on any thread while
         apply runs on another; neither waits for the other's disk.
+
+        Raises: StoreError if it cannot be read.
+        """
+
+    def timers(self, after: bytes, limit: int) -> TimerPage:
+        """The next timers (record.py) behind `after`, which need not be one of them: at most `limit`, 1 or more.
+
+        Reflects every batch that apply has returned for, and none but whole ones. May be called on any thread while
+        apply runs on another. What is set or cleared outlives any stop.
 
         Raises: StoreError if it cannot be read.
         """

@@ -1,0 +1,120 @@
+"""Do expired messages go by themselves, wherever they are, and nothing else with them?"""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_here import broker_here, port_of
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.raw_client import RawClient, bodies
+from truenext.engine.engine import Engine
+
+COUNT = 20_000
+SMALL_MEMORY = ("--queue-memory-limit", "200KB")
+LIMITS = pytest.mark.parametrize("options", [(), SMALL_MEMORY], ids=["default limits", "200 KB a queue"])
+
+
+def expiring_in(milliseconds: int) -> dict[str, str]:
+    return {"expires": str(int(time.time() * 1000) + milliseconds)}
+
+
+def send_expiring(sender: RawClient, count: int, milliseconds: int) -> None:
+    """Of both kinds and several priorities, with one that never expires among every thousand. Returns when all are
+    accepted."""
+    for number in range(count):
+        headers = {} if number % 1000 == 500 else expiring_in(milliseconds)
+        sender.send("q", b"%d" % number, persistent=number % 2 == 0, priority=3 + number % 3, headers=headers)
+    sender.send("barrier", b"", persistent=True, confirmed=True)
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@LIMITS
+def test_what_nobody_takes_is_gone_soon_after_its_time(own_broker: BrokerProcess) -> None:
+    sender = own_broker.connect()
+    with own_broker.watched_memory() as looks:
+        send_expiring(sender, COUNT, 1000)
+        own_broker.await_facts("q", waiting=COUNT // 1000)
+
+    assert max(looks) < 128 * 1024 * 1024
+    assert own_broker.status()["in_memory"] <= COUNT // 1000 + 1
+    left = bodies(own_broker.what_is_left("q"))
+    assert sorted(map(int, left)) == list(range(500, COUNT, 1000))
+
+
+@LIMITS
+def test_what_expires_while_the_broker_is_dead_is_gone_soon_after_it_lives_again(own_broker: BrokerProcess) -> None:
+    sender = own_broker.connect()
+    send_expiring(sender, COUNT, 4000)
+    own_broker.restart(is_clean=False)
+    # Those that never expire are even: persistent.
+    own_broker.await_facts("q", waiting=COUNT // 1000)
+    own_broker.restart(is_clean=False)
+    own_broker.await_facts("q", waiting=COUNT // 1000)
+
+    left = bodies(own_broker.what_is_left("q"))
+    assert sorted(map(int, left)) == list(range(500, COUNT, 1000))
+
+
+def test_disk_and_memory_do_not_grow_by_what_expires(own_broker: BrokerProcess) -> None:
+    sender = own_broker.connect()
+    send_expiring(sender, COUNT, 0)
+    own_broker.await_facts("q", waiting=COUNT // 1000)
+    used, on_disk = own_broker.status()["memory"]["used"], size_of(own_broker.data)
+    for round_ in range(2, 5):
+        send_expiring(sender, COUNT, 0)
+        own_broker.await_facts("q", waiting=round_ * COUNT // 1000)
+    assert own_broker.status()["memory"]["used"] < used + 100_000
+    # The journal uses its segments again.
+    assert size_of(own_broker.data) < on_disk + 160 * 1024 * 1024
+
+
+def test_a_consumer_keeps_what_it_holds_and_gets_nothing_that_has_expired(own_broker: BrokerProcess) -> None:
+    sender, reader = own_broker.connect(), own_broker.connect()
+    reader.subscribe("q", prefetch=1)
+    for number in range(3):
+        sender.send("q", b"%d" % number, persistent=True, headers=expiring_in(700))
+    sender.send("q", b"stays", persistent=True, confirmed=True)
+    first = reader.message()
+    own_broker.await_facts("q", waiting=1, unacknowledged=1)
+    reader.ack(first, confirmed=True)
+    assert bodies(reader.messages(1)) == ["stays"]
+
+
+def test_a_clock_that_is_set_forwards_expires_and_one_that_is_set_back_brings_nothing_back() -> None:
+    offset_ms = 0
+    tick = Engine.tick
+
+    def shifted(engine: Engine, now_us: int) -> None:
+        tick(engine, now_us + offset_ms * 1000)
+
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        nonlocal offset_ms
+        monkeypatch.setattr(Engine, "tick", shifted)
+        async with broker_here() as listener:
+            client = await asyncio.to_thread(RawClient, port_of(listener))
+            await asyncio.to_thread(client.say_hello, "1.2", "0,0")
+
+            def send() -> None:
+                client.send("q", b"in a day", headers=expiring_in(24 * 3600 * 1000), confirmed=True)
+                client.send("q", b"in a year", headers=expiring_in(365 * 24 * 3600 * 1000), confirmed=True)
+
+            await asyncio.to_thread(send)
+            queue = next(iter(listener._broker._engine.queues()))
+            assert queue.waiting() == 2
+            offset_ms = 25 * 3600 * 1000
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while queue.waiting() == 2:
+                assert time.monotonic() < deadline, "nothing expires"
+                await asyncio.sleep(0.01)
+            offset_ms = -25 * 3600 * 1000
+            await asyncio.to_thread(client.subscribe, "q")
+            assert bodies(await asyncio.to_thread(client.messages, 1)) == ["in a year"]
+            client.close()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        asyncio.run(run(monkeypatch))

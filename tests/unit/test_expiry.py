@@ -1,0 +1,152 @@
+"""What does expiry cost whom, and what becomes of what has expired?"""
+
+from typing import Any
+
+import pytest
+
+from truenext.commands import Send
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.expiry import STEP_MAX
+from truenext.engine.timers import TimersRead
+from truenext.envelope import read_header
+from truenext.limits import STORE_TRANSACTION_BYTES_MAX
+from truenext.message import Message
+from truenext.policy import Expired, Policies, Policy
+from truenext.record import BLOCK_BITS, split_timer
+
+NOW_MS = 1_000_000
+
+
+def started(**policy: Any) -> Engine:
+    engine = Engine(policies=Policies(Policy(**policy)))
+    engine.now_ms = NOW_MS
+    engine.start()
+    commit(engine)
+    read = engine.turn().timer_read
+    assert read is not None
+    engine.timers_read(read, TimersRead([], 1, is_end=True))
+    return engine
+
+
+def commit(engine: Engine) -> None:
+    batch = engine.take_batch()
+    assert batch is not None
+    engine.committed(batch)
+
+
+def send(engine: Engine, count: int, expires_ms: int, address: str = "/queue/a", *, persistent: bool = False) -> None:
+    session = engine.connect("s")
+    for _ in range(count):
+        message = Message(4, persistent, expires_ms, b"content-length:0\nexpires:%d\n" % expires_ms, b"")
+        engine.send(session, Send(parse(address, "s"), message))
+
+
+def waiting(engine: Engine) -> dict[str, int]:
+    return {queue.name: queue.waiting() for queue in engine.queues()}
+
+
+def test_what_never_expires_sets_no_timer() -> None:
+    engine = started()
+    send(engine, 10, 0, persistent=True)
+    batch = engine.take_batch()
+    assert batch is not None
+    assert not batch.timers
+    assert engine.next_due_ms is None
+
+
+def test_messages_of_one_block_that_expire_in_one_second_share_a_timer() -> None:
+    engine = started()
+    for milliseconds in (1, 500, 1000):
+        send(engine, 100, NOW_MS + milliseconds)
+    batch = engine.take_batch()
+    assert batch is not None
+    assert [split_timer(one)[0] for one in batch.timers] == [NOW_MS + 1000]
+    assert engine.next_due_ms == NOW_MS + 1000
+
+
+def test_a_temporary_queue_sets_no_timer() -> None:
+    engine = started()
+    send(engine, 1, NOW_MS + 1, "/temp-queue/a")
+    assert engine.next_due_ms is None
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_has_expired_is_dropped_and_its_timer_goes_with_it(persistent: bool) -> None:
+    engine = started()
+    send(engine, 10, NOW_MS + 1000, persistent=persistent)
+    commit(engine)
+    engine.now_ms += 999
+    engine.turn()
+    assert waiting(engine) == {"a": 10}
+    engine.now_ms += 1
+    engine.turn()
+    assert waiting(engine) == {"a": 0}
+    batch = engine.take_batch()
+    assert batch is not None
+    assert len(batch.removes) == (10 if persistent else 0)
+    assert len(batch.cleared_timers) == 1
+    assert engine.memory.used == 0
+
+
+def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
+    engine = started(expired=Expired.DEAD_LETTER)
+    send(engine, 2, NOW_MS + 1000)
+    engine.now_ms += 1000
+    engine.turn()
+    commit(engine)
+    assert waiting(engine) == {"a": 0, "DLQ.a": 2}
+    letter = next(iter(next(queue for queue in engine.queues() if queue.name == "DLQ.a").lanes[5]))
+    assert letter.message is not None
+    assert (letter.message.expires_ms, letter.message.persistent) == (0, True)
+    headers = read_header(letter.message.header)
+    assert headers["truenext-dead-letter-cause"] == "expired"
+    assert headers["truenext-original-expires"] == str(NOW_MS + 1000)
+
+
+def test_what_expires_in_a_dead_letter_queue_is_dropped_whatever_the_policy() -> None:
+    engine = started(expired=Expired.DEAD_LETTER)
+    send(engine, 1, NOW_MS + 1000, "/queue/DLQ.a")
+    engine.now_ms += 1000
+    engine.turn()
+    assert waiting(engine) == {"DLQ.a": 0}
+
+
+def test_much_that_expires_at_once_goes_in_several_turns() -> None:
+    engine = started()
+    count = 10 * STEP_MAX
+    send(engine, count, NOW_MS + 1000)
+    engine.now_ms += 1000
+    turns = 0
+    while engine.has_work:
+        before = sum(waiting(engine).values())
+        engine.turn()
+        assert before - sum(waiting(engine).values()) <= STEP_MAX + (1 << BLOCK_BITS)
+        turns += 1
+    assert waiting(engine) == {"a": 0}
+    assert turns >= 5
+
+
+def test_nothing_expires_while_the_last_batches_are_written() -> None:
+    """They walk through what waits."""
+    engine = started()
+    session = engine.connect("s")
+    for _ in range(12):
+        message = Message(4, False, NOW_MS + 1000, b"content-length:0\n", bytes(STORE_TRANSACTION_BYTES_MAX // 4))
+        engine.send(session, Send(parse("/queue/a", "s"), message))
+    engine.stop()
+    commit(engine)
+    stored = 0
+    for batch in engine.last_batches():
+        stored += len(batch.transient_puts)
+        engine.committed(batch)
+        engine.now_ms += 1000
+        engine.turn()
+    assert stored == 12
+
+
+def test_the_last_time_there_is_can_be_asked_for() -> None:
+    engine = started()
+    send(engine, 1, 2**64 - 1, persistent=True)
+    commit(engine)
+    assert waiting(engine) == {"a": 1}

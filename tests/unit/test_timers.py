@@ -1,0 +1,134 @@
+"""Does every timer come when it is due, and once, however few of them are in memory?"""
+
+import random
+from collections import deque
+
+import pytest
+
+from truenext.batch import Batch
+from truenext.engine import timers as module
+from truenext.engine.timers import TimerRead, Timers, TimersRead
+from truenext.record import lane_key, split_timer, timer
+from truenext.store.memory import MemoryStore
+
+LANE = lane_key(1, 5)
+
+
+class Shell:
+    """Timers, a store, and everything between them one step at a time."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.store.recover()
+        self.timers = Timers()
+        self.batch = Batch(1)
+        self.in_flight: Batch | None = None
+        self.pages: deque[tuple[TimerRead, TimersRead]] = deque()
+
+    def write(self) -> None:
+        if self.in_flight is not None:
+            self.timers.let_go(self.in_flight.number)
+        self.in_flight, self.batch = self.batch, Batch(self.batch.number + 1)
+        self.store.apply(self.in_flight)
+
+    def read(self) -> None:
+        read = self.timers.wanted()
+        if read is not None:
+            page = self.store.timers(read.after, read.limit)
+            self.pages.append((read, TimersRead(page.timers, page.as_of, page.is_end)))
+
+    def hand_over(self) -> None:
+        if self.pages:
+            self.timers.page_read(*self.pages.popleft())
+
+    def all_due(self, now_ms: int) -> list[bytes]:
+        """Taken and cleared, with all reading that it needs."""
+        found = []
+        while True:
+            while (due := self.timers.take(now_ms)) is not None:
+                self.timers.clear(due, self.batch)
+                found.append(due)
+            self.read()
+            if not self.pages:
+                return found
+            self.hand_over()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIMERS_MAX", 6)
+    monkeypatch.setattr(module, "PAGE_SIZE", 3)
+    rng = random.Random(seed)
+    shell, expected, now_ms = Shell(), set[bytes](), 0
+    for _ in range(200):
+        action = rng.random()
+        if action < 0.5:
+            one = timer(now_ms + rng.randrange(30), LANE, rng.randrange(3) << 10)
+            shell.timers.set(one, shell.batch)
+            expected.add(one)
+        elif action < 0.6:
+            shell.write()
+        elif action < 0.7:
+            shell.read()
+        elif action < 0.8:
+            shell.hand_over()
+        elif action < 0.97:
+            now_ms += rng.randrange(4)
+            due = sorted(one for one in expected if split_timer(one)[0] <= now_ms)
+            found = []
+            while (taken := shell.timers.take(now_ms)) is not None:
+                shell.timers.clear(taken, shell.batch)
+                found.append(taken)
+            # Some may have to be read first.
+            assert found == due[: len(found)]
+            expected.difference_update(found)
+        else:
+            # The broker ends, and what was not durable with it.
+            shell.timers, shell.batch, shell.in_flight = Timers(), Batch(1), None
+            shell.pages.clear()
+            shell.store.recover()
+            expected = set(shell.store.timers(b"", 10**6).timers)
+    assert sorted(shell.all_due(now_ms + 100)) == sorted(expected)
+    shell.write()
+    assert shell.store.timers(b"", 10).timers == []
+
+
+def test_no_more_of_them_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = Shell()
+    shell.read()
+    shell.hand_over()
+    for number in range(20_000):
+        shell.timers.set(timer(number * 7919 % 20_000, LANE, 0), shell.batch)
+        if number % 500 == 0:
+            shell.write()
+        assert len(shell.timers._in_memory) <= module.TIMERS_MAX
+        assert len(shell.timers._recent) <= 1000
+    shell.write()
+    assert [split_timer(one)[0] for one in shell.all_due(20_000)] == list(range(20_000))
+
+
+def test_one_that_is_set_already_is_not_written_again() -> None:
+    shell = Shell()
+    shell.read()
+    shell.hand_over()
+    one = timer(5, LANE, 0)
+    shell.timers.set(one, shell.batch)
+    shell.write()
+    shell.write()
+    shell.timers.set(one, shell.batch)
+    assert not shell.batch.timers
+
+
+def test_one_that_is_set_again_while_it_is_obeyed_is_not_cleared() -> None:
+    shell = Shell()
+    shell.read()
+    shell.hand_over()
+    one = timer(5, LANE, 0)
+    shell.timers.set(one, shell.batch)
+    shell.write()
+    assert shell.timers.take(5) == one
+    shell.timers.set(one, shell.batch)
+    shell.timers.clear(one, shell.batch)
+    shell.write()
+    assert shell.store.timers(b"", 10).timers == [one]
+    assert shell.timers.take(5) == one
