@@ -52,6 +52,9 @@ PRODUCERS_MAX = 100_000
 PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
 """Milliseconds a producer's last number is remembered after its last use (guarantee L5)."""
 
+DELAY_MS_MAX = 7 * 24 * 3600 * 1000
+"""Longest delay in milliseconds that a NACK may ask for: what waits longer belongs into a queue of its own."""
+
 PRODUCER_NUMBER_MAX = 2**63 - 1
 """Largest number of a repeated send: it is stored in eight bytes."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from sys import maxsize
 
+from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.limits import PAGE_SIZE
 
 
@@ -32,10 +33,38 @@ class WhenFull(Enum):
     """Its next send is answered with an ERROR."""
 
 
+class WhileWaiting(Enum):
+    """What the rest of a queue does while a failed message waits for its next try."""
+
+    PASS = "pass"
+    """It goes on."""
+    HOLD = "hold"
+    """What stands behind the failed message waits as well: the order is kept."""
+
+
+INDIVIDUAL = "individual"
+"""Each queue has a dead-letter queue of its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     attempts_max: int = 7
     """Failures after which a message is dead-lettered: the first try and six more, as ActiveMQ's clients do."""
+    first_delay_ms: int = 0
+    """Milliseconds from the first failure to the next try. 0: most failures pass at once, and the order is kept."""
+    delay_ms: int = 1000
+    """The same from the second failure."""
+    backoff: float = 1.0
+    """How many times as long the delay is from each failure on to the next, 1.0 or more."""
+    delay_max_ms: int = 300_000
+    """The longest delay, before the jitter. Five minutes: nothing waits longer once the cause is gone, and a hundred
+    thousand failing messages are tried 333 times a second, which a broker does beside its work."""
+    jitter: float = 0.0
+    """Share of the delay, 0 to 1, by which it is longer or shorter at random, so that what failed together is not tried
+    together."""
+    while_waiting: WhileWaiting = WhileWaiting.PASS
+    dead_letters: str = INDIVIDUAL
+    """INDIVIDUAL: `DLQ.` + the queue's name takes its dead letters. Else the name of a queue that takes them."""
     page_size: int = PAGE_SIZE
     """Messages read from the store at a time."""
     memory_limit: int = maxsize
@@ -57,6 +86,13 @@ class Policies:
             key=lambda pair: _specificity(pair[0]),
             reverse=True,
         )
+
+        policies = (default, *(by_pattern or {}).values())
+        self._shared = {policy.dead_letters for policy in policies if policy.dead_letters != INDIVIDUAL}
+
+    def holds_dead_letters(self, name: str) -> bool:
+        """What fails in this queue stays there."""
+        return name.startswith(DEAD_LETTER_PREFIX) or name in self._shared
 
     def of(self, name: str) -> Policy:
         """

@@ -17,7 +17,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.property.disk import Disk, Stored
 from tests.property.memory_audit import left_in_memory, miscounted
-from tests.property.oracle import SOCKETS_BYTES_MIN, Disagreement, Letter, Oracle, Parcel, Peer, Reader, Seen
+from tests.property.oracle import (
+    SOCKETS_BYTES_MIN,
+    Disagreement,
+    Letter,
+    Oracle,
+    Parcel,
+    Peer,
+    Reader,
+    Retries,
+    Seen,
+    Wish,
+)
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
@@ -27,13 +38,14 @@ from truenext.engine.paging import PageRead
 from truenext.engine.session import Session
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
-from truenext.policy import Policies, Policy, StoreAndDispatch
+from truenext.policy import Policies, Policy, StoreAndDispatch, WhileWaiting
 from truenext.record import decode, sequence_of, split_lane_key
 from truenext.store.store import Recovered
 
 BIG = 600 * 1024
 """Bytes of a large body: two of them fill a connection's room (limits.UNSENT_BYTES_MAX)."""
-DAY_MS = 24 * 3600 * 1000
+HOUR_MS = 3600 * 1000
+DAY_MS = 24 * HOUR_MS
 REMEMBERED_MS = 7 * DAY_MS
 PEERS_MAX = 4
 READERS_MAX = 6
@@ -93,7 +105,15 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "repeat_send": (3, SENDING | {"which": PICK}),
     "acknowledge": (8, ANSWERING | {"wants_receipt": YES_OR_NO}),
     "acknowledge_and_read_on": (2, {"which": PICK, "is_written": YES_OR_NO, "is_squeezed": YES_OR_NO}),
-    "refuse": (6, ANSWERING),
+    "refuse": (
+        6,
+        ANSWERING
+        | {
+            "delay": st.sampled_from([None] * 8 + [0, 1, 20, 7 * DAY_MS]),
+            "is_poison": st.sampled_from([False] * 9 + [True]),
+        },
+    ),
+    "jump": (1, {"milliseconds": st.sampled_from([-HOUR_MS, -20, -5, 5, 20, HOUR_MS])}),
     "send_in_transaction": (
         3,
         {
@@ -145,6 +165,11 @@ class BrokerMachine(RuleBasedStateMachine):
         ),
         "page_size": st.sampled_from([1, 2, 3, 4, 1000]),
         "store_and_dispatch": st.sampled_from([StoreAndDispatch.DURABLE] * 2 + [StoreAndDispatch.CONCURRENT]),
+        "retries": st.sampled_from(
+            [Retries()] * 2
+            + [Retries(0, 5), Retries(0, 5, holds=True)]
+            + [Retries(5, 20, 2.0, 30), Retries(5, 20, 2.0, 30, holds=True)]
+        ),
     }
     WEIGHTS: ClassVar[dict[str, int]] = {name: weight for name, (weight, _) in ACTIONS.items()}
     ARE_NARROW: ClassVar[list[bool]] = [False, False, True]
@@ -190,10 +215,20 @@ class BrokerMachine(RuleBasedStateMachine):
         self.relieves = relieves
         self.is_narrow = is_narrow
         self.memory_limit, of_a_queue = circumstances.pop("memory_limits")
-        self.policy = Policy(attempts_max=attempts_max, memory_limit=of_a_queue, **circumstances)
+        retries = circumstances.pop("retries")
+        self.policy = Policy(
+            attempts_max=attempts_max,
+            memory_limit=of_a_queue,
+            first_delay_ms=retries.first_delay,
+            delay_ms=retries.delay,
+            backoff=retries.backoff,
+            delay_max_ms=retries.delay_max,
+            while_waiting=WhileWaiting.HOLD if retries.holds else WhileWaiting.PASS,
+            **circumstances,
+        )
         is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
-        self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent)
-        self.oracle.now_ms = 1_000_000
+        self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent, retries=retries)
+        self.oracle.now_ms = 1000 * DAY_MS
         self._begin_run(self.disk.restart())
         self._connect_all(readers)
 
@@ -213,7 +248,8 @@ class BrokerMachine(RuleBasedStateMachine):
             memory_limit=self.memory_limit,
             policies=Policies(self.policy),
         )
-        self.engine.now_ms = self.oracle.now_ms
+        self.boot_us = self.oracle.steady_ms * 1000 - 7
+        self._tick()
         queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
         self.engine.restore_producers(recovered.producers.items())
         for lane, count in recovered.counts.items():
@@ -267,11 +303,16 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def actions(self) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         """What can happen now."""
+        letters = self.oracle.letters
         is_impossible = {
             "connect": len(self.sessions) >= PEERS_MAX,
             "subscribe": not self.sessions or len(self.oracle.readers) >= READERS_MAX,
             "unsubscribe": not self.oracle.readers,
             "repeat_send": not self._repeatable(),
+            "jump": any(
+                self.oracle.is_expired(letter) or (letter.is_restored and self.oracle.is_waiting_for_next_try(letter))
+                for letter in letters
+            ),
             "acknowledge": not self._answerable(),
             "acknowledge_and_read_on": not self._answerable(),
             "refuse": not self._answerable(),
@@ -412,13 +453,16 @@ class BrokerMachine(RuleBasedStateMachine):
         self.all_pages_are_there()
         self._turn()
 
-    def refuse(self, which: int, in_transaction: bool, says_subscription: bool) -> None:
+    def refuse(
+        self, which: int, in_transaction: bool, says_subscription: bool, delay: int | None, is_poison: bool
+    ) -> None:
         letter = _one_of(self._answerable(), which)
         reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
         sequence = self.oracle.sequences[letter]
-        note(f"engine.refuse({reader.peer.name}, Nack({subscription!r}, {sequence}, {transaction!r}))")
-        self.engine.refuse(session, Nack(subscription, sequence, transaction))
-        self.oracle.refuse(reader.peer, letter, transaction)
+        nack = Nack(subscription, sequence, transaction, delay, is_poison)
+        note(f"engine.refuse({reader.peer.name}, {nack})")
+        self.engine.refuse(session, nack)
+        self.oracle.refuse(reader.peer, letter, transaction, Wish(delay, is_poison))
 
     def _asked(
         self, letter: Letter, in_transaction: bool, says_subscription: bool
@@ -522,7 +566,13 @@ class BrokerMachine(RuleBasedStateMachine):
     # Time, sockets and disk -------------------------------------------------------------------------------------------
 
     def advance(self, milliseconds: int) -> None:
-        self._set_time(self.oracle.now_ms + milliseconds)
+        self.oracle.steady_ms += milliseconds
+        self.jump(milliseconds)
+
+    def jump(self, milliseconds: int) -> None:
+        """Somebody sets the wall clock."""
+        self.oracle.now_ms += milliseconds
+        self._tick()
 
     def turn(self) -> None:
         """A turn whose messages the sockets do not take yet."""
@@ -693,6 +743,8 @@ class BrokerMachine(RuleBasedStateMachine):
                 self._crash()
             else:
                 self._restart()
+            if self.serial % 3:
+                self.advance(8 * DAY_MS)
             all_queues = ("a", "b", "DLQ.a", "DLQ.b")
             self._connect_all(
                 [{"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} for each in all_queues]
@@ -732,9 +784,12 @@ class BrokerMachine(RuleBasedStateMachine):
         if lost or undead:
             raise Disagreement(f"in the store are missing {lost}, and should not be {undead}")
         for letter in must:
-            attempts = found[letter].attempts
-            if letter.persistent and attempts != self.oracle.stored_attempts(letter):
-                raise Disagreement(f"{letter} has {attempts} attempts in the store: {letter.written_attempts}")
+            mark, written = found[letter].mark, self.oracle.stored_state(letter)
+            is_right = mark.attempts == written.attempts
+            if self.oracle.is_waiting_for_next_try(letter) and written.due_ms:
+                is_right = mark.due_ms == written.due_ms
+            if letter.persistent and not is_right:
+                raise Disagreement(f"{letter} has {mark} in the store: {letter.written}")
 
     def _stored_letters(self) -> dict[Letter, Stored]:
         return {self._stored_letter(key, each.message)[0]: each for key, each in self.disk.contents().items()}
@@ -761,8 +816,11 @@ class BrokerMachine(RuleBasedStateMachine):
             raise Disagreement(f"after a clean stop there are {list(found)}; waiting were {alive}")
         for letter in alive:
             each = found[letter]
-            is_right = letter.deliveries == each.deliveries or letter.least_deliveries is not None
-            if not is_right or letter.attempts != each.attempts:
+            is_right = letter.deliveries == each.mark.deliveries or letter.least_deliveries is not None
+            waits = self.oracle.is_waiting_for_next_try(letter)
+            due_ms = self.oracle.now_ms + letter.due - self.oracle.steady_ms
+            is_right &= not waits or each.mark.due_ms == due_ms
+            if not is_right or letter.attempts != each.mark.attempts:
                 raise Disagreement(f"after a clean stop {letter} is {found[letter]}: {vars(letter)}")
 
     def _stored_letter(self, key: bytes, message: Message) -> tuple[Letter, int]:
@@ -812,9 +870,11 @@ class BrokerMachine(RuleBasedStateMachine):
         self.serial += 1
         return f"{kind}{self.serial}"
 
-    def _set_time(self, now_ms: int) -> None:
-        note(f"engine.now_ms = {now_ms}")
-        self.engine.now_ms = self.oracle.now_ms = now_ms
+    def _tick(self) -> None:
+        """The clock that does not jump begins anywhere in each run."""
+        now_us, steady_us = self.oracle.now_ms * 1000, self.oracle.steady_ms * 1000 - self.boot_us
+        note(f"engine.tick({now_us}, {steady_us})")
+        self.engine.tick(now_us, steady_us)
 
 
 class PagingMachine(BrokerMachine):

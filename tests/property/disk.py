@@ -11,7 +11,7 @@ from collections import deque
 from sys import maxsize
 from typing import NamedTuple
 
-from truenext.batch import Batch
+from truenext.batch import Batch, Mark
 from truenext.engine.paging import Found, PageRead, Read
 from truenext.message import Message
 from truenext.order import RANKS
@@ -24,8 +24,7 @@ class Stored(NamedTuple):
     """A message as the store has it."""
 
     message: Message
-    attempts: int
-    deliveries: int
+    mark: Mark
 
 
 class Disk:
@@ -76,10 +75,7 @@ class Disk:
         """Read the page that was wanted first."""
         read = self.wanted.popleft()
         page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
-        found = [
-            Found(sequence_of(each.key), decode(each.key, each.record), each.attempts, each.deliveries)
-            for each in page.messages
-        ]
+        found = [Found(sequence_of(each.key), decode(each.key, each.record), each.mark) for each in page.messages]
         self._pages.append((read, PageRead(found, page.as_of, page.is_end)))
         return self._pages[-1]
 
@@ -111,7 +107,7 @@ class Disk:
         for queue in self.queue_names:
             for rank in RANKS:
                 for each in self._store.page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages:
-                    found[each.key] = Stored(decode(each.key, each.record), each.attempts, each.deliveries)
+                    found[each.key] = Stored(decode(each.key, each.record), each.mark)
         return found
 
     def restart(self) -> Recovered:

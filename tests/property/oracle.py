@@ -43,6 +43,45 @@ class Disagreement(AssertionError):
 
 
 @dataclass(frozen=True)
+class Retries:
+    """When what fails is tried again (Return), in milliseconds."""
+
+    first_delay: int = 0
+    delay: int = 1000
+    backoff: float = 1.0
+    delay_max: int = 300_000
+    holds: bool = False
+    """The rest of the queue waits as well (Ready)."""
+
+    def after(self, attempts: int) -> int:
+        if attempts == 1:
+            return self.first_delay
+        delay = float(self.delay)
+        for _ in range(attempts - 2):
+            delay *= self.backoff
+        return int(min(delay, self.delay_max))
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a NACK says of the next try."""
+
+    delay: int | None = None
+    is_poison: bool = False
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the store knows of the failures of a message, from this batch on."""
+
+    batch: int
+    attempts: int
+    due_ms: int
+    """By the wall clock; 0 if it does not wait."""
+    is_poison: bool
+
+
+@dataclass(frozen=True)
 class Parcel:
     """What a producer hands over."""
 
@@ -129,8 +168,14 @@ class Letter:
     dispatched_at: int = 0
     deliveries: int = 0
     attempts: int = 0
-    written_attempts: list[tuple[int, int]] = field(default_factory=list)
-    """(batch, attempts as of that batch)"""
+    due: int = 0
+    """When it is tried again, by the clock that does not jump."""
+    is_poison: bool = False
+    wish: Wish = field(default_factory=Wish)
+    """Of the NACK inside the transaction that refused it."""
+    is_restored: bool = False
+    """It waited for its next try when the broker began again: the wall clock must not jump until it is due."""
+    written: list[Written] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -186,8 +231,9 @@ class Seen:
 
 
 class Oracle:
-    def __init__(self, attempts_max: int, *, is_concurrent: bool = False) -> None:
+    def __init__(self, attempts_max: int, *, is_concurrent: bool = False, retries: Retries | None = None) -> None:
         self.attempts_max = attempts_max
+        self.retries = retries or Retries()
         self.is_concurrent = is_concurrent
         """Persistent messages are visible when they are accepted (Ready)."""
         self.leave_memory = False
@@ -196,6 +242,8 @@ class Oracle:
         self.sockets_max: int | None = None
         """Bytes that all sockets together may have to take (True next, credit)."""
         self.now_ms = 0
+        self.steady_ms = 0
+        """The same by a clock that does not jump."""
         self.letters: list[Letter] = []
         self.readers: list[Reader] = []
         self.peers: list[Peer] = []
@@ -254,8 +302,10 @@ class Oracle:
         for each in covered:
             self._acknowledged(peer, each)
 
-    def refuse(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
+    def refuse(self, peer: Peer, letter: Letter, transaction: str | None = None, wish: Wish | None = None) -> None:
         covered = self.covered(letter)
+        for each in covered:
+            each.wish = wish or Wish()
         if transaction is not None:
             # Return: a NACK inside a transaction takes effect at COMMIT.
             work = peer.transactions[transaction]
@@ -265,7 +315,7 @@ class Oracle:
             return
         self._event += 1
         self._wait(peer, may=self.gathering)
-        self._give_back(covered, charged=covered)
+        self._give_back(covered, charged=covered, is_tried_later=True)
 
     def begin(self, peer: Peer, transaction: str) -> None:
         peer.transactions[transaction] = Work(transaction)
@@ -290,7 +340,7 @@ class Oracle:
             self._acknowledged(peer, letter)
         if is_lasting or work.refused or producer is not None:
             self._wait(peer, may=self.gathering)
-        self._give_back(work.refused, charged=work.refused)
+        self._give_back(work.refused, charged=work.refused, is_tried_later=True)
         if producer is not None:
             self._use(producer, number, is_stored=is_lasting)
 
@@ -301,7 +351,9 @@ class Oracle:
         returned = work.acknowledged + work.refused
         if returned:
             self._wait(peer, may=self.gathering)
-        self._give_back(returned, charged=returned)
+        for letter in returned:
+            letter.wish = Wish()
+        self._give_back(returned, charged=returned, is_tried_later=True)
 
     def unsubscribe(self, reader: Reader) -> None:
         # Return: the end of its subscription; attempts: none. What a transaction acknowledged stays with it.
@@ -373,7 +425,10 @@ class Oracle:
         stored = {letter for letter in must + may if letter.persistent}
         self.letters = [letter for letter in self.letters if letter in stored]
         for letter in self.letters:
-            letter.attempts = self.stored_attempts(letter)
+            written = self.stored_state(letter)
+            letter.attempts, letter.is_poison = written.attempts, written.is_poison
+            # Return: after a restart delays are measured by the wall clock.
+            letter.due = self.steady_ms + max(0, written.due_ms - self.now_ms)
             # What was acknowledged without a trace comes back.
             letter.is_gone = False
             letter.least_deliveries = 2
@@ -411,7 +466,9 @@ class Oracle:
         for letter in self.letters:
             letter.holder = letter.acknowledged_by = letter.refused_by = letter.removed_in = None
             letter.visible_from = AT_ONCE
-            letter.written_attempts = [(AT_ONCE, letter.attempts)]
+            letter.is_restored = self.is_waiting_for_next_try(letter)
+            due_ms = self.now_ms + letter.due - self.steady_ms if letter.is_restored else 0
+            letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
         self.peers, self.ended, self.readers, self.moves = [], [], [], []
         self.in_flight = None
         self.durable = self.gathering
@@ -463,7 +520,19 @@ class Oracle:
 
     def is_doomed(self, letter: Letter) -> bool:
         """Deliveries and attempts: it is dead-lettered; only after a restart can that still be to come."""
-        return letter.attempts >= self.attempts_max and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+        has_failed = letter.attempts >= self.attempts_max or letter.is_poison
+        return has_failed and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+
+    def is_waiting_for_next_try(self, letter: Letter) -> bool:
+        # Ready, due.
+        return letter.due > self.steady_ms and not letter.is_gone and letter.holder is None
+
+    def is_held_back(self, letter: Letter) -> bool:
+        # Ready, `hold`: no message of its queue with a greater K is ready until it is due.
+        return self.retries.holds and any(
+            other.queue == letter.queue and other.key < letter.key and self.is_waiting_for_next_try(other)
+            for other in self.letters
+        )
 
     def is_moving(self, letter: Letter) -> bool:
         """It has left its queue for everybody who looks, and was not seen in its dead-letter queue yet."""
@@ -474,6 +543,8 @@ class Oracle:
         if letter.queue != reader.queue or letter.is_gone or letter.holder is not None:
             return False
         if not self.is_visible(letter) or self.is_expired(letter) or self.is_doomed(letter):
+            return False
+        if self.is_waiting_for_next_try(letter) or self.is_held_back(letter):
             return False
         return not any(
             other.queue == letter.queue
@@ -531,6 +602,9 @@ class Oracle:
 
     def _is_late(self, letter: Letter) -> bool:
         if letter.is_gone or letter.holder is not None or self.is_expired(letter):
+            return False
+        if self.is_held_back(letter) or self.is_waiting_for_next_try(letter):
+            # What is doomed may be unread behind the one that holds it back.
             return False
         return self.is_doomed(letter) or self.is_visible(letter)
 
@@ -641,9 +715,10 @@ class Oracle:
         # Expiry: removed when dispatch comes upon it; nobody can see when that was.
         return self.is_expired(letter) and not letter.is_gone and letter.holder is None
 
-    def stored_attempts(self, letter: Letter) -> int:
-        """Restart: attempts of a persistent message survive a crash."""
-        return max((attempts for batch, attempts in letter.written_attempts if batch <= self.durable), default=0)
+    def stored_state(self, letter: Letter) -> Written:
+        """Restart: attempts and due time of a persistent message survive a crash."""
+        written = [each for each in letter.written if each.batch <= self.durable]
+        return written[-1] if written else Written(AT_ONCE, 0, 0, False)
 
     # How things change ------------------------------------------------------------------------------------------------
 
@@ -700,15 +775,17 @@ class Oracle:
             each
             for each in self.letters
             if each.stored_in is not None
-            and now in (each.stored_in, *(batch for batch, _ in each.written_attempts))
+            and now in (each.stored_in, *(written.batch for written in each.written))
             and not self._may_be_removed(each)
         ]
         reasons += [move for move in self.moves if move.since == now]
         reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
         return reasons
 
-    def _give_back(self, returned: Iterable[Letter], charged: Iterable[Letter]) -> None:
-        """Return: at its exact place again, all in one step."""
+    def _give_back(
+        self, returned: Iterable[Letter], charged: Iterable[Letter], *, is_tried_later: bool = False
+    ) -> None:
+        """Return: at its exact place again, all in one step, if not `is_tried_later`."""
         charged = list(charged)
         for letter in sorted(returned, key=lambda each: each.key):
             for work in (letter.acknowledged_by, letter.refused_by):
@@ -717,12 +794,21 @@ class Oracle:
                     work.refused = [each for each in work.refused if each is not letter]
             letter.holder = letter.acknowledged_by = letter.refused_by = None
             if letter in charged:
-                self._charge(letter)
+                self._charge(letter, is_tried_later)
 
-    def _charge(self, letter: Letter) -> None:
+    def _charge(self, letter: Letter, is_tried_later: bool) -> None:
         letter.attempts += 1
+        letter.due = 0
+        letter.is_restored = False
+        delay = 0
+        if is_tried_later:
+            letter.is_poison = letter.wish.is_poison and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+            delay = self.retries.after(letter.attempts) if letter.wish.delay is None else letter.wish.delay
+            if not self.is_doomed(letter):
+                letter.due = self.steady_ms + delay
         if letter.persistent:
-            letter.written_attempts.append((self.gathering, letter.attempts))
+            due_ms = self.now_ms + delay if letter.due > self.steady_ms else 0
+            letter.written.append(Written(self.gathering, letter.attempts, due_ms, letter.is_poison))
         if self.is_doomed(letter):
             # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See
             # `arrived` for that step; here it leaves its queue for everybody who looks.

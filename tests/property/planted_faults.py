@@ -18,15 +18,18 @@ from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.engine.consumer import Consumer
+from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
 from truenext.engine.engine import Effects, Engine
 from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.queue import Queue
+from truenext.engine.redelivery import is_given_up
 from truenext.engine.session import Session
 from truenext.engine.writing import mark, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
+from truenext.policy import Policy
 from truenext.record import message_key, sequence_of
 
 Patch = pytest.MonkeyPatch
@@ -107,6 +110,10 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
             dispatcher._paging.take_in_recent(lane)
         is_held_back = False
         for entry in sorted(lane, key=lambda entry: entry.sequence):
+            if entry.due_us:
+                if entry.sequence in lane.delayed:
+                    continue
+                return waiting, lane
             is_visible = entry.batch <= committed
             is_held_back |= not is_visible
             if entry.message is not None:
@@ -499,9 +506,9 @@ def attempts_are_not_written(patch: Patch) -> None:
     last_batches, start = Engine.last_batches, Engine.start
     is_stopped = False
 
-    def faulty_mark(batch: Batch, entry: Entry) -> None:
+    def faulty_mark(batch: Batch, entry: Entry, due_ms: int) -> None:
         if is_stopped:
-            mark(batch, entry)
+            mark(batch, entry, due_ms)
 
     def faultless_last_batches(engine: Engine) -> Iterator[Batch]:
         nonlocal is_stopped
@@ -606,7 +613,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
         keys = sorted(key for key in before[disk] if key.startswith(read.lane.key) and key > behind)
         page.is_end = len(keys) <= read.limit
         page.found = [
-            Found(sequence_of(key), each.message, each.attempts, each.deliveries)
+            Found(sequence_of(key), each.message, each.mark)
             for key in keys[: read.limit]
             for each in [before[disk][key]]
         ]
@@ -618,7 +625,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
 
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(engine: Engine, read: Read, page: PageRead) -> None:
-        for entry in engine._paging.page_read(read, page, engine._committed):
+        for entry in engine._paging.page_read(read, page, engine._committed, engine.now_ms):
             engine._dead_letter(entry, entry.message)
         engine._touched[read.lane.queue] = None
 
@@ -628,7 +635,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = Paging.page_read
 
-    def faulty(paging: Paging, read: Read, page: PageRead, committed: int) -> list[Entry]:
+    def faulty(paging: Paging, read: Read, page: PageRead, committed: int, now_ms: int) -> list[Entry]:
         lane = read.lane
         if lane.reading is read:
             last = max(lane.bodiless, default=0)
@@ -636,7 +643,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
             if again:
                 lane.unread += len(again)
                 lane.horizon = again[0].sequence - 1
-        return page_read(paging, read, page, committed)
+        return page_read(paging, read, page, committed, now_ms)
 
     patch.setattr(Paging, "page_read", faulty)
 
@@ -770,6 +777,112 @@ def what_is_read_again_is_not_counted(patch: Patch) -> None:
         patch.setattr(Paging, "came", came)
 
     patch.setattr(Paging, "_embody", faulty)
+
+
+def a_delayed_message_loses_its_place(patch: Patch) -> None:
+    def faulty(engine: Engine, entry: Entry) -> None:
+        lane = entry.lane
+        if lane.delayed.pop(entry.sequence, None) is not None:
+            lane.arrived.append(entry)
+        engine._touched[lane.queue] = None
+
+    patch.setattr(Engine, "_end_delay", faulty)
+
+
+def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
+    delay = Delays.delay
+
+    def faulty(delays: Delays, entry: Entry, delay_ms: int) -> bool:
+        delay(delays, entry, delay_ms)
+        return True
+
+    patch.setattr(Delays, "delay", faulty)
+
+
+def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch) -> None:
+    dispatch = Dispatcher.dispatch
+
+    def faulty(
+        dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries
+    ) -> Lane | None:
+        if any(entry.due_us and entry.sequence not in lane.delayed for lane in queue.lanes for entry in lane):
+            return None
+        return dispatch(dispatcher, queue, committed, now_ms, deliveries)
+
+    patch.setattr(Dispatcher, "dispatch", faulty)
+
+
+def a_delay_is_lost_by_a_restart(patch: Patch) -> None:
+    patch.setattr(Delays, "restore", lambda delays, entry, due_ms, now_ms: False)
+
+
+def a_delay_is_not_written(patch: Patch) -> None:
+    patch.setattr(Delays, "due_ms", lambda delays, entry, now_ms: 0)
+
+
+def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
+    tick = Engine.tick
+    patch.setattr(Engine, "tick", lambda engine, now_us, steady_us: tick(engine, now_us, now_us))
+
+
+def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
+    end_delay = Engine._end_delay
+
+    def faulty(engine: Engine, entry: Entry) -> None:
+        touched = dict(engine._touched)
+        end_delay(engine, entry)
+        engine._touched = touched
+
+    patch.setattr(Engine, "_end_delay", faulty)
+
+
+def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
+    def faulty(policy: Policy, entry: Entry) -> bool:
+        return is_given_up(policy, entry) and entry.attempts != policy.attempts_max
+
+    patch.setattr("truenext.engine.engine.is_given_up", faulty)
+
+
+def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
+    give_back = Engine._give_back
+
+    def faulty(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
+        give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms or 5)
+
+    patch.setattr(Engine, "_give_back", faulty)
+
+
+def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
+    def faulty(engine: Engine, session: Session, nack: Nack) -> None:
+        refuse(engine, session, Nack(nack.subscription, nack.sequence, nack.transaction) if nack.transaction else nack)
+
+    refuse = Engine.refuse
+    patch.setattr(Engine, "refuse", faulty)
+
+
+def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
+    fail = Engine._fail
+    nacks: dict[int, Nack] = {}
+    refuse = Engine.refuse
+
+    def noting(engine: Engine, session: Session, nack: Nack) -> None:
+        nacks[nack.sequence] = nack
+        refuse(engine, session, nack)
+
+    patch.setattr(Engine, "refuse", noting)
+    patch.setattr(Engine, "_fail", lambda engine, entry, nack=None: fail(engine, entry, nacks.get(entry.sequence)))
+
+
+def a_page_brings_what_waits_for_its_next_try_once_more(patch: Patch) -> None:
+    """The horizon goes below a message that a page has set aside."""
+    patch.setattr(Lane, "fix_horizon", lambda lane: None)
+    set_aside = Paging._set_aside
+
+    def faulty(paging: Paging, entry: Entry) -> None:
+        set_aside(paging, entry)
+        entry.lane.horizon_min = 0
+
+    patch.setattr(Paging, "_set_aside", faulty)
 
 
 def nothing_that_waits_leaves_memory(patch: Patch) -> None:

@@ -10,6 +10,7 @@ A turn runs once per pass of the event loop in which anything happened, however 
 
 import logging
 import secrets
+import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -87,12 +88,17 @@ class Broker:
         loop: AbstractEventLoop,
         *,
         clock_us: Callable[[], int],
+        steady_ns: Callable[[], int] = time.monotonic_ns,
         history: History | None = None,
     ) -> None:
-        """`clock_us` gives microseconds since the epoch."""
+        """`clock_us` gives microseconds since the epoch, `steady_ns` nanoseconds of a clock that does not jump."""
         self._engine = engine
         self._loop = loop
         self._clock_us = clock_us
+        self._steady_ns = steady_ns
+        self._alarm: TimerHandle | None = None
+        self._alarm_us = 0
+        """When it rings, by the clock that does not jump."""
         self._committer = Committer(store, history, loop, committed=self._on_committed, failed=self._on_failed)
         self._store = store
         self._pager = Pager(store, loop, there=self._on_page_read, failed=self._on_failed)
@@ -143,7 +149,7 @@ class Broker:
         Raises: RemoteProtocolError at the first that cannot be done; those before it stand.
         """
         engine = self._engine
-        engine.tick(self._clock_us())
+        self._tick()
         engine.room = self._store.room
         is_short = engine.room is not Room.PLENTY
         actions = self._actions
@@ -170,7 +176,7 @@ class Broker:
 
         If `is_blameless`, it is as if it had taken leave: nothing that it held counts as an attempt.
         """
-        self._engine.tick(self._clock_us())
+        self._tick()
         self._settle(session, None)
         self._engine.disconnect(session, is_clean=is_blameless)
         self._schedule_turn()
@@ -218,7 +224,7 @@ class Broker:
 
         Raises: StoreError if it cannot be written.
         """
-        self._engine.tick(self._clock_us())
+        self._tick()
         self._engine.start(after_clean_stop=after_clean_stop)
         await self._drain()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
@@ -244,8 +250,9 @@ class Broker:
 
     def close(self) -> None:
         """Let go of the store, once it has done what it is doing. Without `stop` this is the end of a crash."""
-        if self._next_look is not None:
-            self._next_look.cancel()
+        for timer in (self._next_look, self._alarm):
+            if timer is not None:
+                timer.cancel()
         self._pager.close()
         self._committer.close()
 
@@ -282,7 +289,7 @@ class Broker:
 
     def _take_turn(self) -> None:
         engine = self._engine
-        engine.tick(self._clock_us())
+        self._tick()
         # The disk first: it works while we write to sockets.
         if engine.is_batch_awaited:
             self._commit()
@@ -305,7 +312,29 @@ class Broker:
             peer.flush()
         for session in engine.relieve():
             peers[session].cut("does not read what waits in its temporary queues")
+        self._set_alarm()
         self._commit()
+
+    def _tick(self) -> None:
+        self._engine.tick(self._clock_us(), self._steady_ns() // 1000)
+
+    def _set_alarm(self) -> None:
+        """See that a turn is taken when the first message that waits for its next try is due."""
+        due_us = self._engine.delays.next_us
+        if self._alarm is not None:
+            if due_us == self._alarm_us:
+                return
+            self._alarm.cancel()
+            self._alarm = None
+        if due_us is not None:
+            self._alarm_us = due_us
+            seconds = max(due_us - self._steady_ns() // 1000, 0) / 1e6
+            self._alarm = self._loop.call_later(seconds, self._wake)
+
+    def _wake(self) -> None:
+        # A timer may be a little early; the turn then sets another.
+        self._alarm = None
+        self._schedule_turn()
 
     def _answer(self, answers: list[tuple[Session, Answer]]) -> dict[Peer, None]:
         """Those to whom something was said, and whose flush is due."""

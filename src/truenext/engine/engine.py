@@ -1,7 +1,7 @@
 """What happens to every message: the pure core of the broker.
 
 Commands go in, effects come out; there is no clock, socket, disk or task here. The caller says what time it is
-(`now_ms`), makes the batches durable one after the other and reports it (`committed`), and carries out what `turn`
+(`tick`), makes the batches durable one after the other and reports it (`committed`), and carries out what `turn`
 returns. Everything is single-threaded and nothing blocks.
 
     command -> accept / acknowledge / give back -> the gathering batch
@@ -15,23 +15,24 @@ returns. Everything is single-threaded and nothing blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from sys import maxsize
 from typing import NamedTuple
 
 from truenext.answers import Answer
-from truenext.batch import Batch, ProducerState
+from truenext.batch import DUE_NEVER, Batch, ProducerState
 from truenext.commands import Abort, Ack, AckMode, Begin, Command, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.consumer import Consumer
+from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher
 from truenext.engine.lane import Entry
 from truenext.engine.memory import Memory
 from truenext.engine.paging import PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
-from truenext.engine.redelivery import dead_letter, is_exhausted
+from truenext.engine.redelivery import EXHAUSTED, POISON, dead_letter, delay_of, is_given_up
 from truenext.engine.session import Session
 from truenext.engine.transaction import Transaction, begin, make_room
 from truenext.engine.writing import mark, put, remove
@@ -71,20 +72,24 @@ class Engine:
         policies: Policies | None = None,
         when_full: WhenFull = WhenFull.SLOW,
         account: Account | None = None,
+        chance: Callable[[], float] = lambda: 0.5,
     ) -> None:
         """`sequence_limit` and `redelivered_below` are the store's: no sequence from the one on was ever given out, and
-        what is below the other may have been dispatched without a trace. Of `memory_limit` see Memory.
+        what is below the other may have been dispatched without a trace. Of `memory_limit` see Memory. `chance` gives
+        random numbers from 0 to 1, for the jitter of delays.
         """
+        self._chance = chance
+        self.delays = Delays()
         self._account = account or NoAccount()
         self.memory = Memory(memory_limit)
         self.room = Room.PLENTY
         """For what senders bring; set by the caller before commands."""
         self._redelivered_below = redelivered_below
-        self._paging = Paging(self.memory, redelivered_below=redelivered_below)
+        self._paging = Paging(self.memory, self.delays, redelivered_below=redelivered_below)
         self._early_pages: list[tuple[Read, PageRead]] = []
         """True up to a batch that is durable, but not known to be."""
         self.now_ms = 0
-        """Milliseconds since the epoch; set by the caller before commands and turns."""
+        """Milliseconds since the epoch; set by `tick`."""
         self._policies = policies or Policies()
         self._when_full = when_full
         self._sessions: dict[str, Session] = {}
@@ -116,7 +121,7 @@ class Engine:
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a queue that the store knows."""
-        queue = Queue(Destination(Kind.QUEUE, name), number, self._policies.of(name))
+        queue = self._new_queue(Destination(Kind.QUEUE, name), number)
         queue.is_known_to_store = True
         self._queues[name] = queue
         self._account.named(queue)
@@ -132,9 +137,11 @@ class Engine:
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         self._producers.restore(states)
 
-    def tick(self, now_us: int) -> None:
-        """It is so many microseconds since the epoch."""
+    def tick(self, now_us: int, steady_us: int) -> None:
+        """It is so many microseconds since the epoch, and by a clock that does not jump. To be called before commands
+        and turns."""
         self.now_ms = now_us // 1000
+        self.delays.now_us = steady_us
         self._account.tick(now_us)
 
     def start(self, *, after_clean_stop: bool = True) -> None:
@@ -372,9 +379,11 @@ class Engine:
         if nack.transaction is not None:
             transaction = self._with_room(session, nack.transaction, len(covered))
             transaction.refused.extend(map(consumer.held.pop, covered))
+            if nack.delay_ms is not None or nack.is_poison:
+                transaction.wishes |= dict.fromkeys(covered, nack)
             return
         for sequence in covered:
-            self._give_back(consumer.held.pop(sequence), has_failed=True)
+            self._fail(consumer.held.pop(sequence), nack)
         session.batch = self._latest_batch()
 
     def begin(self, session: Session, command: Begin) -> None:
@@ -404,7 +413,7 @@ class Engine:
         for entry in transaction.acknowledged:
             self._acknowledged(entry)
         for entry in transaction.refused:
-            self._give_back(entry, has_failed=True)
+            self._fail(entry, transaction.wishes.get(entry.sequence))
         if commit.producer is not None:
             self._record_number(commit.producer, commit.number, is_stored)
         if is_stored or transaction.refused:
@@ -427,6 +436,8 @@ class Engine:
         if self._requested_limit - self._next_sequence < SEQUENCE_BLOCK // 2:
             self._request_sequences()
         deliveries: Deliveries = {}
+        for entry in self.delays.take_due():
+            self._end_delay(entry)
         if self._touched:
             touched, self._touched = self._touched, {}
             for queue in touched:
@@ -444,7 +455,7 @@ class Engine:
             # Its batch became durable a moment ago; all queues are to see that in one step.
             self._early_pages.append((read, page))
             return
-        for entry in self._paging.page_read(read, page, self._committed):
+        for entry in self._paging.page_read(read, page, self._committed, self.now_ms):
             self._dead_letter(entry, entry.message)
         self._touched[read.lane.queue] = None
 
@@ -534,8 +545,21 @@ class Engine:
         else:
             self._touched[queue] = None
 
-    def _give_back(self, entry: Entry, *, has_failed: bool) -> None:
-        """Put a message at its place again, or into the dead-letter queue."""
+    def _fail(self, entry: Entry, nack: Nack | None = None) -> None:
+        """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
+        policy = entry.lane.queue.policy
+        if nack is None:
+            self._give_back(entry, has_failed=True, delay_ms=delay_of(policy, entry.attempts + 1, self._chance))
+            return
+        if nack.is_poison:
+            entry.due_us = DUE_NEVER
+        delay_ms = nack.delay_ms
+        if delay_ms is None:
+            delay_ms = delay_of(policy, entry.attempts + 1, self._chance)
+        self._give_back(entry, has_failed=True, delay_ms=delay_ms)
+
+    def _give_back(self, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
+        """Put a message at its place again, once it is due, or into the dead-letter queue."""
         lane = entry.lane
         queue = lane.queue
         if self._queues.get(queue.name) is not queue:
@@ -544,11 +568,20 @@ class Engine:
             return
         if has_failed:
             entry.attempts += 1
-            if is_exhausted(queue.policy, entry.attempts) and not queue.keeps_failures:
+            if is_given_up(queue.policy, entry) and not queue.keeps_failures:
                 self._dead_letter(entry, entry.message)
                 return
+            entry.due_us = 0
+            is_away = delay_ms > 0 and self.delays.delay(entry, delay_ms)
             if entry.stored is not None:
-                mark(self._batch, entry)
+                mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
+            if is_away:
+                self._account.returned(entry, has_failed=has_failed)
+                lane.delayed[entry.sequence] = entry
+                self._paging.came_back(entry)
+                # Its consumer has credit again.
+                self._touched[queue] = None
+                return
         self._account.returned(entry, has_failed=has_failed)
         lane.give_back(entry)
         self._paging.came_back(entry)
@@ -558,16 +591,28 @@ class Engine:
         """Move a message that is in no lane any more to where failed ones go; at once, if it is in memory."""
         if message is None:
             # Should the broker end before it is read, it is moved when it is read after that.
-            mark(self._batch, entry)
+            mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
             self._paging.doom(entry)
             return
         origin = entry.lane.queue
-        destination, letter = dead_letter(message, origin.name, entry.attempts)
+        cause = POISON if entry.due_us == DUE_NEVER else EXHAUSTED
+        destination, letter = dead_letter(
+            message, origin.name, origin.policy, attempts=entry.attempts, cause=cause, now_ms=self.now_ms
+        )
         # Without asking for QUEUES_MAX: what failed must have a place to go.
         dead_letters = self._queues.get(destination.name) or self._make_queue(destination)
         self._account.dead_lettered(entry, dead_letters, self._next_sequence)
         self._forget(entry)
         self._accept(dead_letters, letter, self._batch.number)
+
+    def _end_delay(self, entry: Entry) -> None:
+        """A message is due; whatever has become of it meanwhile."""
+        lane = entry.lane
+        if lane.delayed.get(entry.sequence) is entry:
+            del lane.delayed[entry.sequence]
+            lane.give_back(entry)
+        if self._queues.get(lane.queue.name) is lane.queue:
+            self._touched[lane.queue] = None
 
     def _release(self, consumer: Consumer, *, has_begun: bool) -> None:
         """End a consumer; `has_begun` charges an attempt to the first message it holds."""
@@ -584,7 +629,10 @@ class Engine:
         transaction = session.transactions.pop(name)
         self.memory.open -= transaction.size
         for entry in transaction.acknowledged + transaction.refused:
-            self._give_back(entry, has_failed=has_failed)
+            if has_failed:
+                self._fail(entry)
+            else:
+                self._give_back(entry, has_failed=False)
         if len(transaction) > len(transaction.sends):
             session.batch = self._latest_batch()
 
@@ -642,10 +690,16 @@ class Engine:
         if destination.kind is Kind.QUEUE:
             # The store never hears of the others.
             number = self._queue_number = self._queue_number + 1
-        queue = Queue(destination, number, self._policies.of(destination.name))
+        queue = self._new_queue(destination, number)
         self._queues[destination.name] = queue
         self._account.named(queue)
         return queue
+
+    def _new_queue(self, destination: Destination, number: int) -> Queue:
+        name = destination.name
+        is_lasting = destination.kind is Kind.QUEUE
+        holds_dead_letters = is_lasting and self._policies.holds_dead_letters(name)
+        return Queue(destination, number, self._policies.of(name), holds_dead_letters=holds_dead_letters)
 
     def _drop(self, queue: Queue) -> None:
         """A temporary queue goes with its messages."""
@@ -662,7 +716,7 @@ class Engine:
         if entry.stored is None:
             put(self._batch, entry)
         if entry.deliveries or entry.attempts:
-            mark(self._batch, entry)
+            mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
 
     def _request_sequences(self) -> None:
         self._requested_limit = self._next_sequence + SEQUENCE_BLOCK

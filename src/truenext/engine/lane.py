@@ -49,11 +49,25 @@ class Entry(msgspec.Struct, gc=False):
     deliveries: int = 0
     attempts: int = 0
     marked: bool = False
-    """The store has a mark for it (attempts, deliveries)."""
+    """The store has a mark for it (batch.Mark)."""
+    due_us: int = 0
+    """If not 0: it failed, and waits until then for its next try; see delays.py."""
 
 
 class Lane:
-    __slots__ = ("arrived", "bodiless", "horizon", "key", "queue", "reading", "recent", "returned", "unread")
+    __slots__ = (
+        "arrived",
+        "bodiless",
+        "delayed",
+        "horizon",
+        "horizon_min",
+        "key",
+        "queue",
+        "reading",
+        "recent",
+        "returned",
+        "unread",
+    )
 
     def __init__(self, key: bytes, queue: Queue) -> None:
         self.key = key
@@ -66,8 +80,12 @@ class Lane:
         self.bodiless: dict[int, Entry] = {}
         """Those whose message has to be read before anything can be done with them, by sequence: given back ones, and
         failed ones on their way to the dead-letter queue."""
+        self.delayed: dict[int, Entry] = {}
+        """Those that wait for their next try while others pass, by sequence; they stand nowhere else."""
         self.horizon = WHOLE
         """The highest sequence up to which this lane is in memory."""
+        self.horizon_min = 0
+        """The horizon stays above this: a page has brought this message, and it may be anywhere by now."""
         self.unread = 0
         """Messages above the horizon."""
         self.recent: deque[Entry] = deque()
@@ -76,13 +94,14 @@ class Lane:
         """The page that is being read."""
 
     def __len__(self) -> int:
-        return len(self.arrived) + len(self.returned) + self.unread
+        return len(self.arrived) + len(self.returned) + len(self.delayed) + self.unread
 
     def __iter__(self) -> Iterator[Entry]:
         """Those in memory, in no particular order."""
         yield from self.arrived
         for _, entry in self.returned:
             yield entry
+        yield from self.delayed.values()
 
     def head(self) -> Entry | None:
         """The earliest message in memory, ready or not."""
@@ -112,6 +131,7 @@ class Lane:
     def clear(self) -> None:
         self.arrived.clear()
         self.returned.clear()
+        self.delayed.clear()
 
     # ---- The horizon ----
 
@@ -119,6 +139,12 @@ class Lane:
     def needs_page(self) -> bool:
         """There are messages that only the store has."""
         return self.unread > len(self.recent)
+
+    def fix_horizon(self) -> None:
+        """What is in memory stays known there; its bodies can leave."""
+        for entry in self.arrived:
+            heappush(self.returned, (entry.sequence, entry))
+        self.arrived.clear()
 
     def lower_horizon(self) -> Entry:
         """Move the last message in memory above the horizon; whoever asked for a page must ask again."""

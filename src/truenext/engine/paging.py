@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from truenext.batch import DUE_NEVER, NO_MARK, Mark
 from truenext.engine.lane import WHOLE, Entry
 from truenext.engine.memory import ENTRY_BYTES, size_of
-from truenext.engine.redelivery import is_exhausted
+from truenext.engine.redelivery import is_given_up
 from truenext.engine.writing import put
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT, STORE_TRANSACTION_BYTES_MAX
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from truenext.batch import Batch
+    from truenext.engine.delays import Delays
     from truenext.engine.lane import Lane
     from truenext.engine.memory import Memory
     from truenext.engine.queue import Queue
@@ -62,8 +64,7 @@ class Found(msgspec.Struct, gc=False):
     sequence: int
     message: Message | None
     """None if its record is damaged."""
-    attempts: int
-    deliveries: int
+    mark: Mark = NO_MARK
 
 
 class PageRead(msgspec.Struct, gc=False):
@@ -78,9 +79,10 @@ class PageRead(msgspec.Struct, gc=False):
 
 
 class Paging:
-    def __init__(self, memory: Memory, *, redelivered_below: int) -> None:
+    def __init__(self, memory: Memory, delays: Delays, *, redelivered_below: int) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
         self._memory = memory
+        self._delays = delays
         self._redelivered_below = redelivered_below
         self._reads: list[Read] = []
         self._doomed: list[Entry] = []
@@ -189,7 +191,7 @@ class Paging:
         lane.reading = Read(lane, after_sequence, limit, size_max)
         self._reads.append(lane.reading)
 
-    def page_read(self, read: Read, page: PageRead, committed: int) -> list[Entry]:
+    def page_read(self, read: Read, page: PageRead, committed: int, now_ms: int) -> list[Entry]:
         """Take in a page, which names no batch later than `committed`, the last that is known to be durable.
 
         Returns the messages in it that failed too often: they stand in no lane any more.
@@ -213,6 +215,9 @@ class Paging:
                 if entry is None or self._has_failed(entry):
                     left_out += 1
                     failed += [entry] if entry else []
+                elif self._delays.restore(entry, found.mark.due_ms, now_ms):
+                    left_out += 1
+                    self._set_aside(entry)
                 else:
                     fresh.append(entry)
             elif found.sequence in lane.bodiless:
@@ -230,10 +235,17 @@ class Paging:
     def _has_failed(self, entry: Entry) -> bool:
         """It was on its way to the dead-letter queue, or was when the broker ended."""
         queue = entry.lane.queue
-        return is_exhausted(queue.policy, entry.attempts) and not queue.keeps_failures
+        return is_given_up(queue.policy, entry) and not queue.keeps_failures
+
+    def _set_aside(self, entry: Entry) -> None:
+        """A message of a page waits for its next try: without its body, as it may for days."""
+        lane = entry.lane
+        self.went(entry)
+        lane.delayed[entry.sequence] = entry
+        lane.horizon_min = max(lane.horizon_min, entry.sequence)
 
     def _entry(self, lane: Lane, found: Found, message: Message) -> Entry:
-        deliveries = found.deliveries
+        attempts, deliveries, due_ms = found.mark
         if found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
         entry = Entry(
@@ -244,8 +256,9 @@ class Paging:
             persistent=message.persistent,
             stored=0,
             deliveries=deliveries,
-            attempts=found.attempts,
-            marked=bool(found.deliveries or found.attempts),
+            attempts=attempts,
+            marked=found.mark != NO_MARK,
+            due_us=DUE_NEVER if due_ms == DUE_NEVER else 0,
         )
         self.came(entry, message)
         return entry
@@ -339,6 +352,8 @@ class Paging:
                 if needed <= 0:
                     return
         for lane in reversed(queue.lanes):
+            for entry in lane.delayed.values():
+                needed -= self._disembody(entry, batch, committed)
             for _, entry in lane.returned:
                 freed = self._disembody(entry, batch, committed)
                 if freed and entry.message is None:
@@ -353,6 +368,9 @@ class Paging:
         arrived = lane.arrived
         while arrived and left < needed:
             entry = arrived[-1]
+            if entry.sequence <= lane.horizon_min:
+                lane.fix_horizon()
+                break
             message = entry.message
             assert message is not None, "what has arrived stands in memory as a whole"
             if entry.stored is None:
