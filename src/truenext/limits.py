@@ -122,6 +122,9 @@ PAGE_SIZE = 1000
 """Messages read from the store at a time."""
 
 PAGE_BYTES_SHORT = 64 * 1024
+REDRIVE_PIECE = 500
+"""Dead letters moved back in one go: others are served in between."""
+
 PAGE_SIZE_SHORT = 16
 """Messages read at a time while memory is short: what is read and not taken at once leaves again."""
 

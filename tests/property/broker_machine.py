@@ -34,7 +34,8 @@ from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Su
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
-from truenext.engine.paging import PageRead
+from truenext.engine.paging import PageRead, Read
+from truenext.engine.redrive import Wanted
 from truenext.engine.session import Session
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
@@ -113,6 +114,23 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "is_poison": st.sampled_from([False] * 9 + [True]),
         },
     ),
+    "read_for_redrive": (
+        2,
+        {"queue": st.sampled_from(["DLQ.a", "DLQ.a", "DLQ.b"]), "limit": st.sampled_from([1, 3, 500])},
+    ),
+    "redrive": (4, {"limit": st.sampled_from([1, 500])}),
+    "send_and_refuse": (
+        1,
+        {
+            "who": PICK,
+            "priority": PRIORITY,
+            "persistent": YES_OR_NO,
+            "which": PICK,
+            "delay": st.sampled_from([None] * 6 + [0, 20]),
+            "is_poison": st.sampled_from([False] * 3 + [True]),
+        },
+    ),
+    "redrive_at_once": (1, {"queue": st.sampled_from(["DLQ.a"] * 4 + ["DLQ.b"])}),
     "jump": (1, {"milliseconds": st.sampled_from([-HOUR_MS, -20, -5, 5, 20, HOUR_MS])}),
     "send_in_transaction": (
         3,
@@ -188,6 +206,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.numbers_used_at: dict[tuple[str, int], int] = {}
         self.sessions: dict[Peer, Session] = {}
         self.disk = Disk()
+        self.redriving: tuple[Read, PageRead] | None = None
+        """A page of dead letters that was read, and none was moved yet."""
 
     @initialize(
         circumstances=st.runner().flatmap(lambda machine: st.fixed_dictionaries(machine.CIRCUMSTANCES)),
@@ -248,6 +268,7 @@ class BrokerMachine(RuleBasedStateMachine):
             memory_limit=self.memory_limit,
             policies=Policies(self.policy),
         )
+        self.redriving = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
         self._tick()
         queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
@@ -313,6 +334,9 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.oracle.is_expired(letter) or (letter.is_restored and self.oracle.is_waiting_for_next_try(letter))
                 for letter in letters
             ),
+            "read_for_redrive": self.redriving is not None or not self.engine.can_redrive,
+            "redrive_at_once": self.redriving is not None or not self.engine.can_redrive,
+            "redrive": self.redriving is None,
             "acknowledge": not self._answerable(),
             "acknowledge_and_read_on": not self._answerable(),
             "refuse": not self._answerable(),
@@ -651,6 +675,49 @@ class BrokerMachine(RuleBasedStateMachine):
         if self.engine.relieve():
             raise Disagreement("a connection is to be ended, though there are no temporary queues")
 
+    def send_and_refuse(
+        self, who: int, priority: int, persistent: bool, which: int, delay: int | None, is_poison: bool
+    ) -> None:
+        self.send(who, "a", priority, persistent, None, False, 2, False)
+        self.all_becomes_durable()
+        self.all_pages_are_there()
+        self.take_all()
+        self.turn()
+        if self._answerable():
+            self.refuse(which, False, False, delay, is_poison)
+
+    def redrive_at_once(self, queue: str) -> None:
+        self.read_for_redrive(queue, 500)
+        if self.redriving is not None:
+            self.redrive(500)
+
+    def read_for_redrive(self, queue: str, limit: int) -> None:
+        """As many pages are skipped as there are empty lanes and lanes that show nothing."""
+        if queue not in {each.name for each in self.engine.queues()}:
+            return
+        after: tuple[int, int] | None = (0, 0)
+        while after is not None:
+            read = self.engine.read_for_redrive(Wanted(queue, limit=limit, after=after))
+            if read is None:
+                return
+            page = self.disk.read_at_once(read)
+            if page.found:
+                note(f"# to be moved from {queue}: {_sketch(page)}")
+                self.redriving = read, page
+                return
+            rank = read.lane.queue.lanes.index(read.lane)
+            after = (rank + 1, 0) if rank < 9 else None
+
+    def redrive(self, limit: int) -> None:
+        """Anything may have happened since the page was read."""
+        assert self.redriving is not None
+        read, page = self.redriving
+        self.redriving = None
+        shown = [found.sequence for found in page.found][:limit]
+        note(f"engine.redrive({shown}, {_sketch(page)})")
+        answer = self.engine.redrive(Wanted(read.lane.queue.name, sequences=tuple(shown)), read, page)
+        self.oracle.redriven(shown, answer.sequences)
+
     def page_shows_what_the_engine_does_not_know(self) -> None:
         if not self.disk.is_written:
             self.batch_is_written()
@@ -920,6 +987,51 @@ class StarvedMachine(BrokerMachine):
         "page_size": st.just(1),
     }
     WINDOW_MAX = 1
+
+
+class FailingMachine(BrokerMachine):
+    """Hardly anything but messages that fail, wait for their next try, are given up and moved back."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.sampled_from([(NO_LIMIT, NO_LIMIT)] * 2 + [(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT)]),
+        "page_size": st.sampled_from([1, 2, 4, 1000]),
+        "retries": st.sampled_from(
+            [Retries(0, 5), Retries(0, 5, holds=True)]
+            + [Retries(5, 20, 2.0, 30), Retries(5, 20, 2.0, 30, holds=True)] * 2
+        ),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
+        "subscribe": 1,
+        "unsubscribe": 1,
+        "disconnect": 1,
+        "connect": 1,
+        "send": 6,
+        "send_in_transaction": 1,
+        "acknowledge": 1,
+        "refuse": 12,
+        "send_and_refuse": 12,
+        "redrive_at_once": 6,
+        "commit": 2,
+        "abort": 2,
+        "advance": 5,
+        "jump": 1,
+        "turn": 2,
+        "turn_and_take": 8,
+        "take_batch": 3,
+        "batch_is_written": 1,
+        "batch_becomes_durable": 3,
+        "all_becomes_durable": 6,
+        "read_page": 2,
+        "hand_page_over": 2,
+        "all_pages_are_there": 5,
+        "relieve": 1,
+        "squeeze": 5,
+        "read_for_redrive": 6,
+        "redrive": 4,
+        "crash": 1,
+        "restart": 1,
+    }
+    ARE_NARROW: ClassVar[list[bool]] = [True, False]
 
 
 def _one_of(things: list[T], which: int) -> T:

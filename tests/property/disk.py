@@ -74,10 +74,13 @@ class Disk:
     def read(self) -> tuple[Read, PageRead]:
         """Read the page that was wanted first."""
         read = self.wanted.popleft()
+        self._pages.append((read, self.read_at_once(read)))
+        return self._pages[-1]
+
+    def read_at_once(self, read: Read) -> PageRead:
         page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
         found = [Found(sequence_of(each.key), decode(each.key, each.record), each.mark) for each in page.messages]
-        self._pages.append((read, PageRead(found, page.as_of, page.is_end)))
-        return self._pages[-1]
+        return PageRead(found, page.as_of, page.is_end)
 
     @property
     def has_page(self) -> bool:

@@ -157,6 +157,8 @@ class Letter:
     stored_in: int | None
     """The batch that writes it; of a transient one that left memory, once that was seen."""
     is_dead_letter: bool = False
+    origin: "Letter | None" = None
+    """What a dead letter was."""
     least_deliveries: int | None = None
     """An unclean stop has come over it, and it was not dispatched since: its next dispatch is counted as this one at
     least, and as `deliveries` at most."""
@@ -480,6 +482,47 @@ class Oracle:
         is_below = any(name == producer and number < other for name, other in self.used_numbers)
         return self.used_numbers.get((producer, number), Use(AT_ONCE, False) if is_below else None)
 
+    def redriven(self, shown: list[int], moved: list[int]) -> None:
+        """Of a page that shows these sequences of a dead-letter queue, these were moved back.
+
+        Attempts: a new arrival of its original priority and persistence; its expiry comes back unless it is past. What
+        a consumer holds is left alone.
+
+        Raises: Disagreement
+        """
+        there = {self.sequences[each]: each for each in self.letters if each.is_dead_letter and each in self.sequences}
+        can_move = [
+            sequence
+            for sequence in shown
+            if sequence in there
+            and not there[sequence].is_gone
+            and there[sequence].holder is None
+            and self.is_visible(there[sequence])
+        ]
+        if moved != can_move:
+            raise Disagreement(f"{can_move} should be moved back, and {moved} are")
+        self._event += 1
+        for sequence in moved:
+            letter = there[sequence]
+            assert letter.origin is not None
+            self._remove(letter)
+            parcel = letter.origin.parcel
+            if parcel.expires_ms <= self.now_ms:
+                parcel = replace(parcel, expires_ms=0)
+            self._order += 1
+            self.letters.append(
+                Letter(
+                    parcel,
+                    letter.origin.queue,
+                    parcel.persistent,
+                    self._order,
+                    self._event,
+                    0,
+                    self.gathering,
+                    stored_in=self.gathering if parcel.persistent else None,
+                )
+            )
+
     # What is asked of the oracle --------------------------------------------------------------------------------------
 
     def unacknowledged(self, reader: Reader) -> list[Letter]:
@@ -621,7 +664,8 @@ class Oracle:
         before that, so that their sequences are of that time.
         """
         at_home = queue.removeprefix(DEAD_LETTER_PREFIX)
-        if at_home == queue or any(each.parcel.label == label and each.queue == queue for each in self.letters):
+        known = [each for each in self.letters if each.parcel.label == label and each.queue == queue]
+        if at_home == queue or any(not each.is_gone for each in known):
             return self.letter(label, queue)
         origin = self.letter(label, at_home)
         move = next((move for move in self.moves if move.origin is origin), None)
@@ -643,6 +687,7 @@ class Oracle:
             self.gathering,
             stored_in=self.gathering,
             is_dead_letter=True,
+            origin=origin,
         )
         self.letters.append(letter)
         return letter
@@ -695,9 +740,10 @@ class Oracle:
 
     def letter(self, label: str, queue: str) -> Letter:
         found = [each for each in self.letters if each.parcel.label == label and each.queue == queue]
-        if len(found) != 1:
+        # One that was dead-lettered and moved back is there once more; only the last of them can be spoken of.
+        if not found or any(not each.is_gone for each in found[:-1]):
             raise Disagreement(f"the broker knows a message {label} in {queue}; it should not be there")
-        return found[0]
+        return found[-1]
 
     def stored(self) -> tuple[list[Letter], list[Letter]]:
         """The messages that must be found after a crash now, and those that may."""

@@ -25,6 +25,7 @@ from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import is_given_up
+from truenext.engine.redrive import Redriven, Wanted, revivals
 from truenext.engine.session import Session
 from truenext.engine.writing import mark, remove
 from truenext.limits import SEQUENCE_BLOCK
@@ -883,6 +884,42 @@ def a_page_brings_what_waits_for_its_next_try_once_more(patch: Patch) -> None:
         entry.lane.horizon_min = 0
 
     patch.setattr(Paging, "_set_aside", faulty)
+
+
+def a_page_brings_back_a_dead_letter_that_was_moved(patch: Patch) -> None:
+    patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
+
+
+def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry], batch: int) -> None:
+    lane.take_out(entries, batch)
+    lane.taken_out.clear()
+
+
+def a_re_drive_moves_one_twice(patch: Patch) -> None:
+    """A page that was read before the last move was durable, and nobody remembers what moved."""
+    patch.setattr(Engine, "can_redrive", property(lambda engine: True))
+    patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
+
+
+def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
+    def faulty(asked: Wanted, read: Read, page: PageRead, committed: int, now_ms: int) -> object:
+        held = {entry.sequence: entry for consumer in read.lane.queue.consumers for entry in consumer.held.values()}
+        lane = read.lane
+        lane.delayed.update({each.sequence: held[each.sequence] for each in page.found if each.sequence in held})
+        return revivals(asked, read, page, committed, now_ms)
+
+    patch.setattr("truenext.engine.redrive.revivals", faulty)
+
+
+def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
+    redrive = Engine.redrive
+
+    def faulty(engine: Engine, asked: Wanted, read: Read, page: PageRead) -> Redriven:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Engine, "_forget", lambda engine, entry: engine._paging.went(entry))
+            return redrive(engine, asked, read, page)
+
+    patch.setattr(Engine, "redrive", faulty)
 
 
 def nothing_that_waits_leaves_memory(patch: Patch) -> None:

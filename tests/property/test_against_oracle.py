@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.property.broker_machine import BrokerMachine, PagingMachine, StarvedMachine
+from tests.property.broker_machine import BrokerMachine, FailingMachine, PagingMachine, StarvedMachine
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "300"))
 """Of each machine."""
 
 
 @pytest.mark.timeout(120 + EXAMPLES // 5)
-@pytest.mark.parametrize("machine", [BrokerMachine, PagingMachine, StarvedMachine])
+@pytest.mark.parametrize("machine", [BrokerMachine, FailingMachine, PagingMachine, StarvedMachine])
 def test_the_engine_never_differs_from_the_oracle_in(machine: type[BrokerMachine]) -> None:
     seed_of_run = int(os.environ.get("TRUENEXT_SEED") or random.SystemRandom().randrange(2**32))
     print(f"TRUENEXT_SEED={seed_of_run} TRUENEXT_EXAMPLES={EXAMPLES}")  # pytest shows it if the test fails

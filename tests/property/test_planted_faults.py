@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property import planted_faults
-from tests.property.broker_machine import BrokerMachine, PagingMachine, StarvedMachine
+from tests.property.broker_machine import BrokerMachine, FailingMachine, PagingMachine, StarvedMachine
 from tests.property.oracle import Disagreement
 
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
@@ -24,7 +24,7 @@ ROUNDS_MAX = 40
 def run_machines(rounds: int) -> None:
     """The first example that fails will do: nothing is shrunk and nothing kept."""
     for each in range(rounds):
-        for machine in (BrokerMachine, PagingMachine, StarvedMachine):
+        for machine in (BrokerMachine, FailingMachine, PagingMachine, StarvedMachine):
             run_state_machine_as_test(
                 seed(SEED + 1000 * each)(type("BrokerMachine", (machine,), {})),
                 settings=settings(

@@ -12,8 +12,11 @@ import logging
 import secrets
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+
+import msgspec
 
 from truenext.answers import Answer, Receipt
 from truenext.batch import Batch
@@ -39,9 +42,10 @@ from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.paging import PageRead, Read
+from truenext.engine.redrive import Redriven, Wanted, wanted
 from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
-from truenext.errors import StoreError, TruenextError
+from truenext.errors import NoRoomError, StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import LAZY_COMMIT_SECONDS, ROOM_SECONDS
 from truenext.room import Room
@@ -108,6 +112,9 @@ class Broker:
         self._room_check: TimerHandle | None = None
         self._half_sent: dict[Session, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
+        self._redrives: deque[tuple[Session, Control, Wanted]] = deque()
+        """Pieces of re-drives that were asked for; the first is under way if `_redrive_read` is there."""
+        self._redrive_read: Read | None = None
         self._control_answers: dict[str, bytes] = {}
         """By verb, until the next turn: whoever asks a thousand times at once gets one answer a thousand times."""
         self._is_turn_due = False
@@ -234,6 +241,8 @@ class Broker:
 
         Raises: StoreError if it cannot be written.
         """
+        self._redrives.clear()
+        self._redrive_read = None
         await self._drain()
         for session in list(self._peers):
             self._settle(session, None)
@@ -300,6 +309,7 @@ class Broker:
         answers, deliveries, reads = engine.turn()
         for read in reads:
             self._pager.read(read)
+        self._begin_redrive()
         if self._is_look_due:
             self._look()
         peers = self._peers
@@ -354,7 +364,8 @@ class Broker:
 
     def _look(self) -> None:
         self._is_look_due = False
-        for queue in self._stuck_audit.look(self._engine, {read.lane for read in self._pager.under_way}):
+        read_lanes = {read.lane for read in self._pager.under_way if read is not self._redrive_read}
+        for queue in self._stuck_audit.look(self._engine, read_lanes):
             logger.error("queue is stuck: a message is ready and a consumer has credit", extra={"queue": queue.name})
 
     def _commit(self) -> None:
@@ -405,6 +416,9 @@ class Broker:
             self._idle.set_result(None)
 
     def _on_page_read(self, read: Read, page: PageRead) -> None:
+        if read is self._redrive_read:
+            self._redrive(read, page)
+            return
         try:
             self._engine.page_read(read, page)
         except StoreError as error:
@@ -432,11 +446,46 @@ class Broker:
         self._engine.answer(session, Receipt(confirm.receipt))
 
     def _control(self, session: Session, question: Control) -> None:
+        if question.verb == "redrive":
+            piece = wanted(question.body)
+            # Whatever is wrong with it is said at once.
+            self._engine.read_for_redrive(piece)
+            self._redrives.append((session, question, piece))
+            return
         body = self._control_answers.get(question.verb)
         if body is None:
             asked = control.Asked(self._engine, self._stuck_audit, len(self._pager.under_way))
             body = self._control_answers[question.verb] = control.ask(asked, question.verb)
         self._engine.send(session, control.reply(question, body, self._engine.now_ms))
+
+    def _begin_redrive(self) -> None:
+        """One piece after the other, each once the one before is durable."""
+        while self._redrives and self._redrive_read is None and self._engine.can_redrive:
+            session, question, asked = self._redrives[0]
+            self._engine.room = self._store.room
+            try:
+                read = self._engine.read_for_redrive(asked)
+            except NoRoomError:
+                # There was when it was asked for. A turn looks again within LOOK_SECONDS.
+                return
+            if read is None:
+                self._redrives.popleft()
+                self._answer_redrive(question, Redriven(moved=0, to={}, left=0, next=None))
+            elif session in self._peers:
+                self._redrive_read = read
+                self._pager.read(read)
+            else:
+                self._redrives.popleft()
+
+    def _redrive(self, read: Read, page: PageRead) -> None:
+        self._redrive_read = None
+        _, question, asked = self._redrives.popleft()
+        self._tick()
+        self._answer_redrive(question, self._engine.redrive(asked, read, page))
+        self._schedule_turn()
+
+    def _answer_redrive(self, question: Control, answer: Redriven) -> None:
+        self._engine.reply(control.reply(question, msgspec.json.encode(answer), self._engine.now_ms))
 
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         consumer = session.consumers.get(unsubscribe.subscription)

@@ -23,6 +23,7 @@ from truenext.answers import Answer
 from truenext.batch import DUE_NEVER, Batch, ProducerState
 from truenext.commands import Abort, Ack, AckMode, Begin, Command, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
+from truenext.engine import redrive
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
@@ -116,6 +117,8 @@ class Engine:
         """By the batch they wait for."""
         self._waiting_queues: dict[int, dict[Queue, None]] = {}
         """By the batch that makes messages visible in them."""
+        self._redriven_in = 0
+        """The last batch that moved dead letters back."""
 
     # ---- Start and stop ----
 
@@ -423,6 +426,54 @@ class Engine:
         """Raises: RemoteProtocolError if the transaction is not open."""
         session.transaction(abort.transaction)
         self._abort(session, abort.transaction, has_failed=True)
+
+    # ---- Dead letters ----
+
+    def read_for_redrive(self, asked: redrive.Wanted) -> Read | None:
+        """What has to be read for a piece of a re-drive, which `redrive` takes; None if nothing is left to move.
+
+        Not before the last piece is durable (`can_redrive`).
+
+        Raises: RemoteProtocolError if there is no such dead-letter queue, NoRoomError
+        """
+        queue = self._queues.get(asked.queue)
+        if queue is None:
+            raise RemoteProtocolError(f"there is no queue {asked.queue!r}")
+        if not queue.holds_dead_letters:
+            raise RemoteProtocolError(f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back")
+        if self.room is Room.NONE:
+            raise NoRoomError("the broker's disk is as full as it may be: what is moved is written once more")
+        return redrive.read_for(asked, queue)
+
+    @property
+    def can_redrive(self) -> bool:
+        """No page can show any more what was moved."""
+        return self._redriven_in <= self._committed
+
+    def redrive(self, asked: redrive.Wanted, read: Read, page: PageRead) -> redrive.Redriven:
+        """Move dead letters of a page back to where they came from, all in one batch with their removal."""
+        revivals, answer = redrive.revivals(asked, read, page, self._committed, self.now_ms)
+        if asked.dry_run or not revivals:
+            return answer
+        batch = self._redriven_in = self._batch.number
+        self._paging.take_out(read.lane, [revival.entry for revival in revivals], batch)
+        for revival in revivals:
+            name = revival.destination.name
+            # Without asking for QUEUES_MAX, as when they came from there.
+            queue = self._queues.get(name) or self._make_queue(revival.destination)
+            self._account.dead_lettered(revival.entry, queue, self._next_sequence)
+            self._forget(revival.entry)
+            self._accept(queue, revival.message, batch)
+        # It may have held back what stands behind it.
+        self._touched[read.lane.queue] = None
+        return answer
+
+    def reply(self, send: Send) -> None:
+        """Answer a question once what it made the broker do is durable."""
+        queue = self._queue(send.destination)
+        if queue is not None:
+            is_durable = self._redriven_in <= self._committed
+            self._accept(queue, send.message, 0 if is_durable else self._redriven_in)
 
     # ---- Turns and batches ----
 

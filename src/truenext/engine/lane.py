@@ -66,6 +66,7 @@ class Lane:
         "reading",
         "recent",
         "returned",
+        "taken_out",
         "unread",
     )
 
@@ -92,6 +93,8 @@ class Lane:
         """Those of them whose write is under way, or was when the page was asked for that is being read; in order."""
         self.reading: Read | None = None
         """The page that is being read."""
+        self.taken_out: dict[int, int] = {}
+        """Messages that were moved out of their turn, and the batch that removes them: pages may still show them."""
 
     def __len__(self) -> int:
         return len(self.arrived) + len(self.returned) + len(self.delayed) + self.unread
@@ -127,6 +130,27 @@ class Lane:
         """Forget a message that was given back."""
         self.returned = [(sequence, one) for sequence, one in self.returned if one is not entry]
         heapify(self.returned)
+
+    def take_out(self, entries: list[Entry], batch: int) -> list[Entry]:
+        """Take messages out that wait anywhere in the lane; `batch` removes them. Returns those that were recent."""
+        gone = {entry.sequence for entry in entries}
+        self.taken_out.update(dict.fromkeys(gone, batch))
+        self.unread -= sum(sequence > self.horizon for sequence in gone)
+        self.arrived = deque(entry for entry in self.arrived if entry.sequence not in gone)
+        self.returned = [(sequence, entry) for sequence, entry in self.returned if sequence not in gone]
+        heapify(self.returned)
+        for sequence in gone:
+            self.delayed.pop(sequence, None)
+            self.bodiless.pop(sequence, None)
+        recent = [entry for entry in self.recent if entry.sequence in gone]
+        if recent:
+            self.recent = deque(entry for entry in self.recent if entry.sequence not in gone)
+        return recent
+
+    def forget_taken_out(self, committed: int) -> None:
+        """This batch is durable: pages that are asked for from now on do not show what it removed."""
+        if self.reading is None:
+            self.taken_out = {sequence: batch for sequence, batch in self.taken_out.items() if batch > committed}
 
     def clear(self) -> None:
         self.arrived.clear()

@@ -89,6 +89,7 @@ class Paging:
         """Failed too often, and to be read before they can move to the dead-letter queue."""
         self._with_recent: dict[Lane, None] = {}
         """Lanes from which something leaves once it is durable."""
+        self._with_taken_out: dict[Lane, None] = {}
         self._too_large: dict[Queue, None] = {}
         """Queues that may be over their own limit."""
         self._still_too_large: dict[Queue, None] = {}
@@ -154,6 +155,13 @@ class Paging:
         entry.lane.bodiless[entry.sequence] = entry
         self._doomed.append(entry)
 
+    def take_out(self, lane: Lane, entries: list[Entry], batch: int) -> None:
+        """Messages leave their lane out of their turn; `batch` removes them."""
+        for entry in lane.take_out(entries, batch):
+            assert entry.message is not None, "what is recent has not left memory yet"
+            self._memory.leaving -= size_of(entry.message)
+        self._with_taken_out[lane] = None
+
     # ---- Reading ----
 
     def ask(self, lane: Lane) -> None:
@@ -210,6 +218,8 @@ class Paging:
         failed: list[Entry] = []
         left_out = 0
         for found in page.found:
+            if found.sequence in lane.taken_out:
+                continue
             if found.sequence > lane.horizon:
                 entry = None if found.message is None else self._entry(lane, found, found.message)
                 if entry is None or self._has_failed(entry):
@@ -292,6 +302,10 @@ class Paging:
         self._still_too_large.clear()
         for lane in list(self._with_recent):
             self._let_go_of(lane, committed)
+        for lane in list(self._with_taken_out):
+            lane.forget_taken_out(committed)
+            if not lane.taken_out:
+                del self._with_taken_out[lane]
 
     def _let_go_of(self, lane: Lane, committed: int) -> None:
         for entry in lane.let_go(committed):
