@@ -11,6 +11,7 @@ from truenext.cli.audit import audit
 from truenext.cli.client import Failure, queues, receive, send, status
 from truenext.cli.history import history as history_command
 from truenext.cli.record import record
+from truenext.cli.redrive import redrive
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.size import Size, said
 from truenext.cli.store import store
@@ -131,5 +132,5 @@ def serve(
         raise Failure(error) from error
 
 
-for command in (send, receive, queues, status, audit, history_command, store, record):
+for command in (send, receive, queues, status, redrive, audit, history_command, store, record):
     main.add_command(command)
