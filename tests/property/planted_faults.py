@@ -874,18 +874,6 @@ def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
     patch.setattr(Engine, "_fail", lambda engine, entry, nack=None: fail(engine, entry, nacks.get(entry.sequence)))
 
 
-def a_page_brings_what_waits_for_its_next_try_once_more(patch: Patch) -> None:
-    """The horizon goes below a message that a page has set aside."""
-    patch.setattr(Lane, "fix_horizon", lambda lane: None)
-    set_aside = Paging._set_aside
-
-    def faulty(paging: Paging, entry: Entry) -> None:
-        set_aside(paging, entry)
-        entry.lane.horizon_min = 0
-
-    patch.setattr(Paging, "_set_aside", faulty)
-
-
 def a_page_brings_back_a_dead_letter_that_was_moved(patch: Patch) -> None:
     patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
 

@@ -506,7 +506,10 @@ class Engine:
             # Its batch became durable a moment ago; all queues are to see that in one step.
             self._early_pages.append((read, page))
             return
-        for entry in self._paging.page_read(read, page, self._committed, self.now_ms):
+        failed = self._paging.page_read(read, page, self._committed, self.now_ms)
+        for entry in self._paging.take_waiting():
+            self._account.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
+        for entry in failed:
             self._dead_letter(entry, entry.message)
         self._touched[read.lane.queue] = None
 
@@ -626,15 +629,17 @@ class Engine:
             is_away = delay_ms > 0 and self.delays.delay(entry, delay_ms)
             if entry.stored is not None:
                 mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
-            if is_away:
-                self._account.returned(entry, has_failed=has_failed)
-                lane.delayed[entry.sequence] = entry
-                self._paging.came_back(entry)
-                # Its consumer has credit again.
-                self._touched[queue] = None
-                return
-        self._account.returned(entry, has_failed=has_failed)
-        lane.give_back(entry)
+            if entry.due_us:
+                self._account.delayed(entry, is_holding=not is_away)
+            else:
+                self._account.returned(entry, has_failed=True)
+        else:
+            is_away = False
+            self._account.returned(entry, has_failed=False)
+        if is_away:
+            lane.delayed[entry.sequence] = entry
+        else:
+            lane.give_back(entry)
         self._paging.came_back(entry)
         self._touched[queue] = None
 
@@ -659,11 +664,16 @@ class Engine:
     def _end_delay(self, entry: Entry) -> None:
         """A message is due; whatever has become of it meanwhile."""
         lane = entry.lane
+        queue = lane.queue
         if lane.delayed.get(entry.sequence) is entry:
             del lane.delayed[entry.sequence]
             lane.give_back(entry)
-        if self._queues.get(lane.queue.name) is lane.queue:
-            self._touched[lane.queue] = None
+            self._account.due(entry)
+        elif entry.message is not None or lane.bodiless.get(entry.sequence) is entry:
+            # It held the others back, and has not left memory wholly meanwhile.
+            self._account.due(entry)
+        if self._queues.get(queue.name) is queue:
+            self._touched[queue] = None
 
     def _release(self, consumer: Consumer, *, has_begun: bool) -> None:
         """End a consumer; `has_begun` charges an attempt to the first message it holds."""

@@ -90,6 +90,8 @@ class Paging:
         self._with_recent: dict[Lane, None] = {}
         """Lanes from which something leaves once it is durable."""
         self._with_taken_out: dict[Lane, None] = {}
+        self._waiting: list[Entry] = []
+        """Messages of the last pages that wait for their next try."""
         self._too_large: dict[Queue, None] = {}
         """Queues that may be over their own limit."""
         self._still_too_large: dict[Queue, None] = {}
@@ -228,8 +230,11 @@ class Paging:
                 elif self._delays.restore(entry, found.mark.due_ms, now_ms):
                     left_out += 1
                     self._set_aside(entry)
+                    self._waiting.append(entry)
                 else:
                     fresh.append(entry)
+                    if entry.due_us:
+                        self._waiting.append(entry)
             elif found.sequence in lane.bodiless:
                 entry = lane.bodiless.pop(found.sequence)
                 self._embody(entry, found.message)
@@ -241,6 +246,11 @@ class Paging:
             self._move_horizon(lane, fresh, left_out, up_to, page.as_of)
         self._let_go_of(lane, committed)
         return failed
+
+    def take_waiting(self) -> list[Entry]:
+        """Messages of pages since the last call that wait for their next try."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
     def _has_failed(self, entry: Entry) -> bool:
         """It was on its way to the dead-letter queue, or was when the broker ended."""
