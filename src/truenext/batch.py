@@ -4,6 +4,8 @@ Finished bytes only: the store's thread compares, encodes and decides nothing. K
 record.py.
 """
 
+from typing import NamedTuple
+
 import msgspec
 
 
@@ -13,6 +15,20 @@ class ProducerState(msgspec.Struct, frozen=True, gc=False):
     number: int
     used_ms: int
     """Milliseconds since the epoch of its last use."""
+
+
+class Mark(NamedTuple):
+    """What became of a message so far."""
+
+    attempts: int
+    deliveries: int
+    due_ms: int = 0
+    """Milliseconds since the epoch before which it is not tried again; DUE_NEVER for one that is poison, and has to be
+    read before it can be dead-lettered."""
+
+
+NO_MARK = Mark(0, 0)
+DUE_NEVER = (1 << 63) - 1
 
 
 class Batch:
@@ -49,8 +65,8 @@ class Batch:
         self.removes: list[bytes] = []
         """Keys of persistent messages that are gone; each was put by an earlier batch."""
         self.transient_removes: list[bytes] = []
-        self.marks: dict[bytes, tuple[int, int]] = {}
-        """Message key to (attempts, deliveries), for messages of either kind that were given back."""
+        self.marks: dict[bytes, Mark] = {}
+        """By message key, for messages of either kind that were given back."""
         self.unmarks: list[bytes] = []
         """Message keys whose mark goes, always together with the message."""
         self.queues: dict[int, str] = {}

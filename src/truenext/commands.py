@@ -71,6 +71,10 @@ class Nack(msgspec.Struct, gc=False):
     subscription: str | None
     sequence: int
     transaction: str | None = None
+    delay_ms: int | None = None
+    """Milliseconds until the next try; None leaves it to the policy."""
+    is_poison: bool = False
+    """There is to be no next try."""
 
 
 class Begin(msgspec.Struct, gc=False):

@@ -26,7 +26,7 @@ NAME is no event, its count is 0: from here on the queue number stands for that 
 import struct
 from enum import IntEnum
 
-HISTORY_VERSION = 1
+HISTORY_VERSION = 2
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -77,7 +77,7 @@ COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
 PERSISTENT_FLAG = 16
 """Added to the priority in the flags of an accepted message."""
 
-REASONS = ("", "failed", "released", "clean", "unclean")
+REASONS = ("", "failed", "released", "clean", "unclean", "delayed", "holding", "due")
 """By code: why a message was returned, how the run before ended."""
 
 MODES = ("auto", "client", "client-individual")

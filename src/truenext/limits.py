@@ -62,6 +62,9 @@ PRODUCERS_MAX = 100_000
 PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
 """Milliseconds a producer's last number is remembered after its last use (guarantee L5)."""
 
+DELAY_MS_MAX = 7 * 24 * 3600 * 1000
+"""Longest delay in milliseconds that a NACK may ask for: what waits longer belongs into a queue of its own."""
+
 PRODUCER_NUMBER_MAX = 2**63 - 1
 """Largest number of a repeated send: it is stored in eight bytes."""
 
@@ -150,6 +153,9 @@ ATTEMPTS_MAX = 1_000_000
 """Most attempts that can be asked for: the store has four bytes for them."""
 
 PAGE_BYTES_SHORT = 64 * 1024
+REDRIVE_PIECE = 500
+"""Dead letters moved back in one go: others are served in between."""
+
 PAGE_SIZE_SHORT = 16
 """Messages read at a time while memory is short: what is read and not taken at once leaves again."""
 

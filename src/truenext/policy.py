@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from sys import maxsize
 
-from truenext.limits import ATTEMPTS_MAX, PAGE_SIZE, PAGE_SIZE_MAX
+from truenext.destination import DEAD_LETTER_PREFIX
+from truenext.limits import ATTEMPTS_MAX, DELAY_MS_MAX, PAGE_SIZE, PAGE_SIZE_MAX
 from truenext.setting import setting
 
 
@@ -41,6 +42,19 @@ class Expired(Enum):
     """It moves to the dead-letter queue."""
 
 
+class WhileWaiting(Enum):
+    """What the rest of a queue does while a failed message waits for its next try."""
+
+    PASS = "pass"
+    """It goes on."""
+    HOLD = "hold"
+    """What stands behind the failed message waits as well: the order is kept."""
+
+
+INDIVIDUAL = "individual"
+"""Each queue has a dead-letter queue of its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Each field is a setting of the configuration file, under the same name."""
@@ -53,6 +67,57 @@ class Policy:
         least=1,
         most=ATTEMPTS_MAX,
         reason="The first try and six more, as ActiveMQ's clients do.",
+    )
+    first_delay_ms: int = setting(
+        0,
+        "From the first failure of a message to its next try.",
+        unit="milliseconds",
+        least=0,
+        most=DELAY_MS_MAX,
+        reason="Most failures pass at once, and the order is kept.",
+    )
+    delay_ms: int = setting(
+        1000,
+        "The same from its second failure.",
+        unit="milliseconds",
+        least=0,
+        most=DELAY_MS_MAX,
+        reason="What was not there twice has to be given time; ActiveMQ's clients wait as long.",
+    )
+    backoff: float = setting(
+        1.0,
+        "How many times as long the delay is from each failure on to the next.",
+        least=1,
+        most=100,
+        reason="A try a second, five times, is what ActiveMQ's clients do.",
+    )
+    delay_max_ms: int = setting(
+        300_000,
+        "The longest delay, before the jitter.",
+        unit="milliseconds",
+        least=0,
+        most=DELAY_MS_MAX,
+        reason="Nothing waits longer than five minutes once the cause is gone, and a hundred thousand failing messages "
+        "are tried 333 times a second, which a broker does beside its work.",
+    )
+    jitter: float = setting(
+        0.0,
+        "Share of a delay by which it is longer or shorter at random: what failed together is not tried together.",
+        least=0,
+        most=1,
+        reason="Times that are known beforehand are easier to reason about; few messages fail together.",
+    )
+    while_waiting: WhileWaiting = setting(
+        WhileWaiting.PASS,
+        'While a failed message waits for its next try, the others pass it ("pass"), or what stands behind it waits as '
+        'well ("hold"), so that the order is kept. A change holds for what fails from then on.',
+        reason="One message that fails need not hold back those that do not.",
+    )
+    dead_letters: str = setting(
+        INDIVIDUAL,
+        'Where what is given up goes: "individual" is DLQ. + the name of its queue, anything else the name of a queue. '
+        "A change holds for what is given up from then on.",
+        reason="Whoever looks after a queue finds its failures, and nobody else's.",
     )
     page_size: int = setting(
         PAGE_SIZE,
@@ -100,6 +165,12 @@ class Policies:
             key=lambda pair: _specificity(pair[0]),
             reverse=True,
         )
+        policies = (default, *self.by_pattern.values())
+        self._shared = {policy.dead_letters for policy in policies if policy.dead_letters != INDIVIDUAL}
+
+    def holds_dead_letters(self, name: str) -> bool:
+        """What fails in this queue stays there."""
+        return name.startswith(DEAD_LETTER_PREFIX) or name in self._shared
 
     def of(self, name: str) -> Policy:
         """

@@ -30,7 +30,7 @@ from tests.contract.simulated_disk import (
     quick_folder,
 )
 from tests.contract.test_store import Model
-from truenext.batch import Batch, ProducerState
+from truenext.batch import Batch, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.record import message_key, timer
 from truenext.store.embedded import EmbeddedStore
@@ -271,7 +271,10 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
     return model.changes(
         new,
         gone,
-        marks={key: (rng.randint(1, 7), rng.randint(1, 9)) for key in rng.sample(left, min(len(left), 2))},
+        marks={
+            key: Mark(rng.randint(1, 7), rng.randint(1, 9), rng.randint(0, 9))
+            for key in rng.sample(left, min(len(left), 2))
+        },
         queues={len(model.queues) + 1: "name"} if rng.random() < 0.2 else {},
         producers=(
             {rng.choice("abc"): ProducerState(rng.randint(0, 99), rng.randint(0, 3))} if rng.random() < 0.3 else {}

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from truenext.batch import Batch, ProducerState
+from truenext.batch import NO_MARK, Batch, Mark, ProducerState
 from truenext.engine.account import Account
 from truenext.errors import TruenextError
 from truenext.history.writer import History
@@ -31,8 +31,7 @@ class Shown(NamedTuple):
     """A message as the store shows it; no message if its record is damaged."""
 
     message: Message | None
-    attempts: int
-    deliveries: int
+    mark: Mark
 
 
 Shelf = dict[bytes, dict[int, Shown]]
@@ -106,8 +105,8 @@ class Writer:
                 self.remove(batch, message_key(lane, sequence))
             for sequence, shown in list(self.shelf[lane].items()):
                 if seed.random() < 0.003:
-                    mark = (shown.attempts + 1, shown.deliveries + 2)
-                    self.shelf[lane][sequence] = shown._replace(attempts=mark[0], deliveries=mark[1])
+                    mark = Mark(shown.mark.attempts + 1, shown.mark.deliveries + 2, sequence)
+                    self.shelf[lane][sequence] = shown._replace(mark=mark)
                     batch.marks[message_key(lane, sequence)] = mark
         for _ in range(seed.randrange(1, 8)):
             self._sequence += 1
@@ -128,13 +127,13 @@ class Writer:
     def put(self, batch: Batch, key: bytes, *, is_transient: bool) -> None:
         message = message_of(key, self._seed, persistent=not is_transient)
         (batch.transient_puts if is_transient else batch.puts)[key] = encode(key, message)
-        self.shelf[key[:5]][sequence_of(key)] = Shown(message, 0, 0)
+        self.shelf[key[:5]][sequence_of(key)] = Shown(message, NO_MARK)
 
     def remove(self, batch: Batch, key: bytes) -> None:
         shown = self.shelf[key[:5]].pop(sequence_of(key))
         assert shown.message is not None, "only what is known is removed"
         (batch.removes if shown.message.persistent else batch.transient_removes).append(key)
-        if shown.attempts or shown.deliveries:
+        if shown.mark != NO_MARK:
             batch.unmarks.append(key)
 
     def stop(self) -> Content:
@@ -166,7 +165,7 @@ def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
                     message = decode(stored.key, stored.record)
                 except DamagedRecord:
                     message = None
-                shelf[lane][sequence_of(stored.key)] = Shown(message, stored.attempts, stored.deliveries)
+                shelf[lane][sequence_of(stored.key)] = Shown(message, stored.mark)
             unread -= len(page.messages)
             horizon = sequence_of(page.messages[-1].key) if page.messages else horizon
             is_end = page.is_end
@@ -250,7 +249,7 @@ def _take_and_send(store: EmbeddedStore, content: Content) -> None:
                 batch.puts[key] = encode(key, message)
             else:
                 (batch.removes if message.persistent else batch.transient_removes).append(key)
-                batch.unmarks += [key] if shown.attempts or shown.deliveries else []
+                batch.unmarks += [key] if shown.mark != NO_MARK else []
         store.apply(batch)
     number += 1
     batch = Batch(number)
@@ -294,7 +293,7 @@ def work_on(shelf: Shelf) -> list[list[tuple[bytes, Shown]]]:
         for _ in range(3):
             key = message_key(lane, sequence)
             message = message_of(key, random.Random(sequence), persistent=True)
-            sent.append((key, Shown(message, 0, 0)))
+            sent.append((key, Shown(message, NO_MARK)))
             sequence += 1
         batches.append(taken + sent)
     return batches

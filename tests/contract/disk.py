@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from truenext.batch import Batch
+from truenext.batch import Batch, Mark
 from truenext.record import lane_key, message_key, sequence_of, timer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
@@ -47,6 +47,7 @@ class Disk:
         batch = Batch(self.number)
         for name, value in changes.items():
             setattr(batch, name, value)
+        batch.marks = {key: Mark(*mark) for key, mark in batch.marks.items()}
         return batch
 
     def crash(self) -> Recovered:

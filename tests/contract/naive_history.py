@@ -18,7 +18,7 @@ COLUMNS = {
 }
 KINDS = ["name", "started", "recovered", "accepted", "committed", "subscribed", "unsubscribed", "dispatched"]
 KINDS += ["acknowledged", "returned", "expired", "dead-lettered"]
-REASONS = [None, "failed", "released", "clean", "unclean"]
+REASONS = [None, "failed", "released", "clean", "unclean", "delayed", "holding", "due"]
 MODES = ["auto", "client", "client-individual"]
 
 

@@ -760,10 +760,10 @@ def test_a_page_read_in_the_middle_of_a_write_shows_nothing_of_it(
     page = embedded_disk.store.page(LANE, 0, 10)
     go_on.set()
     thread.join()
-    assert [(sequence_of(m.key), m.attempts) for m in page.messages] == [(1, 0), (2, 1)]
+    assert [(sequence_of(m.key), m.mark.attempts) for m in page.messages] == [(1, 0), (2, 1)]
     assert page.as_of == 1
     page = embedded_disk.store.page(LANE, 0, 10)
-    assert [(sequence_of(m.key), m.attempts) for m in page.messages] == [(2, 2), (3, 0), (4, 0), (5, 0), (6, 0)]
+    assert [(sequence_of(m.key), m.mark.attempts) for m in page.messages] == [(2, 2), (3, 0), (4, 0), (5, 0), (6, 0)]
     assert page.as_of == 2
 
 
@@ -792,7 +792,7 @@ def test_a_page_read_in_the_middle_of_a_move_shows_every_message_once(
     disk.apply(removes=[key(4), key(11)])
     messages = disk.store.page(LANE, 0, 100).messages
     go_on.set()
-    assert [(sequence_of(m.key), m.attempts, m.record) for m in messages] == [
+    assert [(sequence_of(m.key), m.mark.attempts, m.record) for m in messages] == [
         (n, {2: 1, 3: 3}.get(n, 0), b"record %d" % n) for n in (2, 3, 5, 6, 7, 8, 10, 20)
     ]
     disk.store.close()

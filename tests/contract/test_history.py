@@ -31,7 +31,7 @@ class Told:
     def __init__(self, *, run: int = 1, first_event: int = 1, attempts_max: int = 2) -> None:
         account = Account(run=run, first_event=first_event)
         self.engine = Engine(sequence_limit=1, policies=Policies(Policy(attempts_max=attempts_max)), account=account)
-        self.engine.tick(1_000_000)
+        self.engine.tick(1_000_000, 0)
         self.engine.start()
         self.chunks: list[bytes] = []
         self.commit()
@@ -190,7 +190,7 @@ def test_an_expired_message_is_told() -> None:
     session = told.session()
     told.send(session, expires_ms=2)
     told.subscribe(session)
-    told.engine.tick(3_000_000)
+    told.engine.tick(3_000_000, 0)
     told.commit()
     assert told.story() == [("accepted", 1), ("expired", 1)]
 
@@ -243,7 +243,7 @@ def busy(rng: random.Random, steps: int = 300, **first: int) -> Told:
                 told.engine.taken(session)
             case 6:
                 told.engine.turn()
-        told.engine.tick(1_000_000 + rng.randrange(10**6))
+        told.engine.tick(1_000_000 + rng.randrange(10**6), 0)
     told.commit()
     return told
 
@@ -404,7 +404,7 @@ def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     told = Told()
     session = told.session()
     for day in range(40):
-        told.engine.tick(day * 86_400_000_000 // 4)
+        told.engine.tick(day * 86_400_000_000 // 4, 0)
         told.send(session)
         told.commit()
     write(tmp_path, told).close()

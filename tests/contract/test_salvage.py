@@ -30,6 +30,7 @@ from tests.contract.damage import (
     write_history,
 )
 from tests.contract.disk import LANE, Disk, key, put
+from truenext.batch import NO_MARK
 from truenext.broker.recovery import recover
 from truenext.cli.main import main
 from truenext.errors import StoreError
@@ -276,7 +277,7 @@ def records(*sequences: int) -> dict[bytes, bytes]:
 
 def shown(content: Content) -> dict[int, tuple[int, int]]:
     """Sequence to attempts and deliveries, in the one lane."""
-    return {n: (one.attempts, one.deliveries) for n, one in content.shelf.get(LANE, {}).items()}
+    return {n: one.mark[:2] for n, one in content.shelf.get(LANE, {}).items()}
 
 
 @pytest.mark.parametrize(
@@ -646,7 +647,7 @@ def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
     transients = {}
     for n in range(1, 6):
         message = message_of(key(n), random.Random(n), persistent=False)
-        transients[n] = Shown(message, 0, 0)
+        transients[n] = Shown(message, NO_MARK)
         disk.apply(transient_puts={key(n): encode(key(n), message)})
     disk.store.close()
     assert "the next start drops 5 transients" in truenext("check", tmp_path / "data").stdout

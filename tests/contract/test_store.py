@@ -29,7 +29,7 @@ from tests.contract.disk import (
     sequences,
     timers,
 )
-from truenext.batch import Batch, ProducerState
+from truenext.batch import DUE_NEVER, NO_MARK, Batch, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, lane_key, message_key, sequence_of, split_timer, timer
 from truenext.store.memory import MemoryStore
@@ -101,7 +101,7 @@ def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
         producers={"p": producer},
     )
     messages = disk.store.page(LANE, 0, 10).messages
-    assert [(m.key, m.record, m.attempts, m.deliveries) for m in messages] == [
+    assert [(m.key, m.record, m.mark.attempts, m.mark.deliveries) for m in messages] == [
         (key(1), b"record 1", 0, 0),
         (key(2), b"record 2", 3, 4),
     ]
@@ -123,7 +123,7 @@ def test_a_batch_that_fails_leaves_nothing_behind(disk: Disk) -> None:
         disk.store.apply(bad)
     assert disk.crash() == before
     messages = disk.store.page(LANE, 0, 10).messages
-    assert [(sequence_of(m.key), m.attempts) for m in messages] == [(1, 1), (2, 0)]
+    assert [(sequence_of(m.key), m.mark.attempts) for m in messages] == [(1, 1), (2, 0)]
 
 
 def test_after_a_failed_batch_every_other_is_refused_until_a_restart(disk: Disk) -> None:
@@ -307,7 +307,7 @@ def test_pages_read_while_batches_are_applied_show_whole_batches_and_claim_no_mo
         found = [sequence_of(message.key) for message in page.messages]
         shown = found[0] // 10 if found else 0
         assert found == ([shown * 10 + n for n in range(1, 7)] if shown else [])
-        assert [m.attempts for m in page.messages] == ([shown, 0, 0, 0, 0, 0] if shown else [])
+        assert [m.mark.attempts for m in page.messages] == ([shown, 0, 0, 0, 0, 0] if shown else [])
         assert returned_before <= page.as_of <= shown <= page.as_of + 1
     thread.join()
     assert not failures
@@ -326,8 +326,16 @@ def test_marks_come_with_their_message_and_the_last_one_counts(disk: Disk) -> No
     disk.apply(puts=put(1, 2), transient_puts=put(3), marks={key(1): (0, 1), key(3): (2, 9)})
     disk.apply(marks={key(1): (1, 2)})
     disk.stop()
-    marks = {sequence_of(m.key): (m.attempts, m.deliveries) for m in disk.store.page(LANE, 0, 10).messages}
+    marks = {sequence_of(m.key): m.mark[:2] for m in disk.store.page(LANE, 0, 10).messages}
     assert marks == {1: (1, 2), 2: (0, 0), 3: (2, 9)}
+
+
+@pytest.mark.parametrize("due_ms", [1, 1_800_000_000_000, DUE_NEVER])
+def test_a_mark_says_when_its_message_is_due(disk: Disk, due_ms: int) -> None:
+    disk.apply(puts=put(1), transient_puts=put(2), marks={key(1): Mark(2, 3, due_ms), key(2): Mark(1, 1, due_ms)})
+    disk.stop()
+    found = [m.mark for m in disk.store.page(LANE, 0, 10).messages]
+    assert found == [Mark(2, 3, due_ms), Mark(1, 1, due_ms)]
 
 
 def test_a_mark_goes_with_its_message(disk: Disk) -> None:
@@ -335,14 +343,14 @@ def test_a_mark_goes_with_its_message(disk: Disk) -> None:
     disk.apply(puts=put(1), transient_puts=put(2), marks={key(1): (1, 2), key(2): (1, 2)})
     disk.apply(removes=[key(1)], transient_removes=[key(2)], unmarks=[key(1), key(2)])
     disk.apply(puts=put(1), transient_puts=put(2))
-    assert [(m.attempts, m.deliveries) for m in disk.store.page(LANE, 0, 10).messages] == [(0, 0), (0, 0)]
+    assert [m.mark[:2] for m in disk.store.page(LANE, 0, 10).messages] == [(0, 0), (0, 0)]
 
 
 def test_a_message_given_back_and_removed_in_one_batch_leaves_no_mark(disk: Disk) -> None:
     disk.apply(puts=put(1))
     disk.apply(marks={key(1): (1, 2)}, removes=[key(1)], unmarks=[key(1)])
     disk.apply(puts=put(1))
-    assert [(m.attempts, m.deliveries) for m in disk.store.page(LANE, 0, 10).messages] == [(0, 0)]
+    assert [m.mark[:2] for m in disk.store.page(LANE, 0, 10).messages] == [(0, 0)]
 
 
 def test_a_message_without_a_mark_may_be_unmarked(disk: Disk) -> None:
@@ -415,7 +423,7 @@ def test_after_a_clean_stop_the_transients_are_there_at_their_places(disk: Disk)
     assert recovered.clean_stop is True
     assert recovered.counts == {LANE: 4}
     messages = disk.store.page(LANE, 0, 10).messages
-    assert [(sequence_of(m.key), m.attempts) for m in messages] == [(1, 0), (2, 1), (3, 0), (4, 0)]
+    assert [(sequence_of(m.key), m.mark.attempts) for m in messages] == [(1, 0), (2, 1), (3, 0), (4, 0)]
 
 
 def test_a_crash_drops_transients_with_their_counts_and_marks(disk: Disk) -> None:
@@ -432,8 +440,8 @@ def test_a_crash_drops_transients_with_their_counts_and_marks(disk: Disk) -> Non
     assert sequences(disk.store, NEXT_QUEUE) == []
     # The keys come back, as they never do in a broker, to show that their marks are gone.
     disk.apply(puts=put(2, 5) | put(6, lane=NEXT_QUEUE))
-    assert [m.attempts for m in disk.store.page(LANE, 0, 10).messages] == [1, 0, 0, 0]
-    assert [m.attempts for m in disk.store.page(NEXT_QUEUE, 0, 10).messages] == [0]
+    assert [m.mark.attempts for m in disk.store.page(LANE, 0, 10).messages] == [1, 0, 0, 0]
+    assert [m.mark.attempts for m in disk.store.page(NEXT_QUEUE, 0, 10).messages] == [0]
 
 
 def test_a_crash_drops_the_transients_of_an_earlier_clean_stop_too(disk: Disk) -> None:
@@ -550,7 +558,7 @@ class Model:
     messages: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)
     used: set[bytes] = field(default_factory=set)
     """A broker never uses a key twice."""
-    marks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    marks: dict[bytes, Mark] = field(default_factory=dict)
     queues: dict[int, str] = field(default_factory=dict)
     producers: dict[str, ProducerState] = field(default_factory=dict)
     timers: set[bytes] = field(default_factory=set)
@@ -605,8 +613,8 @@ class Model:
             while page:
                 found += page
                 page = store.page(lane, sequence_of(page[-1].key), limit).messages
-            assert [(m.key, m.record, (m.attempts, m.deliveries)) for m in found] == [
-                (one, self.messages[one][0], self.marks.get(one, (0, 0))) for one in lanes.get(lane, [])
+            assert [(m.key, m.record, m.mark) for m in found] == [
+                (one, self.messages[one][0], self.marks.get(one, NO_MARK)) for one in lanes.get(lane, [])
             ]
 
     def check_recovered(self, recovered: Recovered) -> None:
@@ -665,11 +673,8 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     gone = data.draw(st.lists(st.sampled_from(held), unique=True), label="removes") if held else []
     left = sorted((model.messages.keys() | new) - set(gone))
     number = st.integers(0, 2**32 - 1)
-    marks = (
-        data.draw(st.dictionaries(st.sampled_from(left), st.tuples(number, number), max_size=4), label="marks")
-        if left
-        else {}
-    )
+    mark = st.builds(Mark, number, number, st.sampled_from([0, 1, DUE_NEVER]))
+    marks = data.draw(st.dictionaries(st.sampled_from(left), mark, max_size=4), label="marks") if left else {}
     names = st.sampled_from("abc")
     state = st.builds(ProducerState, number=st.integers(0, 2**63 - 1), used_ms=st.integers(0, 3))
     producers = data.draw(st.dictionaries(names, state), label="producers")

@@ -102,12 +102,12 @@ def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
     )
     disk.apply(puts=put(9))
     found = page.end()
-    assert [(sequence_of(m.key), m.attempts) for m in found.messages] == [(1, 1), (2, 2), (4, 0)] + [
+    assert [(sequence_of(m.key), m.mark.attempts) for m in found.messages] == [(1, 1), (2, 2), (4, 0)] + [
         (n, {5: 5}.get(n, 0)) for n in (5, 6, 7, 8)
     ]
     assert found.as_of == 4
     now = disk.store.page(LANE, 0, 100)
-    assert [(sequence_of(m.key), m.attempts) for m in now.messages] == [(2, 9), (6, 9), (7, 0), (9, 0)]
+    assert [(sequence_of(m.key), m.mark.attempts) for m in now.messages] == [(2, 9), (6, 9), (7, 0), (9, 0)]
     disk.store.close()
 
 
@@ -441,7 +441,7 @@ def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room
         "the disk has room again",
     ]
     assert disk.crash().counts == {LANE: 9}
-    assert [(sequence_of(m.key), m.attempts) for m in disk.store.page(LANE, 0, 2).messages] == [(8, 1), (9, 0)]
+    assert [(sequence_of(m.key), m.mark.attempts) for m in disk.store.page(LANE, 0, 2).messages] == [(8, 1), (9, 0)]
     disk.store.close()
 
 

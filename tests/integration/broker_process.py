@@ -33,6 +33,7 @@ PATIENCE_SECONDS = 20.0
 """Longest time that anything that must happen may take: a loaded machine is slow, not broken."""
 
 TRUENEXT = str(Path(sys.executable).parent / "truenext")
+BROKER_WITH_POLICY = str(Path(__file__).parent / "broker_with_policy.py")
 HELD_DISK = str(Path(__file__).parent / "held_disk.py")
 
 _DIE_WITH_US = (
@@ -60,8 +61,17 @@ class QueueFacts(NamedTuple):
 class BrokerProcess:
     """One data folder, and the broker that runs on it now."""
 
-    def __init__(self, folder: Path, options: Sequence[str] = (), *, can_hold_disk: bool = False) -> None:
-        """With `options` of `truenext serve`. With `can_hold_disk`, `hold_disk` and the like work."""
+    def __init__(
+        self,
+        folder: Path,
+        options: Sequence[str] = (),
+        *,
+        can_hold_disk: bool = False,
+        policy: dict[str, Any] | None = None,
+    ) -> None:
+        """With `options` of `truenext serve`. With `can_hold_disk`, `hold_disk` and the like work. `policy` has
+        fields of the policy of all queues.
+        """
         self.data = folder / "data"
         self.options = options
         self._log = folder / "broker.log"
@@ -72,6 +82,8 @@ class BrokerProcess:
         self._command = [TRUENEXT]
         if can_hold_disk:
             self._command = [sys.executable, HELD_DISK, str(folder)]
+        if policy is not None:
+            self._command = [sys.executable, BROKER_WITH_POLICY, json.dumps(policy)]
         self._log_checked = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[RawClient] = []

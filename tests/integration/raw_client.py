@@ -177,8 +177,15 @@ class RawClient:
     def ack(self, message: Frame, *, transaction: str | None = None, confirmed: bool = False) -> None:
         self.say("ACK", self._naming(message, transaction), confirmed=confirmed)
 
-    def nack(self, message: Frame, *, transaction: str | None = None, confirmed: bool = False) -> None:
-        self.say("NACK", self._naming(message, transaction), confirmed=confirmed)
+    def nack(
+        self,
+        message: Frame,
+        *,
+        transaction: str | None = None,
+        confirmed: bool = False,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self.say("NACK", self._naming(message, transaction) | (headers or {}), confirmed=confirmed)
 
     def begin(self, transaction: str) -> None:
         self.say("BEGIN", {"transaction": transaction})

@@ -16,6 +16,8 @@ from truenext.wire.stomp.frame import Frame
 pytestmark = LIMITS
 
 ATTEMPTS_MAX = 7
+AT_ONCE = {"truenext-delay": "0"}
+"""The next try does not wait, as it would from the second failure on."""
 VERSIONS = pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])
 MODES = pytest.mark.parametrize("ack", ["client", "client-individual"])
 
@@ -162,7 +164,7 @@ def test_attempts_are_remembered_over_a_restart(own_broker: BrokerProcess, queue
     sender.send(queue, b"persistent", persistent=True, confirmed=True)
     reader.subscribe(queue)
     for _ in range(3):
-        reader.nack(reader.message(), confirmed=True)
+        reader.nack(reader.message(), confirmed=True, headers=AT_ONCE)
 
     own_broker.restart(is_clean=is_clean)
 
@@ -431,7 +433,7 @@ def test_after_seven_attempts_a_message_is_a_dead_letter(broker: BrokerProcess, 
         assert attempts([message]) == [attempt]
         assert deliveries([message]) == [attempt + 1]
         # The dead letter is visible in its new queue once it is durable there; the good one need not wait for that.
-        reader.nack(message, confirmed=True)
+        reader.nack(message, confirmed=True, headers=AT_ONCE)
     assert reader.message().body == b"good"
 
     dead = broker.what_is_left(f"DLQ.{queue}", once_durable=True)
@@ -458,7 +460,7 @@ def test_what_fails_in_a_dead_letter_queue_stays_there_at_its_place(broker: Brok
     for attempt in range(2 * ATTEMPTS_MAX):
         message = reader.message()
         assert (message.body, attempts([message])) == (b"0", [attempt])
-        reader.nack(message)
+        reader.nack(message, headers=AT_ONCE)
     reader.disconnect()
 
     assert bodies(broker.what_is_left(dead_letters, once_durable=True)) == numbers(3)
@@ -472,7 +474,7 @@ def test_a_dead_letter_is_confirmed_with_the_nack_that_made_it(
     sender.send(queue, b"poison", persistent=not is_transient, confirmed=True)
     reader.subscribe(queue)
     for _ in range(ATTEMPTS_MAX):
-        reader.nack(reader.message(), confirmed=True)
+        reader.nack(reader.message(), confirmed=True, headers=AT_ONCE)
 
     own_broker.restart(is_clean=False)
 

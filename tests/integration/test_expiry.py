@@ -89,8 +89,8 @@ def test_a_clock_that_is_set_forwards_expires_and_one_that_is_set_back_brings_no
     offset_ms = 0
     tick = Engine.tick
 
-    def shifted(engine: Engine, now_us: int) -> None:
-        tick(engine, now_us + offset_ms * 1000)
+    def shifted(engine: Engine, now_us: int, steady_us: int) -> None:
+        tick(engine, now_us + offset_ms * 1000, steady_us)
 
     async def run(monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal offset_ms

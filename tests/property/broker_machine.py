@@ -7,6 +7,7 @@ memory_audit.py looks inside); see test_against_oracle.py for how it is run.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from sys import maxsize
 from typing import Any, ClassVar, TypeVar
 
@@ -18,24 +19,39 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 import truenext.selector
 from tests.property.disk import Disk, Stored
 from tests.property.memory_audit import left_in_memory, miscounted
-from tests.property.oracle import SOCKETS_BYTES_MIN, Disagreement, Letter, Look, Oracle, Parcel, Peer, Reader, Seen
+from tests.property.oracle import (
+    SOCKETS_BYTES_MIN,
+    Disagreement,
+    Letter,
+    Look,
+    Oracle,
+    Parcel,
+    Peer,
+    Reader,
+    Retries,
+    Seen,
+    Wish,
+)
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.browse import Showing
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
+from truenext.engine.paging import Look as PageLook
 from truenext.engine.paging import PageRead
+from truenext.engine.redrive import Wanted
 from truenext.engine.session import Session
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
-from truenext.policy import Expired, Policies, Policy, StoreAndDispatch
+from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
 from truenext.record import decode, sequence_of, split_lane_key
 from truenext.store.store import Recovered
 
 BIG = 600 * 1024
 """Bytes of a large body: two of them fill a connection's room (limits.UNSENT_BYTES_MAX)."""
-DAY_MS = 24 * 3600 * 1000
+HOUR_MS = 3600 * 1000
+DAY_MS = 24 * HOUR_MS
 REMEMBERED_MS = 7 * DAY_MS
 PEERS_MAX = 4
 READERS_MAX = 6
@@ -113,7 +129,32 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "repeat_send": (3, SENDING | {"which": PICK}),
     "acknowledge": (8, ANSWERING | {"wants_receipt": YES_OR_NO}),
     "acknowledge_and_read_on": (2, {"which": PICK, "is_written": YES_OR_NO, "is_squeezed": YES_OR_NO}),
-    "refuse": (6, ANSWERING),
+    "refuse": (
+        6,
+        ANSWERING
+        | {
+            "delay": st.sampled_from([None] * 8 + [0, 1, 20, 7 * DAY_MS]),
+            "is_poison": st.sampled_from([False] * 9 + [True]),
+        },
+    ),
+    "read_for_redrive": (
+        2,
+        {"queue": st.sampled_from(["DLQ.a", "DLQ.a", "DLQ.b"]), "limit": st.sampled_from([1, 3, 500])},
+    ),
+    "redrive": (4, {"limit": st.sampled_from([1, 500])}),
+    "send_and_refuse": (
+        1,
+        {
+            "who": PICK,
+            "priority": PRIORITY,
+            "persistent": YES_OR_NO,
+            "which": PICK,
+            "delay": st.sampled_from([None] * 6 + [0, 20]),
+            "is_poison": st.sampled_from([False] * 3 + [True]),
+        },
+    ),
+    "redrive_at_once": (1, {"queue": st.sampled_from(["DLQ.a"] * 4 + ["DLQ.b"])}),
+    "jump": (1, {"milliseconds": st.sampled_from([-HOUR_MS, -20, -5, 5, 20, HOUR_MS])}),
     "send_in_transaction": (
         3,
         {
@@ -176,6 +217,11 @@ class BrokerMachine(RuleBasedStateMachine):
         "page_size": st.sampled_from([1, 2, 3, 4, 1000]),
         "store_and_dispatch": st.sampled_from([StoreAndDispatch.DURABLE] * 2 + [StoreAndDispatch.CONCURRENT]),
         "expired": st.sampled_from([Expired.DROP] * 3 + [Expired.DEAD_LETTER]),
+        "retries": st.sampled_from(
+            [Retries()] * 2
+            + [Retries(0, 5), Retries(0, 5, holds=True)]
+            + [Retries(5, 20, 2.0, 30), Retries(5, 20, 2.0, 30, holds=True)]
+        ),
     }
     WEIGHTS: ClassVar[dict[str, int]] = {name: weight for name, (weight, _) in ACTIONS.items()}
     ARE_NARROW: ClassVar[list[bool]] = [False, False, True]
@@ -200,6 +246,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.looks: list[Look] = []
         """Browses of those who are connected, also what they were told the end of."""
         self.disk = Disk()
+        self.redriving: tuple[PageLook, PageRead] | None = None
+        """A page of dead letters that was read, and none was moved yet."""
 
     @initialize(
         circumstances=st.runner().flatmap(lambda machine: st.fixed_dictionaries(machine.CIRCUMSTANCES)),
@@ -231,13 +279,23 @@ class BrokerMachine(RuleBasedStateMachine):
         self.relieves = relieves
         self.is_narrow = is_narrow
         self.memory_limit, of_a_queue = circumstances.pop("memory_limits")
-        self.policy = Policy(attempts_max=attempts_max, memory_limit=of_a_queue, **circumstances)
+        retries = circumstances.pop("retries")
+        self.policy = Policy(
+            attempts_max=attempts_max,
+            memory_limit=of_a_queue,
+            first_delay_ms=retries.first_delay,
+            delay_ms=retries.delay,
+            backoff=retries.backoff,
+            delay_max_ms=retries.delay_max,
+            while_waiting=WhileWaiting.HOLD if retries.holds else WhileWaiting.PASS,
+            **circumstances,
+        )
         is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
         expired_move = self.policy.expired is Expired.DEAD_LETTER
-        self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent, expired_move=expired_move)
+        self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent, expired_move=expired_move, retries=retries)
         # What expires is moved at any time, as what has left memory is.
         self.oracle.leave_memory = expired_move
-        self.oracle.now_ms = 1_000_000
+        self.oracle.now_ms = 1000 * DAY_MS
         self._begin_run(self.disk.restart())
         self._connect_all(readers)
 
@@ -257,7 +315,9 @@ class BrokerMachine(RuleBasedStateMachine):
             memory_limit=self.memory_limit,
             policies=Policies(self.policy),
         )
-        self.engine.now_ms = self.oracle.now_ms
+        self.redriving = None
+        self.boot_us = self.oracle.steady_ms * 1000 - 7
+        self._tick()
         queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
         self.engine.restore_producers(recovered.producers.items())
         for lane, count in recovered.counts.items():
@@ -312,6 +372,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def actions(self) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         """What can happen now."""
+        letters = self.oracle.letters
         is_impossible = {
             "connect": len(self.sessions) >= PEERS_MAX,
             "subscribe": not self.sessions or len(self.oracle.readers) >= READERS_MAX,
@@ -321,6 +382,13 @@ class BrokerMachine(RuleBasedStateMachine):
             "browse_while_messages_leave": len(self.oracle.looks) >= LOOKS_MAX or not self.oracle.leave_memory,
             "end_browse": not self.looks,
             "repeat_send": not self._repeatable(),
+            "jump": any(
+                self.oracle.is_expired(letter) or (letter.is_restored and self.oracle.is_waiting_for_next_try(letter))
+                for letter in letters
+            ),
+            "read_for_redrive": self.redriving is not None or not self.engine.can_redrive,
+            "redrive_at_once": self.redriving is not None or not self.engine.can_redrive,
+            "redrive": self.redriving is None,
             "acknowledge": not self._answerable(),
             "acknowledge_and_read_on": not self._answerable(),
             "refuse": not self._answerable(),
@@ -526,13 +594,16 @@ class BrokerMachine(RuleBasedStateMachine):
         self.all_pages_are_there()
         self._turn()
 
-    def refuse(self, which: int, in_transaction: bool, says_subscription: bool) -> None:
+    def refuse(
+        self, which: int, in_transaction: bool, says_subscription: bool, delay: int | None, is_poison: bool
+    ) -> None:
         letter = _one_of(self._answerable(), which)
         reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
         sequence = self.oracle.sequences[letter]
-        note(f"engine.refuse({reader.peer.name}, Nack({subscription!r}, {sequence}, {transaction!r}))")
-        self.engine.refuse(session, Nack(subscription, sequence, transaction))
-        self.oracle.refuse(reader.peer, letter, transaction)
+        nack = Nack(subscription, sequence, transaction, delay, is_poison)
+        note(f"engine.refuse({reader.peer.name}, {nack})")
+        self.engine.refuse(session, nack)
+        self.oracle.refuse(reader.peer, letter, transaction, Wish(delay, is_poison))
 
     def _asked(
         self, letter: Letter, in_transaction: bool, says_subscription: bool
@@ -636,7 +707,13 @@ class BrokerMachine(RuleBasedStateMachine):
     # Time, sockets and disk -------------------------------------------------------------------------------------------
 
     def advance(self, milliseconds: int) -> None:
-        self._set_time(self.oracle.now_ms + milliseconds)
+        self.oracle.steady_ms += milliseconds
+        self.jump(milliseconds)
+
+    def jump(self, milliseconds: int) -> None:
+        """Somebody sets the wall clock."""
+        self.oracle.now_ms += milliseconds
+        self._tick()
 
     def stretch_windows(self, milliseconds: int) -> None:
         """Who has kept a full window for so long gets a larger one."""
@@ -734,6 +811,51 @@ class BrokerMachine(RuleBasedStateMachine):
         if self.engine.relieve():
             raise Disagreement("a connection is to be ended, though there are no temporary queues")
 
+    def send_and_refuse(
+        self, who: int, priority: int, persistent: bool, which: int, delay: int | None, is_poison: bool
+    ) -> None:
+        self.send(who, "a", priority, persistent, None, False, 2, False)
+        self.all_becomes_durable()
+        self.all_pages_are_there()
+        self.take_all()
+        self.turn()
+        if self._answerable():
+            self.refuse(which, False, False, delay, is_poison)
+
+    def redrive_at_once(self, queue: str) -> None:
+        self.read_for_redrive(queue, 500)
+        if self.redriving is not None:
+            self.redrive(500)
+
+    def read_for_redrive(self, queue: str, limit: int) -> None:
+        """As many pages are skipped as there are empty lanes and lanes that show nothing."""
+        if queue not in {each.name for each in self.engine.queues()}:
+            return
+        after: tuple[int, int] | None = (0, 0)
+        while after is not None:
+            piece = Wanted(queue, limit=limit, after=after)
+            read = self.engine.read_for_redrive(piece)
+            if read is None:
+                return
+            page = self.disk.read_at_once(read)
+            if page.found:
+                note(f"# to be moved from {queue}: {_sketch(page)}")
+                self.redriving = read, page
+                return
+            self.engine.redrive(piece, read, page)
+            rank = read.lane.queue.lanes.index(read.lane)
+            after = (rank + 1, 0) if rank < 9 else None
+
+    def redrive(self, limit: int) -> None:
+        """Anything may have happened since the page was read."""
+        assert self.redriving is not None
+        read, page = self.redriving
+        self.redriving = None
+        shown = [found.sequence for found in page.found][:limit]
+        note(f"engine.redrive({shown}, {_sketch(page)})")
+        answer = self.engine.redrive(Wanted(read.lane.queue.name, sequences=tuple(shown)), read, page)
+        self.oracle.redriven(shown, answer.sequences)
+
     def page_shows_what_the_engine_does_not_know(self) -> None:
         if not self.disk.is_written:
             self.batch_is_written()
@@ -756,7 +878,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if not self.oracle.can_be_spared:
             attempts_max = min(attempts_max, self.policy.attempts_max)
         limit = self.policy.memory_limit if limit_of_a_queue is None else limit_of_a_queue
-        self.policy = Policy(
+        self.policy = replace(
+            self.policy,
             attempts_max=attempts_max,
             memory_limit=limit,
             page_size=page_size,
@@ -859,6 +982,8 @@ class BrokerMachine(RuleBasedStateMachine):
                 self._crash()
             else:
                 self._restart()
+            if self.serial % 3:
+                self.advance(8 * DAY_MS)
             all_queues = ("a", "b", "DLQ.a", "DLQ.b")
             self._connect_all(
                 [{"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} | PLAIN for each in all_queues]
@@ -924,9 +1049,12 @@ class BrokerMachine(RuleBasedStateMachine):
         if lost or undead:
             raise Disagreement(f"in the store are missing {lost}, and should not be {undead}")
         for letter in must:
-            attempts = found[letter].attempts
-            if letter.persistent and attempts != self.oracle.stored_attempts(letter):
-                raise Disagreement(f"{letter} has {attempts} attempts in the store: {letter.written_attempts}")
+            mark, written = found[letter].mark, self.oracle.stored_state(letter)
+            is_right = mark.attempts == written.attempts
+            if self.oracle.is_waiting_for_next_try(letter) and written.due_ms:
+                is_right = mark.due_ms == written.due_ms
+            if letter.persistent and not is_right:
+                raise Disagreement(f"{letter} has {mark} in the store: {letter.written}")
 
     def _stored_letters(self) -> dict[Letter, Stored]:
         return {self._stored_letter(key, each.message)[0]: each for key, each in self.disk.contents().items()}
@@ -953,8 +1081,11 @@ class BrokerMachine(RuleBasedStateMachine):
             raise Disagreement(f"after a clean stop there are {list(found)}; waiting were {alive}")
         for letter in alive:
             each = found[letter]
-            is_right = letter.deliveries == each.deliveries or letter.least_deliveries is not None
-            if not is_right or letter.attempts != each.attempts:
+            is_right = letter.deliveries == each.mark.deliveries or letter.least_deliveries is not None
+            waits = self.oracle.is_waiting_for_next_try(letter)
+            due_ms = self.oracle.now_ms + letter.due - self.oracle.steady_ms
+            is_right &= not waits or each.mark.due_ms == due_ms
+            if not is_right or letter.attempts != each.mark.attempts:
                 raise Disagreement(f"after a clean stop {letter} is {found[letter]}: {vars(letter)}")
 
     def _stored_letter(self, key: bytes, message: Message) -> tuple[Letter, int]:
@@ -1006,9 +1137,11 @@ class BrokerMachine(RuleBasedStateMachine):
         self.serial += 1
         return f"{kind}{self.serial}"
 
-    def _set_time(self, now_ms: int) -> None:
-        note(f"engine.now_ms = {now_ms}")
-        self.engine.now_ms = self.oracle.now_ms = now_ms
+    def _tick(self) -> None:
+        """The clock that does not jump begins anywhere in each run."""
+        now_us, steady_us = self.oracle.now_ms * 1000, self.oracle.steady_ms * 1000 - self.boot_us
+        note(f"engine.tick({now_us}, {steady_us})")
+        self.engine.tick(now_us, steady_us)
 
 
 class PagingMachine(BrokerMachine):
@@ -1108,7 +1241,59 @@ class ExpiringMachine(BrokerMachine):
     EXPIRE: ClassVar[bool] = True
 
 
-MACHINES: list[type[BrokerMachine]] = [BrokerMachine, PagingMachine, StarvedMachine, WindowsMachine, ExpiringMachine]
+class FailingMachine(BrokerMachine):
+    """Hardly anything but messages that fail, wait for their next try, are given up and moved back."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.sampled_from([(NO_LIMIT, NO_LIMIT)] * 2 + [(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT)]),
+        "page_size": st.sampled_from([1, 2, 4, 1000]),
+        "retries": st.sampled_from(
+            [Retries(0, 5), Retries(0, 5, holds=True)]
+            + [Retries(5, 20, 2.0, 30), Retries(5, 20, 2.0, 30, holds=True)] * 2
+        ),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
+        "subscribe": 1,
+        "unsubscribe": 1,
+        "disconnect": 1,
+        "connect": 1,
+        "send": 6,
+        "send_in_transaction": 1,
+        "acknowledge": 1,
+        "refuse": 12,
+        "send_and_refuse": 12,
+        "redrive_at_once": 6,
+        "commit": 2,
+        "abort": 2,
+        "advance": 5,
+        "jump": 1,
+        "turn": 2,
+        "turn_and_take": 8,
+        "take_batch": 3,
+        "batch_is_written": 1,
+        "batch_becomes_durable": 3,
+        "all_becomes_durable": 6,
+        "read_page": 2,
+        "hand_page_over": 2,
+        "all_pages_are_there": 5,
+        "relieve": 1,
+        "squeeze": 5,
+        "read_for_redrive": 6,
+        "redrive": 4,
+        "crash": 1,
+        "restart": 1,
+    }
+    ARE_NARROW: ClassVar[list[bool]] = [True, False]
+
+
+MACHINES: list[type[BrokerMachine]] = [
+    BrokerMachine,
+    FailingMachine,
+    PagingMachine,
+    StarvedMachine,
+    WindowsMachine,
+    ExpiringMachine,
+]
 
 
 def _one_of(things: list[T], which: int) -> T:

@@ -13,10 +13,9 @@ from collections import deque
 from sys import maxsize
 from typing import NamedTuple
 
-from truenext.batch import Batch
+from truenext.batch import Batch, Mark
 from truenext.engine.browse import BrowseRead
-from truenext.engine.expiry import Look
-from truenext.engine.paging import Found, PageRead, Read
+from truenext.engine.paging import Found, Look, PageRead, Read
 from truenext.engine.timers import TimerRead, TimersRead
 from truenext.message import Message
 from truenext.order import RANKS
@@ -29,8 +28,7 @@ class Stored(NamedTuple):
     """A message as the store has it."""
 
     message: Message
-    attempts: int
-    deliveries: int
+    mark: Mark
 
 
 class Disk:
@@ -82,13 +80,13 @@ class Disk:
     def read(self) -> tuple[Read, PageRead]:
         """Read the page that was wanted first."""
         read = self.wanted.popleft()
-        page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
-        found = [
-            Found(sequence_of(each.key), decode(each.key, each.record), each.attempts, each.deliveries)
-            for each in page.messages
-        ]
-        self._pages.append((read, PageRead(found, page.as_of, page.is_end)))
+        self._pages.append((read, self.read_at_once(read)))
         return self._pages[-1]
+
+    def read_at_once(self, read: Read) -> PageRead:
+        page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+        found = [Found(sequence_of(each.key), decode(each.key, each.record), each.mark) for each in page.messages]
+        return PageRead(found, page.as_of, page.is_end)
 
     @property
     def has_page(self) -> bool:
@@ -105,7 +103,7 @@ class Disk:
         """By queue, the smallest rank of those of which a page is not there yet."""
         ranks: dict[str, int] = {}
         for read in [*self.wanted, *(read for read, _ in [*self._pages, *self._early])]:
-            if isinstance(read, BrowseRead | Look):
+            if isinstance(read, Look):
                 # Nobody's consumers wait for it.
                 continue
             _, rank = split_lane_key(read.lane.key)
@@ -138,7 +136,7 @@ class Disk:
         for queue in self.queue_names:
             for rank in RANKS:
                 for each in self._store.page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages:
-                    found[each.key] = Stored(decode(each.key, each.record), each.attempts, each.deliveries)
+                    found[each.key] = Stored(decode(each.key, each.record), each.mark)
         return found
 
     def restart(self) -> Recovered:

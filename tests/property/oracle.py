@@ -44,6 +44,45 @@ class Disagreement(AssertionError):
 
 
 @dataclass(frozen=True)
+class Retries:
+    """When what fails is tried again (Return), in milliseconds."""
+
+    first_delay: int = 0
+    delay: int = 1000
+    backoff: float = 1.0
+    delay_max: int = 300_000
+    holds: bool = False
+    """The rest of the queue waits as well (Ready)."""
+
+    def after(self, attempts: int) -> int:
+        if attempts == 1:
+            return self.first_delay
+        delay = float(self.delay)
+        for _ in range(attempts - 2):
+            delay *= self.backoff
+        return int(min(delay, self.delay_max))
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a NACK says of the next try."""
+
+    delay: int | None = None
+    is_poison: bool = False
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the store knows of the failures of a message, from this batch on."""
+
+    batch: int
+    attempts: int
+    due_ms: int
+    """By the wall clock; 0 if it does not wait."""
+    is_poison: bool
+
+
+@dataclass(frozen=True)
 class Parcel:
     """What a producer hands over."""
 
@@ -146,6 +185,8 @@ class Letter:
     stored_in: int | None
     """The batch that writes it; of a transient one that left memory, once that was seen."""
     is_dead_letter: bool = False
+    origin: "Letter | None" = None
+    """What a dead letter was."""
     least_deliveries: int | None = None
     """An unclean stop has come over it, and it was not dispatched since: its next dispatch is counted as this one at
     least, and as `deliveries` at most."""
@@ -159,8 +200,14 @@ class Letter:
     attempts: int = 0
     released_ms: int | None = None
     """When it was held last."""
-    written_attempts: list[tuple[int, int]] = field(default_factory=list)
-    """(batch, attempts as of that batch)"""
+    due: int = 0
+    """When it is tried again, by the clock that does not jump."""
+    is_poison: bool = False
+    wish: Wish = field(default_factory=Wish)
+    """Of the NACK inside the transaction that refused it."""
+    is_restored: bool = False
+    """It waited for its next try when the broker began again: the wall clock must not jump until it is due."""
+    written: list[Written] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -216,8 +263,16 @@ class Seen:
 
 
 class Oracle:
-    def __init__(self, attempts_max: int, *, is_concurrent: bool = False, expired_move: bool = False) -> None:
+    def __init__(
+        self,
+        attempts_max: int,
+        *,
+        is_concurrent: bool = False,
+        expired_move: bool = False,
+        retries: Retries | None = None,
+    ) -> None:
         self.attempts_max = attempts_max
+        self.retries = retries or Retries()
         self.expired_move = expired_move
         """To the dead-letter queue (Expiry), or have at some time."""
         self.is_concurrent = self.was_concurrent = is_concurrent
@@ -228,6 +283,8 @@ class Oracle:
         self.sockets_max: int | None = None
         """Bytes that all sockets together may have to take (True next, credit)."""
         self.now_ms = 0
+        self.steady_ms = 0
+        """The same by a clock that does not jump."""
         self.letters: list[Letter] = []
         self.readers: list[Reader] = []
         self.peers: list[Peer] = []
@@ -302,8 +359,10 @@ class Oracle:
         for each in covered:
             self._acknowledged(peer, each)
 
-    def refuse(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
+    def refuse(self, peer: Peer, letter: Letter, transaction: str | None = None, wish: Wish | None = None) -> None:
         covered = self.covered(letter)
+        for each in covered:
+            each.wish = wish or Wish()
         if transaction is not None:
             # Return: a NACK inside a transaction takes effect at COMMIT.
             work = peer.transactions[transaction]
@@ -313,7 +372,7 @@ class Oracle:
             return
         self._event += 1
         self._wait(peer, may=self.gathering)
-        self._give_back(covered, charged=covered)
+        self._give_back(covered, charged=covered, is_tried_later=True)
 
     def begin(self, peer: Peer, transaction: str) -> None:
         peer.transactions[transaction] = Work(transaction)
@@ -338,7 +397,7 @@ class Oracle:
             self._acknowledged(peer, letter)
         if is_lasting or work.refused or producer is not None:
             self._wait(peer, may=self.gathering)
-        self._give_back(work.refused, charged=work.refused)
+        self._give_back(work.refused, charged=work.refused, is_tried_later=True)
         if producer is not None:
             self._use(producer, number, is_stored=is_lasting)
 
@@ -349,7 +408,9 @@ class Oracle:
         returned = work.acknowledged + work.refused
         if returned:
             self._wait(peer, may=self.gathering)
-        self._give_back(returned, charged=returned)
+        for letter in returned:
+            letter.wish = Wish()
+        self._give_back(returned, charged=returned, is_tried_later=True)
 
     def unsubscribe(self, reader: Reader) -> None:
         # Return: the end of its subscription; attempts: none. What a transaction acknowledged stays with it.
@@ -471,7 +532,10 @@ class Oracle:
         stored = {letter for letter in must + may if letter.persistent}
         self.letters = [letter for letter in self.letters if letter in stored]
         for letter in self.letters:
-            letter.attempts = self.stored_attempts(letter)
+            written = self.stored_state(letter)
+            letter.attempts, letter.is_poison = written.attempts, written.is_poison
+            # Return: after a restart delays are measured by the wall clock.
+            letter.due = self.steady_ms + max(0, written.due_ms - self.now_ms)
             # What was acknowledged without a trace comes back.
             letter.is_gone = False
             letter.least_deliveries = 2
@@ -510,7 +574,9 @@ class Oracle:
             self._release(letter)
             letter.removed_in = None
             letter.visible_from = AT_ONCE
-            letter.written_attempts = [(AT_ONCE, letter.attempts)]
+            letter.is_restored = self.is_waiting_for_next_try(letter)
+            due_ms = self.now_ms + letter.due - self.steady_ms if letter.is_restored else 0
+            letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
         self.in_flight = None
         self.durable = self.gathering
@@ -521,6 +587,47 @@ class Oracle:
         """L5: one below the highest counts as a repeat, whatever became of the first."""
         is_below = any(name == producer and number < other for name, other in self.used_numbers)
         return self.used_numbers.get((producer, number), Use(AT_ONCE, False) if is_below else None)
+
+    def redriven(self, shown: list[int], moved: list[int]) -> None:
+        """Of a page that shows these sequences of a dead-letter queue, these were moved back.
+
+        Attempts: a new arrival of its original priority and persistence; its expiry comes back unless it is past. What
+        a consumer holds is left alone.
+
+        Raises: Disagreement
+        """
+        there = {self.sequences[each]: each for each in self.letters if each.is_dead_letter and each in self.sequences}
+        can_move = [
+            sequence
+            for sequence in shown
+            if sequence in there
+            and not there[sequence].is_gone
+            and there[sequence].holder is None
+            and self.is_visible(there[sequence])
+        ]
+        if moved != can_move:
+            raise Disagreement(f"{can_move} should be moved back, and {moved} are")
+        self._event += 1
+        for sequence in moved:
+            letter = there[sequence]
+            assert letter.origin is not None
+            self._remove(letter)
+            parcel = letter.origin.parcel
+            if parcel.expires_ms <= self.now_ms:
+                parcel = replace(parcel, expires_ms=0)
+            self._order += 1
+            self.letters.append(
+                Letter(
+                    parcel,
+                    letter.origin.queue,
+                    parcel.persistent,
+                    self._order,
+                    self._event,
+                    0,
+                    self.gathering,
+                    stored_in=self.gathering if parcel.persistent else None,
+                )
+            )
 
     # What is asked of the oracle --------------------------------------------------------------------------------------
 
@@ -568,7 +675,19 @@ class Oracle:
     def is_doomed(self, letter: Letter) -> bool:
         """Deliveries and attempts: it is dead-lettered; only a restart or a change of policies may leave that
         still to come."""
-        return letter.attempts >= self.attempts_max and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+        has_failed = letter.attempts >= self.attempts_max or letter.is_poison
+        return has_failed and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+
+    def is_waiting_for_next_try(self, letter: Letter) -> bool:
+        # Ready, due.
+        return letter.due > self.steady_ms and not letter.is_gone and letter.holder is None
+
+    def is_held_back(self, letter: Letter) -> bool:
+        # Ready, `hold`: no message of its queue with a greater K is ready until it is due.
+        return self.retries.holds and any(
+            other.queue == letter.queue and other.key < letter.key and self.is_waiting_for_next_try(other)
+            for other in self.letters
+        )
 
     def is_moving(self, letter: Letter) -> bool:
         """It has left its queue for everybody who looks, and was not seen in its dead-letter queue yet."""
@@ -579,6 +698,8 @@ class Oracle:
         if letter.queue != reader.queue or letter.is_gone or letter.holder is not None:
             return False
         if not self.is_visible(letter) or self.is_expired(letter) or self.is_doomed(letter):
+            return False
+        if self.is_waiting_for_next_try(letter) or self.is_held_back(letter):
             return False
         return not any(
             other.queue == letter.queue
@@ -662,6 +783,9 @@ class Oracle:
     def _is_late(self, letter: Letter) -> bool:
         if letter.is_gone or letter.holder is not None or self.is_expired(letter):
             return False
+        if self.is_held_back(letter) or self.is_waiting_for_next_try(letter):
+            # What is doomed may be unread behind the one that holds it back.
+            return False
         return self.is_doomed(letter) or self.is_visible(letter)
 
     def waiting(self, queue: str) -> tuple[int, int]:
@@ -678,7 +802,8 @@ class Oracle:
         before that, so that their sequences are of that time.
         """
         at_home = queue.removeprefix(DEAD_LETTER_PREFIX)
-        if at_home == queue or any(each.parcel.label == label and each.queue == queue for each in self.letters):
+        known = [each for each in self.letters if each.parcel.label == label and each.queue == queue]
+        if at_home == queue or any(not each.is_gone for each in known):
             return self.letter(label, queue)
         origin = self.letter(label, at_home)
         move = next((move for move in self.moves if move.origin is origin), None)
@@ -700,6 +825,7 @@ class Oracle:
             self.gathering,
             stored_in=self.gathering,
             is_dead_letter=True,
+            origin=origin,
         )
         self.letters.append(letter)
         return letter
@@ -752,9 +878,10 @@ class Oracle:
 
     def letter(self, label: str, queue: str) -> Letter:
         found = [each for each in self.letters if each.parcel.label == label and each.queue == queue]
-        if len(found) != 1:
+        # One that was dead-lettered and moved back is there once more; only the last of them can be spoken of.
+        if not found or any(not each.is_gone for each in found[:-1]):
             raise Disagreement(f"the broker knows a message {label} in {queue}; it should not be there")
-        return found[0]
+        return found[-1]
 
     def stored(self) -> tuple[list[Letter], list[Letter]]:
         """The messages that must be found after a crash now, and those that may."""
@@ -772,9 +899,10 @@ class Oracle:
         # Expiry: removed when dispatch or the broker comes upon it; nobody can see when that was.
         return self.is_expired(letter) and not letter.is_gone and letter.holder is None
 
-    def stored_attempts(self, letter: Letter) -> int:
-        """Restart: attempts of a persistent message survive a crash."""
-        return max((attempts for batch, attempts in letter.written_attempts if batch <= self.durable), default=0)
+    def stored_state(self, letter: Letter) -> Written:
+        """Restart: attempts and due time of a persistent message survive a crash."""
+        written = [each for each in letter.written if each.batch <= self.durable]
+        return written[-1] if written else Written(AT_ONCE, 0, 0, False)
 
     # How things change ------------------------------------------------------------------------------------------------
 
@@ -831,15 +959,17 @@ class Oracle:
             each
             for each in self.letters
             if each.stored_in is not None
-            and now in (each.stored_in, *(batch for batch, _ in each.written_attempts))
+            and now in (each.stored_in, *(written.batch for written in each.written))
             and not self._may_be_removed(each)
         ]
         reasons += [move for move in self.moves if move.since == now]
         reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
         return reasons
 
-    def _give_back(self, returned: Iterable[Letter], charged: Iterable[Letter]) -> None:
-        """Return: at its exact place again, all in one step."""
+    def _give_back(
+        self, returned: Iterable[Letter], charged: Iterable[Letter], *, is_tried_later: bool = False
+    ) -> None:
+        """Return: at its exact place again, all in one step, if not `is_tried_later`."""
         charged = list(charged)
         for letter in sorted(returned, key=lambda each: each.key):
             for work in (letter.acknowledged_by, letter.refused_by):
@@ -848,9 +978,7 @@ class Oracle:
                     work.refused = [each for each in work.refused if each is not letter]
             self._release(letter)
             if letter in charged:
-                letter.attempts += 1
-                if letter.persistent:
-                    letter.written_attempts.append((self.gathering, letter.attempts))
+                self._charge(letter, is_tried_later)
             # Policies: whatever gives it back.
             if self.is_doomed(letter):
                 self._move(letter)
@@ -859,6 +987,20 @@ class Oracle:
         if letter.holder is not None:
             letter.released_ms = self.now_ms
         letter.holder = letter.acknowledged_by = letter.refused_by = None
+
+    def _charge(self, letter: Letter, is_tried_later: bool) -> None:
+        letter.attempts += 1
+        letter.due = 0
+        letter.is_restored = False
+        delay = 0
+        if is_tried_later:
+            letter.is_poison = letter.wish.is_poison and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+            delay = self.retries.after(letter.attempts) if letter.wish.delay is None else letter.wish.delay
+            if not self.is_doomed(letter):
+                letter.due = self.steady_ms + delay
+        if letter.persistent:
+            due_ms = self.now_ms + delay if letter.due > self.steady_ms else 0
+            letter.written.append(Written(self.gathering, letter.attempts, due_ms, letter.is_poison))
 
     def _move(self, letter: Letter) -> None:
         # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See

@@ -21,18 +21,21 @@ from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe
 from truenext.engine import browse
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.consumer import Consumer
+from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
 from truenext.engine.engine import Effects, Engine
-from truenext.engine.expiry import Expiry, Look
+from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.lane import WHOLE, Entry, Lane
-from truenext.engine.paging import Found, PageRead, Paging, Read
+from truenext.engine.paging import Found, Look, PageRead, Paging, Read
 from truenext.engine.queue import Queue
+from truenext.engine.redelivery import is_given_up
+from truenext.engine.redrive import Redriven, Wanted, revivals
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.writing import mark, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
-from truenext.policy import Policies
+from truenext.policy import Policies, Policy
 from truenext.record import message_key, sequence_of
 from truenext.selector import Selector
 
@@ -127,6 +130,10 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
             dispatcher._paging.take_in_recent(lane)
         is_held_back = False
         for entry in sorted(lane, key=lambda entry: entry.sequence):
+            if entry.due_us:
+                if entry.sequence in lane.delayed:
+                    continue
+                return waiting, lane
             is_visible = entry.batch <= committed
             is_held_back |= not is_visible
             if entry.message is not None:
@@ -640,9 +647,9 @@ def attempts_are_not_written(patch: Patch) -> None:
     last_batches, start = Engine.last_batches, Engine.start
     is_stopped = False
 
-    def faulty_mark(batch: Batch, entry: Entry) -> None:
+    def faulty_mark(batch: Batch, entry: Entry, due_ms: int) -> None:
         if is_stopped:
-            mark(batch, entry)
+            mark(batch, entry, due_ms)
 
     def faultless_last_batches(engine: Engine) -> Iterator[Batch]:
         nonlocal is_stopped
@@ -747,7 +754,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
         keys = sorted(key for key in before[disk] if key.startswith(read.lane.key) and key > behind)
         page.is_end = len(keys) <= read.limit
         page.found = [
-            Found(sequence_of(key), each.message, each.attempts, each.deliveries)
+            Found(sequence_of(key), each.message, each.mark)
             for key in keys[: read.limit]
             for each in [before[disk][key]]
         ]
@@ -759,7 +766,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
 
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(engine: Engine, read: Read, page: PageRead) -> None:
-        for entry in engine._paging.page_read(read, page, engine._committed):
+        for entry in engine._paging.page_read(read, page, engine._committed, engine.now_ms):
             engine._dead_letter(entry, entry.message)
         engine._touched[read.lane.queue] = None
 
@@ -769,7 +776,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = Paging.page_read
 
-    def faulty(paging: Paging, read: Read, page: PageRead, committed: int) -> list[Entry]:
+    def faulty(paging: Paging, read: Read, page: PageRead, committed: int, now_ms: int) -> list[Entry]:
         lane = read.lane
         if lane.reading is read:
             last = max(lane.bodiless, default=0)
@@ -777,7 +784,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
             if again:
                 lane.unread += len(again)
                 lane.horizon = again[0].sequence - 1
-        return page_read(paging, read, page, committed)
+        return page_read(paging, read, page, committed, now_ms)
 
     patch.setattr(Paging, "page_read", faulty)
 
@@ -912,6 +919,136 @@ def what_is_read_again_is_not_counted(patch: Patch) -> None:
         return was_doomed
 
     patch.setattr(Paging, "_embody", faulty)
+
+
+def a_delayed_message_loses_its_place(patch: Patch) -> None:
+    def faulty(engine: Engine, entry: Entry) -> None:
+        lane = entry.lane
+        if lane.delayed.pop(entry.sequence, None) is not None:
+            lane.arrived.append(entry)
+        engine._touched[lane.queue] = None
+
+    patch.setattr(Engine, "_end_delay", faulty)
+
+
+def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
+    delay = Delays.delay
+
+    def faulty(delays: Delays, entry: Entry, delay_ms: int) -> bool:
+        delay(delays, entry, delay_ms)
+        return True
+
+    patch.setattr(Delays, "delay", faulty)
+
+
+def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch) -> None:
+    dispatch = Dispatcher.dispatch
+
+    def faulty(
+        dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries
+    ) -> Lane | None:
+        if any(entry.due_us and entry.sequence not in lane.delayed for lane in queue.lanes for entry in lane):
+            return None
+        return dispatch(dispatcher, queue, committed, now_ms, deliveries)
+
+    patch.setattr(Dispatcher, "dispatch", faulty)
+
+
+def a_delay_is_lost_by_a_restart(patch: Patch) -> None:
+    patch.setattr(Delays, "restore", lambda delays, entry, due_ms, now_ms: False)
+
+
+def a_delay_is_not_written(patch: Patch) -> None:
+    patch.setattr(Delays, "due_ms", lambda delays, entry, now_ms: 0)
+
+
+def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
+    tick = Engine.tick
+    patch.setattr(Engine, "tick", lambda engine, now_us, steady_us: tick(engine, now_us, now_us))
+
+
+def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
+    end_delay = Engine._end_delay
+
+    def faulty(engine: Engine, entry: Entry) -> None:
+        touched = dict(engine._touched)
+        end_delay(engine, entry)
+        engine._touched = touched
+
+    patch.setattr(Engine, "_end_delay", faulty)
+
+
+def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
+    def faulty(policy: Policy, attempts: int, due: int) -> bool:
+        return is_given_up(policy, attempts, due) and attempts != policy.attempts_max
+
+    patch.setattr("truenext.engine.engine.is_given_up", faulty)
+
+
+def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
+    give_back = Engine._give_back
+
+    def faulty(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
+        give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms or 5)
+
+    patch.setattr(Engine, "_give_back", faulty)
+
+
+def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
+    def faulty(engine: Engine, session: Session, nack: Nack) -> None:
+        refuse(engine, session, Nack(nack.subscription, nack.sequence, nack.transaction) if nack.transaction else nack)
+
+    refuse = Engine.refuse
+    patch.setattr(Engine, "refuse", faulty)
+
+
+def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
+    fail = Engine._fail
+    nacks: dict[int, Nack] = {}
+    refuse = Engine.refuse
+
+    def noting(engine: Engine, session: Session, nack: Nack) -> None:
+        nacks[nack.sequence] = nack
+        refuse(engine, session, nack)
+
+    patch.setattr(Engine, "refuse", noting)
+    patch.setattr(Engine, "_fail", lambda engine, entry, nack=None: fail(engine, entry, nacks.get(entry.sequence)))
+
+
+def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
+    patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
+
+
+def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry], batch: int) -> None:
+    lane.take_out(entries, batch)
+    lane.taken_out.clear()
+
+
+def a_re_drive_moves_one_twice(patch: Patch) -> None:
+    """A page that was read before the last move was durable, and nobody remembers what moved."""
+    patch.setattr(Engine, "can_redrive", property(lambda engine: True))
+    patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
+
+
+def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
+    def faulty(asked: Wanted, read: Look, page: PageRead, committed: int, now_ms: int) -> object:
+        held = {entry.sequence: entry for consumer in read.lane.queue.consumers for entry in consumer.held.values()}
+        lane = read.lane
+        lane.delayed.update({each.sequence: held[each.sequence] for each in page.found if each.sequence in held})
+        return revivals(asked, read, page, committed, now_ms)
+
+    patch.setattr("truenext.engine.redrive.revivals", faulty)
+
+
+def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
+    redrive = Engine.redrive
+
+    def faulty(engine: Engine, asked: Wanted, read: Look, page: PageRead) -> Redriven:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Engine, "_forget", lambda engine, entry: engine._paging.went(entry))
+            return redrive(engine, asked, read, page)
+
+    patch.setattr(Engine, "redrive", faulty)
 
 
 def nothing_that_waits_leaves_memory(patch: Patch) -> None:
@@ -1063,18 +1200,18 @@ def queues_that_are_there_keep_their_policy(patch: Patch) -> None:
 
 
 def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
-    patch.setattr(Lane, "take_out", lambda lane, has_to_go: [])
+    patch.setattr(Engine, "_give_up", lambda engine, lane: None)
 
 
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     give_back = Engine._give_back
 
-    def faulty(engine: Engine, entry: Entry, *, has_failed: bool) -> None:
+    def faulty(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
         queue = entry.lane.queue
         policy = queue.policy
         if not has_failed:
             queue.policy = replace(policy, attempts_max=maxsize)
-        give_back(engine, entry, has_failed=has_failed)
+        give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms)
         queue.policy = policy
 
     patch.setattr(Engine, "_give_back", faulty)
@@ -1094,11 +1231,11 @@ def nothing_expires_unless_dispatch_comes_upon_it(patch: Patch) -> None:
 def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
     page_read = Expiry.page_read
 
-    def faulty(expiry: Expiry, look: Look, page: PageRead, *rest: Any) -> None:
+    def faulty(expiry: Expiry, look: BlockLook, page: PageRead, *rest: Any) -> None:
         page_read(expiry, look, page, *rest)
         lane = look.lane
         for found in page.found:
-            if found.sequence > lane.horizon and found.sequence not in lane.expired and found.message is not None:
+            if found.sequence > lane.horizon and found.sequence not in lane.taken_out and found.message is not None:
                 lane.arrived.append(expiry._paging.entry(lane, found, found.message))
                 lane.unread -= 1
 
@@ -1106,42 +1243,49 @@ def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
 
 
 def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
-    take_found = Expiry._take_found
+    entry_of = Expiry._entry_of
 
-    def faulty(expiry: Expiry, lane: Lane, found: Found, batch: Batch) -> None:
-        if found.sequence <= lane.horizon:
-            take_found(expiry, lane, found, batch)
+    def faulty(expiry: Expiry, lane: Lane, found: Found) -> list[Entry]:
+        return entry_of(expiry, lane, found) if found.sequence <= lane.horizon else []
 
-    patch.setattr(Expiry, "_take_found", faulty)
-
-
-def a_page_brings_back_what_has_expired(patch: Patch) -> None:
-    gone = Expiry._gone
-
-    def faulty(expiry: Expiry, entry: Entry, batch: Batch) -> None:
-        gone(expiry, entry, batch)
-        entry.lane.expired.clear()
-
-    patch.setattr(Expiry, "_gone", faulty)
+    patch.setattr(Expiry, "_entry_of", faulty)
 
 
-def what_has_expired_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
-    def faulty(expiry: Expiry, batch: int) -> None:
-        for lane in list(expiry._remembering):
-            expiry.shown(lane, batch)
-        waiting, expiry._waiting = expiry._waiting, []
-        for due in waiting:
-            expiry._timers.put_back(due)
+def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
+    def faulty(lane: Lane, committed: int) -> None:
+        lane.taken_out = {sequence: batch for sequence, batch in lane.taken_out.items() if batch > committed}
 
-    patch.setattr(Expiry, "committed", faulty)
+    patch.setattr(Lane, "forget_taken_out", faulty)
+
+
+def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None:
+    step, page_read = Expiry.step, Expiry.page_read
+
+    def without_delayed(queues: dict[str, Queue], call: Callable[[], None]) -> None:
+        lanes = [lane for queue in queues.values() for lane in queue.lanes]
+        delayed = [lane.delayed for lane in lanes]
+        for lane in lanes:
+            lane.delayed = {}
+        call()
+        for lane, before in zip(lanes, delayed, strict=True):
+            lane.delayed = before
+
+    turn = Engine.turn
+
+    def faulty(engine: Engine) -> Effects:
+        patch.setattr(Expiry, "step", lambda *a: without_delayed(engine._queues, lambda: step(*a)))
+        patch.setattr(Expiry, "page_read", lambda *a: without_delayed(engine._queues, lambda: page_read(*a)))
+        return turn(engine)
+
+    patch.setattr(Engine, "turn", faulty)
 
 
 def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     committed = Expiry.committed
 
-    def faulty(expiry: Expiry, batch: int) -> None:
+    def faulty(expiry: Expiry) -> None:
         expiry._waiting.clear()
-        committed(expiry, batch)
+        committed(expiry)
 
     patch.setattr(Expiry, "committed", faulty)
 

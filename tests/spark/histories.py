@@ -29,6 +29,8 @@ class RandomHistory:
         self.present: dict[str, dict[int, Event]] = {queue: {} for queue in queues}
         self.visible: set[int] = set()
         self.holders: dict[int, int] = {}
+        self.waits: dict[int, str] = {}
+        """Those that wait for their next try, and whether others do as well: `delayed`, `holding`."""
         self.dead: dict[str, list[int]] = {queue: [] for queue in queues}
         self.consumers: dict[str, dict[int, int | None]] = {queue: {} for queue in queues}
         self.batch = 1
@@ -60,6 +62,7 @@ class RandomHistory:
         self.add("started", reason=how)
         self.consumers = {queue: {} for queue in self.queues}
         self.holders.clear()
+        self.waits.clear()
         for queue, messages in self.present.items():
             for sequence, message in list(messages.items()):
                 is_durable = sequence in self.visible or (message["persistent"] and self.chance(0.5))
@@ -137,16 +140,20 @@ class RandomHistory:
             return
         messages = self.present[queue]
         waiting = [each for each in messages if each not in self.holders]
+        keys = {each: (9 - messages[each]["priority"], each) for each in messages}
+        holding = min((keys[each] for each in messages if self.waits.get(each) == "holding"), default=(10, 0))
         ready = [
             each
             for each in waiting
             if each in self.visible
+            and each not in self.waits
+            and keys[each] < holding
             and not any(
                 other < each and other not in self.visible and messages[other]["priority"] == messages[each]["priority"]
                 for other in waiting
             )
         ]
-        candidates = sorted(ready, key=lambda each: (9 - messages[each]["priority"], each))[:1]
+        candidates = sorted(ready, key=keys.__getitem__)[:1]
         if self.chance(self.faults):
             candidates = self.random.choice([list(messages), self.dead[queue], waiting])
         if not candidates:
@@ -154,10 +161,11 @@ class RandomHistory:
         sequence = self.random.choice(candidates)
         consumer = self.random.choice([*self.consumers[queue], 0])
         self.holders[sequence] = consumer
+        self.waits.pop(sequence, None)
         self.add("dispatched", queue=queue, sequence=sequence, consumer=consumer, deliveries=1)
 
     def finish(self, queue: str) -> None:
-        held = [each for each in self.present[queue] if each in self.holders]
+        held = [each for each in self.present[queue] if each in self.holders or each in self.waits]
         if self.chance(self.faults):
             held = list(self.present[queue])
         if not held:
@@ -165,9 +173,16 @@ class RandomHistory:
         sequence = self.random.choice(held)
         consumer = self.holders.pop(sequence, 0)
         kind = self.random.choices(["acknowledged", "returned", "expired", "dead-lettered"], [60, 30, 5, 5])[0]
+        is_due = self.waits.pop(sequence, "") != "" and not self.chance(self.faults)
+        if is_due:
+            kind = "returned"
         extra: dict[str, Any] = {"consumer": consumer} if kind in ("acknowledged", "returned") else {}
         if kind == "returned":
-            extra |= {"attempts": 1, "reason": self.random.choice(["refused", "aborted", "lost", "released"])}
+            reasons = ["failed", "released", "delayed", "holding"]
+            reason = "due" if is_due else self.random.choice(reasons)
+            if reason in ("delayed", "holding"):
+                self.waits[sequence] = reason
+            extra |= {"attempts": 1, "reason": reason}
         if kind == "dead-lettered":
             extra |= {"target_queue": "DLQ." + queue, "target_sequence": 10**9 + sequence}
         self.add(kind, queue=queue, sequence=sequence, **extra)

@@ -28,7 +28,7 @@ class Letter:
     persistent: bool | None
     visible: bool
     where: str
-    """`waiting`, `held`, `doubtful`, `perhaps`, `gone`"""
+    """`waiting`, `held`, `doubtful`, `perhaps`, `gone`; `delayed` or `holding` until its next try"""
     holder: int | None = None
 
     @property
@@ -81,7 +81,7 @@ class Judge:
                 break
             if previous is not None and number - previous > 1:
                 for letter in letters.values():
-                    if letter.where in ("waiting", "held"):
+                    if letter.where in ("waiting", "held", "delayed", "holding"):
                         letter.where = "doubtful"
             previous = number
             for letter in letters.values():
@@ -113,7 +113,9 @@ class Judge:
                 letter.where = "gone"
             elif not letter.visible:
                 letter.where = "perhaps"
-            elif letter.where in ("waiting", "held") or (letter.where == "doubtful" and letter.persistent):
+            elif letter.where in ("waiting", "held", "delayed", "holding") or (
+                letter.where == "doubtful" and letter.persistent
+            ):
                 letter.where = "waiting"
 
     def _step(self, each: Event, letters: dict[int, Letter]) -> None:
@@ -136,7 +138,8 @@ class Judge:
             letter.where = "gone"
         elif kind == "returned":
             if letter is not None and letter.where != "gone":
-                letter.where = "doubtful" if letter.priority is None else "waiting"
+                where = each["reason"] if each["reason"] in ("delayed", "holding") else "waiting"
+                letter.where = "doubtful" if letter.priority is None else where
         elif kind == "drained":
             for each_letter in letters.values():
                 if each_letter.where == "waiting" and each_letter.visible:
@@ -153,10 +156,12 @@ class Judge:
     def ready(letters: dict[int, Letter]) -> list[Letter]:
         """Section Ready: visible, held by nobody, and no earlier one of equal priority still being committed."""
         waiting = [each for each in letters.values() if each.where == "waiting"]
+        first_holding = min((each.key for each in letters.values() if each.where == "holding"), default=(10, 0))
         return [
             each
             for each in waiting
             if each.visible
+            and each.key < first_holding
             and not any(
                 other.priority == each.priority and other.sequence < each.sequence and not other.visible
                 for other in waiting
@@ -204,13 +209,18 @@ class Judge:
                 for other in letters.values()
                 if other.where == "waiting" and other.priority == letter.priority and other.sequence < letter.sequence
             ]
-            if above:
+            holding = [other for other in letters.values() if other.where == "holding" and other.key < letter.key]
+            if holding:
+                first = min(holding, key=lambda other: other.key)
+                is_equal = first.priority == letter.priority
+                self._find("order" if is_equal else "inversion", queue, each, first.sequence)
+            elif above:
                 self._find("inversion", queue, each, min(above, key=lambda other: other.key).sequence)
             elif equals:
                 self._find("order", queue, each, min(equals, key=lambda other: other.key).sequence)
         if letter.where == "held":
             self._find("doubled", queue, each)
-        if letter.where == "waiting" and not letter.visible:
+        if letter.where in ("delayed", "holding") or (letter.where == "waiting" and not letter.visible):
             self._find("premature", queue, each)
 
     def _find(self, kind: str, queue: str, each: Event, overtaken: int | None = None) -> None:

@@ -84,7 +84,10 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             columns["number"] = AUTO_WINDOW if each["window"] is None else each["window"]
         else:
             columns["number"] = each["count"] or each["attempts"] or 0
-        row(each["event"], CODES[each["kind"]], each["queue"], **columns)
+        code = CODES[each["kind"]]
+        if each["kind"] == "returned":
+            code = {"delayed": Code.DELAYED, "holding": Code.HOLDING}.get(each["reason"], code)
+        row(each["event"], code, each["queue"], **columns)
     for queue in queues:
         row(events[-1]["event"] + 1, Code.ENDED, queue, at=micros(events[-1]))
     return rows

@@ -205,7 +205,7 @@ def wanted(world: World) -> Read:
 
 
 def page(*sequences: int, is_end: bool = False) -> PageRead:
-    found = [Found(sequence, Message(4, True, 0, b"content-length:0\n", b""), 0, 0) for sequence in sequences]
+    found = [Found(sequence, Message(4, True, 0, b"content-length:0\n", b"")) for sequence in sequences]
     return PageRead(found, 1, is_end)
 
 

@@ -145,8 +145,7 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
         (
             "[policy.a]\ncolour = 1",
             [
-                "2: there is no setting 'colour' in [policy.\"a\"]; there are attempts_max, page_size, memory_limit, "
-                "store_and_dispatch, expired"
+                "2: there is no setting 'colour' in [policy.\"a\"]; there are " + ", ".join(settings_of(Policy)),
             ],
         ),
         ("[policy]\npage_size = true", ["2: page_size must be a whole number, not true"]),

@@ -19,7 +19,7 @@ def page(read: Read) -> PageRead:
     """What a store with the messages of STORED has to say."""
     behind = [sequence for sequence in STORED if sequence > read.after_sequence]
     message = [Message(4, True, 0, b"content-length:0\n", b"") for _ in behind]
-    found = [Found(sequence, each, 0, 0) for sequence, each in zip(behind, message, strict=True)][: read.limit]
+    found = [Found(sequence, each) for sequence, each in zip(behind, message, strict=True)][: read.limit]
     return PageRead(found, 0, len(found) == len(behind))
 
 

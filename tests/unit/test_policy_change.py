@@ -40,7 +40,7 @@ class Running:
     def read(self, reads: list[Read]) -> None:
         for read in reads:
             there = [sequence for sequence in STORED if sequence > read.after_sequence][: read.limit]
-            found = [Found(each, Message(4, True, 0, b"content-length:0\n", b""), 0, 0) for each in there]
+            found = [Found(each, Message(4, True, 0, b"content-length:0\n", b"")) for each in there]
             self.engine.page_read(read, PageRead(found, 0, there[-1:] == [STORED[-1]]))
 
     def refuse(self, *sequences: int) -> None:

@@ -653,10 +653,42 @@ def test_a_feature_that_is_not_there_yet_is_refused_by_name(
     assert feature in reason and "not supported yet" in reason and line.partition(":")[0] in reason
 
 
+NACKED = ["id:5@s", "message-id:truenext-b1-5", "subscription:s"]
+
+
 @pytest.mark.parametrize("version", ESCAPING_VERSIONS)
-def test_a_delay_of_the_redelivery_is_refused_by_name(version: Version) -> None:
-    lines = ["id:5@s", "message-id:truenext-b1-5", "subscription:s", "truenext-delay:1000"]
-    assert "redelivery delays are not supported yet" in refused(version, "NACK", *lines)
+@pytest.mark.parametrize(
+    ("lines", "delay_ms", "is_poison"),
+    [
+        ([], None, False),
+        (["truenext-delay:0"], 0, False),
+        (["truenext-delay:1500"], 1500, False),
+        (["truenext-delay:604800000", "truenext-poison:false"], 604_800_000, False),
+        (["truenext-poison:true"], None, True),
+        (["truenext-poison:TRUE"], None, True),
+    ],
+)
+def test_a_nack_may_say_when_or_that_never_to_try_again(
+    version: Version, lines: list[str], delay_ms: int | None, is_poison: bool
+) -> None:
+    nack = asked(Nack, version, "NACK", *NACKED, *lines)
+    assert (nack.sequence, nack.delay_ms, nack.is_poison) == (5, delay_ms, is_poison)
+
+
+@pytest.mark.parametrize("version", ESCAPING_VERSIONS)
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["truenext-delay:soon"], "truenext-delay 'soon' is not a number"),
+        (["truenext-delay:-1"], "truenext-delay '-1' is not a number"),
+        (["truenext-delay:1.5"], "truenext-delay '1.5' is not a number"),
+        (["truenext-delay:604800001"], "truenext-delay 604800001 is more than 604800000 milliseconds"),
+        (["truenext-poison:yes"], "truenext-poison 'yes' is not true or false"),
+        (["truenext-poison:true", "truenext-delay:5"], "truenext-poison:true leaves no next try"),
+    ],
+)
+def test_a_nack_with_a_bad_wish_is_refused_by_name(version: Version, lines: list[str], why: str) -> None:
+    assert why in refused(version, "NACK", *NACKED, *lines)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

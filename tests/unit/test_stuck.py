@@ -287,7 +287,7 @@ def test_what_was_read_and_not_dispatched_is_found() -> None:
     (read,) = world.reads
     world.reads.clear()
     message = Message(4, True, 0, b"content-length:0\n", b"")
-    world.engine.page_read(read, PageRead([Found(1, message, 0, 0)], 2, is_end=True))
+    world.engine.page_read(read, PageRead([Found(1, message)], 2, is_end=True))
     with without_dispatch():
         world.turn()
     assert world.said_within(LONG) == ["a"]
@@ -303,7 +303,7 @@ def test_an_equal_in_flight_above_the_horizon_is_waited_for() -> None:
     (read,) = world.reads
     world.reads.clear()
     message = Message(4, True, 0, b"content-length:0\n", b"")
-    world.engine.page_read(read, PageRead([Found(1, message, 0, 0)], 2, is_end=True))
+    world.engine.page_read(read, PageRead([Found(1, message)], 2, is_end=True))
     assert world.turn() == [1]
     assert world.said_within(LONG) == []
 

@@ -10,9 +10,13 @@ A turn runs once per pass of the event loop in which anything happened, however 
 
 import logging
 import secrets
+import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+
+import msgspec
 
 from truenext.answers import Answer, Receipt
 from truenext.batch import Batch
@@ -37,16 +41,16 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
-from truenext.engine.browse import BrowseRead, Showing
+from truenext.engine.browse import Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
-from truenext.engine.expiry import Look
 from truenext.engine.lane import Entry
-from truenext.engine.paging import PageRead, Read
+from truenext.engine.paging import Look, PageRead, Read
+from truenext.engine.redrive import Redriven, Wanted, wanted
 from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
 from truenext.engine.timers import TimerRead, TimersRead
-from truenext.errors import StoreError, TruenextError
+from truenext.errors import NoRoomError, StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import LAZY_COMMIT_SECONDS, ROOM_SECONDS
 from truenext.policy import Policies
@@ -97,12 +101,14 @@ class Broker:
         loop: AbstractEventLoop,
         *,
         clock_us: Callable[[], int],
+        steady_ns: Callable[[], int] = time.monotonic_ns,
         history: History | None = None,
     ) -> None:
-        """`clock_us` gives microseconds since the epoch."""
+        """`clock_us` gives microseconds since the epoch, `steady_ns` nanoseconds of a clock that does not jump."""
         self._engine = engine
         self._loop = loop
         self._clock_us = clock_us
+        self._steady_ns = steady_ns
         self._committer = Committer(store, history, loop, committed=self._on_committed, failed=self._on_failed)
         self._store = store
         self._pager = Pager(
@@ -115,6 +121,9 @@ class Broker:
         self._room_check: TimerHandle | None = None
         self._half_sent: dict[Session, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
+        self._redrives: deque[tuple[Session, Control, Wanted]] = deque()
+        """Pieces of re-drives that were asked for; the first is under way if `_redrive_read` is there."""
+        self._redrive_read: Look | None = None
         self._control_answers: dict[str, bytes] = {}
         """By verb, until the next turn: whoever asks a thousand times at once gets one answer a thousand times."""
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
@@ -159,7 +168,7 @@ class Broker:
         Raises: RemoteProtocolError at the first that cannot be done; those before it stand.
         """
         engine = self._engine
-        engine.tick(self._clock_us())
+        self._tick()
         engine.room = self._store.room
         is_short = engine.room is not Room.PLENTY
         actions = self._actions
@@ -186,7 +195,7 @@ class Broker:
 
         If `is_blameless`, it is as if it had taken leave: nothing that it held counts as an attempt.
         """
-        self._engine.tick(self._clock_us())
+        self._tick()
         self._settle(session, None)
         self._engine.disconnect(session, is_clean=is_blameless)
         self._schedule_turn()
@@ -229,7 +238,7 @@ class Broker:
 
     def change_policies(self, policies: Policies) -> None:
         """Give every queue its policy anew, in one step."""
-        self._engine.tick(self._clock_us())
+        self._tick()
         self._engine.change_policies(policies)
         self._schedule_turn()
 
@@ -240,7 +249,7 @@ class Broker:
 
         Raises: StoreError if it cannot be written.
         """
-        self._engine.tick(self._clock_us())
+        self._tick()
         self._engine.start(after_clean_stop=after_clean_stop)
         await self._drain()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
@@ -250,6 +259,8 @@ class Broker:
 
         Raises: StoreError if it cannot be written.
         """
+        self._redrives.clear()
+        self._redrive_read = None
         await self._drain()
         for session in list(self._peers):
             self._settle(session, None)
@@ -305,7 +316,7 @@ class Broker:
 
     def _take_turn(self) -> None:
         engine = self._engine
-        engine.tick(self._clock_us())
+        self._tick()
         # The disk first: it works while we write to sockets.
         if engine.is_batch_awaited:
             self._commit()
@@ -318,7 +329,7 @@ class Broker:
             self._pager.read(read)
         if timer_read is not None:
             self._pager.read_timers(timer_read)
-        self._alarm.set(engine.next_due_ms, engine.now_ms)
+        self._begin_redrive()
         if self._is_look_due:
             self._look()
         peers = self._peers
@@ -335,7 +346,11 @@ class Broker:
             peer.flush()
         for session in engine.relieve():
             peers[session].cut("does not read what waits in its temporary queues")
+        self._alarm.set(engine.next_due_ms, engine.now_ms)
         self._commit()
+
+    def _tick(self) -> None:
+        self._engine.tick(self._clock_us(), self._steady_ns() // 1000)
 
     def _answer(self, answers: list[tuple[Session, Answer]]) -> dict[Peer, None]:
         """Those to whom something was said, and whose flush is due."""
@@ -350,15 +365,14 @@ class Broker:
     def _look_soon(self) -> None:
         # Right behind a turn, as before one any queue may have a message and a consumer for it.
         self._is_look_due = True
-        self._engine.tick(self._clock_us())
+        self._tick()
         self._engine.stretch_windows()
         self._schedule_turn()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 
     def _look(self) -> None:
         self._is_look_due = False
-        # A block that is looked at is nobody's next page, and nobody's consumers wait for a browser's.
-        read_lanes = {read.lane for read in self._pager.under_way if not isinstance(read, BrowseRead | Look)}
+        read_lanes = {read.lane for read in self._pager.under_way if not isinstance(read, Look)}
         for queue in self._stuck_audit.look(self._engine, read_lanes):
             logger.error("queue is stuck: a message is ready and a consumer has credit", extra={"queue": queue.name})
 
@@ -410,6 +424,9 @@ class Broker:
             self._idle.set_result(None)
 
     def _on_page_read(self, read: Read, page: PageRead) -> None:
+        if read is self._redrive_read:
+            self._redrive(read, page)
+            return
         try:
             self._engine.page_read(read, page)
         except StoreError as error:
@@ -441,11 +458,47 @@ class Broker:
         self._engine.answer(session, Receipt(confirm.receipt))
 
     def _control(self, session: Session, question: Control) -> None:
+        if question.verb == "redrive":
+            piece = wanted(question.body)
+            # Whatever is wrong with it is said at once.
+            self._engine.check_redrive(piece)
+            self._redrives.append((session, question, piece))
+            return
         body = self._control_answers.get(question.verb)
         if body is None:
             asked = control.Asked(self._engine, self._stuck_audit, len(self._pager.under_way), self.reload)
             body = self._control_answers[question.verb] = control.ask(asked, question.verb)
         self._engine.send(session, control.reply(question, body, self._engine.now_ms))
+
+    def _begin_redrive(self) -> None:
+        """One piece after the other, each once the one before is durable."""
+        while self._redrives and self._redrive_read is None and self._engine.can_redrive:
+            session, question, asked = self._redrives[0]
+            if session not in self._peers:
+                self._redrives.popleft()
+                continue
+            self._engine.room = self._store.room
+            try:
+                read = self._engine.read_for_redrive(asked)
+            except NoRoomError:
+                # There was when it was asked for. A turn looks again within LOOK_SECONDS.
+                return
+            if read is None:
+                self._redrives.popleft()
+                self._answer_redrive(question, Redriven(moved=0, to={}, left=0, next=None))
+            else:
+                self._redrive_read = read
+                self._pager.read(read)
+
+    def _redrive(self, read: Look, page: PageRead) -> None:
+        self._redrive_read = None
+        _, question, asked = self._redrives.popleft()
+        self._tick()
+        self._answer_redrive(question, self._engine.redrive(asked, read, page))
+        self._schedule_turn()
+
+    def _answer_redrive(self, question: Control, answer: Redriven) -> None:
+        self._engine.reply(control.reply(question, msgspec.json.encode(answer), self._engine.now_ms))
 
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         consumer = session.consumers.get(unsubscribe.subscription)

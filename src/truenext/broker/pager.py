@@ -90,4 +90,4 @@ def _found(read: Read, stored: StoredMessage) -> Found:
             extra={"queue": read.lane.queue.name, "sequence": sequence, "reason": str(error)},
         )
         message = None
-    return Found(sequence, message, stored.attempts, stored.deliveries)
+    return Found(sequence, message, stored.mark)

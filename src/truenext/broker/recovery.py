@@ -1,6 +1,7 @@
 """How the engine gets back what the store holds when a broker starts: counts and positions; the rest is read later."""
 
 import logging
+import random
 from sys import maxsize
 
 from truenext.engine.account import Account
@@ -39,6 +40,7 @@ def recover(
         policies=policies,
         when_full=when_full,
         account=account,
+        chance=random.random,
     )
     queues = {number: engine.restore_queue(number, name) for number, name in recovered.queues.items()}
     engine.restore_producers(recovered.producers.items())

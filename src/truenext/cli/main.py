@@ -17,6 +17,7 @@ from truenext.cli.config import config as config_command
 from truenext.cli.config import reload
 from truenext.cli.history import history as history_command
 from truenext.cli.record import record
+from truenext.cli.redrive import redrive
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.size import Size
 from truenext.cli.store import store
@@ -160,5 +161,8 @@ def _said(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-for command in (send, receive, browse, queues, status, reload, audit, history_command, store, record, config_command):
+for command in (
+    *(send, receive, browse, queues, status, redrive),
+    *(reload, config_command, audit, history_command, store, record),
+):
     main.add_command(command)

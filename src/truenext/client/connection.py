@@ -42,6 +42,8 @@ class Connection:
         self._arrived: deque[Frame] = deque()
         """Messages that came while a receipt was awaited."""
         self._receipts = 0
+        self._asks = False
+        """It has subscribed to the answers to its questions."""
         try:
             self._sock = socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS)
         except (OSError, UnicodeError) as error:
@@ -133,14 +135,16 @@ class Connection:
         else:
             self._write(frame)
 
-    def ask(self, verb: str, *, timeout: float = CONNECT_SECONDS) -> bytes:
-        """The broker's answer to a question about itself, JSON.
+    def ask(self, verb: str, body: bytes = b"", *, timeout: float = CONNECT_SECONDS) -> bytes:
+        """The broker's answer to a question, JSON.
 
         Raises: ConnectionLost, Refused
         """
         replies = "/temp-queue/replies"
-        self.subscribe(replies, subscription="replies")
-        self._write(Frame("SEND", {"destination": f"/control/{verb}", "reply-to": replies}))
+        if not self._asks:
+            self.subscribe(replies, subscription="replies")
+            self._asks = True
+        self._write(Frame("SEND", {"destination": f"/control/{verb}", "reply-to": replies}, body))
         reply = self.receive(timeout)
         if reply is None:
             raise ConnectionLost(f"{self._url} does not answer within {timeout:g} seconds")

@@ -48,7 +48,7 @@ _ONE_ACCEPTED = struct.Struct(_ONE.format + "IB")
 _ONE_DISPATCHED = struct.Struct(_ONE.format + "II")
 _ONE_RETURNED = struct.Struct(_ONE.format + "I")
 
-_FAILED, _RELEASED = REASONS.index("failed"), REASONS.index("released")
+_FAILED, _RELEASED, _DELAYED, _HOLDING, _DUE = map(REASONS.index, ("failed", "released", "delayed", "holding", "due"))
 _MODE = {mode: MODES.index(mode.value) for mode in AckMode}
 
 
@@ -116,8 +116,17 @@ class Account:
             self.entries.extend(entries)
 
     def returned(self, entry: Entry, *, has_failed: bool) -> None:
+        self._returned(entry, _FAILED if has_failed else _RELEASED)
+
+    def delayed(self, entry: Entry, *, is_holding: bool) -> None:
+        """It waits for its next try: it has just failed, or a page has shown it."""
+        self._returned(entry, _HOLDING if is_holding else _DELAYED)
+
+    def due(self, entry: Entry) -> None:
+        self._returned(entry, _DUE)
+
+    def _returned(self, entry: Entry, code: int) -> None:
         if entry.lane.queue.number:
-            code = _FAILED if has_failed else _RELEASED
             if self._kind != _RETURNED or self._queue != entry.lane.queue.number or self._code != code:
                 self._open(_RETURNED, entry.lane.queue.number, code=code)
             self.entries.append(entry)
@@ -264,7 +273,7 @@ class NoAccount(Account):
     def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
         pass
 
-    def returned(self, entry: Entry, *, has_failed: bool) -> None:
+    def _returned(self, entry: Entry, code: int) -> None:
         pass
 
     def expired(self, entry: Entry) -> None:

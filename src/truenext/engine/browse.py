@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from truenext.commands import AckMode, Subscribe
 from truenext.engine.consumer import Consumer
 from truenext.engine.lane import Entry
-from truenext.engine.paging import Read, damage
-from truenext.engine.redelivery import is_exhausted
+from truenext.engine.paging import Look, damage
+from truenext.engine.redelivery import is_given_up
 from truenext.limits import BROWSE_BYTES, BROWSE_SIZE, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT, WINDOW_MAX
 from truenext.order import RANKS
 
@@ -78,7 +78,7 @@ class Showing(NamedTuple):
     """That was all."""
 
 
-class BrowseRead(Read):
+class BrowseRead(Look):
     """A page that is read to be shown, and not for its lane."""
 
     __slots__ = ("browser", "last_sequence", "recent")
@@ -135,9 +135,12 @@ class Browsing:
         if not (page.found or page.is_end):
             raise damage(read.lane, "a page is empty, but not the last")
         self._reading = None
+        if not page.is_end:
+            read.last_sequence = min(read.last_sequence, page.found[-1].sequence)
+        page.found = [found for found in page.found if found.sequence not in read.lane.taken_out]
         self._page = (read, page)
 
-    def turn(self, committed: int, now_ms: int) -> tuple[list[Showing], list[Read]]:
+    def turn(self, committed: int, now_ms: int) -> tuple[list[Showing], list[Look]]:
         """One slice for one browser that has room: what it is shown, and the page that it needs next."""
         shown: list[Entry] = []
         if self._page is not None:
@@ -197,8 +200,6 @@ class Browsing:
     def _show_page(self, read: BrowseRead, page: PageRead, committed: int, now_ms: int, shown: list[Entry]) -> None:
         browser = read.browser
         last = read.last_sequence
-        if not page.is_end:
-            last = min(last, page.found[-1].sequence)
         in_page = {found.sequence: found for found in page.found if found.sequence <= last}
         for sequence, known in read.recent.items():
             if sequence > last:
@@ -224,9 +225,9 @@ class Browsing:
         """A message of a page, to be shown and forgotten; None if it is damaged, or on its way to the dead letters."""
         lane = read.lane
         message = found.message
-        if message is None or (is_exhausted(lane.queue.policy, found.attempts) and not lane.queue.keeps_failures):
+        attempts, deliveries, due_ms = found.mark
+        if message is None or (is_given_up(lane.queue.policy, attempts, due_ms) and not lane.queue.keeps_failures):
             return None
-        deliveries, attempts = found.deliveries, found.attempts
         if isinstance(read, BrowseReadOne):
             # The store was told of its failures, and not of each dispatch.
             deliveries, attempts = read.entry.deliveries, read.entry.attempts
@@ -253,9 +254,10 @@ class Browsing:
 def _in_memory(lane: Lane, after_sequence: int) -> Iterator[Entry]:
     """What is behind a sequence in memory and nowhere else, in order."""
     arrived = islice(lane.arrived, bisect_right(lane.arrived, after_sequence, key=_sequence), None)
-    returned = sorted((entry for sequence, entry in lane.returned if sequence > after_sequence), key=_sequence)
+    returned = (entry for _, entry in lane.returned)
+    again = sorted((one for one in (*returned, *lane.delayed.values()) if one.sequence > after_sequence), key=_sequence)
     recent = iter(()) if lane.needs_page else _recent(lane, after_sequence, maxsize)
-    return merge(arrived, returned, recent, key=_sequence)
+    return merge(arrived, again, recent, key=_sequence)
 
 
 def _recent(lane: Lane, after_sequence: int, last_sequence: int) -> Iterator[Entry]:

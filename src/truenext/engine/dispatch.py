@@ -2,7 +2,8 @@
 
 The lanes are asked in order of rank. A lane answers with its head. If the head's commit is still in flight the lane
 waits, for it must not be overtaken by its equals, and the lower lanes go on. If the head has to be read from the store
-first, the lane and all lower ones wait: that message is ready, so it is next. Source: docs/contract.md, "True next".
+first, the lane and all lower ones wait: that message is ready, so it is next. So they do if it holds the others back
+until it is due. Source: docs/contract.md, "True next".
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Dispatcher:
             if entry.batch > committed:
                 return True
             message = entry.message
-            if message is None:
+            if message is None or entry.due_us:
                 return False
             lane.pop()
             if 0 < message.expires_ms <= now_ms:

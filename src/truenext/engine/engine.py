@@ -1,7 +1,7 @@
 """What happens to every message: the pure core of the broker.
 
 Commands go in, effects come out; there is no clock, socket, disk or task here. The caller says what time it is
-(`now_ms`), makes the batches durable one after the other and reports it (`committed`), and carries out what `turn`
+(`tick`), makes the batches durable one after the other and reports it (`committed`), and carries out what `turn`
 returns. Everything is single-threaded and nothing blocks.
 
     command -> accept / acknowledge / give back -> the gathering batch
@@ -16,26 +16,29 @@ returns. Everything is single-threaded and nothing blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from operator import attrgetter
 from sys import maxsize
 from typing import NamedTuple
 
 from truenext.answers import Answer
-from truenext.batch import Batch, ProducerState
+from truenext.batch import DUE_NEVER, Batch, ProducerState
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Command, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
+from truenext.engine import redrive
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.browse import Browser, BrowseRead, Browsing, Showing
 from truenext.engine.consumer import Consumer
+from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher
-from truenext.engine.expiry import Expiry, Look, is_expired
+from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.lane import Entry, Lane
 from truenext.engine.memory import Memory
-from truenext.engine.paging import PageRead, Paging, Read
+from truenext.engine.paging import Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
-from truenext.engine.redelivery import EXHAUSTED, EXPIRED, dead_letter, is_exhausted
+from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of, is_given_up
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.transaction import Transaction, begin, make_room
@@ -82,21 +85,25 @@ class Engine:
         policies: Policies | None = None,
         when_full: WhenFull = WhenFull.SLOW,
         account: Account | None = None,
+        chance: Callable[[], float] = lambda: 0.5,
     ) -> None:
         """`sequence_limit` and `redelivered_below` are the store's: no sequence from the one on was ever given out, and
-        what is below the other may have been dispatched without a trace. Of `memory_limit` see Memory.
+        what is below the other may have been dispatched without a trace. Of `memory_limit` see Memory. `chance` gives
+        random numbers from 0 to 1, for the jitter of delays.
         """
+        self._chance = chance
+        self.delays = Delays()
         self._account = account or NoAccount()
         self.memory = Memory(memory_limit)
         self.room = Room.PLENTY
         """For what senders bring; set by the caller before commands."""
         self._redelivered_below = redelivered_below
-        self._paging = Paging(self.memory, redelivered_below=redelivered_below)
+        self._paging = Paging(self.memory, self.delays, redelivered_below=redelivered_below)
         self._browsing = Browsing(self.memory, redelivered_below=redelivered_below)
         self._early_pages: list[tuple[Read, PageRead]] = []
         """True up to a batch that is durable, but not known to be."""
         self.now_ms = 0
-        """Milliseconds since the epoch; set by the caller before commands and turns."""
+        """Milliseconds since the epoch; set by `tick`."""
         self._policies = policies or Policies()
         self._when_full = when_full
         self._sessions: dict[str, Session] = {}
@@ -131,12 +138,14 @@ class Engine:
         """By the batch they wait for."""
         self._waiting_queues: dict[int, dict[Queue, None]] = {}
         """By the batch that makes messages visible in them."""
+        self._redriven_in = 0
+        """The last batch that moved dead letters back."""
 
     # ---- Start and stop ----
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a queue that the store knows."""
-        queue = Queue(Destination(Kind.QUEUE, name), number, self._policies.of(name))
+        queue = self._new_queue(Destination(Kind.QUEUE, name), number)
         queue.is_known_to_store = True
         self._queues[name] = self._numbered[number] = queue
         self._account.named(queue)
@@ -152,9 +161,11 @@ class Engine:
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         self._producers.restore(states)
 
-    def tick(self, now_us: int) -> None:
-        """It is so many microseconds since the epoch."""
+    def tick(self, now_us: int, steady_us: int) -> None:
+        """It is so many microseconds since the epoch, and by a clock that does not jump. To be called before commands
+        and turns."""
         self.now_ms = now_us // 1000
+        self.delays.now_us = steady_us
         self._account.tick(now_us)
 
     def start(self, *, after_clean_stop: bool = True) -> None:
@@ -236,7 +247,12 @@ class Engine:
         is known only when something else has happened.
         """
         due_ms = self._timers.next_due_ms
-        return due_ms if due_ms is not None and due_ms > self.now_ms else None
+        if due_ms is not None and due_ms <= self.now_ms:
+            due_ms = None
+        if self.delays.next_us is not None:
+            delayed_ms = self.now_ms + max(0, -(-(self.delays.next_us - self.delays.now_us) // 1000))
+            due_ms = min(due_ms or delayed_ms, delayed_ms)
+        return due_ms
 
     @property
     def last_committed(self) -> int:
@@ -434,9 +450,11 @@ class Engine:
         if nack.transaction is not None:
             transaction = self._with_room(session, nack.transaction, len(covered))
             transaction.refused.extend(map(consumer.held.pop, covered))
+            if nack.delay_ms is not None or nack.is_poison:
+                transaction.wishes |= dict.fromkeys(covered, nack)
             return
         for sequence in covered:
-            self._give_back(consumer.held.pop(sequence), has_failed=True)
+            self._fail(consumer.held.pop(sequence), nack)
         session.batch = self._latest_batch()
 
     def begin(self, session: Session, command: Begin) -> None:
@@ -466,7 +484,7 @@ class Engine:
         for entry in transaction.acknowledged:
             self._acknowledged(entry)
         for entry in transaction.refused:
-            self._give_back(entry, has_failed=True)
+            self._fail(entry, transaction.wishes.get(entry.sequence))
         if commit.producer is not None:
             self._record_number(commit.producer, commit.number, is_stored)
         if is_stored or transaction.refused:
@@ -476,6 +494,65 @@ class Engine:
         """Raises: RemoteProtocolError if the transaction is not open."""
         session.transaction(abort.transaction)
         self._abort(session, abort.transaction, has_failed=True)
+
+    # ---- Dead letters ----
+
+    def check_redrive(self, asked: redrive.Wanted) -> Queue:
+        """Whether dead letters can be moved: the queue that they are in.
+
+        Raises: RemoteProtocolError if there is no such dead-letter queue, NoRoomError
+        """
+        queue = self._queues.get(asked.queue)
+        if queue is None:
+            raise RemoteProtocolError(f"there is no queue {asked.queue!r}")
+        if not queue.holds_dead_letters:
+            raise RemoteProtocolError(f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back")
+        if self.room is Room.NONE:
+            raise NoRoomError("the broker's disk is as full as it may be: what is moved is written once more")
+        return queue
+
+    def read_for_redrive(self, asked: redrive.Wanted) -> Look | None:
+        """What has to be read for a piece of a re-drive, which `redrive` takes; None if nothing is left to move.
+
+        Not before the last piece is durable (`can_redrive`).
+
+        Raises: as `check_redrive`
+        """
+        look = redrive.read_for(asked, self.check_redrive(asked))
+        if look is not None:
+            look.lane.looks += 1
+        return look
+
+    @property
+    def can_redrive(self) -> bool:
+        """No page can show any more what was moved."""
+        return self._redriven_in <= self._committed
+
+    def redrive(self, asked: redrive.Wanted, read: Look, page: PageRead) -> redrive.Redriven:
+        """Move dead letters of a page back to where they came from, all in one batch with their removal."""
+        read.lane.looks -= 1
+        revivals, answer = redrive.revivals(asked, read, page, self._committed, self.now_ms)
+        if asked.dry_run or not revivals:
+            return answer
+        batch = self._redriven_in = self._batch.number
+        self._paging.take_out(read.lane, [revival.entry for revival in revivals], batch)
+        for revival in revivals:
+            name = revival.destination.name
+            # Without asking for QUEUES_MAX, as when they came from there.
+            queue = self._queues.get(name) or self._make_queue(revival.destination)
+            self._account.dead_lettered(revival.entry, queue, self._next_sequence)
+            self._forget(revival.entry)
+            self._accept(queue, revival.message, batch)
+        # It may have held back what stands behind it.
+        self._touched[read.lane.queue] = None
+        return answer
+
+    def reply(self, send: Send) -> None:
+        """Answer a question once what it made the broker do is durable."""
+        queue = self._queue(send.destination)
+        if queue is not None:
+            is_durable = self._redriven_in <= self._committed
+            self._accept(queue, send.message, 0 if is_durable else self._redriven_in)
 
     # ---- Turns and batches ----
 
@@ -490,17 +567,23 @@ class Engine:
             self._request_sequences()
         self._expiry.step(self.now_ms, self._committed, self._batch)
         deliveries: Deliveries = {}
+        for entry in self.delays.take_due():
+            self._end_delay(entry)
         if self._touched:
             touched, self._touched = self._touched, {}
             for queue in touched:
                 lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
                 if lane is not None:
                     self._paging.ask(lane)
-        reads = self._paging.take_reads() + self._expiry.wanted()
+        reads = self._paging.take_reads()
+        looks: list[Look] = self._expiry.wanted()
         showings: list[Showing] = []
         if self._browsing.has_work:
             showings, pages = self._browsing.turn(self._committed, self.now_ms)
-            reads += pages
+            looks += pages
+        for look in looks:
+            look.lane.looks += 1
+        reads += looks
         return Effects(self.take_answers(), deliveries, reads, showings, self._timers.wanted())
 
     def page_read(self, read: Read, page: PageRead) -> None:
@@ -509,18 +592,23 @@ class Engine:
         Raises: StoreError if the store has lost something.
         """
         if isinstance(read, BrowseRead):
+            read.lane.looks -= 1
             self._browsing.page_read(read, page)
             return
         if page.as_of > self._committed:
             # Its batch became durable a moment ago; all queues are to see that in one step.
             self._early_pages.append((read, page))
             return
-        if isinstance(read, Look):
+        if isinstance(read, BlockLook):
+            read.lane.looks -= 1
             self._expiry.page_read(read, page, self.now_ms, self._committed, self._batch)
             return
-        for entry in self._paging.page_read(read, page, self._committed):
+        failed = self._paging.page_read(read, page, self._committed, self.now_ms)
+        for entry in self._paging.take_waiting():
+            self._account.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
+        for entry in failed:
+            self._paging.left_with_page(entry, self._batch.number)
             self._dead_letter(entry, entry.message)
-        self._expiry.shown(read.lane, page.as_of)
         self._touched[read.lane.queue] = None
 
     def timers_read(self, read: TimerRead, page: TimersRead) -> None:
@@ -551,14 +639,24 @@ class Engine:
         self._policies = policies
         # A dead-letter queue may be made meanwhile.
         for queue in list(self._queues.values()):
-            before, queue.policy = queue.policy, policies.of(queue.name)
+            queue.policy = policies.of(queue.name)
+            queue.holds_dead_letters = policies.holds_dead_letters(queue.name) and not queue.is_temporary
             self._paging.policy_changed(queue)
-            if queue.policy.attempts_max < before.attempts_max and not queue.keeps_failures:
+            if not queue.keeps_failures:
                 for lane in queue.lanes:
-                    for entry in lane.take_out(lambda entry: is_exhausted(entry.lane.queue.policy, entry.attempts)):
-                        self._dead_letter(entry, entry.message)
+                    self._give_up(lane)
                 # What stands behind a message that had to be read is next now.
                 self._touched[queue] = None
+
+    def _give_up(self, lane: Lane) -> None:
+        """Dead-letter what is in memory and has failed too often."""
+        policy = lane.queue.policy
+        failed = [entry for entry in lane if is_given_up(policy, entry.attempts, entry.due_us)]
+        if failed:
+            failed.sort(key=attrgetter("sequence"))
+            self._paging.take_out(lane, failed, self._batch.number)
+            for entry in failed:
+                self._dead_letter(entry, entry.message)
 
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
@@ -579,7 +677,7 @@ class Engine:
             self._sequence_limit = batch.sequence_limit
         self._paging.let_go(batch.number)
         self._timers.let_go(batch.number)
-        self._expiry.committed(batch.number)
+        self._expiry.committed()
         self._touched.update(self._waiting_queues.pop(batch.number, {}))
         if self._early_pages:
             pages, self._early_pages = self._early_pages, []
@@ -641,8 +739,21 @@ class Engine:
         else:
             self._touched[queue] = None
 
-    def _give_back(self, entry: Entry, *, has_failed: bool) -> None:
-        """Put a message at its place again, or into the dead-letter queue."""
+    def _fail(self, entry: Entry, nack: Nack | None = None) -> None:
+        """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
+        policy = entry.lane.queue.policy
+        if nack is None:
+            self._give_back(entry, has_failed=True, delay_ms=delay_of(policy, entry.attempts + 1, self._chance))
+            return
+        if nack.is_poison:
+            entry.due_us = DUE_NEVER
+        delay_ms = nack.delay_ms
+        if delay_ms is None:
+            delay_ms = delay_of(policy, entry.attempts + 1, self._chance)
+        self._give_back(entry, has_failed=True, delay_ms=delay_ms)
+
+    def _give_back(self, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
+        """Put a message at its place again, once it is due, or into the dead-letter queue."""
         lane = entry.lane
         queue = lane.queue
         if self._queues.get(queue.name) is not queue:
@@ -652,30 +763,58 @@ class Engine:
         if has_failed:
             entry.attempts += 1
         # Also without a failure: the policy may have changed while somebody held it.
-        if entry.attempts and is_exhausted(queue.policy, entry.attempts) and not queue.keeps_failures:
+        if is_given_up(queue.policy, entry.attempts, entry.due_us) and not queue.keeps_failures:
             self._dead_letter(entry, entry.message)
             return
-        if has_failed and entry.stored is not None:
-            mark(self._batch, entry)
-        self._account.returned(entry, has_failed=has_failed)
-        lane.give_back(entry)
+        is_away = False
+        if has_failed:
+            entry.due_us = 0
+            is_away = delay_ms > 0 and self.delays.delay(entry, delay_ms)
+            if entry.stored is not None:
+                mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
+        if entry.due_us:
+            self._account.delayed(entry, is_holding=not is_away)
+        else:
+            self._account.returned(entry, has_failed=has_failed)
+        if is_away:
+            lane.delayed[entry.sequence] = entry
+        else:
+            lane.give_back(entry)
         self._paging.came_back(entry)
         self._touched[queue] = None
 
-    def _dead_letter(self, entry: Entry, message: Message | None, cause: str = EXHAUSTED) -> None:
+    def _dead_letter(self, entry: Entry, message: Message | None, cause: str = "") -> None:
         """Move a message that is in no lane any more to where failed ones go; at once, if it is in memory."""
         if message is None:
             # Should the broker end before it is read, it is moved when it is read after that.
-            mark(self._batch, entry)
+            mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
             self._paging.doom(entry)
             return
         origin = entry.lane.queue
-        destination, letter = dead_letter(message, origin.name, entry.attempts, cause)
+        if not cause:
+            cause = POISON if entry.due_us == DUE_NEVER else EXHAUSTED
+        destination, letter = dead_letter(
+            message, origin.name, origin.policy, attempts=entry.attempts, cause=cause, now_ms=self.now_ms
+        )
         # Without asking for QUEUES_MAX: what failed must have a place to go.
         dead_letters = self._queues.get(destination.name) or self._make_queue(destination)
         self._account.dead_lettered(entry, dead_letters, self._next_sequence)
         self._forget(entry)
         self._accept(dead_letters, letter, self._batch.number)
+
+    def _end_delay(self, entry: Entry) -> None:
+        """A message is due; whatever has become of it meanwhile."""
+        lane = entry.lane
+        queue = lane.queue
+        if lane.delayed.get(entry.sequence) is entry:
+            del lane.delayed[entry.sequence]
+            lane.give_back(entry)
+            self._account.due(entry)
+        elif entry.message is not None or lane.bodiless.get(entry.sequence) is entry:
+            # It held the others back, and has not left memory wholly meanwhile.
+            self._account.due(entry)
+        if self._queues.get(queue.name) is queue:
+            self._touched[queue] = None
 
     def _release(self, consumer: Consumer, *, has_begun: bool) -> None:
         """End a consumer; `has_begun` charges an attempt to the first message it holds."""
@@ -693,7 +832,10 @@ class Engine:
         transaction = session.transactions.pop(name)
         self.memory.open -= transaction.size
         for entry in transaction.acknowledged + transaction.refused:
-            self._give_back(entry, has_failed=has_failed)
+            if has_failed:
+                self._fail(entry)
+            else:
+                self._give_back(entry, has_failed=False)
         if len(transaction) > len(transaction.sends):
             session.batch = self._latest_batch()
 
@@ -719,7 +861,7 @@ class Engine:
         """The time of a message has come that stands in no lane any more."""
         queue = entry.lane.queue
         if not queue.keeps_failures:
-            if is_exhausted(queue.policy, entry.attempts):
+            if is_given_up(queue.policy, entry.attempts, entry.due_us):
                 # It had failed already, and only had to be read.
                 self._dead_letter(entry, entry.message)
                 return
@@ -795,12 +937,18 @@ class Engine:
         if destination.kind is Kind.QUEUE:
             # The store never hears of the others.
             number = self._queue_number = self._queue_number + 1
-        queue = Queue(destination, number, self._policies.of(destination.name))
+        queue = self._new_queue(destination, number)
         self._queues[destination.name] = queue
         if number:
             self._numbered[number] = queue
         self._account.named(queue)
         return queue
+
+    def _new_queue(self, destination: Destination, number: int) -> Queue:
+        name = destination.name
+        is_lasting = destination.kind is Kind.QUEUE
+        holds_dead_letters = is_lasting and self._policies.holds_dead_letters(name)
+        return Queue(destination, number, self._policies.of(name), holds_dead_letters=holds_dead_letters)
 
     def _drop(self, queue: Queue) -> None:
         """A temporary queue goes with its messages."""
@@ -817,7 +965,7 @@ class Engine:
         if entry.stored is None:
             put(self._batch, entry)
         if entry.deliveries or entry.attempts:
-            mark(self._batch, entry)
+            mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
 
     def _request_sequences(self) -> None:
         self._requested_limit = self._next_sequence + SEQUENCE_BLOCK

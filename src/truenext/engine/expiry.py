@@ -7,7 +7,7 @@
 
 What is above a lane's horizon goes without coming into memory, and the lane's own reading knows nothing of it. A page
 that was read before that is durable still shows it: until no such page can come any more, the lane remembers
-(`Lane.expired`).
+(`Lane.taken_out`).
 
 What a consumer or an open transaction has is left to it, and the block is looked at again in a while.
 """
@@ -15,13 +15,11 @@ What a consumer or an open transaction has is left to it, and the block is looke
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from heapq import heapify
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from truenext.engine.lane import WHOLE, Entry, Lane
-from truenext.engine.paging import Read
+from truenext.engine.paging import Look
 from truenext.limits import GATHERING_BYTES_MAX, PAGE_BYTES
 from truenext.record import BLOCK_BITS, split_timer, timer
 
@@ -47,8 +45,8 @@ DUE_MAX = 2**64 - ROUND_MS
 BLOCK = 1 << BLOCK_BITS
 
 
-class Look(Read):
-    """A page of a block that was due. It is nobody's next page."""
+class BlockLook(Look):
+    """A page of a block that was due."""
 
     __slots__ = ("timer", "until")
 
@@ -78,14 +76,12 @@ class Expiry:
         self._is_held = is_held
         self._expire = expire
         self._is_stopped = False
-        self._look: Look | None = None
+        self._look: BlockLook | None = None
         """One at a time."""
         self._is_wanted = False
         """It has not been handed out yet."""
         self._waiting: list[bytes] = []
         """Timers that were due when something that has expired was not visible yet; the next commit changes that."""
-        self._remembering: dict[Lane, None] = {}
-        """Lanes with something in `expired`."""
 
     def accepted(self, lane: Lane, sequence: int, expires_ms: int, batch: Batch) -> None:
         due_ms = min(-(-expires_ms // ROUND_MS) * ROUND_MS, DUE_MAX)
@@ -117,19 +113,19 @@ class Expiry:
                 continue
             until = first + BLOCK
             left -= 1 + self._take_from_memory(lane, first, until, now_ms, committed, batch)
-            if any(first <= sequence < until for sequence in lane.bodiless):
-                self._read(Look(lane, max(first - 1, 0), until, due))
+            if any(first <= sequence < until for sequence in _bodiless(lane)):
+                self._read(BlockLook(lane, max(first - 1, 0), until, due))
             elif lane.needs_page and lane.horizon < until - 1:
-                self._read(Look(lane, max(first - 1, lane.horizon), until, due))
+                self._read(BlockLook(lane, max(first - 1, lane.horizon), until, due))
             else:
                 self._finish(lane, first, due, now_ms, committed, batch)
 
-    def wanted(self) -> list[Read]:
+    def wanted(self) -> list[Look]:
         """What is to be read from the store; `page_read` takes it."""
         is_wanted, self._is_wanted = self._is_wanted, False
         return [self._look] if is_wanted and self._look is not None else []
 
-    def page_read(self, look: Look, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
+    def page_read(self, look: BlockLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
         """Take out what has expired on a page that names no batch later than `committed`."""
         if self._is_stopped:
             return
@@ -138,21 +134,22 @@ class Expiry:
         # What came into memory meanwhile is not above the horizon any more.
         self._take_from_memory(lane, first, until, now_ms, committed, batch)
         in_memory = {entry.sequence for entry in lane.recent}
+        over: list[Entry] = []
         for found in page.found:
             if found.sequence >= until:
                 break
-            is_known = found.sequence in lane.expired or found.sequence in in_memory
+            is_known = found.sequence in lane.taken_out or found.sequence in in_memory
             if not is_known and is_expired(found.message, now_ms):
-                self._take_found(lane, found, batch)
+                over += self._entry_of(lane, found)
+        self._take_out(lane, over, batch)
         self._look = None
         last = page.found[-1].sequence if page.found else WHOLE
         if page.is_end or last >= until - 1:
             self._finish(lane, first, look.timer, now_ms, committed, batch)
         else:
-            self._read(Look(lane, last, until, look.timer))
-        self.shown(lane, page.as_of)
+            self._read(BlockLook(lane, last, until, look.timer))
 
-    def _read(self, look: Look) -> None:
+    def _read(self, look: BlockLook) -> None:
         self._look = look
         self._is_wanted = True
 
@@ -175,80 +172,41 @@ class Expiry:
         def is_over(entry: Entry) -> bool:
             return first <= entry.sequence < until and entry.batch <= committed and is_expired(entry.message, now_ms)
 
-        over: list[Entry] = []
-        arrived = lane.arrived
-        if arrived and arrived[0].sequence < until and arrived[-1].sequence >= first:
-            # Turned until the block is in front.
-            at = bisect_left(arrived, first, key=attrgetter("sequence"))
-            arrived.rotate(-at)
-            kept: list[Entry] = []
-            for _ in range(len(arrived) - at):
-                if arrived[0].sequence >= until:
-                    break
-                entry = arrived.popleft()
-                (over if is_over(entry) else kept).append(entry)
-            arrived.extendleft(reversed(kept))
-            arrived.rotate(at)
-        returned = [entry for _, entry in lane.returned if is_over(entry)]
-        if returned:
-            _leave_out(lane, returned)
-        recent = [entry for entry in lane.recent if is_over(entry)]
-        if recent:
-            gone = {entry.sequence for entry in recent}
-            lane.recent = deque(entry for entry in lane.recent if entry.sequence not in gone)
-            self._paging.left_recent(recent)
-            self._left_unread(lane, len(recent))
-        for entry in (*over, *returned, *recent):
-            self._gone(entry, batch)
-        return len(over) + len(returned) + len(recent)
+        waiting = [
+            *_block(lane, first, until),
+            *(one for _, one in lane.returned),
+            *lane.delayed.values(),
+            *lane.recent,
+        ]
+        over = [entry for entry in waiting if is_over(entry)]
+        self._take_out(lane, over, batch)
+        return len(over)
 
-    def _take_found(self, lane: Lane, found: Found, batch: Batch) -> None:
-        """One that only the store has; what is in memory, held, or gone already stays as it is."""
+    def _entry_of(self, lane: Lane, found: Found) -> list[Entry]:
+        """Of a message that only the store has; none of what is in memory, held, or gone already."""
         assert found.message is not None, "it is known to be over"
         if found.sequence > lane.horizon:
-            entry = self._paging.entry(lane, found, found.message)
-            self._left_unread(lane, 1)
-        elif found.sequence in lane.bodiless:
-            entry = lane.bodiless[found.sequence]
-            if not any(one is entry for _, one in lane.returned):
-                # On its way to the dead-letter queue.
-                return
-            del lane.bodiless[found.sequence]
-            _leave_out(lane, [entry])
-            entry.message = found.message
-            self._paging.came(entry, found.message)
-        else:
-            return
-        self._gone(entry, batch)
+            return [self._paging.entry(lane, found, found.message)]
+        entry = lane.delayed.get(found.sequence) or lane.bodiless.get(found.sequence)
+        if entry is None or entry.message is not None or self._paging.is_doomed(entry):
+            return []
+        entry.message = found.message
+        self._paging.came(entry, found.message)
+        return [entry]
 
-    def _left_unread(self, lane: Lane, count: int) -> None:
-        lane.unread -= count
-        if not lane.unread:
-            lane.horizon = WHOLE
+    def _take_out(self, lane: Lane, over: list[Entry], batch: Batch) -> None:
+        if over:
+            self._paging.take_out(lane, over, batch.number)
+            for entry in over:
+                self._expire(entry)
 
-    def _gone(self, entry: Entry, batch: Batch) -> None:
-        if entry.stored is not None and entry.stored != batch.number:
-            entry.lane.expired[entry.sequence] = batch.number
-            self._remembering[entry.lane] = None
-        self._expire(entry)
+    # ---- What was not visible ----
 
-    # ---- What need not be remembered any more ----
-
-    def committed(self, batch: int) -> None:
-        """This batch is durable."""
-        for lane in list(self._remembering):
-            if lane.reading is None and (self._look is None or self._look.lane is not lane):
-                self.shown(lane, batch)
+    def committed(self) -> None:
+        """A batch is durable."""
         waiting, self._waiting = self._waiting, []
         for due in waiting:
             self._timers.put_back(due)
-
-    def shown(self, lane: Lane, as_of: int) -> None:
-        """No page of the lane will come that does not show this batch."""
-        if lane.expired:
-            lane.expired = {sequence: batch for sequence, batch in lane.expired.items() if batch > as_of}
-        if not lane.expired:
-            self._remembering.pop(lane, None)
 
 
 def is_expired(message: Message | None, now_ms: int) -> bool:
@@ -267,8 +225,6 @@ def _block(lane: Lane, first: int, until: int) -> list[Entry]:
     return found
 
 
-def _leave_out(lane: Lane, entries: list[Entry]) -> None:
-    """Forget messages that were given back."""
-    gone = {entry.sequence for entry in entries}
-    lane.returned = [(sequence, one) for sequence, one in lane.returned if sequence not in gone]
-    heapify(lane.returned)
+def _bodiless(lane: Lane) -> list[int]:
+    """Messages of a lane that are not above its horizon and have to be read before anything can be known of them."""
+    return [*lane.bodiless, *(entry.sequence for entry in lane.delayed.values() if entry.message is None)]

@@ -13,6 +13,7 @@ and a page never brings what is in memory, held or gone already.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from heapq import heapify, heappop, heappush, merge
 from operator import attrgetter
@@ -24,7 +25,7 @@ import msgspec
 from truenext.message import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from truenext.engine.paging import Read
     from truenext.engine.queue import Queue
@@ -49,21 +50,26 @@ class Entry(msgspec.Struct, gc=False):
     deliveries: int = 0
     attempts: int = 0
     marked: bool = False
-    """The store has a mark for it (attempts, deliveries)."""
+    """The store has a mark for it (batch.Mark)."""
+    due_us: int = 0
+    """If not 0: it failed, and waits until then for its next try; see delays.py."""
 
 
 class Lane:
     __slots__ = (
         "arrived",
         "bodiless",
-        "expired",
+        "delayed",
         "horizon",
+        "horizon_min",
         "key",
+        "looks",
         "queue",
         "rank",
         "reading",
         "recent",
         "returned",
+        "taken_out",
         "unread",
     )
 
@@ -79,26 +85,33 @@ class Lane:
         self.bodiless: dict[int, Entry] = {}
         """Those whose message has to be read before anything can be done with them, by sequence: given back ones, and
         failed ones on their way to the dead-letter queue."""
-        self.expired: dict[int, int] = {}
-        """Those that were taken out because they have expired and that a page may still show, by sequence: the batch
-        that removes them."""
+        self.delayed: dict[int, Entry] = {}
+        """Those that wait for their next try while others pass, by sequence; they stand nowhere else."""
         self.horizon = WHOLE
         """The highest sequence up to which this lane is in memory."""
+        self.horizon_min = 0
+        """The horizon stays above this: a page has brought this message, and it may be anywhere by now."""
         self.unread = 0
         """Messages above the horizon."""
         self.recent: deque[Entry] = deque()
         """Those of them whose write is under way, or was when the page was asked for that is being read; in order."""
         self.reading: Read | None = None
         """The page that is being read."""
+        self.looks = 0
+        """Other pages of it that are being read, and are nobody's next ones."""
+        self.taken_out: dict[int, int] = {}
+        """Messages that have left out of their turn, by sequence, and the batch that removes them: pages may still show
+        them."""
 
     def __len__(self) -> int:
-        return len(self.arrived) + len(self.returned) + self.unread
+        return len(self.arrived) + len(self.returned) + len(self.delayed) + self.unread
 
     def __iter__(self) -> Iterator[Entry]:
         """Those in memory, in no particular order."""
         yield from self.arrived
         for _, entry in self.returned:
             yield entry
+        yield from self.delayed.values()
 
     def head(self) -> Entry | None:
         """The earliest message in memory, ready or not."""
@@ -125,19 +138,53 @@ class Lane:
         self.returned = [(sequence, one) for sequence, one in self.returned if one is not entry]
         heapify(self.returned)
 
-    def take_out(self, has_to_go: Callable[[Entry], bool]) -> list[Entry]:
-        """Take out those of the messages in memory that have to go, in order."""
-        gone = sorted(filter(has_to_go, self), key=attrgetter("sequence"))
-        if gone:
-            sequences = {entry.sequence for entry in gone}
-            self.arrived = deque(entry for entry in self.arrived if entry.sequence not in sequences)
-            self.returned = [place for place in self.returned if place[0] not in sequences]
+    def take_out(self, entries: list[Entry], batch: int) -> list[Entry]:
+        """Take messages out that wait anywhere in the lane; `batch` removes them. Returns those that were recent."""
+        gone = {entry.sequence for entry in entries}
+        # The store never hears of what it was not told of before this batch.
+        self.taken_out.update((one.sequence, batch) for one in entries if one.stored not in (None, batch))
+        self._take_from_arrived(gone)
+        if any(sequence in gone for sequence, _ in self.returned):
+            self.returned = [place for place in self.returned if place[0] not in gone]
             heapify(self.returned)
-        return gone
+        for sequence in gone:
+            self.delayed.pop(sequence, None)
+            self.bodiless.pop(sequence, None)
+        recent = [entry for entry in self.recent if entry.sequence in gone]
+        if recent:
+            self.recent = deque(entry for entry in self.recent if entry.sequence not in gone)
+        self.unread -= sum(sequence > self.horizon for sequence in gone)
+        if not self.unread:
+            self.horizon = WHOLE
+        return recent
+
+    def _take_from_arrived(self, gone: set[int]) -> None:
+        arrived = self.arrived
+        first, last = min(gone), max(gone)
+        if not arrived or arrived[0].sequence > last or arrived[-1].sequence < first:
+            return
+        # Turned until the first of them is in front: what is before and behind them is not looked at.
+        at = bisect_left(arrived, first, key=attrgetter("sequence"))
+        arrived.rotate(-at)
+        kept: list[Entry] = []
+        for _ in range(len(arrived) - at):
+            if arrived[0].sequence > last:
+                break
+            entry = arrived.popleft()
+            if entry.sequence not in gone:
+                kept.append(entry)
+        arrived.extendleft(reversed(kept))
+        arrived.rotate(at)
+
+    def forget_taken_out(self, committed: int) -> None:
+        """This batch is durable: pages that are asked for from now on do not show what it removed."""
+        if self.reading is None and not self.looks:
+            self.taken_out = {sequence: batch for sequence, batch in self.taken_out.items() if batch > committed}
 
     def clear(self) -> None:
         self.arrived.clear()
         self.returned.clear()
+        self.delayed.clear()
 
     # ---- The horizon ----
 
@@ -145,6 +192,12 @@ class Lane:
     def needs_page(self) -> bool:
         """There are messages that only the store has."""
         return self.unread > len(self.recent)
+
+    def fix_horizon(self) -> None:
+        """What is in memory stays known there; its bodies can leave."""
+        for entry in self.arrived:
+            heappush(self.returned, (entry.sequence, entry))
+        self.arrived.clear()
 
     def lower_horizon(self) -> Entry:
         """Move the last message in memory above the horizon; whoever asked for a page must ask again."""

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from truenext.batch import DUE_NEVER, NO_MARK, Mark
 from truenext.engine.lane import WHOLE, Entry
 from truenext.engine.memory import ENTRY_BYTES, size_of
-from truenext.engine.redelivery import is_exhausted
+from truenext.engine.redelivery import is_given_up
 from truenext.engine.writing import put
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT, STORE_TRANSACTION_BYTES_MAX
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from truenext.batch import Batch
+    from truenext.engine.delays import Delays
     from truenext.engine.lane import Lane
     from truenext.engine.memory import Memory
     from truenext.engine.queue import Queue
@@ -56,14 +58,17 @@ class Read:
         """Bytes of records, at most, unless the first is larger."""
 
 
+class Look(Read):
+    """A page that is nobody's next page: what is on it stays where it is, as far as the lane is concerned."""
+
+
 class Found(msgspec.Struct, gc=False):
     """One message of a page."""
 
     sequence: int
     message: Message | None
     """None if its record is damaged."""
-    attempts: int
-    deliveries: int
+    mark: Mark = NO_MARK
 
 
 class PageRead(msgspec.Struct, gc=False):
@@ -78,15 +83,19 @@ class PageRead(msgspec.Struct, gc=False):
 
 
 class Paging:
-    def __init__(self, memory: Memory, *, redelivered_below: int) -> None:
+    def __init__(self, memory: Memory, delays: Delays, *, redelivered_below: int) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
         self._memory = memory
+        self._delays = delays
         self._redelivered_below = redelivered_below
         self._reads: list[Read] = []
         self._doomed: list[Entry] = []
         """Failed too often, and to be read before they can move to the dead-letter queue."""
         self._with_recent: dict[Lane, None] = {}
         """Lanes from which something leaves once it is durable."""
+        self._with_taken_out: dict[Lane, None] = {}
+        self._waiting: list[Entry] = []
+        """Messages of the last pages that wait for their next try."""
         self._too_large: dict[Queue, None] = {}
         """Queues that may be over their own limit."""
         self._still_too_large: dict[Queue, None] = {}
@@ -152,10 +161,26 @@ class Paging:
         entry.lane.bodiless[entry.sequence] = entry
         self._doomed.append(entry)
 
+    def is_doomed(self, entry: Entry) -> bool:
+        return any(one is entry for one in self._doomed)
+
     def policy_changed(self, queue: Queue) -> None:
         """Its limit may be another."""
         if queue.resident > queue.policy.memory_limit:
             self._too_large[queue] = None
+
+    def take_out(self, lane: Lane, entries: list[Entry], batch: int) -> None:
+        """Messages leave their lane out of their turn; `batch` removes them."""
+        for entry in lane.take_out(entries, batch):
+            assert entry.message is not None, "what is recent has not left memory yet"
+            self._memory.leaving -= size_of(entry.message)
+        if lane.taken_out:
+            self._with_taken_out[lane] = None
+
+    def left_with_page(self, entry: Entry, batch: int) -> None:
+        """A message of the page that came last did not come into its lane; `batch` removes it."""
+        entry.lane.taken_out[entry.sequence] = batch
+        self._with_taken_out[entry.lane] = None
 
     # ---- Reading ----
 
@@ -194,7 +219,7 @@ class Paging:
         lane.reading = Read(lane, after_sequence, limit, size_max)
         self._reads.append(lane.reading)
 
-    def page_read(self, read: Read, page: PageRead, committed: int) -> list[Entry]:
+    def page_read(self, read: Read, page: PageRead, committed: int, now_ms: int) -> list[Entry]:
         """Take in a page, which names no batch later than `committed`, the last that is known to be durable.
 
         Returns the messages in it that failed too often: they stand in no lane any more.
@@ -213,20 +238,27 @@ class Paging:
         failed: list[Entry] = []
         left_out = 0
         for found in page.found:
-            if found.sequence in lane.expired:
-                continue
-            if found.sequence > lane.horizon:
-                entry = None if found.message is None else self.entry(lane, found, found.message)
-                if entry is None or self._has_failed(entry):
-                    left_out += 1
-                    failed += [entry] if entry else []
-                else:
-                    fresh.append(entry)
-            elif found.sequence in lane.bodiless:
+            if found.sequence in lane.bodiless:
                 entry = lane.bodiless.pop(found.sequence)
                 was_doomed = self._embody(entry, found.message)
                 if was_doomed and entry.message is not None:
                     failed.append(entry)
+            elif found.sequence > lane.horizon and found.sequence not in lane.taken_out:
+                if found.message is None:
+                    left_out += 1
+                    continue
+                entry = self.entry(lane, found, found.message)
+                if self._has_failed(entry):
+                    left_out += 1
+                    failed.append(entry)
+                elif self._delays.restore(entry, found.mark.due_ms, now_ms):
+                    left_out += 1
+                    self._set_aside(entry)
+                    self._waiting.append(entry)
+                else:
+                    fresh.append(entry)
+                    if entry.due_us:
+                        self._waiting.append(entry)
         if any(read.after_sequence < sequence <= up_to for sequence in lane.bodiless):
             raise damage(lane, "a message is not there any more")
         if up_to > lane.horizon:
@@ -234,14 +266,26 @@ class Paging:
         self._let_go_of(lane, committed)
         return failed
 
+    def take_waiting(self) -> list[Entry]:
+        """Messages of pages since the last call that wait for their next try."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
     def _has_failed(self, entry: Entry) -> bool:
         """It was on its way to the dead-letter queue when the broker ended, or has to go there since."""
         queue = entry.lane.queue
-        return is_exhausted(queue.policy, entry.attempts) and not queue.keeps_failures
+        return is_given_up(queue.policy, entry.attempts, entry.due_us) and not queue.keeps_failures
+
+    def _set_aside(self, entry: Entry) -> None:
+        """A message of a page waits for its next try: without its body, as it may for days."""
+        lane = entry.lane
+        self.went(entry)
+        lane.delayed[entry.sequence] = entry
+        lane.horizon_min = max(lane.horizon_min, entry.sequence)
 
     def entry(self, lane: Lane, found: Found, message: Message) -> Entry:
         """Of a message that only the store had until now."""
-        deliveries = found.deliveries
+        attempts, deliveries, due_ms = found.mark
         if found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
         entry = Entry(
@@ -252,8 +296,9 @@ class Paging:
             persistent=message.persistent,
             stored=0,
             deliveries=deliveries,
-            attempts=found.attempts,
-            marked=bool(found.deliveries or found.attempts),
+            attempts=attempts,
+            marked=found.mark != NO_MARK,
+            due_us=DUE_NEVER if due_ms == DUE_NEVER else 0,
         )
         self.came(entry, message)
         return entry
@@ -292,6 +337,10 @@ class Paging:
         self._still_too_large.clear()
         for lane in list(self._with_recent):
             self._let_go_of(lane, committed)
+        for lane in list(self._with_taken_out):
+            lane.forget_taken_out(committed)
+            if not lane.taken_out:
+                del self._with_taken_out[lane]
 
     def _let_go_of(self, lane: Lane, committed: int) -> None:
         for entry in lane.let_go(committed):
@@ -300,12 +349,6 @@ class Paging:
             self.went(entry)
         if not lane.recent:
             self._with_recent.pop(lane, None)
-
-    def left_recent(self, entries: Iterable[Entry]) -> None:
-        """These were taken out of a lane's `recent`."""
-        for entry in entries:
-            assert entry.message is not None, "what is recent has not left memory yet"
-            self._memory.leaving -= size_of(entry.message)
 
     def take_in_recent(self, lane: Lane) -> None:
         """What was about to leave the lane is needed now."""
@@ -358,6 +401,8 @@ class Paging:
                 if needed <= 0:
                     return
         for lane in reversed(queue.lanes):
+            for entry in lane.delayed.values():
+                needed -= self._disembody(entry, batch, committed)
             for _, entry in lane.returned:
                 freed = self._disembody(entry, batch, committed)
                 if freed and entry.message is None:
@@ -372,6 +417,9 @@ class Paging:
         arrived = lane.arrived
         while arrived and left < needed:
             entry = arrived[-1]
+            if entry.sequence <= lane.horizon_min:
+                lane.fix_horizon()
+                break
             message = entry.message
             assert message is not None, "what has arrived stands in memory as a whole"
             if entry.stored is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.destination import DEAD_LETTER_PREFIX, Destination, Kind
+from truenext.destination import Destination, Kind
 from truenext.engine.lane import Lane
 from truenext.order import RANKS, rank
 from truenext.record import lane_key
@@ -16,13 +16,26 @@ if TYPE_CHECKING:
 
 
 class Queue:
-    __slots__ = ("consumers", "destination", "is_known_to_store", "lanes", "number", "owner", "policy", "resident")
+    __slots__ = (
+        "consumers",
+        "destination",
+        "holds_dead_letters",
+        "is_known_to_store",
+        "lanes",
+        "number",
+        "owner",
+        "policy",
+        "resident",
+    )
 
-    def __init__(self, destination: Destination, number: int, policy: Policy) -> None:
+    def __init__(
+        self, destination: Destination, number: int, policy: Policy, *, holds_dead_letters: bool = False
+    ) -> None:
         self.destination = destination
         self.policy = policy
         self.number = number
         """What the store calls it."""
+        self.holds_dead_letters = holds_dead_letters
         self.is_known_to_store = False
         self.lanes = [Lane(lane_key(number, rank), self) for rank in RANKS]
         """By rank: the first non-empty lane is served first."""
@@ -44,7 +57,7 @@ class Queue:
     @property
     def keeps_failures(self) -> bool:
         """What fails here stays here, however often."""
-        return self.is_temporary or self.name.startswith(DEAD_LETTER_PREFIX)
+        return self.is_temporary or self.holds_dead_letters
 
     def lane_of(self, message: Message) -> Lane:
         """Where a message of this queue stands."""

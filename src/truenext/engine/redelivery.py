@@ -1,36 +1,87 @@
-"""When a failed message is tried again, and when it is given up."""
+"""When a failed message is tried again, when it is given up, and what becomes of it then.
 
+A dead letter says in its headers what it was and why it is one, so that it can be sent again as it was (`revived`):
+
+    truenext-dead-letter-cause            "attempts exhausted", "expired", "poison"
+    truenext-dead-letter-timestamp        milliseconds since the epoch, when it was given up
+    truenext-original-destination         where it was
+    truenext-original-priority, -persistent, -expires
+    truenext-original-timestamp           when it had arrived there
+    truenext-original-attempts            how often a consumer failed with it
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.batch import DUE_NEVER
 from truenext.destination import Destination, Kind, dead_letter_name
 from truenext.envelope import read_header, write_header
+from truenext.limits import DESTINATION_LENGTH_MAX
 from truenext.message import Message
-from truenext.policy import Policy
+from truenext.policy import INDIVIDUAL, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-def is_exhausted(policy: Policy, attempts: int) -> bool:
-    """`attempts` counts failures, the one just seen included."""
-    return attempts >= policy.attempts_max
+EXHAUSTED, EXPIRED, POISON = "attempts exhausted", "expired", "poison"
+"""Why a message is a dead letter."""
+
+DESTINATION = "truenext-original-destination"
+_EXPIRES = "truenext-original-expires"
+_PERSISTENT = "truenext-original-persistent"
+_OWN = ("truenext-original-", "truenext-dead-letter-")
 
 
-EXHAUSTED, EXPIRED = "attempts exhausted", "expired"
-"""Why a message is dead-lettered."""
+def is_given_up(policy: Policy, attempts: int, due: int) -> bool:
+    """It failed too often, the failure just seen included, or somebody said that it is poison; `due` is the due time of
+    an entry, or of its mark.
+    """
+    return attempts >= policy.attempts_max or due == DUE_NEVER
 
 
-def dead_letter(message: Message, origin: str, attempts: int, cause: str) -> tuple[Destination, Message]:
+def delay_of(policy: Policy, attempts: int, chance: Callable[[], float]) -> int:
+    """Milliseconds from the failure that was number `attempts` to the next try; `chance` is a random number from 0
+    to 1.
+
+    >>> [delay_of(Policy(backoff=2.0), attempts, lambda: 0.5) for attempts in (1, 2, 3, 4)]
+    [0, 1000, 2000, 4000]
+    """
+    delay: float = policy.first_delay_ms
+    if attempts > 1:
+        try:
+            delay = policy.delay_ms * policy.backoff ** (attempts - 2)
+        except OverflowError:
+            delay = policy.delay_max_ms
+    delay = min(delay, policy.delay_max_ms)
+    if policy.jitter and delay:
+        delay *= 1 + policy.jitter * (2 * chance() - 1)
+    return round(delay)
+
+
+def dead_letter(
+    message: Message, origin: str, policy: Policy, *, attempts: int, cause: str, now_ms: int
+) -> tuple[Destination, Message]:
     """What becomes of a message that is given up in queue `origin`, and where it goes.
 
     A new arrival: persistent whatever it was, and without expiry, for nobody could look into it otherwise.
     """
-    destination = Destination(Kind.QUEUE, dead_letter_name(origin))
+    name = dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL else policy.dead_letters
+    destination = Destination(Kind.QUEUE, name)
     headers = read_header(message.header)
     headers.pop("expires", None)
     headers |= {
         "destination": destination.address,
         "persistent": "true",
         "truenext-dead-letter-cause": cause,
+        "truenext-dead-letter-timestamp": str(now_ms),
         "truenext-original-attempts": str(attempts),
-        "truenext-original-destination": Destination(Kind.QUEUE, origin).address,
-        "truenext-original-expires": str(message.expires_ms),
-        "truenext-original-persistent": "true" if message.persistent else "false",
+        DESTINATION: Destination(Kind.QUEUE, origin).address,
+        _EXPIRES: str(message.expires_ms),
+        _PERSISTENT: "true" if message.persistent else "false",
+        "truenext-original-priority": str(message.priority),
+        "truenext-original-timestamp": str(message.arrived_ms),
     }
     return destination, Message(
         priority=message.priority,
@@ -38,4 +89,33 @@ def dead_letter(message: Message, origin: str, attempts: int, cause: str) -> tup
         expires_ms=0,
         header=write_header(headers),
         body=message.body,
+    )
+
+
+def revived(letter: Message, now_ms: int) -> tuple[Destination, Message] | None:
+    """What a dead letter was, and where; None if it is none.
+
+    An expiry that is past is left out: the message would be gone before anybody saw it, and whoever moves it back wants
+    it to be handled.
+    """
+    headers = read_header(letter.header)
+    address = headers.get(DESTINATION, "")
+    name = address.removeprefix("/queue/")
+    if name == address or not 0 < len(name) <= DESTINATION_LENGTH_MAX:
+        return None
+    expires = headers.get(_EXPIRES, "0")
+    expires_ms = int(expires) if expires.isascii() and expires.isdigit() and len(expires) < 20 else 0
+    if expires_ms <= now_ms:
+        expires_ms = 0
+    is_persistent = headers.get(_PERSISTENT) != "false"
+    kept = {name: value for name, value in headers.items() if not name.startswith(_OWN)}
+    kept |= {"destination": address, "persistent": "true" if is_persistent else "false"}
+    if expires_ms:
+        kept["expires"] = str(expires_ms)
+    return Destination(Kind.QUEUE, name), Message(
+        priority=letter.priority,
+        persistent=is_persistent,
+        expires_ms=expires_ms,
+        header=write_header(kept),
+        body=letter.body,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.memory import UNSENT_MARK_MIN
 from truenext.limits import UNSENT_BYTES_MAX
+from truenext.policy import WhileWaiting
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -44,7 +45,7 @@ class StuckAudit:
         found = {
             queue: self._since.get(queue, now_ms)
             for queue in _with_credit(engine)
-            if _keeps_waiting(queue, engine.last_committed, read_lanes, now_ms)
+            if _keeps_waiting(queue, engine.last_committed, read_lanes, now_ms, engine.delays.now_us)
         }
         self._since = found
         too_long = {queue for queue, since_ms in found.items() if now_ms - since_ms > STUCK_MS}
@@ -79,12 +80,16 @@ def _with_credit(engine: Engine) -> set[Queue]:
 class _Place(Enum):
     MEMORY = 1
     STORE = 2
+    NOWHERE = 3
+    """Nothing is ready, here and in the lanes behind: a failed message holds them back."""
 
 
-def _keeps_waiting(queue: Queue, committed: int, read_lanes: Container[Lane], now_ms: int) -> bool:
+def _keeps_waiting(queue: Queue, committed: int, read_lanes: Container[Lane], now_ms: int, now_us: int) -> bool:
     """A message is ready that nobody is about to dispatch or to read."""
     for lane in queue.lanes:
-        place = _first_ready(lane, committed, now_ms)
+        place = _first_ready(lane, committed, now_ms, now_us)
+        if place is _Place.NOWHERE:
+            return False
         if place is _Place.MEMORY:
             return True
         if place is _Place.STORE:
@@ -92,12 +97,16 @@ def _keeps_waiting(queue: Queue, committed: int, read_lanes: Container[Lane], no
     return False
 
 
-def _first_ready(lane: Lane, committed: int, now_ms: int) -> _Place | None:
+def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _Place | None:
     """Where the first message of a lane is, if that is ready."""
     is_in_store_alone = lane.unread > len(lane.recent)
     for entry in chain(sorted(lane, key=attrgetter("sequence")), lane.recent):
         if entry.batch > committed:
             return None
+        if entry.due_us > now_us:
+            if lane.queue.policy.while_waiting is WhileWaiting.HOLD:
+                return _Place.NOWHERE
+            continue
         if entry.message is None or (is_in_store_alone and entry.sequence > lane.horizon):
             return _Place.STORE
         if not 0 < entry.message.expires_ms <= now_ms:

@@ -15,18 +15,20 @@ from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRA
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from truenext.commands import Send
+    from truenext.commands import Nack, Send
     from truenext.engine.lane import Entry
 
 
 class Transaction:
-    __slots__ = ("acknowledged", "refused", "sends", "size")
+    __slots__ = ("acknowledged", "refused", "sends", "size", "wishes")
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
         self.acknowledged: list[Entry] = []
         self.refused: list[Entry] = []
         """NACKed."""
+        self.wishes: dict[int, Nack] = {}
+        """By sequence, the NACK of those that are to be treated otherwise than the policy says."""
         self.size = 0
         """Bytes of the messages in `sends`."""
 

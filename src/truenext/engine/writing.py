@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from truenext.batch import Mark
 from truenext.record import encode, message_key
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def remove(batch: Batch, entry: Entry) -> None:
     batch.size += len(key)
 
 
-def mark(batch: Batch, entry: Entry) -> None:
-    """How often a stored message was dispatched, and how often a consumer failed with it."""
+def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
+    """How often a stored message was dispatched, how often a consumer failed with it, and when it is due."""
     entry.marked = True
     key = message_key(entry.lane.key, entry.sequence)
-    batch.marks[key] = (entry.attempts, entry.deliveries)
+    batch.marks[key] = Mark(entry.attempts, entry.deliveries, due_ms)
     batch.size += len(key)

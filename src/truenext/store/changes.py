@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.batch import ProducerState
+from truenext.batch import Mark, ProducerState
 from truenext.record import MESSAGE_KEY_SIZE
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ BEFORE_RECORD = _PUT.size
 class Rest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What most batches have nothing of; each field is that of the batch."""
 
-    marks: dict[bytes, tuple[int, int]] = {}
+    marks: dict[bytes, Mark] = {}
     unmarks: list[bytes] = []
     queues: dict[int, str] = {}
     producers: dict[str, tuple[int, int]] = {}

@@ -4,8 +4,8 @@ The databases in it; numbers are big-endian. If you change anything here, increa
 
     messages            message key (record.py)             ->  record                      persistent messages
     transients          generation u32, message key         ->  record                      the others
-    marks               message key                         ->  attempts u32, deliveries u32        of messages
-    transient marks     generation u32, message key         ->  attempts u32, deliveries u32        of transients
+    marks               message key                         ->  attempts u32, deliveries u32, due u64   of messages
+    transient marks     generation u32, message key         ->  attempts u32, deliveries u32, due u64   of transients
     counts              lane key (record.py)                ->  messages u64                no entry where there is none
     transient counts    lane key                            ->  transients u64              of the generation
     queues              queue number u32                    ->  name
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 import lmdb
 import msgspec
 
-from truenext.batch import ProducerState
+from truenext.batch import NO_MARK, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, TIMER_SIZE, message_key
 from truenext.store.folder import sync_folder
@@ -96,7 +96,7 @@ QUEUE = struct.Struct(">I")
 SALT = struct.Struct(">I")
 GENERATION = struct.Struct(">I")
 NUMBER = struct.Struct(">Q")
-MARK = struct.Struct(">II")
+MARK = struct.Struct(">IIQ")
 _PRODUCER = struct.Struct(">QQ")
 CLEAN, UNCLEAN = b"\1", b"\0"
 _META_PAGES = 2
@@ -324,8 +324,8 @@ class Checkpoint:
 
     def page(
         self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int
-    ) -> Iterator[tuple[bytes, bytes, int, int]]:
-        """Key, record, attempts and deliveries of a lane's messages, in order."""
+    ) -> Iterator[tuple[bytes, bytes, Mark]]:
+        """Key, record and mark of a lane's messages, in order."""
         messages = self._of_kind(snapshot, lane, after_sequence, is_transient=False)
         transients = self._of_kind(snapshot, lane, after_sequence, is_transient=True)
         first = next(transients, None)
@@ -335,7 +335,7 @@ class Checkpoint:
 
     def _of_kind(
         self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int, *, is_transient: bool
-    ) -> Iterator[tuple[bytes, bytes, int, int]]:
+    ) -> Iterator[tuple[bytes, bytes, Mark]]:
         prefix = self._generation if is_transient else b""
         cursor = txn.cursor(self._transients if is_transient else self._messages)
         last = prefix + message_key(lane, after_sequence)
@@ -355,11 +355,11 @@ class Checkpoint:
             if not key.startswith(lane):
                 return
             last = key
-            attempts, deliveries = 0, 0
+            own = NO_MARK
             if mark is not None and mark[0] == key:
-                attempts, deliveries = MARK.unpack(mark[1])
+                own = Mark(*MARK.unpack(mark[1]))
                 mark = next(marks, None)
-            yield key[size:] if size else key, record, attempts, deliveries
+            yield key[size:] if size else key, record, own
         if mark is not None:
             raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
 
@@ -428,7 +428,7 @@ class Checkpoint:
                 else:
                     self._timers.delete(txn, timer)
 
-    def finish(self, layers: Iterable[Layer], marks: dict[bytes, tuple[int, int]], position: Position) -> None:
+    def finish(self, layers: Iterable[Layer], marks: dict[bytes, Mark], position: Position) -> None:
         """All that the journal's segments said up to `position` is here with this; `marks` are those of the layers."""
         with self._env.begin(write=True) as txn:
             messages, transients = txn.cursor(self._messages), txn.cursor(self._transients)
@@ -541,8 +541,8 @@ def _open(path: Path, map_size: int, *, subdir: bool = True, lock: bool = True) 
 
 
 def _chained(
-    first: tuple[bytes, bytes, int, int], rest: Iterator[tuple[bytes, bytes, int, int]]
-) -> Iterator[tuple[bytes, bytes, int, int]]:
+    first: tuple[bytes, bytes, Mark], rest: Iterator[tuple[bytes, bytes, Mark]]
+) -> Iterator[tuple[bytes, bytes, Mark]]:
     yield first
     yield from rest
 

@@ -32,7 +32,7 @@ from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING
 
 from truenext import room
-from truenext.batch import Batch
+from truenext.batch import NO_MARK, Batch, Mark
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE
@@ -455,20 +455,18 @@ class EmbeddedStore:
 
     # ---- Reading ----
 
-    def _merged(self, view: View, of_checkpoint: Iterator[tuple[bytes, bytes, int, int]]) -> Iterator[StoredMessage]:
+    def _merged(self, view: View, of_checkpoint: Iterator[tuple[bytes, bytes, Mark]]) -> Iterator[StoredMessage]:
         moved = self._page_of_checkpoint(view, of_checkpoint)
         return _once(merge(self._page_of_journal(view), moved, key=attrgetter("key")))
 
     def _page_of_journal(self, view: View) -> Iterator[StoredMessage]:
         for key, record in self._read(view.places()):
-            yield StoredMessage(key, record, *(view.mark(key) or (0, 0)))
+            yield StoredMessage(key, record, view.mark(key) or NO_MARK)
 
-    def _page_of_checkpoint(
-        self, view: View, entries: Iterator[tuple[bytes, bytes, int, int]]
-    ) -> Iterator[StoredMessage]:
-        for key, record, attempts, deliveries in entries:
+    def _page_of_checkpoint(self, view: View, entries: Iterator[tuple[bytes, bytes, Mark]]) -> Iterator[StoredMessage]:
+        for key, record, mark in entries:
             if not view.is_gone(key):
-                yield StoredMessage(key, record, *(view.mark(key) or (attempts, deliveries)))
+                yield StoredMessage(key, record, view.mark(key) or mark)
 
     def _read(self, places: Iterable[tuple[bytes, Place]]) -> Iterator[tuple[bytes, bytes]]:
         keys, where = tee(places)

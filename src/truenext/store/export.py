@@ -1,8 +1,9 @@
 """A new data folder from what can be read of a damaged one.
 
-The new folder has a checkpoint and no journal. Its messages stand under the keys that they had, with their attempts and
-deliveries; queues, producers and timers are those that were there; no sequence that was ever given out is given again.
-If anything was damaged, what was acknowledged may be among the messages: all of them count as dispatched before.
+The new folder has a checkpoint and no journal. Its messages stand under the keys that they had, with their attempts,
+deliveries and due times; queues, producers and timers are those that were there; no sequence that was ever given out is
+given again. If anything was damaged, what was acknowledged may be among the messages: all of them count as dispatched
+before.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from truenext.batch import NO_MARK
 from truenext.errors import StoreError
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.store import folder
@@ -118,11 +120,7 @@ class _Writer:
                 messages = [(key, self._piece[key].record) for key in keys]
                 self._checkpoint.put(messages, are_transient=are_transient)
                 self._highest[are_transient] = max(keys[-1], self._highest[are_transient])
-        marks = {
-            key: (kept.attempts, kept.deliveries)
-            for key, kept in self._piece.items()
-            if kept.attempts or kept.deliveries
-        }
+        marks = {key: kept.mark for key, kept in self._piece.items() if kept.mark != NO_MARK}
         if marks:
             self._checkpoint.finish([], marks, Position(0, 0))
         self._piece = {}

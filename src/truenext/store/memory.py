@@ -13,7 +13,7 @@ from itertools import islice
 from threading import Lock
 
 from truenext import room
-from truenext.batch import Batch, ProducerState
+from truenext.batch import NO_MARK, Batch, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE, message_key
@@ -34,7 +34,7 @@ class MemoryStore:
         self._lanes: dict[bytes, dict[bytes, None]] = {}
         """Lane key to the keys of its messages of either kind. They come nearly in order, so that sorting is cheap;
         and it is needed for pages only, where a sorted list would cost every removal."""
-        self._marks: dict[bytes, tuple[int, int]] = {}
+        self._marks: dict[bytes, Mark] = {}
         self._queues: dict[int, str] = {}
         self._producers: dict[str, ProducerState] = {}
         self._timers: list[bytes] = []
@@ -87,7 +87,7 @@ class MemoryStore:
         with self._whole:
             after = message_key(lane, after_sequence)
             keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)
-            messages = (StoredMessage(key, self._record(key), *self._marks.get(key, (0, 0))) for key in keys)
+            messages = (StoredMessage(key, self._record(key), self._marks.get(key, NO_MARK)) for key in keys)
             return Page.of(messages, limit, size_max, as_of=self._applied)
 
     def timers(self, after: bytes, limit: int) -> TimerPage:

@@ -17,7 +17,7 @@ from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.batch import ProducerState
+from truenext.batch import Mark, ProducerState
 from truenext.record import LANE_KEY_SIZE, message_key, sequence_of
 from truenext.store.changes import BEFORE_RECORD, PUTS_AT, producers_of
 
@@ -32,7 +32,7 @@ _CHUNK_BYTES = 1000
 """The first message of a lane in a segment."""
 _KEY_BYTES = 200
 """A key in a dictionary."""
-_MARK_BYTES = 350
+_MARK_BYTES = 400
 _TIMER_BYTES = 200
 _NAME_BYTES = 400
 """A producer or a queue, besides its name; a character of that has up to four bytes."""
@@ -114,7 +114,7 @@ class Layer:
         """Lane key to the messages that the segment holds."""
         self.gone: dict[bytes, bool] = {}
         """Keys that the checkpoint may have and that were removed since, and whether they are transient."""
-        self.marks: dict[bytes, tuple[int, int]] = {}
+        self.marks: dict[bytes, Mark] = {}
         self.queues: dict[int, str] = {}
         self.producers: dict[str, ProducerState] = {}
         self.forgotten_producers: set[str] = set()
@@ -181,7 +181,7 @@ class View:
         self._gone = [layer.gone for layer in layers if layer.gone]
         self._marks = [layer.marks for layer in reversed(layers) if layer.marks]
         self._gone_since: set[bytes] = set()
-        self._marks_before: dict[bytes, tuple[int, int] | None] = {}
+        self._marks_before: dict[bytes, Mark | None] = {}
 
     def places(self) -> Iterator[tuple[bytes, Place]]:
         """The first messages that the journal has, in order."""
@@ -192,8 +192,8 @@ class View:
         """A message of the checkpoint was removed since."""
         return any(key in gone for gone in self._gone) and key not in self._gone_since
 
-    def mark(self, key: bytes) -> tuple[int, int] | None:
-        """Attempts and deliveries, if the journal says anything about them."""
+    def mark(self, key: bytes) -> Mark | None:
+        """What the journal says of the message, if anything."""
         if not self._marks:
             return None
         mark = mark_of(key, self._marks)
@@ -469,7 +469,7 @@ def laid_over(recovered: Recovered, layers: tuple[Layer, ...]) -> Recovered:
     return replace(recovered, queues=queues, producers=dict(by_use))
 
 
-def mark_of(key: bytes, marks: Iterable[dict[bytes, tuple[int, int]]]) -> tuple[int, int] | None:
+def mark_of(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
     """What the first of `marks` says that says anything."""
     for one in marks:
         mark = one.get(key)

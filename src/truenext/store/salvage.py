@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from truenext.batch import NO_MARK, Mark
 from truenext.errors import StoreError
 from truenext.order import PRIORITY_MAX
 from truenext.record import (
@@ -99,8 +100,7 @@ class Kept(msgspec.Struct, gc=False):
     key: bytes
     record: bytes
     is_transient: bool
-    attempts: int
-    deliveries: int
+    mark: Mark
     file: str
     damage: str = ""
     """Empty if every bit is as written."""
@@ -410,9 +410,9 @@ class Salvage:
                 self._in_checkpoint(f"{self.described(key[-MESSAGE_KEY_SIZE:])} has a mark, and is missing")
         for key, place in self._overlay.messages():
             record = os.pread(self._segments[place.segment], place.length, place.offset)
-            attempts, deliveries = mark_of(key, self._marks_of_journal) or (0, 0)
+            mark = mark_of(key, self._marks_of_journal) or NO_MARK
             file = f"journal/{place.segment:016x}.journal"
-            yield self._looked_at(Kept(key, record, place.is_transient, attempts, deliveries, file))
+            yield self._looked_at(Kept(key, record, place.is_transient, mark, file))
         if self.highest >= self.recovered.sequence_limit:
             self._in_checkpoint(f"message {self.highest} is not below the limit {self.recovered.sequence_limit}")
         self._report(1, 1)
@@ -501,8 +501,8 @@ class Salvage:
         """A message of the checkpoint, unless the journal says that it is gone, or has it itself."""
         if key in self._gone or self._overlay.kind(key) is not None:
             return
-        attempts, deliveries = mark_of(key, self._marks_of_journal) or (MARK.unpack(mark) if mark else (0, 0))
-        yield self._looked_at(Kept(key, record, is_transient, attempts, deliveries, CHECKPOINT))
+        own = mark_of(key, self._marks_of_journal) or (Mark(*MARK.unpack(mark)) if mark else NO_MARK)
+        yield self._looked_at(Kept(key, record, is_transient, own, CHECKPOINT))
 
     def _looked_at(self, kept: Kept) -> Kept:
         kept.damage = _damage(kept.key, kept.record)

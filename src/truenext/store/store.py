@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
-from truenext.batch import Batch, ProducerState
+from truenext.batch import Batch, Mark, ProducerState
 from truenext.limits import PAGE_BYTES
 from truenext.room import Room
 
@@ -25,8 +25,7 @@ class StoredMessage(msgspec.Struct, gc=False):
 
     key: bytes
     record: bytes
-    attempts: int
-    deliveries: int
+    mark: Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

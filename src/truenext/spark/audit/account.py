@@ -37,9 +37,11 @@ class Code(IntEnum):
     UNSUBSCRIBED = 7
     RECOVERED = 8
     DRAINED = 9
-    STARTED = 10
-    GAP = 11
-    ENDED = 12
+    DELAYED = 10
+    HOLDING = 11
+    STARTED = 12
+    GAP = 13
+    ENDED = 14
 
 
 class Start(IntEnum):
@@ -62,10 +64,12 @@ class State(IntEnum):
     """A gap may hide what became of it; a start makes sure of a persistent one."""
     PERHAPS = 3
     """Never durable as far as is known, or lost already: it may turn up again, and may not."""
+    DELAYED = 4
+    """It failed, and is not due yet."""
 
 
 # By themselves they are found faster; a sweep asks for them a few times per event.
-WAITING, HELD, DOUBTFUL, PERHAPS = State
+WAITING, HELD, DOUBTFUL, PERHAPS, DELAYED = State
 WAITED = "waiting"
 
 
@@ -160,6 +164,8 @@ class Account:
         """The lanes that are served before, first one first."""
         self.committing: list[tuple[int, int]] = []
         """Heap of (visible_event, sequence)."""
+        self.holding: dict[int, tuple[int, int]] = {}
+        """Delayed messages that hold back all behind them, by sequence: (9 - priority, sequence) of each."""
         self.consumers: dict[int, Consumer] = {}
         self.free = 0
         """Consumers that hold less than their window."""
@@ -230,8 +236,12 @@ class Account:
                 head = self.head(lane)
                 # One that is still being committed holds back its lane, and no other.
                 if head is not None and head.visible_event <= event:
-                    return head
+                    return None if self.is_held_back(head) else head
         return None
+
+    def is_held_back(self, message: Message) -> bool:
+        """A failed message that is not due yet keeps it from being ready."""
+        return bool(self.holding) and min(self.holding.values()) < (9 - message.priority, message.sequence)
 
     def dispatched(self, event: int, at: int, sequence: int, consumer: int) -> None:
         if self.idle is not None:
@@ -270,6 +280,20 @@ class Account:
                 self.findings.append(
                     Finding("premature", event, at, sequence, message.priority, message.is_persistent, consumer)
                 )
+        elif message.state is DELAYED:
+            self.holding.pop(sequence, None)
+            self.findings.append(
+                Finding(
+                    "premature",
+                    event,
+                    at,
+                    sequence,
+                    message.priority,
+                    message.is_persistent,
+                    consumer,
+                    detail="not due yet",
+                )
+            )
         message.state = HELD
         message.consumer = consumer
         message.dispatched_at = at
@@ -290,6 +314,12 @@ class Account:
     def judge(self, event: int, at: int, message: Message, consumer: int) -> None:
         """Was it the true next message?"""
         priority = message.priority
+        if self.is_held_back(message):
+            rank, sequence = min(self.holding.values())
+            self.overtook(
+                "order" if rank == 9 - priority else "inversion", event, at, message, consumer, self.messages[sequence]
+            )
+            return
         for lane in self.higher[priority]:
             if lane:
                 head = self.head(lane)
@@ -332,6 +362,7 @@ class Account:
     def end(self, event: int, at: int, sequence: int, code: Code) -> None:
         """ACKNOWLEDGED, EXPIRED or DEAD_LETTERED."""
         self.gone.add(sequence, code)
+        self.holding.pop(sequence, None)
         message = self.messages.pop(sequence, None)
         if message is None:
             return
@@ -346,7 +377,26 @@ class Account:
             self.ended.append(message)
         self.look_again(event, at)
 
+    def delayed(self, event: int, at: int, sequence: int, attempts: int, *, is_holding: bool) -> None:
+        """A message waits for its next try: it has just failed, or a page of the store has shown it."""
+        message = self.messages.get(sequence)
+        if message is None:
+            return
+        if message.state is HELD:
+            self.let_go(message)
+        elif message.state is WAITING and message.visible_event <= event:
+            self.waiting -= 1
+        message.attempts = attempts
+        if message.priority < 0:
+            message.state = DOUBTFUL
+        else:
+            message.state = DELAYED
+            if is_holding:
+                self.holding[sequence] = (9 - message.priority, sequence)
+        self.look_again(event, at)
+
     def returned(self, event: int, at: int, sequence: int, attempts: int) -> None:
+        self.holding.pop(sequence, None)
         message = self.messages.get(sequence)
         if message is None:
             return
@@ -446,6 +496,7 @@ class Account:
         for lane in self.lanes:
             lane.clear()
         self.committing.clear()
+        self.holding.clear()
         self.consumers.clear()
         self.free = self.waiting = self.held = 0
 

@@ -105,7 +105,7 @@ def _enter(
 ) -> None:
     """One call per event and no lookup by kind: this loop is what an audit takes its time for."""
     accepted, dispatched, acknowledged, returned, recovered, last_of_events = map(
-        int, (Code.ACCEPTED, Code.DISPATCHED, Code.ACKNOWLEDGED, Code.RETURNED, Code.RECOVERED, Code.DRAINED)
+        int, (Code.ACCEPTED, Code.DISPATCHED, Code.ACKNOWLEDGED, Code.RETURNED, Code.RECOVERED, Code.HOLDING)
     )
     for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at in zip(
         accounts,
@@ -155,6 +155,8 @@ def _enter_rare(
             account.recovered(event, at, number)
         case Code.DRAINED:
             account.drained(event, at)
+        case Code.DELAYED | Code.HOLDING:
+            account.delayed(event, at, sequence, number, is_holding=code == Code.HOLDING)
         case Code.STARTED:
             account.started(event, at, number, visible_at)
         case Code.GAP:

@@ -111,8 +111,10 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
 def _code() -> Column:
     return reduce(
         lambda chain, each: chain.when(F.col("kind") == each[0], F.lit(int(each[1])).cast("tinyint")),
-        list(CODES.items())[1:],
-        F.when(F.col("kind") == "accepted", F.lit(int(Code.ACCEPTED)).cast("tinyint")),
+        CODES.items(),
+        F.when(F.col("reason") == "delayed", F.lit(int(Code.DELAYED)).cast("tinyint")).when(
+            F.col("reason") == "holding", F.lit(int(Code.HOLDING)).cast("tinyint")
+        ),
     )
 
 

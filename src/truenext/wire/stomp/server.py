@@ -27,7 +27,13 @@ from truenext.commands import (
 )
 from truenext.destination import TEMPORARY_PREFIX, Destination, Kind, parse
 from truenext.errors import RemoteProtocolError
-from truenext.limits import CONSUMER_PRIORITY_MAX, HEART_BEAT_MS_MIN, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
+from truenext.limits import (
+    CONSUMER_PRIORITY_MAX,
+    DELAY_MS_MAX,
+    HEART_BEAT_MS_MIN,
+    NAME_LENGTH_MAX,
+    PRODUCER_NUMBER_MAX,
+)
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.selector import selector
@@ -74,7 +80,6 @@ _LATER_SUBSCRIBE = {
     "no-local": "subscriptions without one's own messages",
 }
 _LATER_BROWSE = {name: feature for name, feature in _LATER_SUBSCRIBE.items() if name != "selector"}
-_LATER_NACK = {"truenext-delay": "redelivery delays"}
 _UNUSUAL_SEND = _HOP_HEADERS | _LATER_SEND.keys() | {"reply-to"}
 _PRIORITIES = {str(priority): priority for priority in range(10)}
 
@@ -309,9 +314,19 @@ class StompServer:
     def _nack(self, frame: Frame) -> Nack:
         if self._version is Version.V1_0:
             raise RemoteProtocolError("STOMP 1.0 has no NACK")
-        _refuse_later(frame.headers, _LATER_NACK)
+        headers = frame.headers
         subscription, sequence = self._acknowledged(frame)
-        return Nack(subscription, sequence, frame.headers.get("transaction"))
+        delay_ms = None
+        text = headers.get("truenext-delay")
+        if text is not None:
+            delay_ms = _number("truenext-delay", text)
+            if delay_ms > DELAY_MS_MAX:
+                raise RemoteProtocolError(f"truenext-delay {text} is more than {DELAY_MS_MAX} milliseconds (7 days)")
+        text = headers.get("truenext-poison")
+        is_poison = text is not None and _boolean("truenext-poison", text)
+        if is_poison and delay_ms is not None:
+            raise RemoteProtocolError("truenext-poison:true leaves no next try for truenext-delay")
+        return Nack(subscription, sequence, headers.get("transaction"), delay_ms, is_poison)
 
     def _acknowledged(self, frame: Frame) -> tuple[str | None, int]:
         """Subscription and sequence that an ACK or NACK names."""

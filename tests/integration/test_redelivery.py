@@ -1,0 +1,398 @@
+"""Is what fails tried again at its time, given up at the right one, and moved back once? Over a real broker."""
+
+import json
+import subprocess
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.broker_process import TRUENEXT, BrokerProcess
+from tests.integration.raw_client import RawClient, Refused, bodies
+from truenext.wire.stomp.frame import Frame
+
+POISON, HEALTHY = 200, 2000
+LATE_SECONDS = 15.0
+"""A try may be so late: a loaded machine is slow, not broken."""
+
+
+@contextmanager
+def running(folder: Path, **policy: Any) -> Iterator[BrokerProcess]:
+    """A broker whose queues have this policy, and from the defaults what it does not say."""
+    broker = BrokerProcess(folder, policy=policy)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.clean_up()
+
+
+def redrive_piece(client: RawClient, queue: str, **rest: Any) -> dict[str, Any]:
+    """Of a client that has subscribed to its /temp-queue/answers."""
+    ask_for_piece(client, queue, **rest)
+    answer = client.message()
+    assert answer.headers["content-type"] == "application/json"
+    piece: dict[str, Any] = json.loads(answer.body)
+    return piece
+
+
+def ask_for_piece(client: RawClient, queue: str, **rest: Any) -> None:
+    body = json.dumps({"queue": queue} | rest).encode()
+    client.say("SEND", {"destination": "/control/redrive", "reply-to": "/temp-queue/answers"}, body)
+
+
+def asking(broker: BrokerProcess) -> RawClient:
+    client = broker.connect()
+    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
+    return client
+
+
+def fail(broker: BrokerProcess, queue: str, count: int, **headers: str) -> None:
+    """The true next messages fail once, one after the other."""
+    client = broker.connect()
+    client.subscribe(queue, prefetch=1)
+    for _ in range(count):
+        client.nack(client.message(), confirmed=True, headers=headers)
+    client.disconnect()
+
+
+def truenext(broker: BrokerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    url = f"stomp://127.0.0.1:{broker.port}"
+    return subprocess.run(
+        [TRUENEXT, "redrive", *arguments, "--url", url], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_two_hundred_poison_messages_are_tried_at_their_times_while_two_thousand_healthy_ones_pass(
+    tmp_path: Path,
+) -> None:
+    attempts_max = 4
+    delays = [0.0, 0.4, 0.8]
+    """Seconds from the first failure, the second and the third to the next try."""
+    with running(tmp_path, attempts_max=attempts_max, delay_ms=400, backoff=2.0) as broker:
+        producer = broker.connect()
+        for number in range(POISON):
+            producer.send("q", b"poison %d" % number, persistent=bool(number % 2), priority=number % 3)
+        consumer = broker.connect()
+        consumer.subscribe("q", prefetch=10)
+        failed_at: dict[str, list[float]] = defaultdict(list)
+        came_while_one_waited = healthy = sent = 0
+        while healthy < HEALTHY or sum(map(len, failed_at.values())) < POISON * attempts_max:
+            if sent < HEALTHY and sent - healthy < 20:
+                producer.send("q", b"healthy", persistent=bool(sent % 2), confirmed=sent % 2 == 1)
+                sent += 1
+            message = consumer.message()
+            now, body = time.monotonic(), message.body.decode()
+            if body == "healthy":
+                healthy += 1
+                came_while_one_waited += any(1 < len(each) < attempts_max for each in failed_at.values())
+                consumer.ack(message)
+                continue
+            earlier = failed_at[body]
+            assert message.headers["truenext-attempts"] == str(len(earlier))
+            if earlier:
+                waited, delay = now - earlier[-1], delays[len(earlier) - 1]
+                assert delay <= waited < delay + LATE_SECONDS, f"{body} after {waited} s, not {delay}"
+            # Before the broker knows of it: nothing may come too early by this clock.
+            earlier.append(time.monotonic())
+            consumer.nack(message)
+        assert {len(each) for each in failed_at.values()} == {attempts_max}
+        assert came_while_one_waited > HEALTHY // 4
+        consumer.disconnect()
+        broker.await_facts("q", waiting=0, unacknowledged=0)
+        broker.await_facts("DLQ.q", waiting=POISON)
+        moved_back_once_over_kills(broker)
+
+
+def moved_back_once_over_kills(broker: BrokerProcess) -> None:
+    """All dead letters, with kill -9 while pieces are moved; a kill may lose what was transient once it has moved."""
+    for pieces in (1, 2, 3):
+        client = asking(broker)
+        after = [0, 0]
+        for _ in range(pieces):
+            piece = redrive_piece(client, "DLQ.q", limit=10, after=after)
+            assert piece["moved"] <= 10
+            after = piece["next"]
+        ask_for_piece(client, "DLQ.q", limit=10, after=after)
+        broker.kill()
+        broker.close_clients()
+        broker.start()
+    assert truenext(broker, "DLQ.q").returncode == 0
+    left = broker.what_is_left("DLQ.q") if "DLQ.q" in broker.queues() else []
+    assert left == []
+    there = Counter(bodies(broker.what_is_left("q")))
+    assert set(there.values()) == {1}
+    persistent = {f"poison {number}" for number in range(1, POISON, 2)}
+    assert persistent <= there.keys()
+
+
+def test_what_holds_the_others_back_is_never_overtaken(tmp_path: Path) -> None:
+    with running(tmp_path, delay_ms=300, while_waiting="hold") as broker:
+        client = broker.connect()
+        for number in range(20):
+            client.send("q", b"%d" % number, persistent=bool(number % 2))
+        client.subscribe("q", prefetch=1)
+        seen: list[int] = []
+        failed_at = 0.0
+        while len(seen) < 23:
+            message = client.message()
+            body = int(message.body)
+            if body == 5 and seen.count(5) >= 2:
+                assert time.monotonic() - failed_at >= 0.3
+            seen.append(body)
+            if body == 5 and seen.count(5) < 4:
+                failed_at = time.monotonic()
+                client.nack(message)
+            else:
+                client.ack(message)
+        assert seen == [0, 1, 2, 3, 4, 5, 5, 5, 5, *range(6, 20)]
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["clean stop", "kill -9"])
+@pytest.mark.parametrize("while_waiting", ["pass", "hold"])
+def test_a_delay_goes_on_over_a_restart(tmp_path: Path, is_clean: bool, while_waiting: str) -> None:
+    with running(tmp_path, first_delay_ms=4000, while_waiting=while_waiting) as broker:
+        client = broker.connect()
+        client.send("q", b"failed", persistent=True, confirmed=True)
+        client.send("q", b"behind", persistent=True, confirmed=True)
+        failed_at = time.time()
+        fail(broker, "q", 1)
+        broker.restart(is_clean=is_clean)
+        client = broker.connect()
+        client.subscribe("q")
+        first, second = client.message(), client.message()
+        assert bodies([first, second]) == (["behind", "failed"] if while_waiting == "pass" else ["failed", "behind"])
+        failed = second if while_waiting == "pass" else first
+        assert failed.headers["truenext-attempts"] == "1"
+        # The wall clock's milliseconds are cut off, not rounded.
+        assert 3.999 <= time.time() - failed_at < 4 + LATE_SECONDS
+
+
+def test_a_transient_that_waits_survives_a_clean_stop(tmp_path: Path) -> None:
+    with running(tmp_path, first_delay_ms=3000) as broker:
+        broker.connect().send("q", b"failed", confirmed=True)
+        fail(broker, "q", 1)
+        broker.await_facts("q", waiting=1)
+        broker.restart(is_clean=True)
+        client = broker.connect()
+        client.subscribe("q")
+        assert client.message().headers["truenext-attempts"] == "1"
+
+
+def test_nothing_is_stuck_when_the_broker_was_suspended(tmp_path: Path) -> None:
+    with running(tmp_path, first_delay_ms=300) as broker:
+        client = broker.connect()
+        client.send("q", b"failed")
+        client.subscribe("q")
+        client.nack(client.message(), confirmed=True)
+        with broker.asleep():
+            time.sleep(1)
+        assert client.message().body == b"failed"
+
+
+def test_a_nack_has_its_own_delay(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    for body in (b"later", b"behind"):
+        client.send(queue, body)
+    client.subscribe(queue, prefetch=1)
+    failed_at = time.monotonic()
+    client.nack(client.message(), headers={"truenext-delay": "500"})
+    behind = client.message()
+    assert behind.body == b"behind"
+    client.ack(behind)
+    assert client.message().body == b"later"
+    assert time.monotonic() - failed_at >= 0.5
+
+
+def test_a_nack_inside_a_transaction_has_its_delay_from_the_commit_on(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    client.send(queue, b"later")
+    client.subscribe(queue)
+    client.begin("t")
+    client.nack(client.message(), transaction="t", headers={"truenext-delay": "500"})
+    time.sleep(0.3)
+    committed_at = time.monotonic()
+    client.commit("t")
+    assert client.message().body == b"later"
+    assert time.monotonic() - committed_at >= 0.5
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_poison_is_a_dead_letter_at_once_and_says_what_it_was(
+    broker: BrokerProcess, queue: str, in_transaction: bool
+) -> None:
+    client = broker.connect()
+    expires = int(time.time() * 1000) + 3_600_000
+    client.send(queue, b"poison", priority=7, headers={"expires": str(expires), "colour": "red"})
+    client.subscribe(queue)
+    message = client.message()
+    if in_transaction:
+        client.begin("t")
+    client.nack(message, transaction="t" if in_transaction else None, headers={"truenext-poison": "true"})
+    if in_transaction:
+        assert f"DLQ.{queue}" not in broker.queues()
+        client.commit("t")
+    broker.await_facts(f"DLQ.{queue}", waiting=1)
+    (letter,) = broker.what_is_left(f"DLQ.{queue}")
+    headers = letter.headers
+    said = {name: headers[name] for name in headers if name.startswith(("truenext-original-", "truenext-dead-letter-"))}
+    given_up_at = int(said.pop("truenext-dead-letter-timestamp"))
+    assert int(message.headers["timestamp"]) <= given_up_at <= time.time() * 1000
+    assert said == {
+        "truenext-dead-letter-cause": "poison",
+        "truenext-original-attempts": "1",
+        "truenext-original-destination": f"/queue/{queue}",
+        "truenext-original-expires": str(expires),
+        "truenext-original-persistent": "false",
+        "truenext-original-priority": "7",
+        "truenext-original-timestamp": message.headers["timestamp"],
+    }
+    assert (headers["priority"], headers["persistent"], headers["colour"]) == ("7", "true", "red")
+
+
+def test_a_lost_connection_returns_its_messages_at_once(tmp_path: Path) -> None:
+    with running(tmp_path, first_delay_ms=60_000) as broker:
+        client = broker.connect()
+        client.send("q", b"hello", confirmed=True)
+        client.subscribe("q")
+        client.message()
+        client.crash()
+        heir = broker.connect()
+        heir.subscribe("q")
+        assert heir.message().headers["truenext-attempts"] == "1"
+
+
+def test_queues_can_share_a_dead_letter_queue_in_which_failures_stay(tmp_path: Path) -> None:
+    with running(tmp_path, attempts_max=1, first_delay_ms=0, delay_ms=0, dead_letters="undeliverable") as broker:
+        client = broker.connect()
+        for queue in ("a", "b"):
+            client.send(queue, queue.encode(), confirmed=True)
+            fail(broker, queue, 1)
+        fail(broker, "undeliverable", 5)
+        assert sorted(bodies(broker.what_is_left("undeliverable"))) == ["a", "b"]
+        moved = truenext(broker, "undeliverable")
+        assert (moved.returncode, moved.stdout) == (0, "1 moved to a\n1 moved to b\n")
+        assert bodies(broker.what_is_left("a")) == ["a"]
+
+
+# ---- Re-drive ----
+
+
+def dead_letters(broker: BrokerProcess, queue: str, count: int, **headers: str) -> list[Frame]:
+    """So many, each of which was sent with these headers."""
+    client = broker.connect()
+    for number in range(count):
+        client.send(queue, b"%d" % number, headers=headers, confirmed=number == count - 1)
+    fail(broker, queue, count, **{"truenext-poison": "true"})
+    letters = broker.what_is_left(f"DLQ.{queue}")
+    assert bodies(letters) == [str(number) for number in range(count)]
+    return letters
+
+
+def test_a_dead_letter_is_moved_back_as_it_was(broker: BrokerProcess, queue: str) -> None:
+    expires = str(int(time.time() * 1000) + 3_600_000)
+    (letter,) = dead_letters(broker, queue, 1, expires=expires, colour="red", priority="6", persistent="true")
+    moved = truenext(broker, f"/queue/DLQ.{queue}")
+    assert (moved.returncode, moved.stdout) == (0, f"1 moved to {queue}\n")
+    (message,) = broker.what_is_left(queue)
+    assert not [name for name in message.headers if name.startswith(("truenext-original-", "truenext-dead-letter-"))]
+    assert int(message.headers["truenext-sequence"]) > int(letter.headers["truenext-sequence"])
+    kept = {name: message.headers[name] for name in ("expires", "colour", "priority", "persistent", "destination")}
+    assert kept == {
+        "expires": expires,
+        "colour": "red",
+        "priority": "6",
+        "persistent": "true",
+        "destination": f"/queue/{queue}",
+    }
+    assert message.headers["truenext-attempts"] == "0"
+
+
+def test_an_expiry_that_is_past_does_not_come_back(broker: BrokerProcess, queue: str) -> None:
+    dead_letters(broker, queue, 1, expires=str(int(time.time() * 1000) + 2000))
+    time.sleep(2)
+    assert truenext(broker, f"DLQ.{queue}").stdout == f"1 moved to {queue}\n"
+    (message,) = broker.what_is_left(queue)
+    assert "expires" not in message.headers
+
+
+def test_a_dry_run_moves_nothing(broker: BrokerProcess, queue: str) -> None:
+    dead_letters(broker, queue, 3)
+    assert truenext(broker, f"DLQ.{queue}", "--dry-run").stdout == f"3 would be moved to {queue}\n"
+    assert len(broker.what_is_left(f"DLQ.{queue}")) == 3
+
+
+def test_single_ones_are_moved_and_those_not_there_are_named(broker: BrokerProcess, queue: str) -> None:
+    letters = dead_letters(broker, queue, 5)
+    ids = [letters[at].headers["truenext-sequence"] for at in (3, 1)]
+    options = [option for each in ids for option in ("--id", each)]
+    moved = truenext(broker, f"DLQ.{queue}", *options)
+    assert (moved.returncode, moved.stdout) == (0, f"2 moved to {queue}\n")
+    assert bodies(broker.what_is_left(queue)) == ["1", "3"]
+    again = truenext(broker, f"DLQ.{queue}", *options)
+    assert (again.returncode, again.stdout) == (1, "0 moved\n")
+    assert all(each in again.stderr for each in ids)
+
+
+def test_a_limit_takes_the_true_next_ones(broker: BrokerProcess, queue: str) -> None:
+    dead_letters(broker, queue, 5)
+    truenext(broker, f"DLQ.{queue}", "--limit", "2")
+    assert bodies(broker.what_is_left(queue)) == ["0", "1"]
+    assert bodies(broker.what_is_left(f"DLQ.{queue}")) == ["2", "3", "4"]
+
+
+def test_what_a_consumer_holds_or_nobody_dead_lettered_is_left_alone(broker: BrokerProcess, queue: str) -> None:
+    dead_letters(broker, queue, 2)
+    client = broker.connect()
+    client.send(f"DLQ.{queue}", b"sent there", persistent=True, confirmed=True)
+    client.subscribe(f"DLQ.{queue}", prefetch=1)
+    held = client.message()
+    moved = truenext(broker, f"DLQ.{queue}")
+    left = "2 left: consumers hold them, or they do not say where they came from\n"
+    assert (moved.returncode, moved.stdout) == (0, f"1 moved to {queue}\n{left}")
+    client.ack(held, confirmed=True)
+    assert client.message().body == b"sent there"
+
+
+@pytest.mark.parametrize(
+    ("queue", "question", "why"),
+    [
+        ("DLQ.nowhere", {}, "there is no queue 'DLQ.nowhere'"),
+        ("orders", {}, "'orders' is no dead-letter queue"),
+        ("orders", {"limit": 0}, "`limit` is less than 1"),
+        ("orders", {"all": True}, "unknown field `all`"),
+    ],
+)
+def test_a_redrive_that_cannot_be_is_refused_by_name(
+    broker: BrokerProcess, queue: str, question: dict[str, Any], why: str
+) -> None:
+    client = asking(broker)
+    client.send("orders", b"", confirmed=True)
+    with pytest.raises(Refused, match=why):
+        redrive_piece(client, queue, **question)
+
+
+def test_ten_thousand_are_moved_in_order_from_the_disk_while_others_are_served(tmp_path: Path) -> None:
+    count = 10_000
+    broker = BrokerProcess(tmp_path, ("--queue-memory-limit", "100KB"))
+    try:
+        broker.start()
+        client = broker.connect()
+        for number in range(count):
+            client.send("q", b"%d" % number, persistent=True, confirmed=number % 1000 == 999)
+        client.subscribe("q", prefetch=100)
+        for _ in range(count):
+            client.nack(client.message(), headers={"truenext-poison": "true"})
+        client.unsubscribe()
+        assert broker.queues()["DLQ.q"].waiting == count
+        assert truenext(broker, "DLQ.q").stdout == f"{count:,} moved to q\n"
+        client.subscribe("q", ack="auto")
+        assert [int(client.message().body) for _ in range(count)] == list(range(count))
+        broker.await_facts("DLQ.q", waiting=0)
+        broker.stop()
+    finally:
+        broker.clean_up()

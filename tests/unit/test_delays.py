@@ -1,0 +1,263 @@
+"""When is a failed message tried again, and what waits meanwhile?"""
+
+import pytest
+
+from truenext.batch import DUE_NEVER, Batch, Mark
+from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.lane import Entry, Lane
+from truenext.engine.paging import Found, PageRead, Paging, Read
+from truenext.engine.redelivery import delay_of, revived
+from truenext.engine.session import Session
+from truenext.engine.stuck import STUCK_MS, StuckAudit
+from truenext.limits import DELAY_MS_MAX
+from truenext.message import Message
+from truenext.policy import Policies, Policy, WhileWaiting
+
+WALL_MS = 1_800_000_000_000
+LARGE = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("policy", "delays"),
+    [
+        (Policy(), [0, 1000, 1000, 1000, 1000, 1000]),
+        (Policy(first_delay_ms=50, delay_ms=100, backoff=3.0, delay_max_ms=1000), [50, 100, 300, 900, 1000, 1000]),
+        (Policy(delay_ms=10, backoff=1.5), [0, 10, 15, 22, 34, 51]),
+        (Policy(first_delay_ms=5000, delay_max_ms=1000), [1000] * 6),
+    ],
+)
+def test_each_failure_has_its_delay(policy: Policy, delays: list[int]) -> None:
+    assert [delay_of(policy, attempts, lambda: 0.5) for attempts in range(1, 7)] == delays
+
+
+def test_a_message_that_has_failed_a_million_times_waits_for_the_longest_delay() -> None:
+    assert delay_of(Policy(backoff=10.0, attempts_max=10**9), 10**6, lambda: 0.5) == 300_000
+
+
+def test_jitter_makes_a_delay_longer_or_shorter_by_its_share() -> None:
+    policy = Policy(jitter=0.25, backoff=2.0, delay_max_ms=2000)
+    assert [delay_of(policy, 2, lambda number=number: number) for number in (0.0, 0.5, 1.0)] == [750, 1000, 1250]  # type: ignore[misc]
+    # Those at the limit are spread as well.
+    assert [delay_of(policy, 9, lambda number=number: number) for number in (0.0, 1.0)] == [1500, 2500]  # type: ignore[misc]
+    assert delay_of(policy, 1, lambda: 1.0) == 0
+
+
+# ---- In the engine ----
+
+
+class World:
+    """An engine with one queue, `a`, and one consumer."""
+
+    def __init__(
+        self, *, page_size: int = 4, window: int = 1, in_store: dict[int, Mark] | None = None, **policy: object
+    ) -> None:
+        self.in_store = in_store or {}
+        policies = Policies(Policy(page_size=page_size, **policy))  # type: ignore[arg-type]
+        self.engine = Engine(memory_limit=LARGE, policies=policies, sequence_limit=1000)
+        self.queue = self.engine.restore_queue(1, "a")
+        if self.in_store:
+            self.engine.restore_lane(self.queue, 5, len(self.in_store))
+        self.steady_us = 5
+        self.wall_ms = WALL_MS
+        self.pass_time(0)
+        self.engine.start()
+        self.commit()
+        self.audit = StuckAudit()
+        self.session: Session = self.engine.connect("s")
+        self.engine.subscribe(self.session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, window))
+
+    def pass_time(self, milliseconds: int) -> None:
+        self.steady_us += milliseconds * 1000
+        self.wall_ms += milliseconds
+        self.engine.tick(self.wall_ms * 1000, self.steady_us)
+
+    def commit(self) -> Batch:
+        batch = self.engine.take_batch()
+        assert batch is not None
+        self.engine.committed(batch)
+        return batch
+
+    def send(self, *, persistent: bool = False) -> None:
+        message = Message(4, persistent, 0, b"content-length:0\n", b"")
+        self.engine.send(self.session, Send(parse("/queue/a", "s"), message))
+
+    def turn(self) -> list[int]:
+        """What was dispatched until nothing more is to be read."""
+        order: list[int] = []
+        while True:
+            effects = self.engine.turn()
+            self.engine.taken(self.session)
+            order += [entry.sequence for entries in effects.deliveries.values() for entry in entries]
+            for read in effects.reads:
+                self.engine.page_read(read, self.page(read))
+            if not self.engine.has_work:
+                return order
+
+    def page(self, read: Read) -> PageRead:
+        behind = [sequence for sequence in self.in_store if sequence > read.after_sequence]
+        message = [Message(4, True, 0, b"content-length:0\n", b"") for _ in behind]
+        found = [Found(*pair, self.in_store[pair[0]]) for pair in zip(behind, message, strict=True)][: read.limit]
+        return PageRead(found, 0, len(found) == len(behind))
+
+    def refuse(self, sequence: int, **wish: int) -> None:
+        self.engine.refuse(self.session, Nack("0", sequence, **wish))  # type: ignore[arg-type]
+
+    def acknowledge(self, sequence: int) -> None:
+        self.engine.acknowledge(self.session, Ack("0", sequence))
+
+    def said_within(self, milliseconds: int) -> list[str]:
+        """What the stuck audit says while so much time goes by, a second at a time."""
+        said = []
+        for _ in range(milliseconds // 1000):
+            self.pass_time(1000)
+            self.turn()
+            said += [queue.name for queue in self.audit.look(self.engine, set())]
+        return said
+
+
+def test_the_next_due_time_is_that_of_the_clock_that_does_not_jump() -> None:
+    world = World(first_delay_ms=300)
+    world.send()
+    (sequence,) = world.turn()
+    world.refuse(sequence)
+    assert world.engine.delays.next_us == world.steady_us + 300_000
+    world.wall_ms -= 10**9
+    world.pass_time(299)
+    assert world.turn() == []
+    world.pass_time(1)
+    assert world.turn() == [sequence]
+    assert world.engine.delays.next_us is None
+
+
+def test_the_store_is_told_the_time_of_the_wall_clock_and_a_clean_stop_what_is_left() -> None:
+    world = World(first_delay_ms=300)
+    world.send(persistent=True)
+    world.commit()
+    (sequence,) = world.turn()
+    world.refuse(sequence)
+    assert [*world.commit().marks.values()] == [Mark(1, 1, WALL_MS + 300)]
+    world.wall_ms += 5000
+    world.pass_time(100)
+    world.engine.stop()
+    (batch,) = world.engine.last_batches()
+    assert [*batch.marks.values()] == [Mark(1, 1, WALL_MS + 5000 + 300)]
+
+
+@pytest.mark.parametrize("while_waiting", WhileWaiting)
+def test_no_message_waits_longer_than_the_longest_delay_if_the_wall_clock_was_set_back(
+    while_waiting: WhileWaiting,
+) -> None:
+    world = World(in_store={7: Mark(1, 1, WALL_MS + 1000 * DELAY_MS_MAX)}, while_waiting=while_waiting)
+    assert world.turn() == []
+    world.pass_time(DELAY_MS_MAX - 1)
+    assert world.turn() == []
+    world.pass_time(1)
+    assert world.turn() == [7]
+
+
+def with_one_that_waits_behind_others() -> list[int]:
+    """Memory is short while the fourth message of four that a page has brought waits for its next try."""
+    in_store = {1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0), 4: Mark(1, 1, WALL_MS + 50), 5: Mark(0, 0)}
+    world = World(in_store=in_store, page_size=4)
+    order = world.turn()
+    assert order == [1]
+    world.engine.memory.limit = 0
+    world.engine.relieve()
+    world.engine.memory.limit = LARGE
+    world.pass_time(100)
+    while world.session.consumers["0"].held:
+        world.acknowledge(order[-1])
+        del world.in_store[order[-1]]
+        world.commit()
+        order += world.turn()
+    assert world.queue.waiting() == 0
+    return order
+
+
+def test_a_page_brings_no_message_again_that_waits_for_its_next_try() -> None:
+    assert with_one_that_waits_behind_others() == [1, 2, 3, 4, 5]
+
+
+def test_it_would_if_the_horizon_went_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_aside = Paging._set_aside
+
+    def faulty(paging: Paging, entry: Entry) -> None:
+        set_aside(paging, entry)
+        entry.lane.horizon_min = 0
+
+    monkeypatch.setattr(Paging, "_set_aside", faulty)
+    with pytest.raises(Exception, match=r"."):
+        assert with_one_that_waits_behind_others() == [1, 2, 3, 4, 5]
+
+
+def test_poison_that_had_to_be_read_is_moved_after_a_crash_too() -> None:
+    world = World(in_store={7: Mark(1, 1, DUE_NEVER)})
+    assert world.turn() == []
+    assert [*world.commit().queues.values()] == ["DLQ.a"]
+
+
+def test_what_waits_is_counted_as_waiting_and_has_no_body_after_a_restart() -> None:
+    world = World(in_store={7: Mark(1, 1, WALL_MS + 50)})
+    world.turn()
+    assert (world.queue.waiting(), world.queue.resident) == (1, 0)
+
+
+# ---- Stuck, or rightly waiting? ----
+
+
+@pytest.mark.parametrize("while_waiting", WhileWaiting)
+def test_a_queue_whose_messages_wait_for_their_next_try_is_not_stuck(while_waiting: WhileWaiting) -> None:
+    world = World(first_delay_ms=10 * STUCK_MS, while_waiting=while_waiting)
+    world.send()
+    (sequence,) = world.turn()
+    world.refuse(sequence)
+    if while_waiting is WhileWaiting.HOLD:
+        world.send()
+    assert world.said_within(5 * STUCK_MS) == []
+
+
+@pytest.mark.parametrize("while_waiting", WhileWaiting)
+def test_a_message_that_is_due_and_not_tried_is_found(
+    while_waiting: WhileWaiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(first_delay_ms=1000, while_waiting=while_waiting)
+    world.send()
+    (sequence,) = world.turn()
+    world.refuse(sequence)
+    monkeypatch.setattr("truenext.engine.delays.Delays.take_due", lambda delays: [])
+    assert world.said_within(3 * STUCK_MS) == ["a"]
+
+
+# ---- Dead letters ----
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"truenext-original-destination:/temp-queue/a\n", b"truenext-original-destination:/queue/\n"]
+)
+def test_what_does_not_say_where_it_came_from_is_no_dead_letter(header: bytes) -> None:
+    assert revived(Message(4, True, 0, header + b"content-length:0\n", b""), WALL_MS) is None
+
+
+@pytest.mark.parametrize("names", [{}, {"a.>": Policy(dead_letters="shared")}])
+def test_dead_letter_queues_are_known_by_prefix_or_policy(names: dict[str, Policy]) -> None:
+    policies = Policies(by_pattern=names)
+    assert [policies.holds_dead_letters(name) for name in ("DLQ.x", "shared", "a.b")] == [True, bool(names), False]
+
+
+def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None:
+    world = World(in_store={1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0)})
+    lane: Lane = world.queue.lanes[5]
+    world.engine._paging.ask(lane)
+    entry = Entry(2, None, lane, 0, True, 0)
+    lane.take_out([entry], 5)
+    lane.forget_taken_out(5)
+    assert lane.taken_out == {2: 5}, "a page is being read"
+    assert world.turn() == [1]
+    lane.forget_taken_out(4)
+    assert lane.taken_out == {2: 5}, "its removal is not durable"
+    lane.forget_taken_out(5)
+    assert lane.taken_out == {}
+    world.acknowledge(1)
+    assert world.turn() == [3]
