@@ -84,7 +84,7 @@ class World:
         self.engine.send(self.session, Send(parse("/queue/a", "s"), message))
 
     def turn(self) -> list[int]:
-        """What was dispatched until nothing more is to be read."""
+        """What is dispatched until nothing more is, and nothing is to be read."""
         order: list[int] = []
         while True:
             effects = self.engine.turn()
@@ -92,7 +92,7 @@ class World:
             order += [entry.sequence for entries in effects.deliveries.values() for entry in entries]
             for read in effects.reads:
                 self.engine.page_read(read, self.page(read))
-            if not self.engine.has_work:
+            if not (effects.reads or effects.deliveries):
                 return order
 
     def page(self, read: Read) -> PageRead:
