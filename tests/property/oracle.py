@@ -1124,6 +1124,7 @@ class Oracle:
             and not letter.is_gone
             and letter.holder is None
             and not self.is_expired(letter)
+            and not self.is_doomed(letter)
         )
 
     def _has_room(self, peer: Peer) -> bool:
