@@ -1198,18 +1198,25 @@ class WindowsMachine(BrokerMachine):
     CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
         "memory_limits": st.just((NO_LIMIT, NO_LIMIT)),
         "page_size": st.just(1000),
+        "retries": st.just(Retries()),
     }
-    WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
-        "send": 12,
+    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
+        "subscribe": 3,
+        "unsubscribe": 1,
+        "connect": 1,
+        "disconnect": 1,
+        "send": 14,
+        "send_in_transaction": 1,
         "acknowledge": 12,
+        "refuse": 2,
+        "commit": 1,
+        "abort": 1,
         "stretch_windows": 6,
+        "advance": 2,
+        "turn": 2,
         "turn_and_take": 12,
+        "take": 1,
         "all_becomes_durable": 8,
-        "crash": 0,
-        "restart": 0,
-        "squeeze": 0,
-        "relieve": 0,
-        "settle": 0,
     }
     ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
         "subscribe": {
