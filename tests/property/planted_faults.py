@@ -1269,10 +1269,12 @@ def queues_that_are_there_keep_their_policy(patch: Patch) -> None:
     patch.setattr(Engine, "change_policies", faulty)
 
 
+@shows_in(FailingMachine)
 def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
     patch.setattr(Engine, "_give_up", lambda engine, lane: None)
 
 
+@shows_in(FailingMachine)
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     give_back = Engine._give_back
 
@@ -1287,6 +1289,7 @@ def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     patch.setattr(Engine, "_give_back", faulty)
 
 
+@shows_in(PagingMachine)
 def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
     patch.setattr(Paging, "policy_changed", lambda paging, queue: None)
 
