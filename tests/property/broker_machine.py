@@ -1237,7 +1237,9 @@ class WindowsMachine(BrokerMachine):
 class ExpiringMachine(BrokerMachine):
     """Most messages expire, in memory or not, and hardly any is taken before."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES | {
+        "retries": st.sampled_from([Retries(), Retries(HOUR_MS, HOUR_MS, delay_max=HOUR_MS)]),
+    }
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
         "advance": 6,
         "read_timers": 6,
