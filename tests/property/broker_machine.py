@@ -15,6 +15,7 @@ import pytest
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from msgspec import structs
 
 import truenext.selector
 from tests.property.disk import Disk, Stored
@@ -36,11 +37,11 @@ from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.browse import Showing
+from truenext.engine.bulk import BulkLook, Move, Purge, Redrive
+from truenext.engine.bulk import Wanted as BulkWanted
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
-from truenext.engine.paging import Look as PageLook
-from truenext.engine.paging import PageRead
-from truenext.engine.redrive import Wanted
+from truenext.engine.paging import Found, PageRead
 from truenext.engine.session import Session
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
@@ -82,6 +83,10 @@ SELECTORS = {
     "label IS NOT NULL": range(0),
 }
 """With the priorities that they want."""
+
+TAKEN_FROM = st.sampled_from(["a"] * 4 + ["b", "DLQ.a"])
+MOVED_TO = st.sampled_from(["a", "b", "b", None, None])
+"""None is nowhere: it is removed."""
 
 SENDING = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
 ANSWERING = {"which": PICK, "in_transaction": st.sampled_from([False, False, True]), "says_subscription": YES_OR_NO}
@@ -154,6 +159,19 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
         },
     ),
     "redrive_at_once": (1, {"queue": st.sampled_from(["DLQ.a"] * 4 + ["DLQ.b"])}),
+    "read_for_bulk": (
+        2,
+        {
+            "queue": TAKEN_FROM,
+            "rank": st.sampled_from([0, 0, 5, 8]),
+            "selector": st.sampled_from([None, *sorted(SELECTORS)]),
+        },
+    ),
+    "do_bulk": (4, {"to": MOVED_TO, "limit": st.sampled_from([1, 2, None])}),
+    "move_at_once": (1, {"queue": TAKEN_FROM, "to": st.sampled_from(["a", "b"]), "is_dry": st.booleans()}),
+    "purge_at_once": (1, {"queue": TAKEN_FROM, "selector": st.sampled_from(sorted(SELECTORS))}),
+    "pause": (1, {"queue": TAKEN_FROM}),
+    "resume": (2, {"which": PICK}),
     "jump": (1, {"milliseconds": st.sampled_from([-HOUR_MS, -20, -5, 5, 20, HOUR_MS])}),
     "send_in_transaction": (
         3,
@@ -246,8 +264,10 @@ class BrokerMachine(RuleBasedStateMachine):
         self.looks: list[Look] = []
         """Browses of those who are connected, also what they were told the end of."""
         self.disk = Disk()
-        self.redriving: tuple[PageLook, PageRead] | None = None
+        self.redriving: tuple[BulkLook, PageRead] | None = None
         """A page of dead letters that was read, and none was moved yet."""
+        self.piece: tuple[BulkLook, PageRead, str | None, list[Letter]] | None = None
+        """The same of any queue, with the selector that is asked for, and the messages that there were."""
 
     @initialize(
         circumstances=st.runner().flatmap(lambda machine: st.fixed_dictionaries(machine.CIRCUMSTANCES)),
@@ -315,10 +335,12 @@ class BrokerMachine(RuleBasedStateMachine):
             memory_limit=self.memory_limit,
             policies=Policies(self.policy),
         )
-        self.redriving = None
+        self.redriving = self.piece = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
         self._tick()
         queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
+        for number in recovered.paused:
+            self.engine.restore_pause(queues[number])
         self.engine.restore_producers(recovered.producers.items())
         for lane, count in recovered.counts.items():
             number, rank = split_lane_key(lane)
@@ -386,9 +408,14 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.oracle.is_expired(letter) or (letter.is_restored and self.oracle.is_waiting_for_next_try(letter))
                 for letter in letters
             ),
-            "read_for_redrive": self.redriving is not None or not self.engine.can_redrive,
-            "redrive_at_once": self.redriving is not None or not self.engine.can_redrive,
+            "read_for_redrive": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
+            "redrive_at_once": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
             "redrive": self.redriving is None,
+            "read_for_bulk": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
+            "move_at_once": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
+            "purge_at_once": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
+            "do_bulk": self.piece is None,
+            "resume": not self.oracle.paused,
             "acknowledge": not self._answerable(),
             "acknowledge_and_read_on": not self._answerable(),
             "refuse": not self._answerable(),
@@ -833,8 +860,8 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
-            piece = Wanted(queue, limit=limit, after=after)
-            read = self.engine.read_for_redrive(piece)
+            piece = Redrive(queue, limit=limit, after=after)
+            read = self.engine.read_for_bulk(piece)
             if read is None:
                 return
             page = self.disk.read_at_once(read)
@@ -842,7 +869,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 note(f"# to be moved from {queue}: {_sketch(page)}")
                 self.redriving = read, page
                 return
-            self.engine.redrive(piece, read, page)
+            self.engine.do_bulk(piece, read, page)
             rank = read.lane.queue.lanes.index(read.lane)
             after = (rank + 1, 0) if rank < 9 else None
 
@@ -853,8 +880,74 @@ class BrokerMachine(RuleBasedStateMachine):
         self.redriving = None
         shown = [found.sequence for found in page.found][:limit]
         note(f"engine.redrive({shown}, {_sketch(page)})")
-        answer = self.engine.redrive(Wanted(read.lane.queue.name, sequences=tuple(shown)), read, page)
+        answer = self.engine.do_bulk(Redrive(read.lane.queue.name, sequences=tuple(shown)), read, page)
         self.oracle.redriven(shown, answer.sequences)
+
+    def read_for_bulk(self, queue: str, rank: int, selector: str | None) -> None:
+        """The page of a piece, at the first lane from `rank` on that has anything."""
+        if queue not in {each.name for each in self.engine.queues()}:
+            return
+        read = self.engine.read_for_bulk(Purge(queue, after=(rank, 0)))
+        if read is not None:
+            page = self.disk.read_at_once(read)
+            note(f"# to be taken from {queue}: {_sketch(page)}, and what is in memory")
+            self.piece = read, page, selector, list(self.oracle.letters)
+
+    def do_bulk(self, to: str | None, limit: int | None) -> None:
+        """Anything may have happened since the page was read."""
+        assert self.piece is not None
+        read, page, selector, letters = self.piece
+        self.piece = None
+        queue, rank = read.lane.queue.name, read.lane.rank
+        if to == queue:
+            to = None
+        priorities = set(range(10) if selector is None else SELECTORS[selector]) & {9 - rank}
+        here = [each for each in self.oracle.bulk_candidates(queue, priorities) if each in letters]
+        if not page.is_end:
+            last = self.oracle.letter(_label(_body_of(page.found[-1])), queue)
+            here = [each for each in here if each.order <= last.order]
+        here = here[:limit]
+        asked: BulkWanted = Purge(queue, selector=selector, limit=limit)
+        if to is not None:
+            asked = Move(queue, selector=selector, limit=limit, to=to)
+        note(f"engine.do_bulk({asked}, {_sketch(page)})")
+        answer = self.engine.do_bulk(asked, read, page)
+        self.oracle.bulk_done(here, answer.moved, to)
+
+    def move_at_once(self, queue: str, to: str, is_dry: bool) -> None:
+        if to != queue:
+            self._all_pieces(Move(queue, to=to, dry_run=is_dry), range(10), to)
+
+    def purge_at_once(self, queue: str, selector: str) -> None:
+        self._all_pieces(Purge(queue, selector=selector), SELECTORS[selector], None)
+
+    def _all_pieces(self, asked: BulkWanted, priorities: range, to: str | None) -> None:
+        """Without anything in between: each page of what is in the store by then."""
+        if asked.queue not in {each.name for each in self.engine.queues()}:
+            return
+        here = self.oracle.bulk_candidates(asked.queue, priorities)
+        moved = 0
+        while (read := self.engine.read_for_bulk(asked)) is not None:
+            answer = self.engine.do_bulk(asked, read, self.disk.read_at_once(read))
+            moved += answer.moved
+            if answer.next is None:
+                break
+            asked = structs.replace(asked, after=answer.next, until=answer.until)
+        note(f"# {moved} are taken by {asked}")
+        if asked.dry_run and moved == len(here):
+            here, moved = [], 0
+        self.oracle.bulk_done(here, moved, to)
+
+    def pause(self, queue: str) -> None:
+        note(f'engine.pause("{queue}")')
+        self.engine.pause(queue)
+        self.oracle.pause(queue, is_paused=True)
+
+    def resume(self, which: int) -> None:
+        queue = _one_of(sorted(self.oracle.paused), which)
+        note(f'engine.resume("{queue}")')
+        self.engine.resume(queue)
+        self.oracle.pause(queue, is_paused=False)
 
     def page_shows_what_the_engine_does_not_know(self) -> None:
         if not self.disk.is_written:
@@ -909,6 +1002,10 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Everything that was begun comes to its end: nothing may be stuck then, nothing more in memory than fits."""
+        if self.redriving is not None:
+            self.redrive(500)
+        if self.piece is not None:
+            self.do_bulk("b", None)
         for _ in range(ROUNDS_MAX):
             self.all_pages_are_there()
             self.take_all()
@@ -978,6 +1075,9 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         with self._comparing():
             self.settle()
+            if self.serial % 5:
+                while self.oracle.paused:
+                    self.resume(0)
             if self.serial % 2:
                 self._crash()
             else:
@@ -985,6 +1085,8 @@ class BrokerMachine(RuleBasedStateMachine):
             if self.serial % 3:
                 self.advance(8 * DAY_MS)
             all_queues = ("a", "b", "DLQ.a", "DLQ.b")
+            while self.oracle.paused:
+                self.resume(0)
             self._connect_all(
                 [{"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} | PLAIN for each in all_queues]
             )
@@ -1286,6 +1388,27 @@ class FailingMachine(BrokerMachine):
     ARE_NARROW: ClassVar[list[bool]] = [True, False]
 
 
+class BulkMachine(BrokerMachine):
+    """Messages are moved and removed, in memory or not, and queues paused, while all goes on."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
+    WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
+        "read_for_bulk": 10,
+        "do_bulk": 8,
+        "move_at_once": 3,
+        "purge_at_once": 2,
+        "pause": 2,
+        "resume": 3,
+        "refuse": 4,
+        "redrive_at_once": 1,
+        "advance": 2,
+        "crash": 2,
+        "relieve": 3,
+    }
+    WINDOW_MAX = 2
+    ARE_NARROW: ClassVar[list[bool]] = [True, True, False]
+
+
 MACHINES: list[type[BrokerMachine]] = [
     BrokerMachine,
     FailingMachine,
@@ -1293,6 +1416,7 @@ MACHINES: list[type[BrokerMachine]] = [
     StarvedMachine,
     WindowsMachine,
     ExpiringMachine,
+    BulkMachine,
 ]
 
 
@@ -1329,6 +1453,11 @@ def _seen(entry: Entry, queue: str) -> Seen:
 
 def _label(message: Message) -> str:
     return message.body[:12].rstrip(b".").decode()
+
+
+def _body_of(found: Found) -> Message:
+    assert found.message is not None, "nothing is damaged"
+    return found.message
 
 
 def _size(message: Message) -> int:

@@ -292,6 +292,9 @@ class Oracle:
         self.sequences: dict[Letter, int] = {}
         """The broker's sequence of each message that was seen."""
         self.used_numbers: dict[tuple[str, int], Use] = {}
+        self.paused: frozenset[str] = frozenset()
+        self.pauses: list[tuple[int, str, bool]] = []
+        """With the batch that writes each."""
         self.moves: list[Move] = []
         self.looks: list[Look] = []
         """Browses that were not told yet that this was all."""
@@ -528,6 +531,7 @@ class Oracle:
         """
         if has_written and self.in_flight is not None:
             self.durable = self.in_flight
+        self.paused = self._paused_after_crash()
         must, may = self.stored()
         stored = {letter for letter in must + may if letter.persistent}
         self.letters = [letter for letter in self.letters if letter in stored]
@@ -581,6 +585,7 @@ class Oracle:
         self.in_flight = None
         self.durable = self.gathering
         self.gathering += 1
+        self.pauses = [(AT_ONCE, queue, True) for queue in self.paused]
         self.leave_memory = True
 
     def first_use(self, producer: str, number: int) -> Use | None:
@@ -628,6 +633,58 @@ class Oracle:
                     stored_in=self.gathering if parcel.persistent else None,
                 )
             )
+
+    def bulk_candidates(self, queue: str, priorities: Iterable[int]) -> list[Letter]:
+        """Bulk work: what waits and is visible, in order. What has expired is left to expire, what has failed too often
+        to be dead-lettered, and what somebody has to whoever has it."""
+        return sorted(
+            (
+                each
+                for each in self.letters
+                if each.queue == queue
+                and each.parcel.priority in priorities
+                and not each.is_gone
+                and each.holder is None
+                and self.is_visible(each)
+                and not self.is_expired(each)
+                and not self.is_doomed(each)
+            ),
+            key=lambda each: each.key,
+        )
+
+    def bulk_done(self, here: list[Letter], moved: int, to: str | None) -> None:
+        """A piece that had to take these has taken so many, and moved them to a queue (None: removed them).
+
+        Raises: Disagreement
+        """
+        if moved != len(here):
+            raise Disagreement(f"{moved} are taken; by the contract {here}")
+        self._event += 1
+        for letter in here:
+            self._remove(letter)
+            if to is None:
+                continue
+            parcel = letter.parcel
+            self._order += 1
+            stored_in = self.gathering if letter.persistent else None
+            event = self._event
+            self.letters.append(
+                Letter(parcel, to, letter.persistent, self._order, event, 0, self.gathering, stored_in=stored_in)
+            )
+
+    def pause(self, queue: str, *, is_paused: bool) -> None:
+        """Bulk work: nothing is dispatched from a paused queue; durable with the gathering batch."""
+        if (queue in self.paused) == is_paused:
+            return
+        self.pauses.append((self.gathering, queue, is_paused))
+        self.paused = self.paused ^ {queue}
+
+    def _paused_after_crash(self) -> frozenset[str]:
+        paused: set[str] = set()
+        for batch, queue, is_paused in self.pauses:
+            if batch <= self.durable:
+                (paused.add if is_paused else paused.discard)(queue)
+        return frozenset(paused)
 
     # What is asked of the oracle --------------------------------------------------------------------------------------
 
@@ -717,6 +774,8 @@ class Oracle:
 
     def next_dispatch(self, queue: str) -> tuple[Letter, Reader] | None:
         """The only legal next dispatch of one queue, None if there must not be any."""
+        if queue in self.paused:
+            return None
         takers = self.takers(queue)
         offers: list[tuple[tuple[Any, ...], Letter, Reader]] = []
         for reader in takers:
@@ -782,6 +841,8 @@ class Oracle:
 
     def _is_late(self, letter: Letter) -> bool:
         if letter.is_gone or letter.holder is not None or self.is_expired(letter):
+            return False
+        if letter.queue in self.paused:
             return False
         if self.is_held_back(letter) or self.is_waiting_for_next_try(letter):
             # What is doomed may be unread behind the one that holds it back.
@@ -963,6 +1024,7 @@ class Oracle:
             and not self._may_be_removed(each)
         ]
         reasons += [move for move in self.moves if move.since == now]
+        reasons += [pause for pause in self.pauses if pause[0] == now]
         reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
         return reasons
 

@@ -155,7 +155,8 @@ def queues(as_json: bool, url: str) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for queue in msgspec.json.decode(answer):
-        table.add_row(queue["name"], *(str(queue[name]) for name in ("waiting", "unacknowledged", "consumers")))
+        name = f"{queue['name']} (paused)" if queue["paused"] else queue["name"]
+        table.add_row(name, *(str(queue[name]) for name in ("waiting", "unacknowledged", "consumers")))
     Console().print(table)
 
 

@@ -25,8 +25,8 @@ from typing import NamedTuple
 from truenext.answers import Answer
 from truenext.batch import DUE_NEVER, Batch, ProducerState
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Command, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import Destination, Kind
-from truenext.engine import redrive
+from truenext.destination import Destination, Kind, parse
+from truenext.engine import bulk
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.browse import Browser, BrowseRead, Browsing, Showing
 from truenext.engine.consumer import Consumer
@@ -42,11 +42,12 @@ from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, 
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.transaction import Transaction, begin, make_room
-from truenext.engine.writing import mark, put, remove
+from truenext.engine.writing import introduce, mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     BROWSERS_MAX,
     GATHERING_BYTES_MAX,
+    PAUSE_BYTES,
     QUEUES_MAX,
     SEQUENCE_BLOCK,
     SEQUENCE_RESERVE,
@@ -138,8 +139,8 @@ class Engine:
         """By the batch they wait for."""
         self._waiting_queues: dict[int, dict[Queue, None]] = {}
         """By the batch that makes messages visible in them."""
-        self._redriven_in = 0
-        """The last batch that moved dead letters back."""
+        self._bulk_in = 0
+        """The last batch that moved or removed messages because somebody asked for it."""
 
     # ---- Start and stop ----
 
@@ -158,6 +159,9 @@ class Engine:
         lane.horizon = 0
         lane.unread = count
 
+    def restore_pause(self, queue: Queue) -> None:
+        queue.is_paused = True
+
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         self._producers.restore(states)
 
@@ -174,6 +178,8 @@ class Engine:
         for queue in self._queues.values():
             if count := queue.waiting():
                 self._account.recovered(queue, count)
+            if queue.is_paused:
+                self._account.paused(queue)
         self._batch.clean_stop = False
         self._batch.redelivered_below = self._redelivered_below
         self._request_sequences()
@@ -495,64 +501,109 @@ class Engine:
         session.transaction(abort.transaction)
         self._abort(session, abort.transaction, has_failed=True)
 
-    # ---- Dead letters ----
+    # ---- Bulk work ----
 
-    def check_redrive(self, asked: redrive.Wanted) -> Queue:
-        """Whether dead letters can be moved: the queue that they are in.
+    def check_bulk(self, asked: bulk.Wanted) -> Queue:
+        """Whether messages can be moved or removed: the queue that they are in.
 
-        Raises: RemoteProtocolError if there is no such dead-letter queue, NoRoomError
+        Raises: RemoteProtocolError if there is no such queue or too many, NoRoomError
         """
         queue = self._queues.get(asked.queue)
-        if queue is None:
+        if queue is None or queue.is_temporary:
             raise RemoteProtocolError(f"there is no queue {asked.queue!r}")
-        if not queue.holds_dead_letters:
+        if isinstance(asked, bulk.Purge):
+            return queue
+        if isinstance(asked, bulk.Redrive) and not queue.holds_dead_letters:
             raise RemoteProtocolError(f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back")
+        if isinstance(asked, bulk.Move) and asked.to not in self._queues and len(self._queues) >= QUEUES_MAX:
+            raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
         if self.room is Room.NONE:
             raise NoRoomError("the broker's disk is as full as it may be: what is moved is written once more")
         return queue
 
-    def read_for_redrive(self, asked: redrive.Wanted) -> Look | None:
-        """What has to be read for a piece of a re-drive, which `redrive` takes; None if nothing is left to move.
+    def read_for_bulk(self, asked: bulk.Wanted) -> bulk.BulkLook | None:
+        """What has to be read for a piece of work, which `do_bulk` takes; None if nothing is left to do.
 
-        Not before the last piece is durable (`can_redrive`).
+        Not before the last piece is durable (`can_do_bulk`), and one at a time.
 
-        Raises: as `check_redrive`
+        Raises: as `check_bulk`
         """
-        look = redrive.read_for(asked, self.check_redrive(asked))
+        look = bulk.read_for(asked, self.check_bulk(asked), self._next_sequence - 1)
         if look is not None:
             look.lane.looks += 1
+            look.lane.is_pinned = True
         return look
 
     @property
-    def can_redrive(self) -> bool:
-        """No page can show any more what was moved."""
-        return self._redriven_in <= self._committed
+    def can_do_bulk(self) -> bool:
+        """No page can show any more what was taken."""
+        return self._bulk_in <= self._committed
 
-    def redrive(self, asked: redrive.Wanted, read: Look, page: PageRead) -> redrive.Redriven:
-        """Move dead letters of a page back to where they came from, all in one batch with their removal."""
-        read.lane.looks -= 1
-        revivals, answer = redrive.revivals(asked, read, page, self._committed, self.now_ms)
-        if asked.dry_run or not revivals:
+    def do_bulk(self, asked: bulk.Wanted, read: bulk.BulkLook, page: PageRead) -> bulk.Done:
+        """Move or remove messages of a page, all in one batch with what they become."""
+        lane = read.lane
+        lane.looks -= 1
+        lane.is_pinned = False
+        here, answer = bulk.take(asked, read, page, self._committed, self.now_ms)
+        if asked.dry_run or not here:
             return answer
-        batch = self._redriven_in = self._batch.number
-        self._paging.take_out(read.lane, [revival.entry for revival in revivals], batch)
-        for revival in revivals:
-            name = revival.destination.name
-            # Without asking for QUEUES_MAX, as when they came from there.
-            queue = self._queues.get(name) or self._make_queue(revival.destination)
-            self._account.dead_lettered(revival.entry, queue, self._next_sequence)
-            self._forget(revival.entry)
-            self._accept(queue, revival.message, batch)
+        batch = self._bulk_in = self._batch.number
+        self._paging.take_out(lane, [taken.entry for taken in here], batch)
+        for entry, arrival in here:
+            if arrival is None:
+                self._account.removed(entry)
+                self._forget(entry)
+                continue
+            destination, message = arrival
+            # Without asking for QUEUES_MAX: dead letters came from there, and of a move it was asked.
+            queue = self._queues.get(destination.name) or self._make_queue(destination)
+            self._account.moved(entry, queue, self._next_sequence)
+            self._forget(entry)
+            self._accept(queue, message, batch)
         # It may have held back what stands behind it.
-        self._touched[read.lane.queue] = None
+        self._touched[lane.queue] = None
         return answer
+
+    # ---- Pausing ----
+
+    def pause(self, name: str) -> None:
+        """Nothing is dispatched from a queue any more, which is made if it is not there. Durable with the next answer.
+
+        Raises: RemoteProtocolError if there can be no such queue.
+        """
+        queue = self._queue(parse(f"/queue/{name}", ""))
+        assert queue is not None, "it belongs to no connection"
+        self._set_paused(queue, is_paused=True)
+
+    def resume(self, name: str) -> None:
+        """Raises: RemoteProtocolError if there is no such queue."""
+        queue = self._queues.get(name)
+        if queue is None or queue.is_temporary:
+            raise RemoteProtocolError(f"there is no queue {name!r}")
+        self._set_paused(queue, is_paused=False)
+        self._touched[queue] = None
+
+    def _set_paused(self, queue: Queue, *, is_paused: bool) -> None:
+        # Also if it is so already: an answer that it is must not come before that is durable.
+        self._bulk_in = self._batch.number
+        if queue.is_paused == is_paused:
+            return
+        queue.is_paused = is_paused
+        if not queue.is_known_to_store:
+            introduce(self._batch, queue)
+        self._batch.paused[queue.number] = is_paused
+        self._batch.size += PAUSE_BYTES
+        if is_paused:
+            self._account.paused(queue)
+        else:
+            self._account.resumed(queue)
 
     def reply(self, send: Send) -> None:
         """Answer a question once what it made the broker do is durable."""
         queue = self._queue(send.destination)
         if queue is not None:
-            is_durable = self._redriven_in <= self._committed
-            self._accept(queue, send.message, 0 if is_durable else self._redriven_in)
+            is_durable = self._bulk_in <= self._committed
+            self._accept(queue, send.message, 0 if is_durable else self._bulk_in)
 
     # ---- Turns and batches ----
 
@@ -572,6 +623,8 @@ class Engine:
         if self._touched:
             touched, self._touched = self._touched, {}
             for queue in touched:
+                if queue.is_paused:
+                    continue
                 lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
                 if lane is not None:
                     self._paging.ask(lane)
