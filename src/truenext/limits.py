@@ -153,6 +153,15 @@ ATTEMPTS_MAX = 1_000_000
 """Most attempts that can be asked for: the store has four bytes for them."""
 
 PAGE_BYTES_SHORT = 64 * 1024
+SCHEDULE_MS_MAX = 100 * 365 * 24 * 3600 * 1000
+"""Longest delay or period in milliseconds of a scheduled send."""
+
+CRON_LENGTH_MAX = 100
+"""Characters in a cron expression."""
+
+DUE_PIECE = 500
+"""Scheduled sends that become messages in one go."""
+
 BULK_PIECE = 500
 """Messages moved or removed in one go when somebody asks for that: others are served in between."""
 

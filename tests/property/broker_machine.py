@@ -1112,8 +1112,7 @@ class BrokerMachine(RuleBasedStateMachine):
             assert isinstance(answer, Receipt)
             answered.append((session.id, answer.receipt))
         self.disk.want(effects.reads)
-        if effects.timer_read is not None:
-            self.disk.wanted_timers.append(effects.timer_read)
+        self.disk.wanted_timers.extend(effects.timer_reads)
         reading = self.disk.reading()
         note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}")
         self.oracle.check_turn(dispatched, answered, reading)

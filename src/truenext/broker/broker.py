@@ -324,10 +324,10 @@ class Broker:
                 # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
                 for peer in self._answer(engine.take_answers()):
                     peer.flush()
-        answers, deliveries, reads, showings, timer_read = engine.turn()
+        answers, deliveries, reads, showings, timer_reads = engine.turn()
         for read in reads:
             self._pager.read(read)
-        if timer_read is not None:
+        for timer_read in timer_reads:
             self._pager.read_timers(timer_read)
         self._begin_piece()
         if self._is_look_due:
@@ -367,6 +367,8 @@ class Broker:
         self._is_look_due = True
         self._tick()
         self._engine.stretch_windows()
+        # Scheduled sends wait for it, also if nobody asks for anything.
+        self._engine.room = self._store.room
         self._schedule_turn()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 

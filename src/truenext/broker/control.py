@@ -88,6 +88,7 @@ def _queues(asked: Asked) -> list[dict[str, Any]]:
             "waiting": queue.waiting(),
             "unacknowledged": queue.unacknowledged(),
             "consumers": len(queue.consumers),
+            "scheduled": asked.engine.scheduled(queue.name),
             "paused": queue.is_paused,
         }
         for queue in sorted(_lasting(asked.engine), key=lambda queue: queue.name)

@@ -39,6 +39,7 @@ from truenext.engine.paging import Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of, is_given_up
+from truenext.engine.schedule import HIDDEN_PREFIX, DueLook, Scheduler
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.transaction import Transaction, begin, make_room
@@ -58,8 +59,9 @@ from truenext.limits import (
 )
 from truenext.message import Message
 from truenext.policy import Expired, Policies, StoreAndDispatch, WhenFull
-from truenext.record import split_lane_key
+from truenext.record import DUE_TIMERS, split_lane_key
 from truenext.room import Room
+from truenext.schedule import Schedule
 
 
 class Effects(NamedTuple):
@@ -72,8 +74,8 @@ class Effects(NamedTuple):
     """What is to be read from the store; `page_read` takes it."""
     showings: list[Showing]
     """What browsers are shown."""
-    timer_read: TimerRead | None = None
-    """A page of timers that is to be read; `timers_read` takes it."""
+    timer_reads: list[TimerRead]
+    """Pages of timers that are to be read; `timers_read` takes them."""
 
 
 class Engine:
@@ -113,9 +115,15 @@ class Engine:
         """Those that the store may know."""
         self._queue_number = 0
         self._producers = Producers()
-        self._timers = Timers()
+        self._timers = Timers(end=DUE_TIMERS)
         self._expiry = Expiry(
             self._timers, self._paging, lane_of=self._lane_of, is_held=self._is_held, expire=self._expire_and_touch
+        )
+        self._scheduler = Scheduler(
+            self._paging,
+            take_number=self._take_sequence,
+            new_queue_number=self._new_queue_number,
+            send=self._send_scheduled,
         )
         self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
         self._consumer_number = 0
@@ -146,6 +154,9 @@ class Engine:
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a queue that the store knows."""
+        if name.startswith(HIDDEN_PREFIX):
+            self._queue_number = max(self._queue_number, number)
+            return self._scheduler.restore_queue(number, name)
         queue = self._new_queue(Destination(Kind.QUEUE, name), number)
         queue.is_known_to_store = True
         self._queues[name] = self._numbered[number] = queue
@@ -175,6 +186,9 @@ class Engine:
     def start(self, *, after_clean_stop: bool = True) -> None:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
         self._account.started(after_clean_stop=after_clean_stop)
+        for name in self._scheduler.names():
+            if name not in self._queues:
+                self._make_queue(Destination(Kind.QUEUE, name))
         for queue in self._queues.values():
             if count := queue.waiting():
                 self._account.recovered(queue, count)
@@ -188,6 +202,7 @@ class Engine:
     def stop(self) -> None:
         """Take back, without an attempt, what anybody holds; nobody is served from here on, and nothing expires."""
         self._expiry.stop()
+        self._scheduler.stop()
         for session in list(self._sessions.values()):
             self.disconnect(session, is_clean=True)
 
@@ -245,6 +260,7 @@ class Engine:
             bool(self._touched or self._answers)
             or self._browsing.has_work
             or self._expiry.is_due(self.now_ms, self._batch)
+            or self._scheduler.is_due(self.now_ms, self._committed, self._batch, self.room)
         )
 
     @property
@@ -252,9 +268,8 @@ class Engine:
         """When a turn is needed though nothing else happens, in milliseconds since the epoch; None if never, or if that
         is known only when something else has happened.
         """
-        due_ms = self._timers.next_due_ms
-        if due_ms is not None and due_ms <= self.now_ms:
-            due_ms = None
+        times = (self._timers.next_due_ms, self._scheduler.next_due_ms)
+        due_ms = min((each for each in times if each is not None and each > self.now_ms), default=None)
         if self.delays.next_us is not None:
             delayed_ms = self.now_ms + max(0, -(-(self.delays.next_us - self.delays.now_us) // 1000))
             due_ms = min(due_ms or delayed_ms, delayed_ms)
@@ -362,7 +377,9 @@ class Engine:
         self._admit(session, send)
         is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
         queue = self._queue(send.destination)
-        if queue is not None:
+        if send.schedule is not None:
+            self._schedule(send.destination.name, send.message, send.schedule)
+        elif queue is not None:
             visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
             self._accept(queue, send.message, 0 if visible_at_once else self._batch.number)
         if send.producer is not None:
@@ -484,9 +501,15 @@ class Engine:
         self.memory.open -= transaction.size
         is_stored = transaction.is_stored()
         batch = self._batch.number if is_stored else 0
+        scheduled: list[tuple[Send, Schedule]] = []
         for queue, send in zip(queues, transaction.sends, strict=True):
-            if queue is not None:
+            if send.schedule is not None:
+                scheduled.append((send, send.schedule))
+            elif queue is not None:
                 self._accept(queue, send.message, batch)
+        # Behind the others, whose sequences are one block.
+        for send, schedule in scheduled:
+            self._schedule(send.destination.name, send.message, schedule)
         for entry in transaction.acknowledged:
             self._acknowledged(entry)
         for entry in transaction.refused:
@@ -617,6 +640,8 @@ class Engine:
         if self._requested_limit - self._next_sequence < SEQUENCE_BLOCK // 2:
             self._request_sequences()
         self._expiry.step(self.now_ms, self._committed, self._batch)
+        self._scheduler.step(self.now_ms, self._committed, self._batch, self.room)
+        self._is_awaited |= self._scheduler.awaits(self.now_ms, self._batch)
         deliveries: Deliveries = {}
         for entry in self.delays.take_due():
             self._end_delay(entry)
@@ -629,7 +654,7 @@ class Engine:
                 if lane is not None:
                     self._paging.ask(lane)
         reads = self._paging.take_reads()
-        looks: list[Look] = self._expiry.wanted()
+        looks: list[Look] = self._expiry.wanted() + self._scheduler.wanted()
         showings: list[Showing] = []
         if self._browsing.has_work:
             showings, pages = self._browsing.turn(self._committed, self.now_ms)
@@ -637,7 +662,8 @@ class Engine:
         for look in looks:
             look.lane.looks += 1
         reads += looks
-        return Effects(self.take_answers(), deliveries, reads, showings, self._timers.wanted())
+        timer_reads = [read for read in (self._timers.wanted(), self._scheduler.timers.wanted()) if read is not None]
+        return Effects(self.take_answers(), deliveries, reads, showings, timer_reads)
 
     def page_read(self, read: Read, page: PageRead) -> None:
         """What a turn wanted to be read is there.
@@ -656,6 +682,10 @@ class Engine:
             read.lane.looks -= 1
             self._expiry.page_read(read, page, self.now_ms, self._committed, self._batch)
             return
+        if isinstance(read, DueLook):
+            read.lane.looks -= 1
+            self._scheduler.page_read(read, page, self.now_ms, self._committed, self._batch)
+            return
         failed = self._paging.page_read(read, page, self._committed, self.now_ms)
         for entry in self._paging.take_waiting():
             self._account.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
@@ -667,6 +697,7 @@ class Engine:
     def timers_read(self, read: TimerRead, page: TimersRead) -> None:
         """The timers that a turn wanted are there."""
         self._timers.page_read(read, page)
+        self._scheduler.timers.page_read(read, page)
 
     def relieve(self) -> list[Session]:
         """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
@@ -731,6 +762,7 @@ class Engine:
         self._paging.let_go(batch.number)
         self._timers.let_go(batch.number)
         self._expiry.committed()
+        self._scheduler.committed(batch.number)
         self._touched.update(self._waiting_queues.pop(batch.number, {}))
         if self._early_pages:
             pages, self._early_pages = self._early_pages, []
@@ -791,6 +823,31 @@ class Engine:
             self._waiting_queues.setdefault(batch, {})[queue] = None
         else:
             self._touched[queue] = None
+
+    def scheduled(self, name: str) -> int:
+        """Scheduled sends that wait for a queue."""
+        return self._scheduler.count(name)
+
+    def _schedule(self, name: str, message: Message, schedule: Schedule) -> None:
+        self._scheduler.accept(name, message, schedule, self.now_ms, self._batch)
+        self._is_awaited |= message.persistent
+
+    def _send_scheduled(self, name: str, message: Message) -> None:
+        """Without asking for QUEUES_MAX, as the queue was there when it was scheduled."""
+        queue = self._queues.get(name) or self._make_queue(Destination(Kind.QUEUE, name))
+        self._accept(queue, message, self._batch.number)
+
+    def _take_sequence(self) -> int:
+        """The next one, for what is durable with the gathering batch at the earliest."""
+        sequence = self._next_sequence
+        self._next_sequence = sequence + 1
+        if sequence >= self._requested_limit:
+            self._request_sequences()
+        return sequence
+
+    def _new_queue_number(self) -> int:
+        self._queue_number += 1
+        return self._queue_number
 
     def _fail(self, entry: Entry, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
@@ -989,7 +1046,7 @@ class Engine:
         number = 0
         if destination.kind is Kind.QUEUE:
             # The store never hears of the others.
-            number = self._queue_number = self._queue_number + 1
+            number = self._new_queue_number()
         queue = self._new_queue(destination, number)
         self._queues[destination.name] = queue
         if number:
