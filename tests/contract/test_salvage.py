@@ -341,7 +341,7 @@ def test_a_missing_segment_is_named_and_the_others_are_read(data: Path, content:
     second.unlink()
     found = check(data)
     assert found[0] == f"journal: segments {second.stem} to {second.stem} are missing"
-    assert any(f"journal/{third.name}: frames" in line for line in found)
+    assert any(f"journal/{third.name}: frame" in line for line in found)
     exported = export(data)
     assert sum(map(len, exported.shelf.values())) > 0
     assert exported.queues == content.queues

@@ -356,8 +356,9 @@ def test_what_a_connection_does_not_hold_it_cannot_acknowledge(
         ("SUBSCRIBE", {"destination": "/queue/a.>"}, "wildcard destinations"),
         ("SEND", {"destination": "/queue/a,b"}, "composite destinations"),
         ("SEND", {"destination": "/queue/a,/queue/b"}, "composite destinations"),
-        ("SEND", {"destination": "/queue/q", "AMQ_SCHEDULED_DELAY": "1000"}, "scheduled sends"),
-        ("SEND", {"destination": "/queue/q", "AMQ_SCHEDULED_CRON": "* * * * *"}, "scheduled sends"),
+        ("SEND", {"destination": "/queue/q", "AMQ_SCHEDULED_DELAY": "soon"}, "is not a number"),
+        ("SEND", {"destination": "/queue/q", "AMQ_SCHEDULED_CRON": "* * 30 2 *"}, "or never"),
+        ("SEND", {"destination": "/temp-queue/q", "AMQ_SCHEDULED_DELAY": "1"}, "may be gone"),
         ("SEND", {"destination": "/queue/q", "JMSXGroupID": "g"}, "message groups"),
         ("SUBSCRIBE", {"destination": "/queue/q", "selector": "a > 1"}, "selectors"),
         ("SUBSCRIBE", {"destination": "/queue/q", "durable": "true"}, "durable subscriptions"),
@@ -1038,7 +1039,7 @@ def test_the_broker_says_in_json_what_its_queues_hold(broker: BrokerProcess, que
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["correlation-id"] == "why"
     facts = json.loads(answer.body)
-    assert {"name": queue, "waiting": 2, "unacknowledged": 1, "consumers": 1, "paused": False} in facts
+    assert {"name": queue, "waiting": 2, "unacknowledged": 1, "consumers": 1, "scheduled": 0, "paused": False} in facts
     assert [fact["name"] for fact in facts] == sorted(fact["name"] for fact in facts)
 
 
@@ -1240,7 +1241,7 @@ def test_the_command_lists_the_queues(url: str, queue: str) -> None:
     listed = truenext("queues", "--url", url)
     assert re.search(rf"^ *{queue} +3 +0 +0 *$", listed.stdout.decode(), re.MULTILINE), listed
     facts = json.loads(truenext("queues", "--json", "--url", url).stdout)
-    assert {"name": queue, "waiting": 3, "unacknowledged": 0, "consumers": 0, "paused": False} in facts
+    assert {"name": queue, "waiting": 3, "unacknowledged": 0, "consumers": 0, "scheduled": 0, "paused": False} in facts
 
 
 def test_fewer_messages_than_asked_for_are_printed_and_the_command_fails(url: str, queue: str) -> None:

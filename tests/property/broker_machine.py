@@ -36,6 +36,7 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
+from truenext.engine.account import NoAccount
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, Purge, Redrive
 from truenext.engine.bulk import Wanted as BulkWanted
@@ -47,6 +48,7 @@ from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
 from truenext.record import decode, sequence_of, split_lane_key
+from truenext.schedule import Schedule
 from truenext.store.store import Recovered
 
 BIG = 600 * 1024
@@ -87,6 +89,8 @@ SELECTORS = {
 TAKEN_FROM = st.sampled_from(["a"] * 4 + ["b", "DLQ.a"])
 MOVED_TO = st.sampled_from(["a", "b", "b", None, None])
 """None is nowhere: it is removed."""
+
+DELAYS = st.lists(st.sampled_from([0, 1, 5, 5, 20, 20, 1000]), min_size=1, max_size=4)
 
 SENDING = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
 ANSWERING = {"which": PICK, "in_transaction": st.sampled_from([False, False, True]), "says_subscription": YES_OR_NO}
@@ -159,6 +163,10 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
         },
     ),
     "redrive_at_once": (1, {"queue": st.sampled_from(["DLQ.a"] * 4 + ["DLQ.b"])}),
+    "schedule": (
+        2,
+        SENDING | {"delays": st.lists(st.sampled_from([0, 1, 5, 5, 20, 20, 1000]), min_size=1, max_size=4)},
+    ),
     "read_for_bulk": (
         2,
         {
@@ -264,6 +272,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.looks: list[Look] = []
         """Browses of those who are connected, also what they were told the end of."""
         self.disk = Disk()
+        self.accepted: list[tuple[str, str]] = []
+        """Label and queue of what the engine has given a sequence, and nobody has looked at."""
         self.redriving: tuple[BulkLook, PageRead] | None = None
         """A page of dead letters that was read, and none was moved yet."""
         self.piece: tuple[BulkLook, PageRead, str | None, list[Letter]] | None = None
@@ -334,6 +344,7 @@ class BrokerMachine(RuleBasedStateMachine):
             redelivered_below=0 if recovered.clean_stop else recovered.sequence_limit,
             memory_limit=self.memory_limit,
             policies=Policies(self.policy),
+            account=Arrivals(self.accepted),
         )
         self.redriving = self.piece = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
@@ -388,7 +399,16 @@ class BrokerMachine(RuleBasedStateMachine):
             self.is_over = True
             raise
 
+    def _come_due(self) -> None:
+        """Scheduled sends have become messages."""
+        accepted, self.accepted[:] = list(self.accepted), []
+        for label, queue in accepted:
+            if self.oracle.is_planned(label, queue):
+                note(f"# {queue}:{label} is due")
+                self.oracle.came_due(label, queue)
+
     def _audit(self) -> None:
+        self._come_due()
         if wrong := miscounted(self.engine, self.sessions.values()):
             raise Disagreement(f"memory is counted wrong: {wrong}")
 
@@ -774,6 +794,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if batch is not None:
             self.disk.queue_names.update(batch.queues)
             puts = [(key, decode(key, record)) for key, record in (batch.puts | batch.transient_puts).items()]
+            puts = [(key, message) for key, message in puts if not self.disk.is_hidden(key)]
             for key, message in puts:
                 self.oracle.arrived(_label(message), self.disk.queue_names[split_lane_key(key[:-8])[0]])
             self.oracle.saw_batch([self._stored_letter(key, message) for key, message in puts])
@@ -791,6 +812,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.committed(batch)
         self.committed = batch.number
         self.oracle.committed()
+        self._come_due()
         self._compare_store()
 
     def all_becomes_durable(self) -> None:
@@ -812,6 +834,7 @@ class BrokerMachine(RuleBasedStateMachine):
         read, page = self.disk.next_page(self.committed)
         note(f"engine.page_read({read.lane.queue.name}, {_sketch(page)})")
         self.engine.page_read(read, page)
+        self._come_due()
 
     def all_pages_are_there(self) -> None:
         while self.disk.has_page:
@@ -882,6 +905,16 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f"engine.redrive({shown}, {_sketch(page)})")
         answer = self.engine.do_bulk(Redrive(read.lane.queue.name, sequences=tuple(shown)), read, page)
         self.oracle.redriven(shown, answer.sequences)
+
+    def schedule(self, who: int, queue: str, priority: int, persistent: bool, delays: list[int]) -> None:
+        peer, session = self._peer(who)
+        for delay in delays:
+            parcel = self._parcel(priority, persistent, None, False)
+            note(f"engine.send({peer.name}, Send(/queue/{queue}, {parcel}), in {delay} ms)")
+            self.engine.send(
+                session, Send(parse(f"/queue/{queue}", session.id), _message(parcel), schedule=Schedule(delay_ms=delay))
+            )
+            self.oracle.schedule(peer, queue, parcel, delay)
 
     def read_for_bulk(self, queue: str, rank: int, selector: str | None) -> None:
         """The page of a piece, at the first lane from `rank` on that has anything."""
@@ -1145,6 +1178,9 @@ class BrokerMachine(RuleBasedStateMachine):
         """A crash now: what would be found, and would it be what the contract promises?"""
         must, may = self.oracle.stored()
         found = self._stored_letters()
+        plans = sorted(each.parcel.label for each in self.oracle.stored_plans())
+        if plans != (stored := sorted(map(_label, self.disk.hidden()))):
+            raise Disagreement(f"scheduled in the store are {stored}; by the contract {plans}")
         lost = [letter for letter in must if letter not in found]
         undead = [letter for letter in found if letter not in must and letter not in may]
         if lost or undead:
@@ -1408,6 +1444,42 @@ class BulkMachine(BrokerMachine):
     ARE_NARROW: ClassVar[list[bool]] = [True, True, False]
 
 
+class ScheduledMachine(BrokerMachine):
+    """Most messages are sent later, while batches and pages take their time, and the clock jumps."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
+    WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
+        "schedule": 12,
+        "send": 2,
+        "advance": 8,
+        "jump": 4,
+        "read_timers": 6,
+        "hand_timers_over": 6,
+        "settle": 2,
+        "crash": 3,
+        "restart": 2,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "send": {"expires_in": st.none()},
+        "advance": {"milliseconds": st.sampled_from([1, 5, 20, 1000])},
+        "jump": {"milliseconds": st.sampled_from([-HOUR_MS, -20, -5, 5, 20])},
+    }
+    WINDOW_MAX = 2
+    ARE_NARROW: ClassVar[list[bool]] = [True, False]
+
+
+class Arrivals(NoAccount):
+    """Notes what is accepted."""
+
+    def __init__(self, accepted: list[tuple[str, str]]) -> None:
+        super().__init__()
+        self._accepted = accepted
+
+    def accepted(self, entry: Entry) -> None:
+        assert entry.message is not None
+        self._accepted.append((_label(entry.message), entry.lane.queue.name))
+
+
 MACHINES: list[type[BrokerMachine]] = [
     BrokerMachine,
     FailingMachine,
@@ -1416,6 +1488,7 @@ MACHINES: list[type[BrokerMachine]] = [
     WindowsMachine,
     ExpiringMachine,
     BulkMachine,
+    ScheduledMachine,
 ]
 
 

@@ -219,6 +219,22 @@ class Letter:
 
 
 @dataclass(eq=False)
+class Planned:
+    """A scheduled send (Scheduled sends)."""
+
+    parcel: Parcel
+    queue: str
+    due_ms: int
+    arrival: int
+    """In the oracle's own counting."""
+    stored_in: int
+    removed_in: int | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.queue}:{self.parcel.label} due {self.due_ms}"
+
+
+@dataclass(eq=False)
 class Work:
     """An open transaction."""
 
@@ -292,6 +308,7 @@ class Oracle:
         self.sequences: dict[Letter, int] = {}
         """The broker's sequence of each message that was seen."""
         self.used_numbers: dict[tuple[str, int], Use] = {}
+        self.planned: list[Planned] = []
         self.paused: frozenset[str] = frozenset()
         self.pauses: list[tuple[int, str, bool]] = []
         """With the batch that writes each."""
@@ -532,6 +549,7 @@ class Oracle:
         if has_written and self.in_flight is not None:
             self.durable = self.in_flight
         self.paused = self._paused_after_crash()
+        self._plans_after_stop(is_crash=True)
         must, may = self.stored()
         stored = {letter for letter in must + may if letter.persistent}
         self.letters = [letter for letter in self.letters if letter in stored]
@@ -553,6 +571,7 @@ class Oracle:
 
         Restart: the waiting transients survive, too.
         """
+        self._plans_after_stop(is_crash=False)
         self.letters = [letter for letter in self.letters if not letter.is_gone or self.is_moving(letter)]
         for letter in self.letters:
             letter.is_gone = False
@@ -633,6 +652,57 @@ class Oracle:
                     stored_in=self.gathering if parcel.persistent else None,
                 )
             )
+
+    def schedule(self, peer: Peer, queue: str, parcel: Parcel, delay_ms: int) -> None:
+        self._event += 1
+        if parcel.persistent:
+            self._wait(peer, must=self.gathering)
+        self._order += 1
+        self.planned.append(Planned(parcel, queue, self.now_ms + delay_ms, self._order, self.gathering))
+
+    def is_planned(self, label: str, queue: str) -> bool:
+        return any((each.parcel.label, each.queue, each.removed_in) == (label, queue, None) for each in self.planned)
+
+    def came_due(self, label: str, queue: str) -> None:
+        """The broker has made a message of a scheduled send.
+
+        Raises: Disagreement if it is not the first by (due, arrival), not due, or not durable.
+        """
+        waiting = [each for each in self.planned if each.removed_in is None]
+        if not waiting:
+            raise Disagreement(f"{queue}:{label} becomes a message, and nothing is scheduled")
+        first = min(waiting, key=lambda each: (each.due_ms, each.arrival))
+        if (first.parcel.label, first.queue) != (label, queue):
+            raise Disagreement(f"{queue}:{label} becomes a message before {first}")
+        if first.due_ms > self.now_ms or first.stored_in > self.durable:
+            raise Disagreement(f"{first} becomes a message at {self.now_ms}, when batch {self.durable} is durable")
+        self._event += 1
+        first.removed_in = self.gathering
+        self._order += 1
+        parcel, stored_in = first.parcel, self.gathering if first.parcel.persistent else None
+        order, event = self._order, self._event
+        self.letters.append(
+            Letter(parcel, queue, parcel.persistent, order, event, 0, self.gathering, stored_in=stored_in)
+        )
+
+    def is_any_overdue(self) -> bool:
+        return any(each.removed_in is None and each.due_ms <= self.now_ms for each in self.planned)
+
+    def _plans_after_stop(self, *, is_crash: bool) -> None:
+        if is_crash:
+            self.planned = [each for each in self.stored_plans() if each.parcel.persistent]
+        else:
+            self.planned = [each for each in self.planned if each.removed_in is None]
+        for each in self.planned:
+            each.stored_in, each.removed_in = AT_ONCE, None
+
+    def stored_plans(self) -> list[Planned]:
+        """Those that must be in the store now, were it read."""
+        return [
+            each
+            for each in self.planned
+            if each.stored_in <= self.durable and (each.removed_in is None or each.removed_in > self.durable)
+        ]
 
     def bulk_candidates(self, queue: str, priorities: Iterable[int]) -> list[Letter]:
         """Bulk work: what waits and is visible, in order. What has expired is left to expire, what has failed too often
@@ -834,6 +904,8 @@ class Oracle:
         """
         if self.moves:
             raise Disagreement(f"never dead-lettered: {self.moves}")
+        if self.is_any_overdue():
+            raise Disagreement(f"never due: {self.planned}")
         for reader in self.readers:
             late = [letter for letter in self.letters if letter.queue == reader.queue and self._is_late(letter)]
             if late and self.has_credit(reader) and reader in self.takers(reader.queue):
@@ -1024,6 +1096,7 @@ class Oracle:
             and not self._may_be_removed(each)
         ]
         reasons += [move for move in self.moves if move.since == now]
+        reasons += [each for each in self.planned if now in (each.stored_in, each.removed_in)]
         reasons += [pause for pause in self.pauses if pause[0] == now]
         reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
         return reasons

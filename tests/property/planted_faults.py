@@ -31,13 +31,14 @@ from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import is_given_up
+from truenext.engine.schedule import DueLook, Scheduler
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
-from truenext.engine.writing import mark, remove
+from truenext.engine.writing import mark, put, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
 from truenext.policy import Policies, Policy
-from truenext.record import message_key, sequence_of
+from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer
 from truenext.selector import Selector
 
 Patch = pytest.MonkeyPatch
@@ -1115,6 +1116,83 @@ def what_is_moved_is_visible_at_once(patch: Patch) -> None:
             return do_bulk(engine, asked, read, page)
 
     patch.setattr(Engine, "do_bulk", faulty)
+
+
+# Scheduled sends ------------------------------------------------------------------------------------------------------
+
+
+def what_is_due_stays_in_the_store(patch: Patch) -> None:
+    """It is sent once more after a crash."""
+    patch.setattr("truenext.engine.schedule.remove", lambda batch, entry: None)
+
+
+def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
+    patch.setattr(
+        "truenext.engine.schedule.due_timer", lambda due_ms, number, lane: due_timer(due_ms, number ^ 1, lane)
+    )
+    split = split_due_timer
+
+    def faulty(timer: bytes) -> tuple[int, int, bytes]:
+        due_ms, number, lane = split(timer)
+        return due_ms, number ^ 1, lane
+
+    patch.setattr("truenext.engine.schedule.split_due_timer", faulty)
+
+
+def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
+    accept = Engine._accept
+
+    def faulty(engine: Engine, name: str, message: Message) -> None:
+        accept(engine, engine._queues[name], message, 0)
+
+    patch.setattr(Engine, "_send_scheduled", faulty)
+
+
+def what_is_not_durable_yet_is_overtaken_by_what_is_due_later(patch: Patch) -> None:
+    """As it is passed over, it is never sent."""
+    patch.setattr(Scheduler, "_unwritten", property(lambda scheduler: {}, lambda scheduler, value: None), raising=False)
+
+
+def a_scheduled_send_is_due_by_the_clock_that_does_not_jump(patch: Patch) -> None:
+    is_due = Scheduler.is_due
+    latest: WeakKeyDictionary[Scheduler, int] = WeakKeyDictionary()
+
+    def faulty(scheduler: Scheduler, now_ms: int, *rest: Any) -> bool:
+        latest[scheduler] = max(now_ms, latest.get(scheduler, 0))
+        return is_due(scheduler, latest[scheduler], *rest)
+
+    page_read = Scheduler.page_read
+
+    def reading(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, *rest: Any) -> None:
+        page_read(scheduler, look, page, max(now_ms, latest.get(scheduler, 0)), *rest)
+
+    patch.setattr(Scheduler, "is_due", faulty)
+    patch.setattr(Scheduler, "page_read", reading)
+
+
+def a_transient_scheduled_send_is_not_written_down(patch: Patch) -> None:
+    put_ = put
+
+    def faulty(batch: Batch, entry: Entry) -> None:
+        if entry.persistent:
+            put_(batch, entry)
+
+    patch.setattr("truenext.engine.schedule.put", faulty)
+
+
+def timers_of_scheduled_sends_are_forgotten_with_a_crash(patch: Patch) -> None:
+    patch.setattr(Timers, "page_read", _only_expiry(Timers.page_read))
+
+
+def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> Callable[..., None]:
+    def faulty(timers: Timers, read: TimerRead, page: TimersRead) -> None:
+        left = [timer for timer in page.timers if timer < DUE_TIMERS]
+        page_read(timers, read, TimersRead(left, page.as_of, True))
+
+    return faulty
+
+
+# Pausing --------------------------------------------------------------------------------------------------------------
 
 
 def a_paused_queue_dispatches(patch: Patch) -> None:
