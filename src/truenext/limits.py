@@ -160,7 +160,8 @@ CRON_LENGTH_MAX = 100
 """Characters in a cron expression."""
 
 DUE_PIECE = 500
-"""Scheduled sends that become messages in one go."""
+DUE_PIECE_MIN = 16
+"""Scheduled sends that are read at a time, at most and at least, and become messages in one go if they are due."""
 
 BULK_PIECE = 500
 """Messages moved or removed in one go when somebody asks for that: others are served in between."""

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.raw_client import RawClient, bodies
+from tests.integration.raw_client import RawClient, Refused, bodies
 
 
 def later(client: RawClient, body: str, milliseconds: int, *, persistent: bool = True, confirmed: bool = False) -> None:
@@ -90,3 +90,20 @@ def test_a_cron_expression_is_taken_and_counted(own_broker: BrokerProcess) -> No
     client.send("q", b"", persistent=True, confirmed=True, headers={"AMQ_SCHEDULED_CRON": "0 0 1 1 *"})
     assert scheduled(own_broker) == {"q": 1}
     assert json.dumps(own_broker.queues()["q"]) == "[0, 0, 0]"
+
+
+@pytest.mark.parametrize(
+    ("destination", "headers", "why"),
+    [
+        ("/queue/q", {"AMQ_SCHEDULED_DELAY": "soon"}, "'soon' is not a number"),
+        ("/queue/q", {"AMQ_SCHEDULED_REPEAT": "-2", "AMQ_SCHEDULED_PERIOD": "1"}, "'-2' is not a number"),
+        ("/queue/q", {"AMQ_SCHEDULED_CRON": "* * 30 2 *"}, "no cron expression, or never"),
+        ("/temp-queue/q", {"AMQ_SCHEDULED_DELAY": "1"}, "a temporary queue may be gone"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused(
+    broker: BrokerProcess, destination: str, headers: dict[str, str], why: str
+) -> None:
+    client = broker.connect()
+    with pytest.raises(Refused, match=why):
+        client.say("SEND", {"destination": destination} | headers, confirmed=True)

@@ -135,7 +135,7 @@ class Disk:
 
     def contents(self) -> dict[bytes, Stored]:
         """All messages, by key."""
-        found = {}
+        found: dict[bytes, Stored] = {}
         for queue, name in self.queue_names.items():
             if not name.startswith(HIDDEN_PREFIX):
                 found |= self._contents_of(queue)

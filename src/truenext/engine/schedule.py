@@ -26,7 +26,7 @@ from truenext.engine.paging import Look
 from truenext.engine.queue import Queue
 from truenext.engine.timers import Timers
 from truenext.engine.writing import put, remove
-from truenext.limits import DUE_PIECE, GATHERING_BYTES_MAX, PAGE_BYTES
+from truenext.limits import DUE_PIECE, DUE_PIECE_MIN, GATHERING_BYTES_MAX, PAGE_BYTES
 from truenext.message import Message
 from truenext.policy import DEFAULT_POLICY
 from truenext.record import DUE_TIMERS, due_timer, split_due_timer
@@ -136,8 +136,9 @@ class Scheduler:
             _, number, lane_key = split_due_timer(first)
             lane = self._lanes.get(lane_key)
             if lane is not None:
-                # Where many follow one another they are read together, and one by one where they do not.
-                self._look = DueLook(lane, number - 1, min(2 * self._hits, DUE_PIECE), PAGE_BYTES)
+                # Where many follow one another they are read together, and few at a time where they do not.
+                limit = min(max(DUE_PIECE_MIN, 2 * self._hits), DUE_PIECE)
+                self._look = DueLook(lane, number - 1, limit, PAGE_BYTES)
                 self._is_wanted = True
                 return
             self.timers.take_first(batch)
