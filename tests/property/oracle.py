@@ -810,9 +810,12 @@ class Oracle:
         return letter.due > self.steady_ms and not letter.is_gone and letter.holder is None
 
     def is_held_back(self, letter: Letter) -> bool:
-        # Ready, `hold`: no message of its queue with a greater K is ready until it is due.
+        # Ready, `hold`: no message of its queue with a greater K is ready until it is due, or given up (Policies).
         return self.retries.holds and any(
-            other.queue == letter.queue and other.key < letter.key and self.is_waiting_for_next_try(other)
+            other.queue == letter.queue
+            and other.key < letter.key
+            and self.is_waiting_for_next_try(other)
+            and not self.is_doomed(other)
             for other in self.letters
         )
 

@@ -15,6 +15,15 @@ from weakref import WeakKeyDictionary
 import pytest
 from msgspec import structs
 
+from tests.property.broker_machine import (
+    BrokerMachine,
+    BulkMachine,
+    ExpiringMachine,
+    FailingMachine,
+    PagingMachine,
+    ScheduledMachine,
+    WindowsMachine,
+)
 from tests.property.disk import Disk, Stored
 from truenext.answers import Answer
 from truenext.batch import Batch
@@ -42,6 +51,23 @@ from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, spl
 from truenext.selector import Selector
 
 Patch = pytest.MonkeyPatch
+Fault = Callable[[Patch], None]
+
+_SHOWS_IN: dict[Fault, type[BrokerMachine]] = {}
+
+
+def shows_in(machine: type[BrokerMachine]) -> Callable[[Fault], Fault]:
+    """In this machine it shows soonest; without, in BrokerMachine."""
+
+    def noted(fault: Fault) -> Fault:
+        _SHOWS_IN[fault] = machine
+        return fault
+
+    return noted
+
+
+def machine_of(fault: Fault) -> type[BrokerMachine]:
+    return _SHOWS_IN.get(fault, BrokerMachine)
 
 
 def _message_of(entry: Entry) -> Message:
@@ -289,6 +315,7 @@ def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
     patch.setattr(Engine, "subscribe", faulty)
 
 
+@shows_in(WindowsMachine)
 def consumer_priority_is_ignored(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
@@ -297,6 +324,7 @@ def consumer_priority_is_ignored(patch: Patch) -> None:
     Fault().install(patch)
 
 
+@shows_in(WindowsMachine)
 def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
@@ -305,6 +333,7 @@ def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -
     Fault().install(patch)
 
 
+@shows_in(WindowsMachine)
 def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
@@ -313,6 +342,7 @@ def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> Non
     Fault().install(patch)
 
 
+@shows_in(WindowsMachine)
 def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
     class Fault(Choice):
         def who_takes(self, queue: Queue) -> list[Consumer]:
@@ -321,6 +351,7 @@ def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
     Fault().install(patch)
 
 
+@shows_in(WindowsMachine)
 def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
     def faulty(queue: Queue) -> None:
         queue.owner = max((each for each in queue.consumers if each.is_exclusive), key=_number, default=None)
@@ -328,6 +359,7 @@ def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
     patch.setattr(Queue, "choose_owner", faulty)
 
 
+@shows_in(WindowsMachine)
 def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> None:
     choose_owner = Queue.choose_owner
 
@@ -345,14 +377,17 @@ def _number(consumer: Consumer) -> int:
     return consumer.number
 
 
+@shows_in(WindowsMachine)
 def nothing_comes_by_the_express_lane(patch: Patch) -> None:
     patch.setattr(Consumer, "has_express_credit", lambda consumer, rank: False)
 
 
+@shows_in(WindowsMachine)
 def the_express_lane_has_no_end(patch: Patch) -> None:
     patch.setattr("truenext.engine.consumer.EXPRESS_MAX", maxsize)
 
 
+@shows_in(WindowsMachine)
 def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
     express = Dispatcher._express
 
@@ -378,6 +413,7 @@ def _change_express(patch: Patch, change: Callable[[Consumer, int], bool]) -> No
     )
 
 
+@shows_in(WindowsMachine)
 def the_express_lane_is_open_at_a_window_of_one(patch: Patch) -> None:
     _change_express(
         patch,
@@ -389,6 +425,7 @@ def the_express_lane_is_open_at_a_window_of_one(patch: Patch) -> None:
     )
 
 
+@shows_in(WindowsMachine)
 def the_express_lane_brings_what_is_no_more_urgent(patch: Patch) -> None:
     _change_express(
         patch,
@@ -400,6 +437,7 @@ def the_express_lane_brings_what_is_no_more_urgent(patch: Patch) -> None:
     )
 
 
+@shows_in(WindowsMachine)
 def the_express_lane_forgets_the_room_of_the_connection(patch: Patch) -> None:
     _change_express(
         patch,
@@ -495,7 +533,8 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     late: WeakKeyDictionary[Engine, list[Entry]] = WeakKeyDictionary()
 
     def faulty_unsubscribe(engine: Engine, session: Session, command: Unsubscribe) -> None:
-        held = session.consumers[command.subscription].held
+        consumer = session.consumers.get(command.subscription)
+        held = {} if consumer is None else consumer.held
         late.setdefault(engine, []).extend(held.pop(sequence) for sequence in list(held)[1:])
         unsubscribe(engine, session, command)
 
@@ -672,11 +711,11 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
     give_back = Engine._give_back
     is_giving_back = False
 
-    def faulty_give_back(engine: Engine, entry: Entry, *, has_failed: bool) -> None:
+    def faulty_give_back(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
         nonlocal is_giving_back
         is_giving_back = True
         try:
-            give_back(engine, entry, has_failed=has_failed)
+            give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms)
         finally:
             is_giving_back = False
 
@@ -742,6 +781,7 @@ def the_removal_of_a_write_that_was_cancelled_is_written(patch: Patch) -> None:
 # Pages ----------------------------------------------------------------------------------------------------------------
 
 
+@shows_in(PagingMachine)
 def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
     write, read_page = Disk.write, Disk.read
     before: WeakKeyDictionary[Disk, dict[bytes, Stored]] = WeakKeyDictionary()
@@ -766,6 +806,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
     patch.setattr(Disk, "read", faulty_read)
 
 
+@shows_in(PagingMachine)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(engine: Engine, read: Read, page: PageRead) -> None:
         for entry in engine._paging.page_read(read, page, engine._committed, engine.now_ms):
@@ -775,6 +816,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
     patch.setattr(Engine, "page_read", faulty)
 
 
+@shows_in(PagingMachine)
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = Paging.page_read
 
@@ -791,10 +833,12 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
     patch.setattr(Paging, "page_read", faulty)
 
 
+@shows_in(PagingMachine)
 def a_page_moves_the_horizon_past_a_commit_in_flight(patch: Patch) -> None:
     _lose_what_a_page_does_not_show(patch, at_the_end=False)
 
 
+@shows_in(PagingMachine)
 def a_page_that_is_the_end_loses_what_a_commit_brings_meanwhile(patch: Patch) -> None:
     _lose_what_a_page_does_not_show(patch, at_the_end=True)
 
@@ -814,10 +858,12 @@ def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
     patch.setattr(Paging, "_move_horizon", faulty)
 
 
+@shows_in(PagingMachine)
 def a_lane_that_must_be_read_is_overtaken_by_lower_ones(patch: Patch) -> None:
     _change_give_out(patch, lambda lane, takers, goes_on: goes_on or bool(takers))
 
 
+@shows_in(PagingMachine)
 def a_commit_in_flight_holds_back_lower_priorities_above_a_horizon(patch: Patch) -> None:
     _change_give_out(patch, lambda lane, takers, goes_on: goes_on and not lane.unread)
 
@@ -831,6 +877,7 @@ def _change_give_out(patch: Patch, change: Callable[[Lane, list[Taker], bool], b
     patch.setattr(Dispatcher, "_give_out", faulty)
 
 
+@shows_in(PagingMachine)
 def a_page_that_is_being_read_holds_back_higher_priorities(patch: Patch) -> None:
     dispatch = Dispatcher.dispatch
 
@@ -845,6 +892,7 @@ def a_page_that_is_being_read_holds_back_higher_priorities(patch: Patch) -> None
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
+@shows_in(PagingMachine)
 def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
     def faulty(lane: Lane) -> Entry:
         entry = lane.arrived.popleft()
@@ -856,6 +904,7 @@ def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
     patch.setattr(Lane, "lower_horizon", faulty)
 
 
+@shows_in(PagingMachine)
 def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
     lower_horizon = Paging._lower_horizon
     patch.setattr(
@@ -865,6 +914,7 @@ def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
     )
 
 
+@shows_in(PagingMachine)
 def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
     let_go = Lane.let_go
 
@@ -877,6 +927,7 @@ def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
     patch.setattr(Lane, "let_go", faulty)
 
 
+@shows_in(PagingMachine)
 def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     def faulty(batch: Batch, entry: Entry) -> None:
         entry.stored = batch.number - 1
@@ -884,6 +935,7 @@ def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     patch.setattr("truenext.engine.paging.put", faulty)
 
 
+@shows_in(PagingMachine)
 def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     disembody = Paging._disembody
 
@@ -897,6 +949,7 @@ def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     patch.setattr(Paging, "_disembody", faulty)
 
 
+@shows_in(PagingMachine)
 def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
     give_back = Lane.give_back
 
@@ -907,10 +960,12 @@ def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
     patch.setattr(Lane, "give_back", faulty)
 
 
+@shows_in(PagingMachine)
 def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
     patch.setattr(Paging, "doom", lambda paging, entry: None)
 
 
+@shows_in(PagingMachine)
 def what_is_read_again_is_not_counted(patch: Patch) -> None:
     embody, came = Paging._embody, Paging.came
 
@@ -923,6 +978,7 @@ def what_is_read_again_is_not_counted(patch: Patch) -> None:
     patch.setattr(Paging, "_embody", faulty)
 
 
+@shows_in(FailingMachine)
 def a_delayed_message_loses_its_place(patch: Patch) -> None:
     def faulty(engine: Engine, entry: Entry) -> None:
         lane = entry.lane
@@ -933,6 +989,7 @@ def a_delayed_message_loses_its_place(patch: Patch) -> None:
     patch.setattr(Engine, "_end_delay", faulty)
 
 
+@shows_in(FailingMachine)
 def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
     delay = Delays.delay
 
@@ -943,6 +1000,7 @@ def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
     patch.setattr(Delays, "delay", faulty)
 
 
+@shows_in(FailingMachine)
 def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch) -> None:
     dispatch = Dispatcher.dispatch
 
@@ -956,19 +1014,23 @@ def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch
     patch.setattr(Dispatcher, "dispatch", faulty)
 
 
+@shows_in(FailingMachine)
 def a_delay_is_lost_by_a_restart(patch: Patch) -> None:
     patch.setattr(Delays, "restore", lambda delays, entry, due_ms, now_ms: False)
 
 
+@shows_in(FailingMachine)
 def a_delay_is_not_written(patch: Patch) -> None:
     patch.setattr(Delays, "due_ms", lambda delays, entry, now_ms: 0)
 
 
+@shows_in(FailingMachine)
 def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
     tick = Engine.tick
     patch.setattr(Engine, "tick", lambda engine, now_us, steady_us: tick(engine, now_us, now_us))
 
 
+@shows_in(FailingMachine)
 def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
     end_delay = Engine._end_delay
 
@@ -980,6 +1042,7 @@ def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
     patch.setattr(Engine, "_end_delay", faulty)
 
 
+@shows_in(FailingMachine)
 def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
     def faulty(policy: Policy, attempts: int, due: int) -> bool:
         return is_given_up(policy, attempts, due) and attempts != policy.attempts_max
@@ -987,6 +1050,7 @@ def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
     patch.setattr("truenext.engine.engine.is_given_up", faulty)
 
 
+@shows_in(FailingMachine)
 def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
     give_back = Engine._give_back
 
@@ -996,6 +1060,7 @@ def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
     patch.setattr(Engine, "_give_back", faulty)
 
 
+@shows_in(FailingMachine)
 def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
     def faulty(engine: Engine, session: Session, nack: Nack) -> None:
         refuse(engine, session, Nack(nack.subscription, nack.sequence, nack.transaction) if nack.transaction else nack)
@@ -1004,6 +1069,7 @@ def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
     patch.setattr(Engine, "refuse", faulty)
 
 
+@shows_in(FailingMachine)
 def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
     fail = Engine._fail
     nacks: dict[int, Nack] = {}
@@ -1017,6 +1083,7 @@ def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
     patch.setattr(Engine, "_fail", lambda engine, entry, nack=None: fail(engine, entry, nacks.get(entry.sequence)))
 
 
+@shows_in(FailingMachine)
 def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
     patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
 
@@ -1026,12 +1093,14 @@ def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry],
     lane.taken_out.clear()
 
 
+@shows_in(FailingMachine)
 def a_re_drive_moves_one_twice(patch: Patch) -> None:
     """A page that was read before the last move was durable, and nobody remembers what moved."""
     patch.setattr(Engine, "can_do_bulk", property(lambda engine: True))
     patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
 
 
+@shows_in(FailingMachine)
 def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> object:
         held = {entry.sequence: entry for consumer in read.lane.queue.consumers for entry in consumer.held.values()}
@@ -1042,6 +1111,7 @@ def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
     patch.setattr("truenext.engine.bulk.take", faulty)
 
 
+@shows_in(FailingMachine)
 def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
     do_bulk = Engine.do_bulk
 
@@ -1053,6 +1123,7 @@ def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
     patch.setattr(Engine, "do_bulk", faulty)
 
 
+@shows_in(BulkMachine)
 def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> tuple[list[Taken], Done]:
         here, answer = take(asked, read, page, committed, now_ms)
@@ -1066,6 +1137,7 @@ def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
     patch.setattr("truenext.engine.bulk.take", faulty)
 
 
+@shows_in(BulkMachine)
 def a_move_doubles(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> tuple[list[Taken], Done]:
         here, answer = take(asked, read, page, committed, now_ms)
@@ -1081,14 +1153,17 @@ def _removed_once(batch: Batch, entry: Entry) -> None:
         remove(batch, entry)
 
 
+@shows_in(BulkMachine)
 def a_move_forgets_what_is_in_memory_alone(patch: Patch) -> None:
     patch.setattr("truenext.engine.bulk._in_memory", lambda lane, after, last: {})
 
 
+@shows_in(BulkMachine)
 def a_piece_misses_what_leaves_memory_while_its_page_is_read(patch: Patch) -> None:
     patch.setattr(Lane, "is_pinned", property(lambda lane: False, lambda lane, value: None), raising=False)
 
 
+@shows_in(BulkMachine)
 def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> object:
         return take(asked, read, page, maxsize, now_ms)
@@ -1096,10 +1171,12 @@ def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
     patch.setattr("truenext.engine.bulk.take", faulty)
 
 
+@shows_in(BulkMachine)
 def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
     patch.setattr("truenext.engine.bulk.is_given_up", lambda policy, attempts, due_ms: False)
 
 
+@shows_in(BulkMachine)
 def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> object:
         return take(structs.replace(asked, selector=None), read, page, committed, now_ms)
@@ -1107,6 +1184,7 @@ def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
     patch.setattr("truenext.engine.bulk.take", faulty)
 
 
+@shows_in(BulkMachine)
 def what_is_moved_is_visible_at_once(patch: Patch) -> None:
     do_bulk, accept = Engine.do_bulk, Engine._accept
 
@@ -1121,11 +1199,13 @@ def what_is_moved_is_visible_at_once(patch: Patch) -> None:
 # Scheduled sends ------------------------------------------------------------------------------------------------------
 
 
+@shows_in(ScheduledMachine)
 def what_is_due_stays_in_the_store(patch: Patch) -> None:
     """It is sent once more after a crash."""
     patch.setattr("truenext.engine.schedule.remove", lambda batch, entry: None)
 
 
+@shows_in(ScheduledMachine)
 def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
     patch.setattr(
         "truenext.engine.schedule.due_timer", lambda due_ms, number, lane: due_timer(due_ms, number ^ 1, lane)
@@ -1139,6 +1219,7 @@ def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
     patch.setattr("truenext.engine.schedule.split_due_timer", faulty)
 
 
+@shows_in(ScheduledMachine)
 def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
     accept = Engine._accept
 
@@ -1148,11 +1229,13 @@ def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
     patch.setattr(Engine, "_send_scheduled", faulty)
 
 
+@shows_in(ScheduledMachine)
 def what_is_not_durable_yet_is_overtaken_by_what_is_due_later(patch: Patch) -> None:
     """As it is passed over, it is never sent."""
     patch.setattr(Scheduler, "_unwritten", property(lambda scheduler: {}, lambda scheduler, value: None), raising=False)
 
 
+@shows_in(ScheduledMachine)
 def a_scheduled_send_is_due_by_the_clock_that_does_not_jump(patch: Patch) -> None:
     is_due = Scheduler.is_due
     latest: WeakKeyDictionary[Scheduler, int] = WeakKeyDictionary()
@@ -1170,6 +1253,7 @@ def a_scheduled_send_is_due_by_the_clock_that_does_not_jump(patch: Patch) -> Non
     patch.setattr(Scheduler, "page_read", reading)
 
 
+@shows_in(ScheduledMachine)
 def a_transient_scheduled_send_is_not_written_down(patch: Patch) -> None:
     put_ = put
 
@@ -1180,6 +1264,7 @@ def a_transient_scheduled_send_is_not_written_down(patch: Patch) -> None:
     patch.setattr("truenext.engine.schedule.put", faulty)
 
 
+@shows_in(ScheduledMachine)
 def timers_of_scheduled_sends_are_forgotten_with_a_crash(patch: Patch) -> None:
     patch.setattr(Timers, "page_read", _only_expiry(Timers.page_read))
 
@@ -1195,6 +1280,7 @@ def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> 
 # Pausing --------------------------------------------------------------------------------------------------------------
 
 
+@shows_in(BulkMachine)
 def a_paused_queue_dispatches(patch: Patch) -> None:
     """What a turn comes upon for another reason than a send."""
     commit = Engine.committed
@@ -1207,10 +1293,12 @@ def a_paused_queue_dispatches(patch: Patch) -> None:
     patch.setattr(Engine, "committed", faulty)
 
 
+@shows_in(BulkMachine)
 def a_pause_is_forgotten_with_a_crash(patch: Patch) -> None:
     patch.setattr(Engine, "restore_pause", lambda engine, queue: None)
 
 
+@shows_in(BulkMachine)
 def a_queue_that_is_resumed_is_not_looked_at(patch: Patch) -> None:
     resume = Engine.resume
 
@@ -1221,10 +1309,12 @@ def a_queue_that_is_resumed_is_not_looked_at(patch: Patch) -> None:
     patch.setattr(Engine, "resume", faulty)
 
 
+@shows_in(PagingMachine)
 def nothing_that_waits_leaves_memory(patch: Patch) -> None:
     patch.setattr(Paging, "_lower_horizon", lambda paging, lane, needed, batch, committed: 0)
 
 
+@shows_in(PagingMachine)
 def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
     patch.setattr(Paging, "_disembody", lambda paging, entry, batch, committed: 0)
 
@@ -1369,10 +1459,12 @@ def queues_that_are_there_keep_their_policy(patch: Patch) -> None:
     patch.setattr(Engine, "change_policies", faulty)
 
 
+@shows_in(FailingMachine)
 def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
     patch.setattr(Engine, "_give_up", lambda engine, lane: None)
 
 
+@shows_in(FailingMachine)
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     give_back = Engine._give_back
 
@@ -1387,17 +1479,20 @@ def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     patch.setattr(Engine, "_give_back", faulty)
 
 
+@shows_in(PagingMachine)
 def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
     patch.setattr(Paging, "policy_changed", lambda paging, queue: None)
 
 
-# Expiry
+# Expiry ---------------------------------------------------------------------------------------------------------------
 
 
+@shows_in(ExpiringMachine)
 def nothing_expires_unless_dispatch_comes_upon_it(patch: Patch) -> None:
     patch.setattr(Expiry, "step", lambda *_: None)
 
 
+@shows_in(ExpiringMachine)
 def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
     page_read = Expiry.page_read
 
@@ -1412,6 +1507,7 @@ def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
     patch.setattr(Expiry, "page_read", faulty)
 
 
+@shows_in(ExpiringMachine)
 def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
     entry_of = Expiry._entry_of
 
@@ -1421,6 +1517,7 @@ def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
     patch.setattr(Expiry, "_entry_of", faulty)
 
 
+@shows_in(ExpiringMachine)
 def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
     def faulty(lane: Lane, committed: int) -> None:
         lane.taken_out = {sequence: batch for sequence, batch in lane.taken_out.items() if batch > committed}
@@ -1428,6 +1525,7 @@ def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_be
     patch.setattr(Lane, "forget_taken_out", faulty)
 
 
+@shows_in(ExpiringMachine)
 def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None:
     step, page_read = Expiry.step, Expiry.page_read
 
@@ -1450,6 +1548,7 @@ def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None
     patch.setattr(Engine, "turn", faulty)
 
 
+@shows_in(ExpiringMachine)
 def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     committed = Expiry.committed
 
@@ -1460,10 +1559,12 @@ def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     patch.setattr(Expiry, "committed", faulty)
 
 
+@shows_in(ExpiringMachine)
 def what_was_held_when_it_was_due_never_expires(patch: Patch) -> None:
     patch.setattr(Engine, "_is_held", lambda *_: False)
 
 
+@shows_in(ExpiringMachine)
 def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
     page_read = Timers.page_read
 
@@ -1474,6 +1575,7 @@ def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
     patch.setattr(Timers, "page_read", faulty)
 
 
+@shows_in(ExpiringMachine)
 def timers_are_only_in_memory(patch: Patch) -> None:
     set_ = Timers.set
 
@@ -1484,7 +1586,7 @@ def timers_are_only_in_memory(patch: Patch) -> None:
     patch.setattr(Timers, "set", faulty)
 
 
-def faults() -> list[Callable[[Patch], None]]:
+def faults() -> list[Fault]:
     """All of this file, in its order."""
     return [
         value
@@ -1492,5 +1594,5 @@ def faults() -> list[Callable[[Patch], None]]:
         if isinstance(value, FunctionType)
         and value.__module__ == __name__
         and not name.startswith("_")
-        and value not in (faults, nothing_is_wrong)
+        and value not in (faults, nothing_is_wrong, shows_in, machine_of)
     ]

@@ -19,7 +19,8 @@ from typing import Any
 
 from truenext.broker import toml_lines
 from truenext.broker.settings import BrokerSettings
-from truenext.errors import ConfigurationError, FaultyFileError
+from truenext.destination import parse
+from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
 from truenext.policy import Policies, Policy, fault_of_pattern
 from truenext.setting import NO_WORD, Setting, settings_of
 from truenext.size import parse_size, said
@@ -192,6 +193,11 @@ class _Reader:
                     parse_url(url)
                 except ConfigurationError as error:
                     raise ValueError(f"names what cannot be listened on: {error}") from error
+        if setting.name == "dead_letters":
+            try:
+                parse(f"/queue/{value}", "")
+            except RemoteProtocolError as error:
+                raise ValueError(f"is no name of a queue, without /queue/: {error}") from error
         return self._file.parent / value if setting.kind is Path else value
 
     def _look_at_broker(self, values: dict[str, Any]) -> None:
