@@ -153,8 +153,21 @@ ATTEMPTS_MAX = 1_000_000
 """Most attempts that can be asked for: the store has four bytes for them."""
 
 PAGE_BYTES_SHORT = 64 * 1024
-REDRIVE_PIECE = 500
-"""Dead letters moved back in one go: others are served in between."""
+SCHEDULE_MS_MAX = 100 * 365 * 24 * 3600 * 1000
+"""Longest delay or period in milliseconds of a scheduled send."""
+
+CRON_LENGTH_MAX = 100
+"""Characters in a cron expression."""
+
+DUE_PIECE = 500
+DUE_PIECE_MIN = 16
+"""Scheduled sends that are read at a time, at most and at least, and become messages in one go if they are due."""
+
+BULK_PIECE = 500
+"""Messages moved or removed in one go when somebody asks for that: others are served in between."""
+
+PAUSE_BYTES = 20
+"""What a queue that is paused or resumed counts in a batch, roughly."""
 
 PAGE_SIZE_SHORT = 16
 """Messages read at a time while memory is short: what is read and not taken at once leaves again."""

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from msgspec import structs
 
 import truenext.selector
 from tests.property.disk import Disk, Stored
@@ -35,17 +36,19 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
+from truenext.engine.account import NoAccount
 from truenext.engine.browse import Showing
+from truenext.engine.bulk import BulkLook, Move, Purge, Redrive
+from truenext.engine.bulk import Wanted as BulkWanted
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
-from truenext.engine.paging import Look as PageLook
-from truenext.engine.paging import PageRead
-from truenext.engine.redrive import Wanted
+from truenext.engine.paging import Found, PageRead
 from truenext.engine.session import Session
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
 from truenext.record import decode, sequence_of, split_lane_key
+from truenext.schedule import Schedule
 from truenext.store.store import Recovered
 
 BIG = 600 * 1024
@@ -82,6 +85,12 @@ SELECTORS = {
     "label IS NOT NULL": range(0),
 }
 """With the priorities that they want."""
+
+TAKEN_FROM = st.sampled_from(["a"] * 4 + ["b", "DLQ.a"])
+MOVED_TO = st.sampled_from(["a", "b", "b", None, None])
+"""None is nowhere: it is removed."""
+
+DELAYS = st.lists(st.sampled_from([0, 1, 5, 5, 20, 20, 1000]), min_size=1, max_size=4)
 
 SENDING = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
 ANSWERING = {"which": PICK, "in_transaction": st.sampled_from([False, False, True]), "says_subscription": YES_OR_NO}
@@ -154,6 +163,23 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
         },
     ),
     "redrive_at_once": (1, {"queue": st.sampled_from(["DLQ.a"] * 4 + ["DLQ.b"])}),
+    "schedule": (
+        2,
+        SENDING | {"delays": st.lists(st.sampled_from([0, 1, 5, 5, 20, 20, 1000]), min_size=1, max_size=4)},
+    ),
+    "read_for_bulk": (
+        2,
+        {
+            "queue": TAKEN_FROM,
+            "rank": st.sampled_from([0, 0, 5, 8]),
+            "selector": st.sampled_from([None, *sorted(SELECTORS)]),
+        },
+    ),
+    "do_bulk": (4, {"to": MOVED_TO, "limit": st.sampled_from([1, 2, None])}),
+    "move_at_once": (1, {"queue": TAKEN_FROM, "to": st.sampled_from(["a", "b"]), "is_dry": st.booleans()}),
+    "purge_at_once": (1, {"queue": TAKEN_FROM, "selector": st.sampled_from(sorted(SELECTORS))}),
+    "pause": (1, {"queue": TAKEN_FROM}),
+    "resume": (2, {"which": PICK}),
     "jump": (1, {"milliseconds": st.sampled_from([-HOUR_MS, -20, -5, 5, 20, HOUR_MS])}),
     "send_in_transaction": (
         3,
@@ -246,8 +272,12 @@ class BrokerMachine(RuleBasedStateMachine):
         self.looks: list[Look] = []
         """Browses of those who are connected, also what they were told the end of."""
         self.disk = Disk()
-        self.redriving: tuple[PageLook, PageRead] | None = None
+        self.accepted: list[tuple[str, str]] = []
+        """Label and queue of what the engine has given a sequence, and nobody has looked at."""
+        self.redriving: tuple[BulkLook, PageRead] | None = None
         """A page of dead letters that was read, and none was moved yet."""
+        self.piece: tuple[BulkLook, PageRead, str | None, list[Letter]] | None = None
+        """The same of any queue, with the selector that is asked for, and the messages that there were."""
 
     @initialize(
         circumstances=st.runner().flatmap(lambda machine: st.fixed_dictionaries(machine.CIRCUMSTANCES)),
@@ -314,11 +344,14 @@ class BrokerMachine(RuleBasedStateMachine):
             redelivered_below=0 if recovered.clean_stop else recovered.sequence_limit,
             memory_limit=self.memory_limit,
             policies=Policies(self.policy),
+            account=Arrivals(self.accepted),
         )
-        self.redriving = None
+        self.redriving = self.piece = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
         self._tick()
         queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
+        for number in recovered.paused:
+            self.engine.restore_pause(queues[number])
         self.engine.restore_producers(recovered.producers.items())
         for lane, count in recovered.counts.items():
             number, rank = split_lane_key(lane)
@@ -366,7 +399,16 @@ class BrokerMachine(RuleBasedStateMachine):
             self.is_over = True
             raise
 
+    def _come_due(self) -> None:
+        """Scheduled sends have become messages."""
+        accepted, self.accepted[:] = list(self.accepted), []
+        for label, queue in accepted:
+            if self.oracle.is_planned(label, queue):
+                note(f"# {queue}:{label} is due")
+                self.oracle.came_due(label, queue)
+
     def _audit(self) -> None:
+        self._come_due()
         if wrong := miscounted(self.engine, self.sessions.values()):
             raise Disagreement(f"memory is counted wrong: {wrong}")
 
@@ -386,9 +428,14 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.oracle.is_expired(letter) or (letter.is_restored and self.oracle.is_waiting_for_next_try(letter))
                 for letter in letters
             ),
-            "read_for_redrive": self.redriving is not None or not self.engine.can_redrive,
-            "redrive_at_once": self.redriving is not None or not self.engine.can_redrive,
+            "read_for_redrive": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
+            "redrive_at_once": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
             "redrive": self.redriving is None,
+            "read_for_bulk": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
+            "move_at_once": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
+            "purge_at_once": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
+            "do_bulk": self.piece is None,
+            "resume": not self.oracle.paused,
             "acknowledge": not self._answerable(),
             "acknowledge_and_read_on": not self._answerable(),
             "refuse": not self._answerable(),
@@ -747,6 +794,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if batch is not None:
             self.disk.queue_names.update(batch.queues)
             puts = [(key, decode(key, record)) for key, record in (batch.puts | batch.transient_puts).items()]
+            puts = [(key, message) for key, message in puts if not self.disk.is_hidden(key)]
             for key, message in puts:
                 self.oracle.arrived(_label(message), self.disk.queue_names[split_lane_key(key[:-8])[0]])
             self.oracle.saw_batch([self._stored_letter(key, message) for key, message in puts])
@@ -764,6 +812,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.committed(batch)
         self.committed = batch.number
         self.oracle.committed()
+        self._come_due()
         self._compare_store()
 
     def all_becomes_durable(self) -> None:
@@ -785,6 +834,7 @@ class BrokerMachine(RuleBasedStateMachine):
         read, page = self.disk.next_page(self.committed)
         note(f"engine.page_read({read.lane.queue.name}, {_sketch(page)})")
         self.engine.page_read(read, page)
+        self._come_due()
 
     def all_pages_are_there(self) -> None:
         while self.disk.has_page:
@@ -833,8 +883,8 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
-            piece = Wanted(queue, limit=limit, after=after)
-            read = self.engine.read_for_redrive(piece)
+            piece = Redrive(queue, limit=limit, after=after)
+            read = self.engine.read_for_bulk(piece)
             if read is None:
                 return
             page = self.disk.read_at_once(read)
@@ -842,7 +892,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 note(f"# to be moved from {queue}: {_sketch(page)}")
                 self.redriving = read, page
                 return
-            self.engine.redrive(piece, read, page)
+            self.engine.do_bulk(piece, read, page)
             rank = read.lane.queue.lanes.index(read.lane)
             after = (rank + 1, 0) if rank < 9 else None
 
@@ -853,8 +903,84 @@ class BrokerMachine(RuleBasedStateMachine):
         self.redriving = None
         shown = [found.sequence for found in page.found][:limit]
         note(f"engine.redrive({shown}, {_sketch(page)})")
-        answer = self.engine.redrive(Wanted(read.lane.queue.name, sequences=tuple(shown)), read, page)
+        answer = self.engine.do_bulk(Redrive(read.lane.queue.name, sequences=tuple(shown)), read, page)
         self.oracle.redriven(shown, answer.sequences)
+
+    def schedule(self, who: int, queue: str, priority: int, persistent: bool, delays: list[int]) -> None:
+        peer, session = self._peer(who)
+        for delay in delays:
+            parcel = self._parcel(priority, persistent, None, False)
+            note(f"engine.send({peer.name}, Send(/queue/{queue}, {parcel}), in {delay} ms)")
+            self.engine.send(
+                session, Send(parse(f"/queue/{queue}", session.id), _message(parcel), schedule=Schedule(delay_ms=delay))
+            )
+            self.oracle.schedule(peer, queue, parcel, delay)
+
+    def read_for_bulk(self, queue: str, rank: int, selector: str | None) -> None:
+        """The page of a piece, at the first lane from `rank` on that has anything."""
+        if queue not in {each.name for each in self.engine.queues()}:
+            return
+        read = self.engine.read_for_bulk(Purge(queue, after=(rank, 0)))
+        if read is not None:
+            page = self.disk.read_at_once(read)
+            note(f"# to be taken from {queue}: {_sketch(page)}, and what is in memory")
+            self.piece = read, page, selector, list(self.oracle.letters)
+
+    def do_bulk(self, to: str | None, limit: int | None) -> None:
+        """Anything may have happened since the page was read."""
+        assert self.piece is not None
+        read, page, selector, letters = self.piece
+        self.piece = None
+        queue, rank = read.lane.queue.name, read.lane.rank
+        if to == queue:
+            to = None
+        priorities = set(range(10) if selector is None else SELECTORS[selector]) & {9 - rank}
+        here = [each for each in self.oracle.bulk_candidates(queue, priorities) if each in letters]
+        if not page.is_end:
+            last = self.oracle.letter(_label(_body_of(page.found[-1])), queue)
+            here = [each for each in here if each.order <= last.order]
+        here = here[:limit]
+        asked: BulkWanted = Purge(queue, selector=selector, limit=limit)
+        if to is not None:
+            asked = Move(queue, selector=selector, limit=limit, to=to)
+        note(f"engine.do_bulk({asked}, {_sketch(page)})")
+        answer = self.engine.do_bulk(asked, read, page)
+        self.oracle.bulk_done(here, answer.moved, to)
+
+    def move_at_once(self, queue: str, to: str, is_dry: bool) -> None:
+        if to != queue:
+            self._all_pieces(Move(queue, to=to, dry_run=is_dry), range(10), to)
+
+    def purge_at_once(self, queue: str, selector: str) -> None:
+        self._all_pieces(Purge(queue, selector=selector), SELECTORS[selector], None)
+
+    def _all_pieces(self, asked: BulkWanted, priorities: range, to: str | None) -> None:
+        """Without anything in between: each page of what is in the store by then."""
+        if asked.queue not in {each.name for each in self.engine.queues()}:
+            return
+        here = self.oracle.bulk_candidates(asked.queue, priorities)
+        moved = 0
+        while (read := self.engine.read_for_bulk(asked)) is not None:
+            answer = self.engine.do_bulk(asked, read, self.disk.read_at_once(read))
+            moved += answer.moved
+            if answer.next is None:
+                break
+            asked = structs.replace(asked, after=answer.next, until=answer.until)
+        note(f"# {moved} are taken by {asked}")
+        if asked.dry_run and moved == len(here):
+            here, moved = [], 0
+        self.oracle.bulk_done(here, moved, to)
+
+    def pause(self, queue: str) -> None:
+        note(f'engine.pause("{queue}")')
+        self.engine.pause(queue)
+        self.oracle.pause(queue, is_paused=True)
+
+    def resume(self, which: int) -> None:
+        queue = _one_of(sorted(self.oracle.paused), which)
+        note(f'engine.resume("{queue}")')
+        self.engine.resume(queue)
+        self.oracle.pause(queue, is_paused=False)
 
     def page_shows_what_the_engine_does_not_know(self) -> None:
         if not self.disk.is_written:
@@ -909,6 +1035,10 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Everything that was begun comes to its end: nothing may be stuck then, nothing more in memory than fits."""
+        if self.redriving is not None:
+            self.redrive(500)
+        if self.piece is not None:
+            self.do_bulk("b", None)
         for _ in range(ROUNDS_MAX):
             self.all_pages_are_there()
             self.take_all()
@@ -978,6 +1108,9 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         with self._comparing():
             self.settle()
+            if self.serial % 5:
+                while self.oracle.paused:
+                    self.resume(0)
             if self.serial % 2:
                 self._crash()
             else:
@@ -985,6 +1118,8 @@ class BrokerMachine(RuleBasedStateMachine):
             if self.serial % 3:
                 self.advance(8 * DAY_MS)
             all_queues = ("a", "b", "DLQ.a", "DLQ.b")
+            while self.oracle.paused:
+                self.resume(0)
             self._connect_all(
                 [{"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} | PLAIN for each in all_queues]
             )
@@ -1010,8 +1145,7 @@ class BrokerMachine(RuleBasedStateMachine):
             assert isinstance(answer, Receipt)
             answered.append((session.id, answer.receipt))
         self.disk.want(effects.reads)
-        if effects.timer_read is not None:
-            self.disk.wanted_timers.append(effects.timer_read)
+        self.disk.wanted_timers.extend(effects.timer_reads)
         reading = self.disk.reading()
         note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}")
         self.oracle.check_turn(dispatched, answered, reading)
@@ -1044,6 +1178,9 @@ class BrokerMachine(RuleBasedStateMachine):
         """A crash now: what would be found, and would it be what the contract promises?"""
         must, may = self.oracle.stored()
         found = self._stored_letters()
+        plans = sorted(each.parcel.label for each in self.oracle.stored_plans())
+        if plans != (stored := sorted(map(_label, self.disk.hidden()))):
+            raise Disagreement(f"scheduled in the store are {stored}; by the contract {plans}")
         lost = [letter for letter in must if letter not in found]
         undead = [letter for letter in found if letter not in must and letter not in may]
         if lost or undead:
@@ -1300,6 +1437,63 @@ class FailingMachine(BrokerMachine):
     ARE_NARROW: ClassVar[list[bool]] = [True, False]
 
 
+class BulkMachine(BrokerMachine):
+    """Messages are moved and removed, in memory or not, and queues paused, while all goes on."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
+    WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
+        "read_for_bulk": 10,
+        "do_bulk": 8,
+        "move_at_once": 3,
+        "purge_at_once": 2,
+        "pause": 2,
+        "resume": 3,
+        "refuse": 4,
+        "redrive_at_once": 1,
+        "advance": 2,
+        "crash": 2,
+        "relieve": 3,
+    }
+    WINDOW_MAX = 2
+    ARE_NARROW: ClassVar[list[bool]] = [True, True, False]
+
+
+class ScheduledMachine(BrokerMachine):
+    """Most messages are sent later, while batches and pages take their time, and the clock jumps."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
+    WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
+        "schedule": 12,
+        "send": 2,
+        "advance": 8,
+        "jump": 4,
+        "read_timers": 6,
+        "hand_timers_over": 6,
+        "settle": 2,
+        "crash": 3,
+        "restart": 2,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "send": {"expires_in": st.none()},
+        "advance": {"milliseconds": st.sampled_from([1, 5, 20, 1000])},
+        "jump": {"milliseconds": st.sampled_from([-HOUR_MS, -20, -5, 5, 20])},
+    }
+    WINDOW_MAX = 2
+    ARE_NARROW: ClassVar[list[bool]] = [True, False]
+
+
+class Arrivals(NoAccount):
+    """Notes what is accepted."""
+
+    def __init__(self, accepted: list[tuple[str, str]]) -> None:
+        super().__init__()
+        self._accepted = accepted
+
+    def accepted(self, entry: Entry) -> None:
+        assert entry.message is not None
+        self._accepted.append((_label(entry.message), entry.lane.queue.name))
+
+
 MACHINES: list[type[BrokerMachine]] = [
     BrokerMachine,
     FailingMachine,
@@ -1307,6 +1501,8 @@ MACHINES: list[type[BrokerMachine]] = [
     StarvedMachine,
     WindowsMachine,
     ExpiringMachine,
+    BulkMachine,
+    ScheduledMachine,
 ]
 
 
@@ -1343,6 +1539,11 @@ def _seen(entry: Entry, queue: str) -> Seen:
 
 def _label(message: Message) -> str:
     return message.body[:12].rstrip(b".").decode()
+
+
+def _body_of(found: Found) -> Message:
+    assert found.message is not None, "nothing is damaged"
+    return found.message
 
 
 def _size(message: Message) -> int:

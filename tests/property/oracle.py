@@ -219,6 +219,22 @@ class Letter:
 
 
 @dataclass(eq=False)
+class Planned:
+    """A scheduled send (Scheduled sends)."""
+
+    parcel: Parcel
+    queue: str
+    due_ms: int
+    arrival: int
+    """In the oracle's own counting."""
+    stored_in: int
+    removed_in: int | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.queue}:{self.parcel.label} due {self.due_ms}"
+
+
+@dataclass(eq=False)
 class Work:
     """An open transaction."""
 
@@ -292,6 +308,10 @@ class Oracle:
         self.sequences: dict[Letter, int] = {}
         """The broker's sequence of each message that was seen."""
         self.used_numbers: dict[tuple[str, int], Use] = {}
+        self.planned: list[Planned] = []
+        self.paused: frozenset[str] = frozenset()
+        self.pauses: list[tuple[int, str, bool]] = []
+        """With the batch that writes each."""
         self.moves: list[Move] = []
         self.looks: list[Look] = []
         """Browses that were not told yet that this was all."""
@@ -528,6 +548,8 @@ class Oracle:
         """
         if has_written and self.in_flight is not None:
             self.durable = self.in_flight
+        self.paused = self._paused_after_crash()
+        self._plans_after_stop(is_crash=True)
         must, may = self.stored()
         stored = {letter for letter in must + may if letter.persistent}
         self.letters = [letter for letter in self.letters if letter in stored]
@@ -549,6 +571,7 @@ class Oracle:
 
         Restart: the waiting transients survive, too.
         """
+        self._plans_after_stop(is_crash=False)
         self.letters = [letter for letter in self.letters if not letter.is_gone or self.is_moving(letter)]
         for letter in self.letters:
             letter.is_gone = False
@@ -581,6 +604,7 @@ class Oracle:
         self.in_flight = None
         self.durable = self.gathering
         self.gathering += 1
+        self.pauses = [(AT_ONCE, queue, True) for queue in self.paused]
         self.leave_memory = True
 
     def first_use(self, producer: str, number: int) -> Use | None:
@@ -628,6 +652,109 @@ class Oracle:
                     stored_in=self.gathering if parcel.persistent else None,
                 )
             )
+
+    def schedule(self, peer: Peer, queue: str, parcel: Parcel, delay_ms: int) -> None:
+        self._event += 1
+        if parcel.persistent:
+            self._wait(peer, must=self.gathering)
+        self._order += 1
+        self.planned.append(Planned(parcel, queue, self.now_ms + delay_ms, self._order, self.gathering))
+
+    def is_planned(self, label: str, queue: str) -> bool:
+        return any((each.parcel.label, each.queue, each.removed_in) == (label, queue, None) for each in self.planned)
+
+    def came_due(self, label: str, queue: str) -> None:
+        """The broker has made a message of a scheduled send.
+
+        Raises: Disagreement if it is not the first by (due, arrival), not due, or not durable.
+        """
+        waiting = [each for each in self.planned if each.removed_in is None]
+        if not waiting:
+            raise Disagreement(f"{queue}:{label} becomes a message, and nothing is scheduled")
+        first = min(waiting, key=lambda each: (each.due_ms, each.arrival))
+        if (first.parcel.label, first.queue) != (label, queue):
+            raise Disagreement(f"{queue}:{label} becomes a message before {first}")
+        if first.due_ms > self.now_ms or first.stored_in > self.durable:
+            raise Disagreement(f"{first} becomes a message at {self.now_ms}, when batch {self.durable} is durable")
+        self._event += 1
+        first.removed_in = self.gathering
+        self._order += 1
+        parcel, stored_in = first.parcel, self.gathering if first.parcel.persistent else None
+        order, event = self._order, self._event
+        self.letters.append(
+            Letter(parcel, queue, parcel.persistent, order, event, 0, self.gathering, stored_in=stored_in)
+        )
+
+    def is_any_overdue(self) -> bool:
+        return any(each.removed_in is None and each.due_ms <= self.now_ms for each in self.planned)
+
+    def _plans_after_stop(self, *, is_crash: bool) -> None:
+        if is_crash:
+            self.planned = [each for each in self.stored_plans() if each.parcel.persistent]
+        else:
+            self.planned = [each for each in self.planned if each.removed_in is None]
+        for each in self.planned:
+            each.stored_in, each.removed_in = AT_ONCE, None
+
+    def stored_plans(self) -> list[Planned]:
+        """Those that must be in the store now, were it read."""
+        return [
+            each
+            for each in self.planned
+            if each.stored_in <= self.durable and (each.removed_in is None or each.removed_in > self.durable)
+        ]
+
+    def bulk_candidates(self, queue: str, priorities: Iterable[int]) -> list[Letter]:
+        """Bulk work: what waits and is visible, in order. What has expired is left to expire, what has failed too often
+        to be dead-lettered, and what somebody has to whoever has it."""
+        return sorted(
+            (
+                each
+                for each in self.letters
+                if each.queue == queue
+                and each.parcel.priority in priorities
+                and not each.is_gone
+                and each.holder is None
+                and self.is_visible(each)
+                and not self.is_expired(each)
+                and not self.is_doomed(each)
+            ),
+            key=lambda each: each.key,
+        )
+
+    def bulk_done(self, here: list[Letter], moved: int, to: str | None) -> None:
+        """A piece that had to take these has taken so many, and moved them to a queue (None: removed them).
+
+        Raises: Disagreement
+        """
+        if moved != len(here):
+            raise Disagreement(f"{moved} are taken; by the contract {here}")
+        self._event += 1
+        for letter in here:
+            self._remove(letter)
+            if to is None:
+                continue
+            parcel = letter.parcel
+            self._order += 1
+            stored_in = self.gathering if letter.persistent else None
+            event = self._event
+            self.letters.append(
+                Letter(parcel, to, letter.persistent, self._order, event, 0, self.gathering, stored_in=stored_in)
+            )
+
+    def pause(self, queue: str, *, is_paused: bool) -> None:
+        """Bulk work: nothing is dispatched from a paused queue; durable with the gathering batch."""
+        if (queue in self.paused) == is_paused:
+            return
+        self.pauses.append((self.gathering, queue, is_paused))
+        self.paused = self.paused ^ {queue}
+
+    def _paused_after_crash(self) -> frozenset[str]:
+        paused: set[str] = set()
+        for batch, queue, is_paused in self.pauses:
+            if batch <= self.durable:
+                (paused.add if is_paused else paused.discard)(queue)
+        return frozenset(paused)
 
     # What is asked of the oracle --------------------------------------------------------------------------------------
 
@@ -720,6 +847,8 @@ class Oracle:
 
     def next_dispatch(self, queue: str) -> tuple[Letter, Reader] | None:
         """The only legal next dispatch of one queue, None if there must not be any."""
+        if queue in self.paused:
+            return None
         takers = self.takers(queue)
         offers: list[tuple[tuple[Any, ...], Letter, Reader]] = []
         for reader in takers:
@@ -778,6 +907,8 @@ class Oracle:
         """
         if self.moves:
             raise Disagreement(f"never dead-lettered: {self.moves}")
+        if self.is_any_overdue():
+            raise Disagreement(f"never due: {self.planned}")
         for reader in self.readers:
             late = [letter for letter in self.letters if letter.queue == reader.queue and self._is_late(letter)]
             if late and self.has_credit(reader) and reader in self.takers(reader.queue):
@@ -785,6 +916,8 @@ class Oracle:
 
     def _is_late(self, letter: Letter) -> bool:
         if letter.is_gone or letter.holder is not None or self.is_expired(letter):
+            return False
+        if letter.queue in self.paused:
             return False
         if self.is_held_back(letter) or self.is_waiting_for_next_try(letter):
             # What is doomed may be unread behind the one that holds it back.
@@ -966,6 +1099,8 @@ class Oracle:
             and not self._may_be_removed(each)
         ]
         reasons += [move for move in self.moves if move.since == now]
+        reasons += [each for each in self.planned if now in (each.stored_in, each.removed_in)]
+        reasons += [pause for pause in self.pauses if pause[0] == now]
         reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
         return reasons
 

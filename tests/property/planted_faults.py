@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pytest
+from msgspec import structs
 
 from tests.property.broker_machine import (
     BrokerMachine,
+    BulkMachine,
     ExpiringMachine,
     FailingMachine,
     PagingMachine,
+    ScheduledMachine,
     WindowsMachine,
 )
 from tests.property.disk import Disk, Stored
@@ -27,23 +30,24 @@ from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.engine import browse
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
+from truenext.engine.bulk import BulkLook, Done, Move, Purge, Taken, Wanted, take
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
 from truenext.engine.engine import Effects, Engine
 from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.lane import WHOLE, Entry, Lane
-from truenext.engine.paging import Found, Look, PageRead, Paging, Read
+from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import is_given_up
-from truenext.engine.redrive import Redriven, Wanted, revivals
+from truenext.engine.schedule import DueLook, Scheduler
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
-from truenext.engine.writing import mark, remove
+from truenext.engine.writing import mark, put, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
 from truenext.policy import Policies, Policy
-from truenext.record import message_key, sequence_of
+from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer
 from truenext.selector import Selector
 
 Patch = pytest.MonkeyPatch
@@ -1092,31 +1096,217 @@ def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry],
 @shows_in(FailingMachine)
 def a_re_drive_moves_one_twice(patch: Patch) -> None:
     """A page that was read before the last move was durable, and nobody remembers what moved."""
-    patch.setattr(Engine, "can_redrive", property(lambda engine: True))
+    patch.setattr(Engine, "can_do_bulk", property(lambda engine: True))
     patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
 
 
 @shows_in(FailingMachine)
 def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: Look, page: PageRead, committed: int, now_ms: int) -> object:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> object:
         held = {entry.sequence: entry for consumer in read.lane.queue.consumers for entry in consumer.held.values()}
         lane = read.lane
         lane.delayed.update({each.sequence: held[each.sequence] for each in page.found if each.sequence in held})
-        return revivals(asked, read, page, committed, now_ms)
+        return take(asked, read, page, committed, now_ms)
 
-    patch.setattr("truenext.engine.redrive.revivals", faulty)
+    patch.setattr("truenext.engine.bulk.take", faulty)
 
 
 @shows_in(FailingMachine)
 def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
-    redrive = Engine.redrive
+    do_bulk = Engine.do_bulk
 
-    def faulty(engine: Engine, asked: Wanted, read: Look, page: PageRead) -> Redriven:
+    def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Engine, "_forget", lambda engine, entry: engine._paging.went(entry))
-            return redrive(engine, asked, read, page)
+            return do_bulk(engine, asked, read, page)
 
-    patch.setattr(Engine, "redrive", faulty)
+    patch.setattr(Engine, "do_bulk", faulty)
+
+
+@shows_in(BulkMachine)
+def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> tuple[list[Taken], Done]:
+        here, answer = take(asked, read, page, committed, now_ms)
+        taken = {each.entry.sequence for each in here}
+        for consumer in read.lane.queue.consumers if isinstance(asked, Purge) else ():
+            for entry in consumer.held.values():
+                if entry.lane is read.lane and entry.sequence not in taken:
+                    here.append(Taken(entry, None))
+        return here, answer
+
+    patch.setattr("truenext.engine.bulk.take", faulty)
+
+
+@shows_in(BulkMachine)
+def a_move_doubles(patch: Patch) -> None:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> tuple[list[Taken], Done]:
+        here, answer = take(asked, read, page, committed, now_ms)
+        return here + here[-1:] if isinstance(asked, Move) else here, answer
+
+    patch.setattr("truenext.engine.bulk.take", faulty)
+    patch.setattr("truenext.engine.engine.remove", _removed_once)
+
+
+def _removed_once(batch: Batch, entry: Entry) -> None:
+    key = message_key(entry.lane.key, entry.sequence)
+    if key not in batch.removes and key not in batch.transient_removes:
+        remove(batch, entry)
+
+
+@shows_in(BulkMachine)
+def a_move_forgets_what_is_in_memory_alone(patch: Patch) -> None:
+    patch.setattr("truenext.engine.bulk._in_memory", lambda lane, after, last: {})
+
+
+@shows_in(BulkMachine)
+def a_piece_misses_what_leaves_memory_while_its_page_is_read(patch: Patch) -> None:
+    patch.setattr(Lane, "is_pinned", property(lambda lane: False, lambda lane, value: None), raising=False)
+
+
+@shows_in(BulkMachine)
+def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> object:
+        return take(asked, read, page, maxsize, now_ms)
+
+    patch.setattr("truenext.engine.bulk.take", faulty)
+
+
+@shows_in(BulkMachine)
+def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
+    patch.setattr("truenext.engine.bulk.is_given_up", lambda policy, attempts, due_ms: False)
+
+
+@shows_in(BulkMachine)
+def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> object:
+        return take(structs.replace(asked, selector=None), read, page, committed, now_ms)
+
+    patch.setattr("truenext.engine.bulk.take", faulty)
+
+
+@shows_in(BulkMachine)
+def what_is_moved_is_visible_at_once(patch: Patch) -> None:
+    do_bulk, accept = Engine.do_bulk, Engine._accept
+
+    def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Engine, "_accept", lambda engine, queue, message, batch: accept(engine, queue, message, 0))
+            return do_bulk(engine, asked, read, page)
+
+    patch.setattr(Engine, "do_bulk", faulty)
+
+
+# Scheduled sends ------------------------------------------------------------------------------------------------------
+
+
+@shows_in(ScheduledMachine)
+def what_is_due_stays_in_the_store(patch: Patch) -> None:
+    """It is sent once more after a crash."""
+    patch.setattr("truenext.engine.schedule.remove", lambda batch, entry: None)
+
+
+@shows_in(ScheduledMachine)
+def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
+    patch.setattr(
+        "truenext.engine.schedule.due_timer", lambda due_ms, number, lane: due_timer(due_ms, number ^ 1, lane)
+    )
+    split = split_due_timer
+
+    def faulty(timer: bytes) -> tuple[int, int, bytes]:
+        due_ms, number, lane = split(timer)
+        return due_ms, number ^ 1, lane
+
+    patch.setattr("truenext.engine.schedule.split_due_timer", faulty)
+
+
+@shows_in(ScheduledMachine)
+def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
+    accept = Engine._accept
+
+    def faulty(engine: Engine, name: str, message: Message) -> None:
+        accept(engine, engine._queues[name], message, 0)
+
+    patch.setattr(Engine, "_send_scheduled", faulty)
+
+
+@shows_in(ScheduledMachine)
+def what_is_not_durable_yet_is_overtaken_by_what_is_due_later(patch: Patch) -> None:
+    """As it is passed over, it is never sent."""
+    patch.setattr(Scheduler, "_unwritten", property(lambda scheduler: {}, lambda scheduler, value: None), raising=False)
+
+
+@shows_in(ScheduledMachine)
+def a_scheduled_send_is_due_by_the_clock_that_does_not_jump(patch: Patch) -> None:
+    is_due = Scheduler.is_due
+    latest: WeakKeyDictionary[Scheduler, int] = WeakKeyDictionary()
+
+    def faulty(scheduler: Scheduler, now_ms: int, *rest: Any) -> bool:
+        latest[scheduler] = max(now_ms, latest.get(scheduler, 0))
+        return is_due(scheduler, latest[scheduler], *rest)
+
+    page_read = Scheduler.page_read
+
+    def reading(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, *rest: Any) -> None:
+        page_read(scheduler, look, page, max(now_ms, latest.get(scheduler, 0)), *rest)
+
+    patch.setattr(Scheduler, "is_due", faulty)
+    patch.setattr(Scheduler, "page_read", reading)
+
+
+@shows_in(ScheduledMachine)
+def a_transient_scheduled_send_is_not_written_down(patch: Patch) -> None:
+    put_ = put
+
+    def faulty(batch: Batch, entry: Entry) -> None:
+        if entry.persistent:
+            put_(batch, entry)
+
+    patch.setattr("truenext.engine.schedule.put", faulty)
+
+
+@shows_in(ScheduledMachine)
+def timers_of_scheduled_sends_are_forgotten_with_a_crash(patch: Patch) -> None:
+    patch.setattr(Timers, "page_read", _only_expiry(Timers.page_read))
+
+
+def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> Callable[..., None]:
+    def faulty(timers: Timers, read: TimerRead, page: TimersRead) -> None:
+        left = [timer for timer in page.timers if timer < DUE_TIMERS]
+        page_read(timers, read, TimersRead(left, page.as_of, True))
+
+    return faulty
+
+
+# Pausing --------------------------------------------------------------------------------------------------------------
+
+
+@shows_in(BulkMachine)
+def a_paused_queue_dispatches(patch: Patch) -> None:
+    """What a turn comes upon for another reason than a send."""
+    commit = Engine.committed
+
+    def faulty(engine: Engine, batch: Batch) -> None:
+        commit(engine, batch)
+        for queue in engine.queues():
+            queue.is_paused = False
+
+    patch.setattr(Engine, "committed", faulty)
+
+
+@shows_in(BulkMachine)
+def a_pause_is_forgotten_with_a_crash(patch: Patch) -> None:
+    patch.setattr(Engine, "restore_pause", lambda engine, queue: None)
+
+
+@shows_in(BulkMachine)
+def a_queue_that_is_resumed_is_not_looked_at(patch: Patch) -> None:
+    resume = Engine.resume
+
+    def faulty(engine: Engine, name: str) -> None:
+        resume(engine, name)
+        engine._touched.clear()
+
+    patch.setattr(Engine, "resume", faulty)
 
 
 @shows_in(PagingMachine)

@@ -71,6 +71,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "recovered ignored": (Account, "recovered", lambda self, event, at, count: None),
     "drained ignored": (Account, "drained", lambda self, event, at: None),
     "returned ignored": (Account, "returned", lambda self, event, at, sequence, attempts: None),
+    "pauses ignored": (Account, "paused", lambda self, event, at, is_paused: None),
     "unsubscribed ignored": (Account, "unsubscribed", lambda self, event, at, consumer: None),
 }
 

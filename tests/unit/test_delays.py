@@ -91,8 +91,8 @@ class World:
             effects = self.engine.turn()
             self.engine.taken(self.session)
             order += [entry.sequence for entries in effects.deliveries.values() for entry in entries]
-            if effects.timer_read is not None:
-                self.engine.timers_read(effects.timer_read, TimersRead([], 0, True))
+            for timer_read in effects.timer_reads:
+                self.engine.timers_read(timer_read, TimersRead([], 0, True))
             for read in effects.reads:
                 self.engine.page_read(read, self.page(read))
             if not (effects.reads or effects.deliveries):

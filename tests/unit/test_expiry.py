@@ -23,8 +23,7 @@ def started(**policy: Any) -> Engine:
     engine.now_ms = NOW_MS
     engine.start()
     commit(engine)
-    read = engine.turn().timer_read
-    assert read is not None
+    read = engine.turn().timer_reads[0]
     engine.timers_read(read, TimersRead([], 1, is_end=True))
     return engine
 

@@ -25,8 +25,8 @@ from typing import NamedTuple
 from truenext.answers import Answer
 from truenext.batch import DUE_NEVER, Batch, ProducerState
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Command, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import Destination, Kind
-from truenext.engine import redrive
+from truenext.destination import Destination, Kind, parse
+from truenext.engine import bulk
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.browse import Browser, BrowseRead, Browsing, Showing
 from truenext.engine.consumer import Consumer
@@ -39,14 +39,16 @@ from truenext.engine.paging import Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of, is_given_up
+from truenext.engine.schedule import HIDDEN_PREFIX, DueLook, Scheduler
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.transaction import Transaction, begin, make_room
-from truenext.engine.writing import mark, put, remove
+from truenext.engine.writing import introduce, mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     BROWSERS_MAX,
     GATHERING_BYTES_MAX,
+    PAUSE_BYTES,
     QUEUES_MAX,
     SEQUENCE_BLOCK,
     SEQUENCE_RESERVE,
@@ -57,8 +59,9 @@ from truenext.limits import (
 )
 from truenext.message import Message
 from truenext.policy import Expired, Policies, StoreAndDispatch, WhenFull
-from truenext.record import split_lane_key
+from truenext.record import DUE_TIMERS, split_lane_key
 from truenext.room import Room
+from truenext.schedule import Schedule
 
 
 class Effects(NamedTuple):
@@ -71,8 +74,8 @@ class Effects(NamedTuple):
     """What is to be read from the store; `page_read` takes it."""
     showings: list[Showing]
     """What browsers are shown."""
-    timer_read: TimerRead | None = None
-    """A page of timers that is to be read; `timers_read` takes it."""
+    timer_reads: list[TimerRead]
+    """Pages of timers that are to be read; `timers_read` takes them."""
 
 
 class Engine:
@@ -112,9 +115,15 @@ class Engine:
         """Those that the store may know."""
         self._queue_number = 0
         self._producers = Producers()
-        self._timers = Timers()
+        self._timers = Timers(end=DUE_TIMERS)
         self._expiry = Expiry(
             self._timers, self._paging, lane_of=self._lane_of, is_held=self._is_held, expire=self._expire_and_touch
+        )
+        self._scheduler = Scheduler(
+            self._paging,
+            take_number=self._take_sequence,
+            new_queue_number=self._new_queue_number,
+            send=self._send_scheduled,
         )
         self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
         self._consumer_number = 0
@@ -138,13 +147,16 @@ class Engine:
         """By the batch they wait for."""
         self._waiting_queues: dict[int, dict[Queue, None]] = {}
         """By the batch that makes messages visible in them."""
-        self._redriven_in = 0
-        """The last batch that moved dead letters back."""
+        self._bulk_in = 0
+        """The last batch that moved or removed messages because somebody asked for it."""
 
     # ---- Start and stop ----
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a queue that the store knows."""
+        if name.startswith(HIDDEN_PREFIX):
+            self._queue_number = max(self._queue_number, number)
+            return self._scheduler.restore_queue(number, name)
         queue = self._new_queue(Destination(Kind.QUEUE, name), number)
         queue.is_known_to_store = True
         self._queues[name] = self._numbered[number] = queue
@@ -157,6 +169,9 @@ class Engine:
         lane = queue.lanes[rank]
         lane.horizon = 0
         lane.unread = count
+
+    def restore_pause(self, queue: Queue) -> None:
+        queue.is_paused = True
 
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         self._producers.restore(states)
@@ -171,9 +186,14 @@ class Engine:
     def start(self, *, after_clean_stop: bool = True) -> None:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
         self._account.started(after_clean_stop=after_clean_stop)
+        for name in self._scheduler.names():
+            if name not in self._queues:
+                self._make_queue(Destination(Kind.QUEUE, name))
         for queue in self._queues.values():
             if count := queue.waiting():
                 self._account.recovered(queue, count)
+            if queue.is_paused:
+                self._account.paused(queue)
         self._batch.clean_stop = False
         self._batch.redelivered_below = self._redelivered_below
         self._request_sequences()
@@ -182,6 +202,7 @@ class Engine:
     def stop(self) -> None:
         """Take back, without an attempt, what anybody holds; nobody is served from here on, and nothing expires."""
         self._expiry.stop()
+        self._scheduler.stop()
         for session in list(self._sessions.values()):
             self.disconnect(session, is_clean=True)
 
@@ -239,6 +260,7 @@ class Engine:
             bool(self._touched or self._answers)
             or self._browsing.has_work
             or self._expiry.is_due(self.now_ms, self._batch)
+            or self._scheduler.is_due(self.now_ms, self._committed, self._batch, self.room)
         )
 
     @property
@@ -246,9 +268,8 @@ class Engine:
         """When a turn is needed though nothing else happens, in milliseconds since the epoch; None if never, or if that
         is known only when something else has happened.
         """
-        due_ms = self._timers.next_due_ms
-        if due_ms is not None and due_ms <= self.now_ms:
-            due_ms = None
+        times = (self._timers.next_due_ms, self._scheduler.next_due_ms)
+        due_ms = min((each for each in times if each is not None and each > self.now_ms), default=None)
         if self.delays.next_us is not None:
             delayed_ms = self.now_ms + max(0, -(-(self.delays.next_us - self.delays.now_us) // 1000))
             due_ms = min(due_ms or delayed_ms, delayed_ms)
@@ -356,7 +377,9 @@ class Engine:
         self._admit(session, send)
         is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
         queue = self._queue(send.destination)
-        if queue is not None:
+        if send.schedule is not None:
+            self._schedule(send.destination.name, send.message, send.schedule)
+        elif queue is not None:
             visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
             self._accept(queue, send.message, 0 if visible_at_once else self._batch.number)
         if send.producer is not None:
@@ -478,9 +501,15 @@ class Engine:
         self.memory.open -= transaction.size
         is_stored = transaction.is_stored()
         batch = self._batch.number if is_stored else 0
+        scheduled: list[tuple[Send, Schedule]] = []
         for queue, send in zip(queues, transaction.sends, strict=True):
-            if queue is not None:
+            if send.schedule is not None:
+                scheduled.append((send, send.schedule))
+            elif queue is not None:
                 self._accept(queue, send.message, batch)
+        # Behind the others, whose sequences are one block.
+        for send, schedule in scheduled:
+            self._schedule(send.destination.name, send.message, schedule)
         for entry in transaction.acknowledged:
             self._acknowledged(entry)
         for entry in transaction.refused:
@@ -495,64 +524,109 @@ class Engine:
         session.transaction(abort.transaction)
         self._abort(session, abort.transaction, has_failed=True)
 
-    # ---- Dead letters ----
+    # ---- Bulk work ----
 
-    def check_redrive(self, asked: redrive.Wanted) -> Queue:
-        """Whether dead letters can be moved: the queue that they are in.
+    def check_bulk(self, asked: bulk.Wanted) -> Queue:
+        """Whether messages can be moved or removed: the queue that they are in.
 
-        Raises: RemoteProtocolError if there is no such dead-letter queue, NoRoomError
+        Raises: RemoteProtocolError if there is no such queue or too many, NoRoomError
         """
         queue = self._queues.get(asked.queue)
-        if queue is None:
+        if queue is None or queue.is_temporary:
             raise RemoteProtocolError(f"there is no queue {asked.queue!r}")
-        if not queue.holds_dead_letters:
+        if isinstance(asked, bulk.Purge):
+            return queue
+        if isinstance(asked, bulk.Redrive) and not queue.holds_dead_letters:
             raise RemoteProtocolError(f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back")
+        if isinstance(asked, bulk.Move) and asked.to not in self._queues and len(self._queues) >= QUEUES_MAX:
+            raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
         if self.room is Room.NONE:
             raise NoRoomError("the broker's disk is as full as it may be: what is moved is written once more")
         return queue
 
-    def read_for_redrive(self, asked: redrive.Wanted) -> Look | None:
-        """What has to be read for a piece of a re-drive, which `redrive` takes; None if nothing is left to move.
+    def read_for_bulk(self, asked: bulk.Wanted) -> bulk.BulkLook | None:
+        """What has to be read for a piece of work, which `do_bulk` takes; None if nothing is left to do.
 
-        Not before the last piece is durable (`can_redrive`).
+        Not before the last piece is durable (`can_do_bulk`), and one at a time.
 
-        Raises: as `check_redrive`
+        Raises: as `check_bulk`
         """
-        look = redrive.read_for(asked, self.check_redrive(asked))
+        look = bulk.read_for(asked, self.check_bulk(asked), self._next_sequence - 1)
         if look is not None:
             look.lane.looks += 1
+            look.lane.is_pinned = True
         return look
 
     @property
-    def can_redrive(self) -> bool:
-        """No page can show any more what was moved."""
-        return self._redriven_in <= self._committed
+    def can_do_bulk(self) -> bool:
+        """No page can show any more what was taken."""
+        return self._bulk_in <= self._committed
 
-    def redrive(self, asked: redrive.Wanted, read: Look, page: PageRead) -> redrive.Redriven:
-        """Move dead letters of a page back to where they came from, all in one batch with their removal."""
-        read.lane.looks -= 1
-        revivals, answer = redrive.revivals(asked, read, page, self._committed, self.now_ms)
-        if asked.dry_run or not revivals:
+    def do_bulk(self, asked: bulk.Wanted, read: bulk.BulkLook, page: PageRead) -> bulk.Done:
+        """Move or remove messages of a page, all in one batch with what they become."""
+        lane = read.lane
+        lane.looks -= 1
+        lane.is_pinned = False
+        here, answer = bulk.take(asked, read, page, self._committed, self.now_ms)
+        if asked.dry_run or not here:
             return answer
-        batch = self._redriven_in = self._batch.number
-        self._paging.take_out(read.lane, [revival.entry for revival in revivals], batch)
-        for revival in revivals:
-            name = revival.destination.name
-            # Without asking for QUEUES_MAX, as when they came from there.
-            queue = self._queues.get(name) or self._make_queue(revival.destination)
-            self._account.dead_lettered(revival.entry, queue, self._next_sequence)
-            self._forget(revival.entry)
-            self._accept(queue, revival.message, batch)
+        batch = self._bulk_in = self._batch.number
+        self._paging.take_out(lane, [taken.entry for taken in here], batch)
+        for entry, arrival in here:
+            if arrival is None:
+                self._account.removed(entry)
+                self._forget(entry)
+                continue
+            destination, message = arrival
+            # Without asking for QUEUES_MAX: dead letters came from there, and of a move it was asked.
+            queue = self._queues.get(destination.name) or self._make_queue(destination)
+            self._account.moved(entry, queue, self._next_sequence)
+            self._forget(entry)
+            self._accept(queue, message, batch)
         # It may have held back what stands behind it.
-        self._touched[read.lane.queue] = None
+        self._touched[lane.queue] = None
         return answer
+
+    # ---- Pausing ----
+
+    def pause(self, name: str) -> None:
+        """Nothing is dispatched from a queue any more, which is made if it is not there. Durable with the next answer.
+
+        Raises: RemoteProtocolError if there can be no such queue.
+        """
+        queue = self._queue(parse(f"/queue/{name}", ""))
+        assert queue is not None, "it belongs to no connection"
+        self._set_paused(queue, is_paused=True)
+
+    def resume(self, name: str) -> None:
+        """Raises: RemoteProtocolError if there is no such queue."""
+        queue = self._queues.get(name)
+        if queue is None or queue.is_temporary:
+            raise RemoteProtocolError(f"there is no queue {name!r}")
+        self._set_paused(queue, is_paused=False)
+        self._touched[queue] = None
+
+    def _set_paused(self, queue: Queue, *, is_paused: bool) -> None:
+        # Also if it is so already: an answer that it is must not come before that is durable.
+        self._bulk_in = self._batch.number
+        if queue.is_paused == is_paused:
+            return
+        queue.is_paused = is_paused
+        if not queue.is_known_to_store:
+            introduce(self._batch, queue)
+        self._batch.paused[queue.number] = is_paused
+        self._batch.size += PAUSE_BYTES
+        if is_paused:
+            self._account.paused(queue)
+        else:
+            self._account.resumed(queue)
 
     def reply(self, send: Send) -> None:
         """Answer a question once what it made the broker do is durable."""
         queue = self._queue(send.destination)
         if queue is not None:
-            is_durable = self._redriven_in <= self._committed
-            self._accept(queue, send.message, 0 if is_durable else self._redriven_in)
+            is_durable = self._bulk_in <= self._committed
+            self._accept(queue, send.message, 0 if is_durable else self._bulk_in)
 
     # ---- Turns and batches ----
 
@@ -566,17 +640,21 @@ class Engine:
         if self._requested_limit - self._next_sequence < SEQUENCE_BLOCK // 2:
             self._request_sequences()
         self._expiry.step(self.now_ms, self._committed, self._batch)
+        self._scheduler.step(self.now_ms, self._committed, self._batch, self.room)
+        self._is_awaited |= self._scheduler.awaits(self.now_ms, self._batch)
         deliveries: Deliveries = {}
         for entry in self.delays.take_due():
             self._end_delay(entry)
         if self._touched:
             touched, self._touched = self._touched, {}
             for queue in touched:
+                if queue.is_paused:
+                    continue
                 lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
                 if lane is not None:
                     self._paging.ask(lane)
         reads = self._paging.take_reads()
-        looks: list[Look] = self._expiry.wanted()
+        looks: list[Look] = self._expiry.wanted() + self._scheduler.wanted()
         showings: list[Showing] = []
         if self._browsing.has_work:
             showings, pages = self._browsing.turn(self._committed, self.now_ms)
@@ -584,7 +662,8 @@ class Engine:
         for look in looks:
             look.lane.looks += 1
         reads += looks
-        return Effects(self.take_answers(), deliveries, reads, showings, self._timers.wanted())
+        timer_reads = [read for read in (self._timers.wanted(), self._scheduler.timers.wanted()) if read is not None]
+        return Effects(self.take_answers(), deliveries, reads, showings, timer_reads)
 
     def page_read(self, read: Read, page: PageRead) -> None:
         """What a turn wanted to be read is there.
@@ -603,6 +682,10 @@ class Engine:
             read.lane.looks -= 1
             self._expiry.page_read(read, page, self.now_ms, self._committed, self._batch)
             return
+        if isinstance(read, DueLook):
+            read.lane.looks -= 1
+            self._scheduler.page_read(read, page, self.now_ms, self._committed, self._batch)
+            return
         failed = self._paging.page_read(read, page, self._committed, self.now_ms)
         for entry in self._paging.take_waiting():
             self._account.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
@@ -614,6 +697,7 @@ class Engine:
     def timers_read(self, read: TimerRead, page: TimersRead) -> None:
         """The timers that a turn wanted are there."""
         self._timers.page_read(read, page)
+        self._scheduler.timers.page_read(read, page)
 
     def relieve(self) -> list[Session]:
         """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
@@ -678,6 +762,7 @@ class Engine:
         self._paging.let_go(batch.number)
         self._timers.let_go(batch.number)
         self._expiry.committed()
+        self._scheduler.committed(batch.number)
         self._touched.update(self._waiting_queues.pop(batch.number, {}))
         if self._early_pages:
             pages, self._early_pages = self._early_pages, []
@@ -738,6 +823,31 @@ class Engine:
             self._waiting_queues.setdefault(batch, {})[queue] = None
         else:
             self._touched[queue] = None
+
+    def scheduled(self, name: str) -> int:
+        """Scheduled sends that wait for a queue."""
+        return self._scheduler.count(name)
+
+    def _schedule(self, name: str, message: Message, schedule: Schedule) -> None:
+        self._scheduler.accept(name, message, schedule, self.now_ms, self._batch)
+        self._is_awaited |= message.persistent
+
+    def _send_scheduled(self, name: str, message: Message) -> None:
+        """Without asking for QUEUES_MAX, as the queue was there when it was scheduled."""
+        queue = self._queues.get(name) or self._make_queue(Destination(Kind.QUEUE, name))
+        self._accept(queue, message, self._batch.number)
+
+    def _take_sequence(self) -> int:
+        """The next one, for what is durable with the gathering batch at the earliest."""
+        sequence = self._next_sequence
+        self._next_sequence = sequence + 1
+        if sequence >= self._requested_limit:
+            self._request_sequences()
+        return sequence
+
+    def _new_queue_number(self) -> int:
+        self._queue_number += 1
+        return self._queue_number
 
     def _fail(self, entry: Entry, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
@@ -936,7 +1046,7 @@ class Engine:
         number = 0
         if destination.kind is Kind.QUEUE:
             # The store never hears of the others.
-            number = self._queue_number = self._queue_number + 1
+            number = self._new_queue_number()
         queue = self._new_queue(destination, number)
         self._queues[destination.name] = queue
         if number:

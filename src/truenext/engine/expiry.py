@@ -40,7 +40,7 @@ AGAIN_MS = 60_000
 STEP_MAX = 1000
 """Expired messages, about, that one step takes out of memory."""
 
-DUE_MAX = 2**64 - ROUND_MS
+DUE_MAX = (2**63 - 1) // ROUND_MS * ROUND_MS
 
 BLOCK = 1 << BLOCK_BITS
 

@@ -62,6 +62,7 @@ class Lane:
         "delayed",
         "horizon",
         "horizon_min",
+        "is_pinned",
         "key",
         "looks",
         "queue",
@@ -97,6 +98,8 @@ class Lane:
         """Those of them whose write is under way, or was when the page was asked for that is being read; in order."""
         self.reading: Read | None = None
         """The page that is being read."""
+        self.is_pinned = False
+        """Nothing leaves memory: a page is being read, and is laid beside what is there."""
         self.looks = 0
         """Other pages of it that are being read, and are nobody's next ones."""
         self.taken_out: dict[int, int] = {}
@@ -234,7 +237,7 @@ class Lane:
 
     def let_go(self, committed: int) -> list[Entry]:
         """What no longer has to be in memory, now that this batch is durable; not while a page is being read."""
-        if self.reading is not None:
+        if self.reading is not None or self.is_pinned:
             # It may have been read before the batch was written.
             return []
         gone = [entry for entry in self.recent if _is_stored(entry, committed)]

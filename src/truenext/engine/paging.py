@@ -428,7 +428,8 @@ class Paging:
                 put(batch, entry)
             lane.lower_horizon()
             left += size_of(message)
-            if entry.batch <= committed and entry.stored is not None and entry.stored <= committed:
+            is_stored = entry.batch <= committed and entry.stored is not None and entry.stored <= committed
+            if is_stored and not lane.is_pinned:
                 self.went(entry)
             else:
                 lane.recent.appendleft(entry)

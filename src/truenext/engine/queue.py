@@ -21,6 +21,7 @@ class Queue:
         "destination",
         "holds_dead_letters",
         "is_known_to_store",
+        "is_paused",
         "lanes",
         "number",
         "owner",
@@ -37,6 +38,8 @@ class Queue:
         """What the store calls it."""
         self.holds_dead_letters = holds_dead_letters
         self.is_known_to_store = False
+        self.is_paused = False
+        """Nothing is dispatched."""
         self.lanes = [Lane(lane_key(number, rank), self) for rank in RANKS]
         """By rank: the first non-empty lane is served first."""
         self.consumers: list[Consumer] = []

@@ -92,6 +92,19 @@ def dead_letter(
     )
 
 
+def moved(message: Message, destination: Destination) -> tuple[Destination, Message]:
+    """What a message is in the queue that somebody moves it to: what it was."""
+    headers = read_header(message.header)
+    headers["destination"] = destination.address
+    return destination, Message(
+        priority=message.priority,
+        persistent=message.persistent,
+        expires_ms=message.expires_ms,
+        header=write_header(headers),
+        body=message.body,
+    )
+
+
 def revived(letter: Message, now_ms: int) -> tuple[Destination, Message] | None:
     """What a dead letter was, and where; None if it is none.
 

@@ -71,7 +71,8 @@ def _with_credit(engine: Engine) -> set[Queue]:
     return {
         consumer.queue
         for consumer in consumers
-        if consumer.session.unsent_bytes < unsent_max
+        if not consumer.queue.is_paused
+        and consumer.session.unsent_bytes < unsent_max
         and len(consumer.held) < consumer.window
         and owners.get(consumer.queue, consumer) is consumer
     }

@@ -10,14 +10,14 @@ from truenext.record import encode, message_key
 if TYPE_CHECKING:
     from truenext.batch import Batch
     from truenext.engine.lane import Entry
+    from truenext.engine.queue import Queue
 
 
 def put(batch: Batch, entry: Entry) -> None:
     """The message is to be stored; its queue is introduced to the store first if that does not know it."""
     queue = entry.lane.queue
     if not queue.is_known_to_store:
-        queue.is_known_to_store = True
-        batch.queues[queue.number] = queue.name
+        introduce(batch, queue)
     message = entry.message
     assert message is not None, "what has left memory is in the store already"
     key = message_key(entry.lane.key, entry.sequence)
@@ -25,6 +25,11 @@ def put(batch: Batch, entry: Entry) -> None:
     (batch.puts if entry.persistent else batch.transient_puts)[key] = record
     batch.size += len(record)
     entry.stored = batch.number
+
+
+def introduce(batch: Batch, queue: Queue) -> None:
+    queue.is_known_to_store = True
+    batch.queues[queue.number] = queue.name
 
 
 def remove(batch: Batch, entry: Entry) -> None:

@@ -37,11 +37,15 @@ class Code(IntEnum):
     UNSUBSCRIBED = 7
     RECOVERED = 8
     DRAINED = 9
-    DELAYED = 10
-    HOLDING = 11
-    STARTED = 12
-    GAP = 13
-    ENDED = 14
+    MOVED = 10
+    REMOVED = 11
+    PAUSED = 12
+    RESUMED = 13
+    DELAYED = 14
+    HOLDING = 15
+    STARTED = 16
+    GAP = 17
+    ENDED = 18
 
 
 class Start(IntEnum):
@@ -148,6 +152,8 @@ HOW_GONE = {
     Code.ACKNOWLEDGED: "acknowledged",
     Code.EXPIRED: "expired",
     Code.DEAD_LETTERED: "dead-lettered",
+    Code.MOVED: "moved",
+    Code.REMOVED: "removed",
     Code.STARTED: "gone with a crash",
 }
 
@@ -167,6 +173,8 @@ class Account:
         self.holding: dict[int, tuple[int, int]] = {}
         """Delayed messages that hold back all behind them, by sequence: (9 - priority, sequence) of each."""
         self.consumers: dict[int, Consumer] = {}
+        self.is_paused = False
+        """Nothing is to be dispatched."""
         self.free = 0
         """Consumers that hold less than their window."""
         self.waiting = 0
@@ -231,6 +239,8 @@ class Account:
         return None
 
     def true_next(self, event: int) -> Message | None:
+        if self.is_paused:
+            return None
         for lane in reversed(self.lanes):
             if lane:
                 head = self.head(lane)
@@ -246,6 +256,8 @@ class Account:
     def dispatched(self, event: int, at: int, sequence: int, consumer: int) -> None:
         if self.idle is not None:
             self.end_idle(at)
+        if self.is_paused:
+            self.findings.append(Finding("premature", event, at, sequence, -1, None, consumer, detail="paused"))
         message = self.messages.get(sequence)
         if message is None:
             code = self.gone.get(sequence)
@@ -360,7 +372,7 @@ class Account:
                 self.free += 1
 
     def end(self, event: int, at: int, sequence: int, code: Code) -> None:
-        """ACKNOWLEDGED, EXPIRED or DEAD_LETTERED."""
+        """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED."""
         self.gone.add(sequence, code)
         self.holding.pop(sequence, None)
         message = self.messages.pop(sequence, None)
@@ -425,6 +437,10 @@ class Account:
         leaver = self.consumers.pop(consumer, None)
         if leaver is not None and leaver.held < leaver.window:
             self.free -= 1
+        self.look_again(event, at)
+
+    def paused(self, event: int, at: int, *, is_paused: bool) -> None:
+        self.is_paused = is_paused
         self.look_again(event, at)
 
     def look(self, event: int, at: int) -> None:
@@ -498,6 +514,7 @@ class Account:
         self.committing.clear()
         self.holding.clear()
         self.consumers.clear()
+        self.is_paused = False
         self.free = self.waiting = self.held = 0
 
     def started(self, event: int, at: int, flags: int, previous_at: int) -> None:
