@@ -131,6 +131,16 @@ BROWSE_BYTES = 256 * 1024
 """Messages that a browser looks at in one turn, and bytes: nobody else is served meanwhile. Read from the store, those
 are bytes of records; in memory, of header lines, which selectors look at."""
 
+SCAN_SIZE = 250
+"""Messages of one queue compared with selectors in one turn, or read for that at a time: nobody else is served
+meanwhile."""
+
+SCAN_BYTES = 512 * 1024
+"""Bytes of records read at a time to be compared."""
+
+SCAN_FOUND_MAX = 1000
+"""Messages of one lane that a selector wants and nobody has taken yet; then it looks no further until some are."""
+
 BROWSERS_MAX = 100
 """Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""
 

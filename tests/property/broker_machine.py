@@ -20,6 +20,9 @@ import truenext.selector
 from tests.property.disk import Disk, Stored
 from tests.property.memory_audit import left_in_memory, miscounted
 from tests.property.oracle import (
+    SELECTORS as SELECTORS_OF_CONSUMERS,
+)
+from tests.property.oracle import (
     SOCKETS_BYTES_MIN,
     Disagreement,
     Letter,
@@ -35,6 +38,7 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
+from truenext.engine import selecting
 from truenext.engine.browse import Showing
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
@@ -93,8 +97,9 @@ SUBSCRIBING = {
     "priority": st.sampled_from([0] * 6 + [5, -5]),
     "is_exclusive": st.sampled_from([False] * 9 + [True]),
     "has_express": st.sampled_from([False, False, True]),
+    "selector": st.sampled_from([None] * 16 + sorted(SELECTORS_OF_CONSUMERS)),
 }
-PLAIN = {"priority": 0, "is_exclusive": False, "has_express": False}
+PLAIN = {"priority": 0, "is_exclusive": False, "has_express": False, "selector": None}
 """A subscription like most."""
 ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "connect": (1, {}),
@@ -439,6 +444,7 @@ class BrokerMachine(RuleBasedStateMachine):
         priority: int,
         is_exclusive: bool,
         has_express: bool,
+        selector: str | None,
     ) -> None:
         peer, session = self._peer(who)
         used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
@@ -448,9 +454,13 @@ class BrokerMachine(RuleBasedStateMachine):
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
         has_express &= mode is AckMode.INDIVIDUAL
         extras: dict[str, Any] = {"priority": priority, "is_exclusive": is_exclusive, "has_express": has_express}
-        note(f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}, **{extras}))')
-        self.engine.subscribe(session, Subscribe(name, destination, mode, window, **extras))
-        self.oracle.subscribe(peer, name, queue, mode, window, **extras)
+        note(
+            f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}, '
+            f"selector={selector!r}, **{extras}))"
+        )
+        wanted = None if selector is None else truenext.selector.selector(selector)
+        self.engine.subscribe(session, Subscribe(name, destination, mode, window, selector=wanted, **extras))
+        self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, **extras)
 
     def unsubscribe(self, which: int) -> None:
         reader = _one_of(self.oracle.readers, which)
@@ -1010,10 +1020,17 @@ class BrokerMachine(RuleBasedStateMachine):
             assert isinstance(answer, Receipt)
             answered.append((session.id, answer.receipt))
         self.disk.want(effects.reads)
+        self.oracle.scanning = {
+            (queue.name, text): rank
+            for queue in self.engine.queues()
+            if queue.selecting is not None
+            for text, scan in queue.selecting.scans.items()
+            if (rank := scan.waits_at()) is not None
+        }
         if effects.timer_read is not None:
             self.disk.wanted_timers.append(effects.timer_read)
         reading = self.disk.reading()
-        note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}")
+        note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}, {self.oracle.scanning}")
         self.oracle.check_turn(dispatched, answered, reading)
         self._check_browses(effects.showings)
         return any(effects)
@@ -1131,7 +1148,9 @@ class BrokerMachine(RuleBasedStateMachine):
             expires_in = (1, 10, 1000)[self.serial % 3]
         expires_ms = 0 if expires_in is None else self.oracle.now_ms + expires_in
         priority = 4 if self.is_narrow else priority
-        return Parcel(self._fresh("m"), priority, persistent, expires_ms, BIG if is_big else 0)
+        label = self._fresh("m")
+        colour = ("", "red", "blue", "red", "")[self.serial % 5]
+        return Parcel(label, priority, persistent, expires_ms, BIG if is_big else 0, colour)
 
     def _fresh(self, kind: str) -> str:
         self.serial += 1
@@ -1286,6 +1305,47 @@ class FailingMachine(BrokerMachine):
     ARE_NARROW: ClassVar[list[bool]] = [True, False]
 
 
+class SelectingMachine(BrokerMachine):
+    """Most consumers have a selector; messages leave memory, and are compared a few at a time."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.sampled_from([(ROOMY, NO_LIMIT)] * 4 + [(NO_LIMIT, NO_LIMIT), (2000, NO_LIMIT)]),
+        "page_size": st.sampled_from([1, 2, 4, 1000]),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
+        "subscribe": 5,
+        "unsubscribe": 3,
+        "send": 10,
+        "browse_while_messages_leave": 1,
+        "abort": 1,
+        "advance": 2,
+        "all_becomes_durable": 3,
+        "all_pages_are_there": 4,
+        "read_timers": 1,
+        "hand_timers_over": 1,
+        "settle": 1,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "subscribe": {
+            "queue": st.just("a"),
+            "selector": st.sampled_from([None] * 2 + sorted(SELECTORS_OF_CONSUMERS) * 2),
+        },
+        "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 8])},
+    }
+    WINDOW_MAX = 3
+    SLICES: ClassVar[tuple[int, int]] = (2, 3)
+
+    @contextmanager
+    def _comparing(self) -> Iterator[None]:
+        # So few that more than one slice is needed, and too much can be found.
+        with pytest.MonkeyPatch.context() as patch, super()._comparing():
+            size, found_max = self.SLICES
+            patch.setattr(selecting, "SCAN_SIZE", size)
+            patch.setattr(selecting, "SCAN_FOUND_MAX", found_max)
+            patch.setattr(selecting, "CHUNK", 2 * size)
+            yield
+
+
 MACHINES: list[type[BrokerMachine]] = [
     BrokerMachine,
     FailingMachine,
@@ -1293,6 +1353,7 @@ MACHINES: list[type[BrokerMachine]] = [
     StarvedMachine,
     WindowsMachine,
     ExpiringMachine,
+    SelectingMachine,
 ]
 
 
@@ -1306,7 +1367,7 @@ def _message(parcel: Parcel) -> Message:
         priority=parcel.priority,
         persistent=parcel.persistent,
         expires_ms=parcel.expires_ms,
-        header=b"content-length:%d\n" % len(body),
+        header=b"content-length:%d\n%b" % (len(body), f"colour:{parcel.colour}\n".encode() if parcel.colour else b""),
         body=body,
     )
 

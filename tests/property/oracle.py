@@ -738,9 +738,7 @@ class Oracle:
 
     def true_next(self, reader: Reader) -> Letter | None:
         """TN(c): the message of smallest K that is ready for c."""
-        ready = [
-            letter for letter in self.letters if reader.could_take(letter) and self.is_ready_for(letter, reader)
-        ]
+        ready = [letter for letter in self.letters if reader.could_take(letter) and self.is_ready_for(letter, reader)]
         return min(ready, key=lambda letter: letter.key) if ready else None
 
     def next_dispatches(self, queue: str) -> list[tuple[Letter, Reader]]:

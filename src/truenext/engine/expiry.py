@@ -174,7 +174,7 @@ class Expiry:
 
         waiting = [
             *_block(lane, first, until),
-            *(one for _, one in lane.returned),
+            *lane.again(),
             *lane.delayed.values(),
             *lane.recent,
         ]
@@ -185,7 +185,7 @@ class Expiry:
     def _entry_of(self, lane: Lane, found: Found) -> list[Entry]:
         """Of a message that only the store has; none of what is in memory, held, or gone already."""
         assert found.message is not None, "it is known to be over"
-        if found.sequence > lane.horizon:
+        if found.sequence > lane.horizon and (lane.aside is None or found.sequence not in lane.aside.strays):
             return [self._paging.entry(lane, found, found.message)]
         entry = lane.delayed.get(found.sequence) or lane.bodiless.get(found.sequence)
         if entry is None or entry.message is not None or self._paging.is_doomed(entry):
@@ -222,6 +222,8 @@ def _block(lane: Lane, first: int, until: int) -> list[Entry]:
     while at < len(arrived) and arrived[at].sequence < until:
         found.append(arrived[at])
         at += 1
+    if lane.aside is not None:
+        return [entry for entry in found if entry.sequence not in lane.aside.tombs]
     return found
 
 

@@ -128,6 +128,8 @@ def _unread(read: Look, found: Found) -> Entry | None:
     lane = read.lane
     if found.sequence <= lane.horizon or found.sequence in lane.taken_out or found.message is None:
         return None
+    if lane.aside is not None and found.sequence in lane.aside.strays:
+        return None
     attempts, deliveries, _ = found.mark
     return Entry(
         sequence=found.sequence,
