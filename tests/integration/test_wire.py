@@ -359,7 +359,6 @@ def test_what_a_connection_does_not_hold_it_cannot_acknowledge(
         ("SEND", {"destination": "/queue/q", "AMQ_SCHEDULED_DELAY": "1000"}, "scheduled sends"),
         ("SEND", {"destination": "/queue/q", "AMQ_SCHEDULED_CRON": "* * * * *"}, "scheduled sends"),
         ("SEND", {"destination": "/queue/q", "JMSXGroupID": "g"}, "message groups"),
-        ("SUBSCRIBE", {"destination": "/queue/q", "selector": "a > 1"}, "selectors"),
         ("SUBSCRIBE", {"destination": "/queue/q", "durable": "true"}, "durable subscriptions"),
         ("SUBSCRIBE", {"destination": "/queue/q", "activemq.subscriptionName": "s"}, "durable subscriptions"),
     ],
