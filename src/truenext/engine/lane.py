@@ -158,13 +158,13 @@ class Lane:
         """Put a message that was dispatched at its place again."""
         sequence = entry.sequence
         entry.is_taken = False
+        entry.is_again = True
         aside = self.aside
         if aside is not None and sequence > self.horizon:
             aside.plucked[sequence] = entry
         elif aside is not None and sequence in aside.lifted:
             aside.lifted.discard(sequence)
         else:
-            entry.is_again = True
             heappush(self.returned, (sequence, entry))
         if entry.message is None:
             self.bodiless[entry.sequence] = entry
