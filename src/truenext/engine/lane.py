@@ -190,6 +190,8 @@ class Lane:
             for entry in entries:
                 entry.is_taken = True
                 aside.plucked.pop(entry.sequence, None)
+            # Who came back stands elsewhere; its empty place went as well.
+            aside.tombs -= gone
         if any(sequence in gone for sequence, _ in self.returned):
             self.returned = [place for place in self.returned if place[0] not in gone]
             heapify(self.returned)
