@@ -355,7 +355,7 @@ class Lane:
         self.horizon = up_to
         if self.aside is not None:
             self.aside.rises += 1
-            self.stand_again()
+            self.end_horizon()
         return in_page, not_in_page
 
     def let_go(self, committed: int) -> list[Entry]:
