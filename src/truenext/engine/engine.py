@@ -382,12 +382,12 @@ class Engine:
             served_at=self._dispatcher.dispatches,
             now_ms=self.now_ms,
         )
+        if subscribe.selector is not None:
+            self._selections.subscribe(consumer, subscribe.selector)
         self._account.subscribed(consumer)
         session.consumers[subscribe.subscription] = consumer
         queue.consumers.append(consumer)
         queue.choose_owner()
-        if subscribe.selector is not None:
-            self._selections.subscribe(consumer, subscribe.selector)
         self._touched[queue] = None
 
     def browse(self, session: Session, browse: Browse) -> None:
