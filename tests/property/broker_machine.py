@@ -1335,6 +1335,10 @@ class SelectingMachine(BrokerMachine):
     WINDOW_MAX = 3
     SLICES: ClassVar[tuple[int, int]] = (2, 3)
 
+    def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
+        # What holds others back and has expired does so until it is removed, and nobody can see when that was.
+        return super()._parcel(priority, persistent, None if self.oracle.retries.holds else expires_in, is_big)
+
     @contextmanager
     def _comparing(self) -> Iterator[None]:
         # So few that more than one slice is needed, and too much can be found.
