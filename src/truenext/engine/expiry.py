@@ -155,7 +155,8 @@ class Expiry:
 
     def _finish(self, lane: Lane, first: int, due: bytes, now_ms: int, committed: int, batch: Batch) -> None:
         until = first + BLOCK
-        in_memory = [*_block(lane, first, until), *(one for one in lane.recent if first <= one.sequence < until)]
+        others = (*lane.recent, *lane.again()) if lane.aside is not None else lane.recent
+        in_memory = [*_block(lane, first, until), *(one for one in others if first <= one.sequence < until)]
         if any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory):
             self._waiting.append(due)
             return
