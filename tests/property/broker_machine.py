@@ -1345,6 +1345,7 @@ class SelectingMachine(BrokerMachine):
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
             size, found_max = self.SLICES
             patch.setattr(selecting, "SCAN_SIZE", size)
+            patch.setattr(selecting, "SCAN_PAGE_SIZE", size)
             patch.setattr(selecting, "SCAN_FOUND_MAX", found_max)
             patch.setattr(selecting, "CHUNK", 2 * size)
             yield

@@ -1378,10 +1378,6 @@ def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
     patch.setattr(Paging, "forgot_stray", faulty)
 
 
-def a_page_is_compared_though_what_it_does_not_show_came_into_memory_meanwhile(patch: Patch) -> None:
-    patch.setattr(Selecting, "is_current", lambda selecting, read: read.lane.horizon <= read.after_sequence)
-
-
 def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
     first = Place.first
 

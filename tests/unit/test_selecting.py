@@ -13,7 +13,7 @@ from truenext.engine.paging import Found, PageRead, Read
 from truenext.engine.selecting import ScanRead
 from truenext.engine.session import Session
 from truenext.engine.stuck import STUCK_MS, StuckAudit
-from truenext.limits import SCAN_FOUND_MAX, SCAN_SIZE
+from truenext.limits import SCAN_FOUND_MAX, SCAN_PAGE_SIZE, SCAN_SIZE
 from truenext.message import Message
 from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.record import decode, sequence_of
@@ -85,13 +85,17 @@ class World:
             self.entries.setdefault(consumer.subscription, []).extend(entries)
         return got
 
+    def read_page(self) -> tuple[Read, PageRead]:
+        """What the store shows by now of the page that was wanted first."""
+        read = self.reads.popleft()
+        page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+        found = [Found(sequence_of(each.key), decode(each.key, each.record), each.mark) for each in page.messages]
+        self.pages += 1
+        return read, PageRead(found, page.as_of, page.is_end)
+
     def read_pages(self) -> None:
         while self.reads:
-            read = self.reads.popleft()
-            page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
-            found = [Found(sequence_of(each.key), decode(each.key, each.record), each.mark) for each in page.messages]
-            self.pages += 1
-            self.engine.page_read(read, PageRead(found, page.as_of, page.is_end))
+            self.engine.page_read(*self.read_page())
 
     def settle(self) -> dict[str, list[str]]:
         """What is dispatched until nothing more happens."""
@@ -182,13 +186,13 @@ def test_pages_of_a_scan_are_read_one_at_a_time_and_leave_nothing_in_memory_that
     world.settle()
     world.leave_memory()
     world.subscribe("red", RED)
-    for _ in range(10):
+    for _ in range(10 * SCAN_SIZE // SCAN_PAGE_SIZE):
         world.turn()
         assert len(world.reads) == 1 and isinstance(world.reads[0], ScanRead)
         assert world.engine.memory.used == 0
         world.read_pages()
     assert world.settle() == {"red": ["r"]}
-    assert world.pages == 11
+    assert world.pages == 10 * SCAN_SIZE // SCAN_PAGE_SIZE + 1
 
 
 def test_a_scan_ends_when_enough_was_found_and_goes_on_when_it_was_taken() -> None:
@@ -255,6 +259,54 @@ def test_what_is_given_back_from_the_middle_stands_at_its_place_again() -> None:
     world.engine.unsubscribe(world.session, Unsubscribe("red"))
     world.subscribe("all")
     assert world.settle() == {"all": ["1", "2", "3", "4"]}
+
+
+def test_what_came_back_to_the_middle_and_leaves_out_of_its_turn_is_counted_once() -> None:
+    world = World()
+    world.send("1", "2", colour="blue")
+    world.send("3", colour="red")
+    world.send("4", colour="blue")
+    world.subscribe("red", RED)
+    world.settle()
+    world.engine.refuse(world.session, Nack("red", world.entries["red"][0].sequence))
+    world.engine.unsubscribe(world.session, Unsubscribe("red"))
+    (queue,) = world.engine.queues()
+    assert queue.waiting() == 4
+    world.engine.change_policies(Policies(Policy(attempts_max=1)))
+    assert queue.waiting() == 3 == sum(1 for lane in queue.lanes for _ in lane)
+
+
+def test_what_was_written_came_into_memory_and_left_it_while_a_page_was_compared_is_found() -> None:
+    world = World()
+    world.send("1", "2", "3", colour="blue", persistent=True)
+    world.settle()
+    world.leave_memory()
+    world.subscribe("red", RED)
+    world.turn()
+    world.send("r", colour="red", persistent=True)
+    scanned = world.read_page()
+    world.commit()
+    world.subscribe("all")
+    world.turn()
+    page = world.read_page()
+    world.engine.unsubscribe(world.session, Unsubscribe("all"))
+    world.engine.page_read(*page)
+    world.leave_memory()
+    world.engine.page_read(*scanned)
+    assert world.settle() == {"red": ["r"]}
+
+
+def test_a_lane_of_which_the_rest_was_plucked_is_served_to_its_end() -> None:
+    world = World(Policy(page_size=2))
+    world.send("1", "2", colour="blue", persistent=True)
+    world.settle()
+    world.leave_memory()
+    world.subscribe("red", RED, window=1)
+    world.settle()
+    world.send("3", "4", colour="red", persistent=True)
+    assert world.settle() == {"red": ["3"]}
+    world.subscribe("all")
+    assert world.settle() == {"all": ["1", "2", "4"]}
 
 
 def test_of_an_exclusive_consumer_what_its_selector_does_not_want_waits() -> None:

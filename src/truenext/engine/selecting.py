@@ -27,7 +27,7 @@ from truenext.engine.lane import WHOLE, Entry
 from truenext.engine.memory import size_of
 from truenext.engine.paging import Look, damage
 from truenext.engine.redelivery import is_given_up
-from truenext.limits import SCAN_BYTES, SCAN_FOUND_MAX, SCAN_SIZE
+from truenext.limits import SCAN_BYTES, SCAN_FOUND_MAX, SCAN_PAGE_SIZE, SCAN_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,7 +181,7 @@ class ScanRead(Look):
     __slots__ = ("rises",)
 
     def __init__(self, lane: Lane, after_sequence: int) -> None:
-        super().__init__(lane, after_sequence, min(lane.queue.policy.page_size, SCAN_SIZE), SCAN_BYTES)
+        super().__init__(lane, after_sequence, min(lane.queue.policy.page_size, SCAN_PAGE_SIZE), SCAN_BYTES)
         assert lane.aside is not None, "somebody has a selector"
         self.rises = lane.aside.rises
 
