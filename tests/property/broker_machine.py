@@ -121,6 +121,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "wants_receipt": YES_OR_NO,
         },
     ),
+    "send_behind_commits": (1, SENDING),
     "send_numbered": (
         2,
         {
@@ -557,6 +558,12 @@ class BrokerMachine(RuleBasedStateMachine):
             self.oracle.send(peer, queue, parcel)
         if wants_receipt:
             self.ask_receipt(who)
+
+    def send_behind_commits(self, who: int, queue: str, priority: int, persistent: bool) -> None:
+        """Persistent and transient ones in turns, which are dispatched before anything is durable."""
+        for is_other in (False, True, False, True, True):
+            self.send(who, queue, priority, persistent is not is_other, None, False, 1, False)
+        self.turn_and_take()
 
     def send_numbered(self, who: int, queue: str, priority: int, are_persistent: list[bool], producer: str) -> None:
         for persistent in are_persistent:
@@ -1316,6 +1323,7 @@ class SelectingMachine(BrokerMachine):
         "subscribe": 5,
         "unsubscribe": 3,
         "send": 10,
+        "send_behind_commits": 6,
         "browse_while_messages_leave": 1,
         "abort": 1,
         "advance": 2,
@@ -1331,6 +1339,7 @@ class SelectingMachine(BrokerMachine):
             "selector": st.sampled_from([None] * 2 + sorted(SELECTORS_OF_CONSUMERS) * 2),
         },
         "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 8])},
+        "send_behind_commits": {"queue": st.just("a")},
     }
     WINDOW_MAX = 3
     SLICES: ClassVar[tuple[int, int]] = (2, 3)
