@@ -45,6 +45,8 @@ class Subscribe(msgspec.Struct, gc=False):
     """While it is there nobody else gets messages of the queue."""
     has_express: bool = False
     """It sorts what it holds: something more urgent may come to it beyond its window."""
+    selector: Selector | None = None
+    """Which messages are wanted; None is all."""
 
 
 class Browse(msgspec.Struct, gc=False):

@@ -88,8 +88,10 @@ PERSISTENT_FLAG = 16
 REASONS = ("", "failed", "released", "clean", "unclean", "delayed", "holding", "due")
 """By code: why a message was returned, how the run before ended."""
 
-MODES = ("auto", "client", "client-individual")
-"""By code: how a subscription acknowledges."""
+_WAYS = ("auto", "client", "client-individual")
+WITH_SELECTOR = " with selector"
+MODES = (*_WAYS, *(way + WITH_SELECTOR for way in _WAYS))
+"""By code: how a subscription acknowledges, and whether it has a selector."""
 
 NO_WINDOW = 0xFFFFFFFF
 """The window of a subscription in auto mode: its socket's buffer."""

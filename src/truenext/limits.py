@@ -131,6 +131,18 @@ BROWSE_BYTES = 256 * 1024
 """Messages that a browser looks at in one turn, and bytes: nobody else is served meanwhile. Read from the store, those
 are bytes of records; in memory, of header lines, which selectors look at."""
 
+SCAN_SIZE = 250
+"""Messages of one queue compared with selectors in one turn: nobody else is served meanwhile."""
+
+SCAN_PAGE_SIZE = 500
+"""Messages read at a time to be compared: twice as many, as half of what that takes is done on another thread."""
+
+SCAN_BYTES = 1024 * 1024
+"""Bytes of records read at a time to be compared."""
+
+SCAN_FOUND_MAX = 1000
+"""Messages of one lane that a selector wants and nobody has taken yet; then it looks no further until some are."""
+
 BROWSERS_MAX = 100
 """Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""
 

@@ -22,6 +22,7 @@ KINDS = ["name", "started", "recovered", "accepted", "committed", "subscribed", 
 KINDS += ["acknowledged", "returned", "expired", "dead-lettered", "moved", "removed", "paused", "resumed"]
 REASONS = [None, "failed", "released", "clean", "unclean", "delayed", "holding", "due"]
 MODES = ["auto", "client", "client-individual"]
+MODES += [f"{mode} with selector" for mode in MODES]
 
 
 def read_folder(folder: Path) -> list[dict[str, Any]]:

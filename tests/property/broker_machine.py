@@ -21,6 +21,9 @@ import truenext.selector
 from tests.property.disk import Disk, Stored
 from tests.property.memory_audit import left_in_memory, miscounted
 from tests.property.oracle import (
+    SELECTORS as SELECTORS_OF_CONSUMERS,
+)
+from tests.property.oracle import (
     SOCKETS_BYTES_MIN,
     Disagreement,
     Letter,
@@ -36,6 +39,7 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
+from truenext.engine import selecting
 from truenext.engine.account import NoAccount
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, Purge, Redrive
@@ -102,8 +106,9 @@ SUBSCRIBING = {
     "priority": st.sampled_from([0] * 6 + [5, -5]),
     "is_exclusive": st.sampled_from([False] * 9 + [True]),
     "has_express": st.sampled_from([False, False, True]),
+    "selector": st.sampled_from([None] * 16 + sorted(SELECTORS_OF_CONSUMERS)),
 }
-PLAIN = {"priority": 0, "is_exclusive": False, "has_express": False}
+PLAIN = {"priority": 0, "is_exclusive": False, "has_express": False, "selector": None}
 """A subscription like most."""
 ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "connect": (1, {}),
@@ -125,6 +130,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "wants_receipt": YES_OR_NO,
         },
     ),
+    "send_behind_commits": (1, SENDING),
     "send_numbered": (
         2,
         {
@@ -486,6 +492,7 @@ class BrokerMachine(RuleBasedStateMachine):
         priority: int,
         is_exclusive: bool,
         has_express: bool,
+        selector: str | None,
     ) -> None:
         peer, session = self._peer(who)
         used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
@@ -495,9 +502,13 @@ class BrokerMachine(RuleBasedStateMachine):
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
         has_express &= mode is AckMode.INDIVIDUAL
         extras: dict[str, Any] = {"priority": priority, "is_exclusive": is_exclusive, "has_express": has_express}
-        note(f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}, **{extras}))')
-        self.engine.subscribe(session, Subscribe(name, destination, mode, window, **extras))
-        self.oracle.subscribe(peer, name, queue, mode, window, **extras)
+        note(
+            f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}, '
+            f"selector={selector!r}, **{extras}))"
+        )
+        wanted = None if selector is None else truenext.selector.selector(selector)
+        self.engine.subscribe(session, Subscribe(name, destination, mode, window, selector=wanted, **extras))
+        self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, **extras)
 
     def unsubscribe(self, which: int) -> None:
         reader = _one_of(self.oracle.readers, which)
@@ -594,6 +605,12 @@ class BrokerMachine(RuleBasedStateMachine):
             self.oracle.send(peer, queue, parcel)
         if wants_receipt:
             self.ask_receipt(who)
+
+    def send_behind_commits(self, who: int, queue: str, priority: int, persistent: bool) -> None:
+        """Persistent and transient ones in turns, which are dispatched before anything is durable."""
+        for is_other in (False, True, False, True, True):
+            self.send(who, queue, priority, persistent is not is_other, None, False, 1, False)
+        self.turn_and_take()
 
     def send_numbered(self, who: int, queue: str, priority: int, are_persistent: list[bool], producer: str) -> None:
         for persistent in are_persistent:
@@ -1146,8 +1163,15 @@ class BrokerMachine(RuleBasedStateMachine):
             answered.append((session.id, answer.receipt))
         self.disk.want(effects.reads)
         self.disk.wanted_timers.extend(effects.timer_reads)
+        self.oracle.scanning = {
+            (queue.name, text): rank
+            for queue in self.engine.queues()
+            if queue.selecting is not None
+            for text, scan in queue.selecting.scans.items()
+            if (rank := scan.waits_at()) is not None
+        }
         reading = self.disk.reading()
-        note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}")
+        note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}, {self.oracle.scanning}")
         self.oracle.check_turn(dispatched, answered, reading)
         self._check_browses(effects.showings)
         return any(effects)
@@ -1271,7 +1295,9 @@ class BrokerMachine(RuleBasedStateMachine):
             expires_in = None
         expires_ms = 0 if expires_in is None else self.oracle.now_ms + expires_in
         priority = 4 if self.is_narrow else priority
-        return Parcel(self._fresh("m"), priority, persistent, expires_ms, BIG if is_big else 0)
+        label = self._fresh("m")
+        colour = ("", "red", "blue", "red", "")[self.serial % 5]
+        return Parcel(label, priority, persistent, expires_ms, BIG if is_big else 0, colour)
 
     def _fresh(self, kind: str) -> str:
         self.serial += 1
@@ -1494,6 +1520,54 @@ class Arrivals(NoAccount):
         self._accepted.append((_label(entry.message), entry.lane.queue.name))
 
 
+class SelectingMachine(BrokerMachine):
+    """Most consumers have a selector; messages leave memory, and are compared a few at a time."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.sampled_from([(ROOMY, NO_LIMIT)] * 4 + [(NO_LIMIT, NO_LIMIT), (2000, NO_LIMIT)]),
+        "page_size": st.sampled_from([1, 2, 4, 1000]),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
+        "subscribe": 5,
+        "unsubscribe": 3,
+        "send": 10,
+        "send_behind_commits": 6,
+        "browse_while_messages_leave": 1,
+        "abort": 1,
+        "advance": 2,
+        "all_becomes_durable": 3,
+        "all_pages_are_there": 4,
+        "read_timers": 1,
+        "hand_timers_over": 1,
+        "settle": 1,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "subscribe": {
+            "queue": st.just("a"),
+            "selector": st.sampled_from([None] * 2 + sorted(SELECTORS_OF_CONSUMERS) * 2),
+        },
+        "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 8])},
+        "send_behind_commits": {"queue": st.just("a")},
+    }
+    WINDOW_MAX = 3
+    SLICES: ClassVar[tuple[int, int]] = (2, 3)
+
+    def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
+        # What holds others back and has expired does so until it is removed, and nobody can see when that was.
+        return super()._parcel(priority, persistent, None if self.oracle.retries.holds else expires_in, is_big)
+
+    @contextmanager
+    def _comparing(self) -> Iterator[None]:
+        # So few that more than one slice is needed, and too much can be found.
+        with pytest.MonkeyPatch.context() as patch, super()._comparing():
+            size, found_max = self.SLICES
+            patch.setattr(selecting, "SCAN_SIZE", size)
+            patch.setattr(selecting, "SCAN_PAGE_SIZE", size)
+            patch.setattr(selecting, "SCAN_FOUND_MAX", found_max)
+            patch.setattr(selecting, "CHUNK", 2 * size)
+            yield
+
+
 MACHINES: list[type[BrokerMachine]] = [
     BrokerMachine,
     FailingMachine,
@@ -1503,6 +1577,7 @@ MACHINES: list[type[BrokerMachine]] = [
     ExpiringMachine,
     BulkMachine,
     ScheduledMachine,
+    SelectingMachine,
 ]
 
 
@@ -1516,7 +1591,7 @@ def _message(parcel: Parcel) -> Message:
         priority=parcel.priority,
         persistent=parcel.persistent,
         expires_ms=parcel.expires_ms,
-        header=b"content-length:%d\n" % len(body),
+        header=b"content-length:%d\n%b" % (len(body), f"colour:{parcel.colour}\n".encode() if parcel.colour else b""),
         body=body,
     )
 

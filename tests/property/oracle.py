@@ -4,7 +4,7 @@ Written from the contract and never from the engine. Naive on purpose: one list 
 for each question. Section names in comments are those of docs/contract.md.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,15 @@ SOCKETS_BYTES_MIN = 4 * 1024 * 1024
 
 DEAD_LETTER_PREFIX = "DLQ."
 AT_ONCE = 0
+
+Wanted = Callable[["Parcel"], bool]
+SELECTORS: dict[str, Wanted] = {
+    "colour = 'red'": lambda parcel: parcel.colour == "red",
+    "colour IS NOT NULL": lambda parcel: parcel.colour != "",
+    "JMSPriority > 6": lambda parcel: parcel.priority > 6,
+    "colour <> 'red' AND JMSPriority < 9": lambda parcel: parcel.colour == "blue" and parcel.priority < 9,
+}
+"""Selectors of consumers, and what each of them wants."""
 
 # Where the contract is silent or can be read in two ways, the oracle follows one of them. Each is a question to the
 # contract; none of them may hide a mistake of the engine.
@@ -91,6 +100,8 @@ class Parcel:
     persistent: bool
     expires_ms: int
     size: int
+    colour: str = ""
+    """A property, which selectors ask for."""
 
     @property
     def unsent(self) -> int:
@@ -140,11 +151,17 @@ class Reader:
     has_express: bool = False
     is_stretched: bool = False
     """Its window is automatic and has doubled since anything came; told by the broker, as is the window."""
+    selector: str | None = None
     acknowledged_at: int = 0
     """The step of its last acknowledgement."""
 
+    def could_take(self, letter: "Letter") -> bool:
+        # Ready: a message that its selector wants; one without a selector could take any.
+        return self.selector is None or SELECTORS[self.selector](letter.parcel)
+
     def __repr__(self) -> str:
-        return f"{self.peer.name}/{self.subscription}({self.queue},{self.mode.value},{self.window})"
+        wanted = f" WHERE {self.selector}" if self.selector else ""
+        return f"{self.peer.name}/{self.subscription}({self.queue},{self.mode.value},{self.window}{wanted})"
 
 
 @dataclass(eq=False)
@@ -320,6 +337,9 @@ class Oracle:
         self.durable = 0
         self._reading: dict[str, int] = {}
         """Queues for which pages are being read, with the smallest rank among those."""
+        self.scanning: dict[tuple[str, str], int] = {}
+        """By queue and selector, the rank up to which that was not compared with what was there before, or of which a
+        message has to be read; told by the broker."""
         self._order = 0
         self._step = 0
         self._event = 0
@@ -342,9 +362,11 @@ class Oracle:
         priority: int = 0,
         is_exclusive: bool = False,
         has_express: bool = False,
+        selector: str | None = None,
     ) -> Reader:
         step = self._next_step()
         reader = Reader(peer, subscription, queue, mode, window, step, priority, is_exclusive, has_express)
+        reader.selector = selector
         self.readers.append(reader)
         return reader
 
@@ -809,12 +831,14 @@ class Oracle:
         # Ready, due.
         return letter.due > self.steady_ms and not letter.is_gone and letter.holder is None
 
-    def is_held_back(self, letter: Letter) -> bool:
-        # Ready, `hold`: no message of its queue with a greater K is ready until it is due, or given up (Policies).
+    def is_held_back(self, letter: Letter, reader: Reader) -> bool:
+        # Ready, `hold`: no message of its queue with a greater K is ready for whoever could take it until it is due, or
+        # given up (Policies).
         return self.retries.holds and any(
             other.queue == letter.queue
             and other.key < letter.key
             and self.is_waiting_for_next_try(other)
+            and reader.could_take(other)
             and not self.is_doomed(other)
             for other in self.letters
         )
@@ -829,10 +853,11 @@ class Oracle:
             return False
         if not self.is_visible(letter) or self.is_expired(letter) or self.is_doomed(letter):
             return False
-        if self.is_waiting_for_next_try(letter) or self.is_held_back(letter):
+        if self.is_waiting_for_next_try(letter) or self.is_held_back(letter, reader):
             return False
         return not any(
             other.queue == letter.queue
+            and reader.could_take(other)
             and other.parcel.priority == letter.parcel.priority
             and other.order < letter.order
             and not self.is_visible(other)
@@ -842,13 +867,28 @@ class Oracle:
 
     def true_next(self, reader: Reader) -> Letter | None:
         """TN(c): the message of smallest K that is ready for c."""
-        ready = [letter for letter in self.letters if self.is_ready_for(letter, reader)]
+        ready = [letter for letter in self.letters if reader.could_take(letter) and self.is_ready_for(letter, reader)]
         return min(ready, key=lambda letter: letter.key) if ready else None
 
-    def next_dispatch(self, queue: str) -> tuple[Letter, Reader] | None:
-        """The only legal next dispatch of one queue, None if there must not be any."""
+    def next_dispatches(self, queue: str) -> list[tuple[Letter, Reader]]:
+        """The legal next dispatches of one queue: the only one that must be, behind those that may have to wait.
+
+        Consumers with the same selector wait for the same things.
+        """
         if queue in self.paused:
-            return None
+            return []
+        steps: list[tuple[Letter, Reader]] = []
+        passed: set[str | None] = set()
+        for letter, reader in self._offers(queue):
+            if reader.selector not in passed:
+                steps.append((letter, reader))
+                passed.add(reader.selector)
+                if not self._may_wait(letter, reader):
+                    break
+        return steps
+
+    def _offers(self, queue: str) -> list[tuple[Letter, Reader]]:
+        """Who could get what next, the right one first."""
         takers = self.takers(queue)
         offers: list[tuple[tuple[Any, ...], Letter, Reader]] = []
         for reader in takers:
@@ -865,10 +905,7 @@ class Oracle:
                 letter = self.true_next(reader)
                 if letter is not None and self.has_express_credit(reader, letter):
                     offers.append(((letter.key, -reader.acknowledged_at), letter, reader))
-        if not offers:
-            return None
-        _, letter, reader = min(offers, key=lambda offer: offer[0])
-        return letter, reader
+        return [(letter, reader) for _, letter, reader in sorted(offers, key=lambda offer: offer[0])]
 
     def takers(self, queue: str) -> list[Reader]:
         """Who takes messages of a queue. True next: if there are exclusive ones only the best of them."""
@@ -910,16 +947,16 @@ class Oracle:
         if self.is_any_overdue():
             raise Disagreement(f"never due: {self.planned}")
         for reader in self.readers:
-            late = [letter for letter in self.letters if letter.queue == reader.queue and self._is_late(letter)]
+            late = [letter for letter in self.letters if letter.queue == reader.queue and self._is_late(letter, reader)]
             if late and self.has_credit(reader) and reader in self.takers(reader.queue):
                 raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
 
-    def _is_late(self, letter: Letter) -> bool:
-        if letter.is_gone or letter.holder is not None or self.is_expired(letter):
+    def _is_late(self, letter: Letter, reader: Reader) -> bool:
+        if letter.is_gone or letter.holder is not None or self.is_expired(letter) or not reader.could_take(letter):
             return False
         if letter.queue in self.paused:
             return False
-        if self.is_held_back(letter) or self.is_waiting_for_next_try(letter):
+        if self.is_held_back(letter, reader) or self.is_waiting_for_next_try(letter):
             # What is doomed may be unread behind the one that holds it back.
             return False
         return self.is_doomed(letter) or self.is_visible(letter)
@@ -1181,9 +1218,9 @@ class Oracle:
         if not self._explain(queues, labels, dict.fromkeys(self.readers, 0), dict.fromkeys(queues, 0), set()):
             expected: dict[Reader, list[Letter]] = {}
             for queue in queues:
-                while (step := self.next_dispatch(queue)) is not None:
-                    self._dispatch(*step)
-                    expected.setdefault(step[1], []).append(step[0])
+                while steps := self.next_dispatches(queue):
+                    self._dispatch(*steps[-1])
+                    expected.setdefault(steps[-1][1], []).append(steps[-1][0])
             raise Disagreement(
                 f"dispatched, by the contract: {expected}; by the broker: "
                 f"{ {reader: seen for reader, seen in dispatched.items() if seen} }"
@@ -1284,12 +1321,13 @@ class Oracle:
         `done` and `progress` count the steps taken so far, `failed` remembers what led nowhere.
         Returns: False, with nothing changed, if there is no such order.
         """
-        state = tuple(progress[queue] for queue in queues)
+        # Where consumers choose, as much may have been dispatched in a queue in more than one way.
+        state = (*(progress[queue] for queue in queues), *done.values())
         if state in failed:
             return False
-        steps = [step for queue in queues if (step := self.next_dispatch(queue)) is not None]
+        steps = [step for queue in queues for step in self.next_dispatches(queue)]
         is_over = all(done[reader] == len(labels[reader]) for reader in done)
-        if is_over and all(self._may_wait_for_a_page(letter) for letter, _ in steps):
+        if is_over and all(self._may_wait(letter, reader) for letter, reader in steps):
             return True
         for letter, reader in steps:
             at = done[reader]
@@ -1315,6 +1353,9 @@ class Oracle:
         letter.dispatched_at = reader.waiting_since = self._next_step()
         reader.peer.unsent += letter.parcel.unsent
 
-    def _may_wait_for_a_page(self, letter: Letter) -> bool:
+    def _may_wait(self, letter: Letter, reader: Reader) -> bool:
+        if reader.selector is not None:
+            # True next: what was there before is compared in the background, in the order of K.
+            return self.scanning.get((reader.queue, reader.selector), 10) <= letter.key[0]
         # True next: what has left memory is read before anything behind it; higher priorities go on meanwhile.
         return letter.queue in self._reading and self._reading[letter.queue] <= letter.key[0]

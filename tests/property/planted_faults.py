@@ -5,6 +5,7 @@ Faults of choice replace the whole dispatch by a plain one (`Choice`) with one d
 depend on how the engine's own is written.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from sys import maxsize
@@ -22,6 +23,7 @@ from tests.property.broker_machine import (
     FailingMachine,
     PagingMachine,
     ScheduledMachine,
+    SelectingMachine,
     WindowsMachine,
 )
 from tests.property.disk import Disk, Stored
@@ -31,6 +33,7 @@ from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe
 from truenext.engine import browse
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, Purge, Taken, Wanted, take
+from truenext.engine.choosing import Choosing
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
@@ -41,6 +44,7 @@ from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import is_given_up
 from truenext.engine.schedule import DueLook, Scheduler
+from truenext.engine.selecting import Place, Scan, ScanRead, Selecting, Selections
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.writing import mark, put, remove
@@ -109,9 +113,13 @@ class Choice:
         return (consumer.standing, len(consumer.held), consumer.served_at)
 
     def install(self, patch: Patch) -> None:
+        with_selectors = Dispatcher.dispatch
+
         def dispatch(
             dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries
         ) -> Lane | None:
+            if queue.selecting is not None:
+                return with_selectors(dispatcher, queue, committed, now_ms, deliveries)
             consumers = self.who_takes(queue)
             for consumer in consumers:
                 consumer.adjust_window(now_ms)
@@ -1584,6 +1592,147 @@ def timers_are_only_in_memory(patch: Patch) -> None:
         batch.timers.clear()
 
     patch.setattr(Timers, "set", faulty)
+
+
+# Selectors of consumers
+
+
+@shows_in(SelectingMachine)
+def a_selector_sees_one_page(patch: Patch) -> None:
+    test_page = Selecting.test_page
+
+    def faulty(selecting: Selecting, read: ScanRead, found: list[Found], last: int, pluck: Any) -> None:
+        test_page(selecting, read, found, WHOLE, pluck)
+
+    patch.setattr(Selecting, "test_page", faulty)
+
+
+@shows_in(SelectingMachine)
+def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -> None:
+    let_go = Lane.let_go
+
+    def faulty(lane: Lane, committed: int) -> list[Entry]:
+        if lane.aside is None:
+            return let_go(lane, committed)
+        scanning, lane.aside.scanning = lane.aside.scanning, 0
+        gone = let_go(lane, committed)
+        lane.aside.scanning = scanning
+        return gone
+
+    patch.setattr(Lane, "let_go", faulty)
+
+
+@shows_in(SelectingMachine)
+def what_is_being_written_is_not_compared(patch: Patch) -> None:
+    test_above = Selecting._test_above
+
+    def faulty(selecting: Selecting, lane: Lane, *rest: Any) -> None:
+        recent, lane.recent = lane.recent, deque()
+        test_above(selecting, lane, *rest)
+        lane.recent = recent
+
+    patch.setattr(Selecting, "_test_above", faulty)
+
+
+@shows_in(SelectingMachine)
+def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
+    page_read = Paging.page_read
+
+    def faulty(paging: Paging, read: Read, page: PageRead, *rest: Any) -> list[Entry]:
+        aside, read.lane.aside = read.lane.aside, None
+        failed = page_read(paging, read, page, *rest)
+        read.lane.aside = aside
+        return failed
+
+    patch.setattr(Paging, "page_read", faulty)
+
+
+@shows_in(SelectingMachine)
+def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
+    def faulty(paging: Paging, entry: Entry, batch: int) -> None:
+        assert entry.lane.aside is not None
+        entry.lane.aside.strays.pop(entry.sequence, None)
+
+    patch.setattr(Paging, "forgot_stray", faulty)
+
+
+@shows_in(SelectingMachine)
+def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
+    first = Place.first
+
+    def faulty(place: Place) -> Entry | None:
+        right = first(place)
+        others = [one for one in place.found.values() if not one.is_taken and one.message is not None]
+        return right and max([right, *others], key=lambda entry: entry.sequence)
+
+    patch.setattr(Place, "first", faulty)
+
+
+@shows_in(SelectingMachine)
+def what_is_wanted_is_handed_out_before_all_before_it_is_compared(patch: Patch) -> None:
+    first_wanted = Choosing._first_wanted
+
+    def faulty(choosing: Choosing, scan: Scan) -> Entry | None:
+        patch.setattr(Place, "is_behind", False)
+        entry = first_wanted(choosing, scan)
+        patch.setattr(Place, "is_behind", property(lambda place: place.position < WHOLE))
+        return entry
+
+    patch.setattr(Choosing, "_first_wanted", faulty)
+
+
+@shows_in(SelectingMachine)
+def a_commit_in_flight_that_a_consumer_could_not_take_holds_it_back(patch: Patch) -> None:
+    first_wanted = Choosing._first_wanted
+
+    def faulty(choosing: Choosing, scan: Scan) -> Entry | None:
+        entry = first_wanted(choosing, scan)
+        if entry is not None and any(
+            one.batch > choosing._committed and one.sequence < entry.sequence for one in entry.lane
+        ):
+            return None
+        return entry
+
+    patch.setattr(Choosing, "_first_wanted", faulty)
+
+
+@shows_in(SelectingMachine)
+def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patch: Patch) -> None:
+    first = Place.first
+
+    def faulty(place: Place) -> Entry | None:
+        entry = first(place)
+        while entry is not None and entry.batch:
+            later = [one for one in place.found.values() if one.sequence > entry.sequence and not one.is_taken]
+            entry = min(later, key=lambda one: one.sequence, default=None)
+        return entry
+
+    patch.setattr(Place, "first", faulty)
+
+
+@shows_in(SelectingMachine)
+def what_comes_back_is_not_compared(patch: Patch) -> None:
+    patch.setattr(Selecting, "came_back", lambda selecting, entry: None)
+
+
+@shows_in(SelectingMachine)
+def what_comes_back_without_its_body_is_taken_for_wanted(patch: Patch) -> None:
+    patch.setattr(Place, "_is_wanted", lambda place, entry: True)
+
+
+@shows_in(SelectingMachine)
+def what_arrives_is_not_compared(patch: Patch) -> None:
+    patch.setattr(Selecting, "arrived", lambda selecting, entry: None)
+
+
+@shows_in(SelectingMachine)
+def what_is_wanted_is_forgotten_when_it_leaves_memory(patch: Patch) -> None:
+    patch.setattr(Selecting, "has_found", lambda selecting, entry: False)
+
+
+@shows_in(SelectingMachine)
+def a_selector_waits_for_ever_once_too_much_was_found(patch: Patch) -> None:
+    patch.setattr(Selections, "go_on", lambda selections, selecting: None)
 
 
 def faults() -> list[Fault]:

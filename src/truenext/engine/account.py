@@ -25,6 +25,7 @@ from truenext.events import (
     NO_WINDOW,
     PERSISTENT_FLAG,
     REASONS,
+    WITH_SELECTOR,
     Kind,
 )
 from truenext.limits import HISTORY_FILE_BYTES
@@ -50,6 +51,7 @@ _ONE_RETURNED = struct.Struct(_ONE.format + "I")
 
 _FAILED, _RELEASED, _DELAYED, _HOLDING, _DUE = map(REASONS.index, ("failed", "released", "delayed", "holding", "due"))
 _MODE = {mode: MODES.index(mode.value) for mode in AckMode}
+_MODE_WITH_SELECTOR = {mode: MODES.index(mode.value + WITH_SELECTOR) for mode in AckMode}
 
 
 class Account:
@@ -161,7 +163,7 @@ class Account:
             self._single(
                 Kind.SUBSCRIBED,
                 consumer.queue.number,
-                code=_MODE[consumer.mode],
+                code=(_MODE if consumer.scan is None else _MODE_WITH_SELECTOR)[consumer.mode],
                 other=consumer.number,
                 columns=_column("I", [window]),
             )

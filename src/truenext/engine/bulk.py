@@ -233,11 +233,12 @@ def _in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
     at = bisect_left(arrived, after + 1, key=attrgetter("sequence"))
     # A deque is slow in its middle; what is looked at begins at its end, or near its beginning.
     while at < len(arrived) and arrived[at].sequence <= last and len(here) <= BULK_PIECE:
-        here[arrived[at].sequence] = arrived[at]
+        if lane.aside is None or arrived[at].sequence not in lane.aside.tombs:
+            here[arrived[at].sequence] = arrived[at]
         at += 1
     if len(here) > BULK_PIECE:
         last = max(here)
-    for entry in (*(entry for _, entry in lane.returned), *lane.delayed.values(), *lane.recent):
+    for entry in (*lane.again(), *lane.recent):
         if after < entry.sequence <= last:
             here[entry.sequence] = entry
     return here
@@ -253,6 +254,8 @@ def _next(read: BulkLook, at: int, *, is_end: bool) -> tuple[int, int] | None:
 def _unread(lane: Lane, found: Found) -> Entry | None:
     """A message that only the store has; None if it is held, on its way out, or to be given up."""
     if found.sequence <= lane.horizon or found.sequence in lane.taken_out or found.message is None:
+        return None
+    if lane.aside is not None and found.sequence in lane.aside.strays:
         return None
     attempts, deliveries, due_ms = found.mark
     queue = lane.queue

@@ -35,11 +35,12 @@ from truenext.engine.dispatch import Deliveries, Dispatcher
 from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.lane import Entry, Lane
 from truenext.engine.memory import Memory
-from truenext.engine.paging import Look, PageRead, Paging, Read
+from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of, is_given_up
 from truenext.engine.schedule import HIDDEN_PREFIX, DueLook, Scheduler
+from truenext.engine.selecting import ScanRead, Selections
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.transaction import Transaction, begin, make_room
@@ -125,6 +126,7 @@ class Engine:
             new_queue_number=self._new_queue_number,
             send=self._send_scheduled,
         )
+        self._selections = Selections(self.memory, self._paging, self.delays)
         self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
         self._consumer_number = 0
         self._acknowledgements = 0
@@ -259,6 +261,7 @@ class Engine:
         return (
             bool(self._touched or self._answers)
             or self._browsing.has_work
+            or self._selections.has_work
             or self._expiry.is_due(self.now_ms, self._batch)
             or self._scheduler.is_due(self.now_ms, self._committed, self._batch, self.room)
         )
@@ -402,6 +405,8 @@ class Engine:
             served_at=self._dispatcher.dispatches,
             now_ms=self.now_ms,
         )
+        if subscribe.selector is not None:
+            self._selections.subscribe(consumer, subscribe.selector)
         self._account.subscribed(consumer)
         session.consumers[subscribe.subscription] = consumer
         queue.consumers.append(consumer)
@@ -645,6 +650,11 @@ class Engine:
         deliveries: Deliveries = {}
         for entry in self.delays.take_due():
             self._end_delay(entry)
+        looks: list[Look] = []
+        if (scanned := self._selections.step()) is not None:
+            self._touched[scanned[0]] = None
+            if scanned[1] is not None:
+                looks.append(scanned[1])
         if self._touched:
             touched, self._touched = self._touched, {}
             for queue in touched:
@@ -653,8 +663,10 @@ class Engine:
                 lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
                 if lane is not None:
                     self._paging.ask(lane)
-        reads = self._paging.take_reads()
-        looks: list[Look] = self._expiry.wanted() + self._scheduler.wanted()
+                if queue.selecting is not None:
+                    self._selections.go_on(queue.selecting)
+        reads = [*self._paging.take_reads(), *looks]
+        looks = self._expiry.wanted() + self._scheduler.wanted()
         showings: list[Showing] = []
         if self._browsing.has_work:
             showings, pages = self._browsing.turn(self._committed, self.now_ms)
@@ -686,7 +698,15 @@ class Engine:
             read.lane.looks -= 1
             self._scheduler.page_read(read, page, self.now_ms, self._committed, self._batch)
             return
-        failed = self._paging.page_read(read, page, self._committed, self.now_ms)
+        if isinstance(read, BodyRead):
+            for entry in self._paging.body_read(read, page):
+                self._dead_letter(entry, entry.message)
+            self._touched[read.lane.queue] = None
+            return
+        if isinstance(read, ScanRead):
+            failed = self._selections.page_read(read, page, self._committed, self.now_ms)
+        else:
+            failed = self._paging.page_read(read, page, self._committed, self.now_ms)
         for entry in self._paging.take_waiting():
             self._account.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
         for entry in failed:
@@ -811,6 +831,8 @@ class Engine:
         if message.persistent and not queue.is_temporary:
             put(self._batch, entry)
         self._paging.add(entry, message, self._batch)
+        if queue.selecting is not None:
+            queue.selecting.arrived(entry)
         if message.expires_ms and not queue.is_temporary:
             self._expiry.accepted(entry.lane, sequence, message.expires_ms, self._batch)
         account = self._account
@@ -890,6 +912,8 @@ class Engine:
             lane.delayed[entry.sequence] = entry
         else:
             lane.give_back(entry)
+            if queue.selecting is not None:
+                queue.selecting.came_back(entry)
         self._paging.came_back(entry)
         self._touched[queue] = None
 
@@ -919,6 +943,8 @@ class Engine:
         if lane.delayed.get(entry.sequence) is entry:
             del lane.delayed[entry.sequence]
             lane.give_back(entry)
+            if queue.selecting is not None:
+                queue.selecting.came_back(entry)
             self._account.due(entry)
         elif entry.message is not None or lane.bodiless.get(entry.sequence) is entry:
             # It held the others back, and has not left memory wholly meanwhile.
@@ -931,6 +957,8 @@ class Engine:
         queue = consumer.queue
         queue.consumers.remove(consumer)
         queue.choose_owner()
+        if consumer.scan is not None:
+            self._selections.leave(consumer)
         for entry in consumer.held.values():
             self._give_back(entry, has_failed=has_begun)
             has_begun = False
@@ -1018,6 +1046,8 @@ class Engine:
     def _forget(self, entry: Entry) -> bool:
         """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
         self._paging.went(entry)
+        if entry.lane.aside is not None:
+            self._paging.forgot_stray(entry, self._batch.number)
         if entry.stored is None:
             return False
         remove(self._batch, entry)
@@ -1063,6 +1093,7 @@ class Engine:
     def _drop(self, queue: Queue) -> None:
         """A temporary queue goes with its messages."""
         del self._queues[queue.name]
+        self._selections.drop(queue)
         self._touched.pop(queue, None)
         for lane in queue.lanes:
             for entry in lane:

@@ -185,7 +185,7 @@ class Expiry:
 
         waiting = [
             *_block(lane, first, until),
-            *(one for _, one in lane.returned),
+            *lane.again(),
             *lane.delayed.values(),
             *lane.recent,
         ]
@@ -196,7 +196,7 @@ class Expiry:
     def _entry_of(self, lane: Lane, found: Found) -> list[Entry]:
         """Of a message that only the store has; none of what is in memory, held, or gone already."""
         assert found.message is not None, "it is known to be over"
-        if found.sequence > lane.horizon:
+        if found.sequence > lane.horizon and (lane.aside is None or found.sequence not in lane.aside.strays):
             return [self._paging.entry(lane, found, found.message)]
         entry = lane.delayed.get(found.sequence) or lane.bodiless.get(found.sequence)
         if entry is None or entry.message is not None or self._paging.is_doomed(entry):
@@ -233,12 +233,15 @@ def _block(lane: Lane, first: int, until: int) -> list[Entry]:
     while at < len(arrived) and arrived[at].sequence < until:
         found.append(arrived[at])
         at += 1
+    if lane.aside is not None:
+        return [entry for entry in found if entry.sequence not in lane.aside.tombs]
     return found
 
 
 def _is_early(lane: Lane, first: int, until: int, now_ms: int, committed: int) -> bool:
     """Something of a block is over, and not visible yet."""
-    in_memory = [*_block(lane, first, until), *(one for one in lane.recent if first <= one.sequence < until)]
+    others = (*lane.recent, *lane.again()) if lane.aside is not None else lane.recent
+    in_memory = [*_block(lane, first, until), *(one for one in others if first <= one.sequence < until)]
     return any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory)
 
 

@@ -11,6 +11,7 @@ from truenext.record import lane_key
 
 if TYPE_CHECKING:
     from truenext.engine.consumer import Consumer
+    from truenext.engine.selecting import Selecting
     from truenext.message import Message
     from truenext.policy import Policy
 
@@ -27,6 +28,7 @@ class Queue:
         "owner",
         "policy",
         "resident",
+        "selecting",
     )
 
     def __init__(
@@ -45,6 +47,8 @@ class Queue:
         self.consumers: list[Consumer] = []
         self.owner: Consumer | None = None
         """The only one that gets messages, as long as some are exclusive."""
+        self.selecting: Selecting | None = None
+        """As long as some consumers have selectors."""
         self.resident = 0
         """Bytes of memory that its messages take, waiting or held."""
 

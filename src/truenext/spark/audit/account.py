@@ -18,6 +18,9 @@ NEVER = 1 << 62
 """The `visible_event` of a message that the history never shows to be durable."""
 AUTO_WINDOW = 1
 """In `auto` mode a consumer that holds something may have no room for more bytes; one that holds nothing has."""
+SELECTIVE = -1
+"""In place of the window of a consumer with a selector: what it wants the history does not say, so that nothing that it
+got, or did not get, is evidence."""
 POINTS_MAX = 1000
 """Depths kept per queue; when there are more, every other goes."""
 NO_MESSAGE = -1
@@ -269,7 +272,7 @@ class Account:
                 return
             message = Message(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL)
             self.messages[sequence] = message
-        elif message.priority >= 0:
+        elif message.priority >= 0 and not self.is_selective(consumer):
             self.judge(event, at, message, consumer)
         if message.state is HELD:
             self.findings.append(
@@ -322,6 +325,11 @@ class Account:
                 self.free -= 1
         if self.free and self.waiting:
             self.look(event, at)
+
+    def is_selective(self, consumer: int) -> bool:
+        """It has a selector: what else it could have taken is not known."""
+        known = self.consumers.get(consumer)
+        return known is not None and known.window == SELECTIVE
 
     def judge(self, event: int, at: int, message: Message, consumer: int) -> None:
         """Was it the true next message?"""
@@ -430,7 +438,8 @@ class Account:
 
     def subscribed(self, event: int, at: int, consumer: int, window: int) -> None:
         self.consumers[consumer] = Consumer(window)
-        self.free += 1
+        if window != SELECTIVE:
+            self.free += 1
         self.look_again(event, at)
 
     def unsubscribed(self, event: int, at: int, consumer: int) -> None:

@@ -70,7 +70,6 @@ _LATER_SEND = {
     "JMSXGroupSeq": "message groups",
 }
 _LATER_SUBSCRIBE = {
-    "selector": "selectors of consumers",
     "durable": "durable subscriptions",
     "durable-subscription-name": "durable subscriptions",
     "activemq.subscriptionName": "durable subscriptions",
@@ -79,7 +78,6 @@ _LATER_SUBSCRIBE = {
     "activemq.noLocal": "subscriptions without one's own messages",
     "no-local": "subscriptions without one's own messages",
 }
-_LATER_BROWSE = {name: feature for name, feature in _LATER_SUBSCRIBE.items() if name != "selector"}
 _UNUSUAL_SEND = _HOP_HEADERS | _LATER_SEND.keys() | {"reply-to"}
 _PRIORITIES = {str(priority): priority for priority in range(10)}
 
@@ -246,7 +244,7 @@ class StompServer:
     def _subscribe(self, frame: Frame) -> Subscribe | Browse:
         headers = frame.headers
         is_browse = _boolean("browser", headers.get("browser", "false"))
-        _refuse_later(headers, _LATER_BROWSE if is_browse else _LATER_SUBSCRIBE)
+        _refuse_later(headers, _LATER_SUBSCRIBE)
         address = _required(frame, "destination")
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
@@ -272,6 +270,8 @@ class StompServer:
         is_exclusive = _boolean("activemq.exclusive", headers.get("activemq.exclusive", "false"))
         if is_exclusive and is_browse:
             raise RemoteProtocolError("activemq.exclusive with browser:true: a browser takes no messages")
+        text = headers.get("selector")
+        wanted = selector(text) if text else None
         version = self._version
         start = "MESSAGE\n"
         if "id" in headers:
@@ -284,8 +284,7 @@ class StompServer:
             head = (f"{start}{message_id}", "")
         self._heads.setdefault(subscription, head)
         if is_browse:
-            wanted = headers.get("selector")
-            return Browse(subscription, destination, selector(wanted) if wanted else None)
+            return Browse(subscription, destination, wanted)
         return Subscribe(
             subscription,
             destination,
@@ -294,6 +293,7 @@ class StompServer:
             priority=_consumer_priority(headers.get("activemq.priority", "0")),
             is_exclusive=is_exclusive,
             has_express=has_express,
+            selector=wanted,
         )
 
     def _unsubscribe(self, frame: Frame) -> Unsubscribe:
