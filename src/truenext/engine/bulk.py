@@ -238,7 +238,7 @@ def _in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
         at += 1
     if len(here) > BULK_PIECE:
         last = max(here)
-    for entry in (*lane.again(), *lane.recent):
+    for entry in (*lane.again(), *lane.delayed.values(), *lane.recent):
         if after < entry.sequence <= last:
             here[entry.sequence] = entry
     return here

@@ -573,6 +573,7 @@ class Engine:
         lane.looks -= 1
         lane.is_pinned = False
         here, answer = bulk.take(asked, read, page, self._committed, self.now_ms)
+        self._paging.let_go_of(lane, self._committed)
         if asked.dry_run or not here:
             return answer
         batch = self._bulk_in = self._batch.number
@@ -760,7 +761,11 @@ class Engine:
             failed.sort(key=attrgetter("sequence"))
             self._paging.take_out(lane, failed, self._batch.number)
             for entry in failed:
-                self._dead_letter(entry, entry.message)
+                if entry.message is None:
+                    # Its mark says that it has failed so often.
+                    self._paging.doom(entry)
+                else:
+                    self._dead_letter(entry, entry.message)
 
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""

@@ -519,7 +519,7 @@ class Paging:
     def _disembody(self, entry: Entry, batch: Batch, committed: int) -> int:
         """Leave a message to the store, but not the knowledge of it. Bytes that left, or can once they are durable."""
         message = entry.message
-        if message is None:
+        if message is None or entry.lane.is_pinned:
             return 0
         size = size_of(message)
         if entry.stored is None:
