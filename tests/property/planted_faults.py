@@ -1735,6 +1735,17 @@ def a_selector_waits_for_ever_once_too_much_was_found(patch: Patch) -> None:
     patch.setattr(Selections, "go_on", lambda selections, selecting: None)
 
 
+@shows_in(ScheduledMachine)
+def a_page_of_what_is_due_is_taken_for_newer_than_it_is(patch: Patch) -> None:
+    page_read = Scheduler.page_read
+
+    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
+        page.as_of = committed
+        page_read(scheduler, look, page, now_ms, committed, batch)
+
+    patch.setattr(Scheduler, "page_read", faulty)
+
+
 def faults() -> list[Fault]:
     """All of this file, in its order."""
     return [

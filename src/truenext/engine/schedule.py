@@ -70,7 +70,8 @@ class Scheduler:
         """Hidden ones, by the names of those that it is for."""
         self._lanes: dict[bytes, Lane] = {}
         self._unwritten: dict[int, int] = {}
-        """Numbers of what is not durable yet, and the batch that it will be with."""
+        """Numbers of what is not durable yet, or was not when the page was asked for that is being read, and the batch
+        that it is durable with."""
         self._look: DueLook | None = None
         """One at a time."""
         self._is_wanted = False
@@ -161,7 +162,8 @@ class Scheduler:
             is_here = lane_key == lane.key and number > look.after_sequence
             if not page.is_end:
                 is_here &= number <= page.found[-1].sequence
-            if due_ms > now_ms or not is_here or self._unwritten.get(number, 0) > committed:
+            # What became durable after the page was read is not on it.
+            if due_ms > now_ms or not is_here or self._unwritten.get(number, 0) > page.as_of:
                 break
             self.timers.take_first(batch)
             hits += 1
@@ -170,12 +172,17 @@ class Scheduler:
             if found is not None and found.message is not None and number not in lane.taken_out:
                 self._come_due(lane, found, found.message, due_ms, now_ms, batch)
         self._hits = max(hits, 1)
+        self._forget_written(committed)
 
     def committed(self, committed: int) -> None:
         """This batch is durable."""
+        if self._look is None:
+            self._forget_written(committed)
+        self.timers.let_go(committed)
+
+    def _forget_written(self, committed: int) -> None:
         if self._unwritten:
             self._unwritten = {number: batch for number, batch in self._unwritten.items() if batch > committed}
-        self.timers.let_go(committed)
 
     # ---- Inside ----
 
