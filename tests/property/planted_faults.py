@@ -1525,7 +1525,7 @@ def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
     patch.setattr(Expiry, "_entry_of", faulty)
 
 
-@shows_in(ExpiringMachine)
+@shows_in(FailingMachine)
 def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
     def faulty(lane: Lane, committed: int) -> None:
         lane.taken_out = {sequence: batch for sequence, batch in lane.taken_out.items() if batch > committed}
