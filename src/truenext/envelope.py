@@ -37,6 +37,41 @@ def write_header(headers: dict[str, str]) -> bytes:
     return "".join(f"{escape(name)}:{escape(value)}\n" for name, value in headers.items()).encode()
 
 
+_GROUP = b"JMSXGroupID:"
+_GROUP_SEQUENCE = b"JMSXGroupSeq:"
+
+
+def group_of(header: bytes) -> str:
+    r"""The group that a message belongs to; empty is none.
+
+    >>> group_of(b"a:b\nJMSXGroupID:order 7\n"), group_of(b"a:b\n")
+    ('order 7', '')
+    """
+    return _value(header, _GROUP)
+
+
+def closes_group(header: bytes) -> bool:
+    r"""The message is the last of its group for now.
+
+    >>> closes_group(b"JMSXGroupID:g\nJMSXGroupSeq:-1\n"), closes_group(b"JMSXGroupSeq:0\n")
+    (True, False)
+    """
+    value = _value(header, _GROUP_SEQUENCE)
+    return value.startswith("-") and value[1:].isascii() and value[1:].isdigit() and int(value[1:]) > 0
+
+
+def _value(header: bytes, start: bytes) -> str:
+    """What follows on the first line that begins so; empty if none does."""
+    at = len(start)
+    if not header.startswith(start):
+        at = header.find(b"\n" + start)
+        if at < 0:
+            return ""
+        at += 1 + len(start)
+    value = header[at : header.index(b"\n", at)].decode()
+    return unescape(value) if "\\" in value else value
+
+
 def read_header(header: bytes) -> dict[str, str]:
     """Names and values; where a name is repeated the first counts (STOMP 1.2, "Repeated Header Entries")."""
     headers: dict[str, str] = {}

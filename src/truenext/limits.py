@@ -143,6 +143,13 @@ SCAN_BYTES = 1024 * 1024
 SCAN_FOUND_MAX = 1000
 """Messages of one lane that a selector wants and nobody has taken yet; then it looks no further until some are."""
 
+GROUP_FOUND_MIN = 10
+"""Messages of a group, in one lane, that one selector's consumers may have found before they are taken, however many
+groups there are; if they are few it is a fair share of SCAN_FOUND_MAX."""
+
+GROUPS_MAX = 10_000
+"""Groups of one queue of which is known whose they are, as far as nothing of them is held: some 300 bytes each."""
+
 BROWSERS_MAX = 100
 """Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""
 

@@ -22,3 +22,5 @@ class Message(msgspec.Struct, gc=False):
     body: bytes
     arrived_ms: int = 0
     """Milliseconds since the epoch when the broker accepted it; for people, never for order."""
+    group: str = ""
+    """What `header` says of it (envelope.group_of); empty is none."""

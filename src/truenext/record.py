@@ -34,6 +34,7 @@ others, in the order of what they say:
 import struct
 from zlib import crc32
 
+from truenext.envelope import group_of
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX
 
@@ -141,11 +142,13 @@ def decode(key: bytes, record: bytes) -> Message:
     if version != RECORD_VERSION:
         raise DamagedRecord(f"record version {version}; this truenext reads version {RECORD_VERSION}")
     body_at = _HEADER_AT + header_length
+    header = record[_HEADER_AT:body_at]
     return Message(
         priority=PRIORITY_MAX - _KEY.unpack(key)[1],
         persistent=bool(flags & _PERSISTENT),
         expires_ms=expires_ms,
-        header=record[_HEADER_AT:body_at],
+        header=header,
         body=record[body_at:],
         arrived_ms=arrived_ms,
+        group=group_of(header),
     )

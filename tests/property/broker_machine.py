@@ -39,15 +39,17 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine import selecting
+from truenext.engine import groups, place, selecting
 from truenext.engine.account import NoAccount
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, Purge, Redrive
 from truenext.engine.bulk import Wanted as BulkWanted
 from truenext.engine.engine import Engine
+from truenext.engine.groups import waits_at
 from truenext.engine.lane import Entry
 from truenext.engine.paging import Found, PageRead
 from truenext.engine.session import Session
+from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
@@ -261,6 +263,8 @@ class BrokerMachine(RuleBasedStateMachine):
     """Nearly all messages do."""
     WINDOW_MAX: ClassVar[int | None] = None
     """Of all subscriptions."""
+    GROUPS: ClassVar[tuple[str, ...]] = ("",)
+    """What messages are of, in turns; every fourth closes its group."""
     ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {}
     """Of actions, where they are not as in ACTIONS."""
 
@@ -1167,12 +1171,24 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.scanning = {
             (queue.name, text): rank
             for queue in self.engine.queues()
-            if queue.selecting is not None
+            if queue.selecting is not None and queue.groups is None
             for text, scan in queue.selecting.scans.items()
             if (rank := scan.waits_at()) is not None
         }
+        self.oracle.scanning_for = {
+            queue.name: {
+                names[consumer.session.id, consumer.subscription]: rank
+                for consumer in queue.consumers
+                if (rank := waits_at(consumer)) is not None
+            }
+            for queue in self.engine.queues()
+            if queue.groups is not None
+        }
         reading = self.disk.reading()
-        note(f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}, {self.oracle.scanning}")
+        note(
+            f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}, {self.oracle.scanning}, "
+            f"{self.oracle.scanning_for}"
+        )
         self.oracle.check_turn(dispatched, answered, reading)
         self._check_browses(effects.showings)
         return any(effects)
@@ -1298,7 +1314,9 @@ class BrokerMachine(RuleBasedStateMachine):
         priority = 4 if self.is_narrow else priority
         label = self._fresh("m")
         colour = ("", "red", "blue", "red", "")[self.serial % 5]
-        return Parcel(label, priority, persistent, expires_ms, BIG if is_big else 0, colour)
+        size = BIG if is_big else 0
+        group = self.GROUPS[self.serial % len(self.GROUPS)]
+        return Parcel(label, priority, persistent, expires_ms, size, colour, group, self.serial % 4 == 0)
 
     def _fresh(self, kind: str) -> str:
         self.serial += 1
@@ -1564,9 +1582,63 @@ class SelectingMachine(BrokerMachine):
             size, found_max = self.SLICES
             patch.setattr(selecting, "SCAN_SIZE", size)
             patch.setattr(selecting, "SCAN_PAGE_SIZE", size)
-            patch.setattr(selecting, "SCAN_FOUND_MAX", found_max)
-            patch.setattr(selecting, "CHUNK", 2 * size)
+            patch.setattr(place, "SCAN_FOUND_MAX", found_max)
+            patch.setattr(place, "CHUNK", 2 * size)
+            patch.setattr(groups, "SCAN_FOUND_MAX", found_max)
+            patch.setattr(groups, "GROUP_FOUND_MIN", 1)
             yield
+
+
+class GroupsMachine(SelectingMachine):
+    """Most messages are of one of few groups; of each hardly any is noted before it is taken."""
+
+    WEIGHTS: ClassVar[dict[str, int]] = SelectingMachine.WEIGHTS | {
+        "acknowledge": 8,
+        "refuse": 6,
+        "advance": 4,
+        "abort": 2,
+        "commit": 2,
+        "disconnect": 2,
+        "pause": 1,
+        "resume": 2,
+        "schedule": 1,
+        "read_timers": 2,
+        "hand_timers_over": 2,
+        "read_for_bulk": 2,
+        "do_bulk": 2,
+        "redrive_at_once": 1,
+        "stretch_windows": 1,
+        "crash": 2,
+        "restart": 2,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "subscribe": {
+            "queue": st.just("a"),
+            "selector": st.sampled_from([None] * 16 + sorted(SELECTORS_OF_CONSUMERS)),
+        },
+        "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 8])},
+        "send_behind_commits": {"queue": st.just("a")},
+    }
+    GROUPS = ("g", "h", "", "g", "k", "h", "g")
+
+    def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
+        # When what holds back its group is removed cannot be seen.
+        return super()._parcel(priority, persistent, None, is_big)
+
+
+class ExpiringGroupsMachine(GroupsMachine):
+    """The same where all is tried again at once, and much expires."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = GroupsMachine.CIRCUMSTANCES | {
+        "retries": st.just(Retries(0, 0)),
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = GroupsMachine.ARGUMENTS | {
+        "refuse": {"delay": st.sampled_from([None, None, 0])},
+        "send_and_refuse": {"delay": st.none()},
+    }
+
+    def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
+        return BrokerMachine._parcel(self, priority, persistent, expires_in, is_big)
 
 
 MACHINES: list[type[BrokerMachine]] = [
@@ -1579,6 +1651,8 @@ MACHINES: list[type[BrokerMachine]] = [
     BulkMachine,
     ScheduledMachine,
     SelectingMachine,
+    GroupsMachine,
+    ExpiringGroupsMachine,
 ]
 
 
@@ -1588,12 +1662,17 @@ def _one_of(things: list[T], which: int) -> T:
 
 def _message(parcel: Parcel) -> Message:
     body = parcel.label.encode() + b"." * parcel.size
+    header = f"content-length:{len(body)}\n"
+    header += f"colour:{parcel.colour}\n" if parcel.colour else ""
+    header += f"JMSXGroupID:{parcel.group}\n" if parcel.group else ""
+    header += "JMSXGroupSeq:-1\n" if parcel.group and parcel.closes_group else ""
     return Message(
         priority=parcel.priority,
         persistent=parcel.persistent,
         expires_ms=parcel.expires_ms,
-        header=b"content-length:%d\n%b" % (len(body), f"colour:{parcel.colour}\n".encode() if parcel.colour else b""),
+        header=header.encode(),
         body=body,
+        group=group_of(header.encode()),
     )
 
 
@@ -1610,6 +1689,7 @@ def _seen(entry: Entry, queue: str) -> Seen:
         message.expires_ms,
         entry.deliveries,
         entry.attempts,
+        entry.is_first_of_group,
     )
 
 

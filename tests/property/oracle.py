@@ -102,6 +102,9 @@ class Parcel:
     size: int
     colour: str = ""
     """A property, which selectors ask for."""
+    group: str = ""
+    """Groups: empty is none."""
+    closes_group: bool = False
 
     @property
     def unsent(self) -> int:
@@ -155,8 +158,8 @@ class Reader:
     acknowledged_at: int = 0
     """The step of its last acknowledgement."""
 
-    def could_take(self, letter: "Letter") -> bool:
-        # Ready: a message that its selector wants; one without a selector could take any.
+    def wants(self, letter: "Letter") -> bool:
+        # Ready: one without a selector wants any.
         return self.selector is None or SELECTORS[self.selector](letter.parcel)
 
     def __repr__(self) -> str:
@@ -212,6 +215,8 @@ class Letter:
     holder: Reader | None = None
     acknowledged_by: "Work | None" = None
     refused_by: "Work | None" = None
+    is_first_of_group: bool = False
+    """Its last dispatch has made its group its consumer's (Groups)."""
     dispatched_at: int = 0
     deliveries: int = 0
     attempts: int = 0
@@ -293,6 +298,7 @@ class Seen:
     expires_ms: int
     deliveries: int
     attempts: int
+    is_first_of_group: bool = False
 
 
 class Oracle:
@@ -320,6 +326,11 @@ class Oracle:
         """The same by a clock that does not jump."""
         self.letters: list[Letter] = []
         self.readers: list[Reader] = []
+        self.owners: dict[tuple[str, str], Reader] = {}
+        """Whose a group of a queue is (Groups); the others are free."""
+        self.scanning_for: dict[str, dict[Reader, int]] = {}
+        """Queues with groups, and in each up to which rank a consumer waits for what is compared or read; told by the
+        broker."""
         self.peers: list[Peer] = []
         self.ended: list[Peer] = []
         self.sequences: dict[Letter, int] = {}
@@ -457,7 +468,7 @@ class Oracle:
     def unsubscribe(self, reader: Reader) -> None:
         # Return: the end of its subscription; attempts: none. What a transaction acknowledged stays with it.
         self._event += 1
-        self.readers.remove(reader)
+        self._end(reader)
         self._wait(reader.peer, may=self.gathering)
         self._give_back(self.unacknowledged(reader), charged=[])
 
@@ -472,7 +483,7 @@ class Oracle:
             returned += held
             if held and reader.mode is not AckMode.AUTO:
                 charged.append(held[0])
-            self.readers.remove(reader)
+            self._end(reader)
         self.looks = [look for look in self.looks if look.peer is not peer]
         self.peers.remove(peer)
         self.ended.append(peer)
@@ -623,6 +634,7 @@ class Oracle:
             due_ms = self.now_ms + letter.due - self.steady_ms if letter.is_restored else 0
             letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
+        self.owners = {}
         self.in_flight = None
         self.durable = self.gathering
         self.gathering += 1
@@ -831,14 +843,31 @@ class Oracle:
         # Ready, due.
         return letter.due > self.steady_ms and not letter.is_gone and letter.holder is None
 
+    def could_take(self, reader: Reader, letter: Letter) -> bool:
+        # Ready: its selector wants it, and its group is free or the consumer's, and does not wait.
+        owner = self.owners.get((letter.queue, letter.parcel.group), reader)
+        return reader.wants(letter) and owner is reader and not self._does_group_wait(letter)
+
+    def _does_group_wait(self, letter: Letter) -> bool:
+        # Groups: while one of them waits for its next try, none with a greater K is ready.
+        return letter.parcel.group != "" and any(
+            other.queue == letter.queue
+            and other.parcel.group == letter.parcel.group
+            and other.key < letter.key
+            and self.is_waiting_for_next_try(other)
+            and not self.is_doomed(other)
+            for other in self.letters
+        )
+
     def is_held_back(self, letter: Letter, reader: Reader) -> bool:
         # Ready, `hold`: no message of its queue with a greater K is ready for whoever could take it until it is due, or
-        # given up (Policies).
+        # given up (Policies). One of a group holds back nothing but its group.
         return self.retries.holds and any(
             other.queue == letter.queue
             and other.key < letter.key
             and self.is_waiting_for_next_try(other)
-            and reader.could_take(other)
+            and other.parcel.group == ""
+            and self.could_take(reader, other)
             and not self.is_doomed(other)
             for other in self.letters
         )
@@ -857,7 +886,7 @@ class Oracle:
             return False
         return not any(
             other.queue == letter.queue
-            and reader.could_take(other)
+            and self.could_take(reader, other)
             and other.parcel.priority == letter.parcel.priority
             and other.order < letter.order
             and not self.is_visible(other)
@@ -867,22 +896,23 @@ class Oracle:
 
     def true_next(self, reader: Reader) -> Letter | None:
         """TN(c): the message of smallest K that is ready for c."""
-        ready = [letter for letter in self.letters if reader.could_take(letter) and self.is_ready_for(letter, reader)]
+        ready = [each for each in self.letters if self.could_take(reader, each) and self.is_ready_for(each, reader)]
         return min(ready, key=lambda letter: letter.key) if ready else None
 
     def next_dispatches(self, queue: str) -> list[tuple[Letter, Reader]]:
         """The legal next dispatches of one queue: the only one that must be, behind those that may have to wait.
 
-        Consumers with the same selector wait for the same things.
+        Consumers with the same selector wait for the same things; in queues with groups each waits for itself.
         """
         if queue in self.paused:
             return []
         steps: list[tuple[Letter, Reader]] = []
-        passed: set[str | None] = set()
+        passed: set[str | Reader | None] = set()
         for letter, reader in self._offers(queue):
-            if reader.selector not in passed:
+            alike = reader if queue in self.scanning_for else reader.selector
+            if alike not in passed:
                 steps.append((letter, reader))
-                passed.add(reader.selector)
+                passed.add(alike)
                 if not self._may_wait(letter, reader):
                     break
         return steps
@@ -952,7 +982,9 @@ class Oracle:
                 raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
 
     def _is_late(self, letter: Letter, reader: Reader) -> bool:
-        if letter.is_gone or letter.holder is not None or self.is_expired(letter) or not reader.could_take(letter):
+        if letter.is_gone or letter.holder is not None or self.is_expired(letter):
+            return False
+        if not self.could_take(reader, letter):
             return False
         if letter.queue in self.paused:
             return False
@@ -1244,6 +1276,7 @@ class Oracle:
                     letter.parcel.expires_ms,
                     letter.deliveries,
                     letter.attempts,
+                    letter.is_first_of_group,
                 )
                 if seen != right:
                     raise Disagreement(f"{reader} got {seen}; by the contract {right}")
@@ -1333,6 +1366,7 @@ class Oracle:
             at = done[reader]
             if at < len(labels[reader]) and labels[reader][at] == letter.parcel.label:
                 undo = (letter.dispatched_at, reader.waiting_since)
+                owners = dict(self.owners)
                 self._dispatch(letter, reader)
                 done[reader] += 1
                 progress[reader.queue] += 1
@@ -1341,6 +1375,7 @@ class Oracle:
                 progress[reader.queue] -= 1
                 done[reader] -= 1
                 letter.holder = None
+                self.owners = owners
                 letter.deliveries -= 1
                 letter.dispatched_at, reader.waiting_since = undo
                 reader.peer.unsent -= letter.parcel.unsent
@@ -1352,8 +1387,23 @@ class Oracle:
         letter.deliveries += 1
         letter.dispatched_at = reader.waiting_since = self._next_step()
         reader.peer.unsent += letter.parcel.unsent
+        if letter.parcel.group:
+            # Groups: it is the consumer's from now on, or free again.
+            group = (letter.queue, letter.parcel.group)
+            letter.is_first_of_group = group not in self.owners
+            self.owners[group] = reader
+            if letter.parcel.closes_group:
+                del self.owners[group]
+
+    def _end(self, reader: Reader) -> None:
+        self.readers.remove(reader)
+        # Groups: free again when that consumer ends.
+        self.owners = {group: owner for group, owner in self.owners.items() if owner is not reader}
 
     def _may_wait(self, letter: Letter, reader: Reader) -> bool:
+        if letter.queue in self.scanning_for:
+            # Groups: what is in a queue with groups is compared as with a selector, for every consumer.
+            return self.scanning_for[letter.queue].get(reader, 10) <= letter.key[0]
         if reader.selector is not None:
             # True next: what was there before is compared in the background, in the order of K.
             return self.scanning.get((reader.queue, reader.selector), 10) <= letter.key[0]

@@ -163,7 +163,7 @@ class Account:
             self._single(
                 Kind.SUBSCRIBED,
                 consumer.queue.number,
-                code=(_MODE if consumer.scan is None else _MODE_WITH_SELECTOR)[consumer.mode],
+                code=(_MODE_WITH_SELECTOR if consumer.has_selector else _MODE)[consumer.mode],
                 other=consumer.number,
                 columns=_column("I", [window]),
             )

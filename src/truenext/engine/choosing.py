@@ -10,6 +10,8 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from truenext.engine.groups import GroupPlace
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -73,13 +75,13 @@ class Choosing:
         while not any(consumer.is_open() for consumer in consumers):
             offers = []
             for consumer in consumers:
-                entry = self._first(consumer.scan) if consumer.has_express else None
+                entry = self._first_for(consumer) if consumer.has_express else None
                 if entry is not None and consumer.has_express_credit(entry.lane.rank):
                     offers.append((entry.lane.rank, entry.sequence, -consumer.answered_at, consumer.number, consumer))
             if not offers:
                 return
             taker = min(offers)[4]
-            entry = self._first(taker.scan)
+            entry = self._first_for(taker)
             assert entry is not None, "it was there"
             entry.lane.lift(entry)
             give(entry, taker)
@@ -88,6 +90,9 @@ class Choosing:
         entry = self._first(scan)
         if entry is not None:
             heappush(offers, (entry.lane.rank, entry.sequence, number, entry))
+
+    def _first_for(self, consumer: Consumer) -> Entry | None:
+        return self._first(consumer.scan)
 
     def _first(self, scan: Scan | None) -> Entry | None:
         """What is ready first for who has this selector; None if nothing is, or something has to be read or tested
@@ -142,3 +147,73 @@ class Choosing:
         entry.lane.lift(entry)
         self._expire(entry)
         return True
+
+
+class GroupChoosing(Choosing):
+    """The same where there are groups: what is ready first differs from consumer to consumer."""
+
+    __slots__ = ()
+
+    def dispatch(self, consumers: list[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
+        groups = self._queue.known_groups
+        asking = [consumer for consumer in consumers if consumer.is_open()]
+        offers: list[Offer] = []
+        to_ask = list(range(len(asking)))
+        while True:
+            for number in to_ask:
+                if asking[number].is_open():
+                    entry = self._first_for(asking[number])
+                    if entry is not None:
+                        heappush(offers, (entry.lane.rank, entry.sequence, number, entry))
+            if not offers:
+                return
+            entry = offers[0][3]
+            to_ask = []
+            while offers and offers[0][3] is entry:
+                to_ask.append(heappop(offers)[2])
+            takers = [
+                number
+                for number in to_ask
+                # Meanwhile its group may have become another's.
+                if asking[number].is_open() and groups.is_open_to(asking[number], entry.group)
+            ]
+            if not takers:
+                continue
+            taker = asking[min(takers, key=lambda number: _preference(asking[number], number))]
+            closed = groups.closed
+            entry.lane.lift(entry)
+            give(entry, taker)
+            if groups.closed != closed:
+                # Something earlier may be there for anybody.
+                offers = []
+                to_ask = list(range(len(asking)))
+
+    def _first_for(self, consumer: Consumer) -> Entry | None:
+        scan = consumer.scan
+        assert scan is not None, "where there are groups everybody has one"
+        for place in scan.places.values():
+            assert isinstance(place, GroupPlace), "there are groups"
+            while True:
+                entry, must_wait = place.first_for(consumer)
+                if entry is None:
+                    if place.is_hungry:
+                        place.fill()
+                        assert self._queue.selecting is not None, "there are groups"
+                        self._queue.selecting.behind[place] = None
+                    if must_wait:
+                        return None
+                    break
+                if entry.batch > self._committed:
+                    break
+                if entry.message is None:
+                    self._paging.ask_body(entry)
+                    return None
+                if entry.due_us:
+                    return None
+                if not self._is_over(entry):
+                    return entry
+        return None
+
+
+def _preference(consumer: Consumer, place: int) -> tuple[int, int, int, int]:
+    return consumer.standing, len(consumer.held), consumer.served_at, place

@@ -80,7 +80,7 @@ class Consumer:
         self.answered_at = 0
         """When it last acknowledged something, on the engine's count of acknowledgements; only with express."""
         self.scan: Scan | None = None
-        """What its selector wants, if it has one."""
+        """What its selector wants, if it has one; in a queue with groups everybody has."""
         self.frame_bytes = FRAME_BYTES + 2 * len(subscribe.subscription)
         """What a message costs on the connection beside its header and body, roughly."""
         self.held: dict[int, Entry] = {}
@@ -88,6 +88,10 @@ class Consumer:
         self.served_at = served_at
         """When it last got a message, or else subscribed, on the engine's count of dispatches; the smallest has waited
         longest."""
+
+    @property
+    def has_selector(self) -> bool:
+        return self.scan is not None and self.scan.selector is not None
 
     def is_open(self) -> bool:
         """It has credit for a message."""

@@ -40,7 +40,8 @@ class Delays:
         entry.due_us = self.now_us + delay_ms * 1000
         self._count += 1
         heappush(self._waiting, (entry.due_us, self._count, entry))
-        return entry.lane.queue.policy.while_waiting is WhileWaiting.PASS
+        # One of a group holds back nothing but its group, which knows that.
+        return entry.group != "" or entry.lane.queue.policy.while_waiting is WhileWaiting.PASS
 
     def restore(self, entry: Entry, due_ms: int, now_ms: int) -> bool:
         """The same for a message of the store, which is due at a time of the wall clock."""

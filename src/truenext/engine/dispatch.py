@@ -12,7 +12,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
-from truenext.engine.choosing import Choosing
+from truenext.engine.choosing import Choosing, GroupChoosing
 
 if TYPE_CHECKING:
     from truenext.engine.account import Account
@@ -96,10 +96,13 @@ class Dispatcher:
             self.dispatches += 1
             consumer.served_at = self.dispatches
             deliveries.setdefault(consumer, []).append(entry)
+            if entry.group:
+                queue.known_groups.took(entry, consumer)
 
         for consumer in consumers:
             consumer.adjust_window(now_ms)
-        choosing = Choosing(queue, self._paging, self._expire, committed=committed, now_ms=now_ms)
+        way = Choosing if queue.groups is None else GroupChoosing
+        choosing = way(queue, self._paging, self._expire, committed=committed, now_ms=now_ms)
         choosing.dispatch(consumers, give)
         if any(consumer.has_express for consumer in consumers):
             choosing.express(consumers, give)

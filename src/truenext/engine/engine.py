@@ -127,6 +127,7 @@ class Engine:
             send=self._send_scheduled,
         )
         self._selections = Selections(self.memory, self._paging, self.delays)
+        self._paging.begin_groups = self._selections.begin_groups
         self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
         self._consumer_number = 0
         self._acknowledgements = 0
@@ -405,7 +406,7 @@ class Engine:
             served_at=self._dispatcher.dispatches,
             now_ms=self.now_ms,
         )
-        if subscribe.selector is not None:
+        if subscribe.selector is not None or queue.groups is not None:
             self._selections.subscribe(consumer, subscribe.selector)
         self._account.subscribed(consumer)
         session.consumers[subscribe.subscription] = consumer
@@ -833,6 +834,10 @@ class Engine:
             batch = max(batch, self._requested_in)
         message.arrived_ms = self.now_ms
         entry = Entry(sequence, message, queue.lane_of(message), batch, message.persistent, None)
+        if message.group:
+            entry.group = message.group
+            if queue.groups is None:
+                self._selections.begin_groups(queue)
         if message.persistent and not queue.is_temporary:
             put(self._batch, entry)
         self._paging.add(entry, message, self._batch)
@@ -915,6 +920,8 @@ class Engine:
             self._account.returned(entry, has_failed=has_failed)
         if is_away:
             lane.delayed[entry.sequence] = entry
+            if entry.group:
+                queue.known_groups.delayed(entry)
         else:
             lane.give_back(entry)
             if queue.selecting is not None:
@@ -947,6 +954,8 @@ class Engine:
         queue = lane.queue
         if lane.delayed.get(entry.sequence) is entry:
             del lane.delayed[entry.sequence]
+            if entry.group:
+                queue.known_groups.ended_delay(entry)
             lane.give_back(entry)
             if queue.selecting is not None:
                 queue.selecting.came_back(entry)
@@ -964,6 +973,8 @@ class Engine:
         queue.choose_owner()
         if consumer.scan is not None:
             self._selections.leave(consumer)
+        if queue.groups is not None:
+            queue.groups.left(consumer)
         for entry in consumer.held.values():
             self._give_back(entry, has_failed=has_begun)
             has_begun = False

@@ -58,6 +58,10 @@ class Entry(msgspec.Struct, gc=False):
     """It stands in its lane no more; only kept while its queue is served by selectors."""
     is_again: bool = False
     """It is not in `Lane.arrived`: it was given back, or stays known while its body may leave."""
+    group: str = ""
+    """That of its message; see groups.py."""
+    is_first_of_group: bool = False
+    """Its last dispatch has made its group its consumer's."""
 
 
 class Lane:
@@ -199,7 +203,9 @@ class Lane:
             self.returned = [place for place in self.returned if place[0] not in gone]
             heapify(self.returned)
         for sequence in gone:
-            self.delayed.pop(sequence, None)
+            delayed = self.delayed.pop(sequence, None)
+            if delayed is not None and delayed.group:
+                self.queue.known_groups.ended_delay(delayed)
             self.bodiless.pop(sequence, None)
         recent = [entry for entry in self.recent if entry.sequence in gone]
         if recent:

@@ -28,7 +28,7 @@ from truenext.order import PRIORITY_MAX
 from truenext.record import split_lane_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from truenext.batch import Batch
     from truenext.engine.delays import Delays
@@ -97,6 +97,8 @@ class Paging:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
         self._memory = memory
         self._delays = delays
+        self.begin_groups: Callable[[Queue], None] | None = None
+        """To be told of a queue of which a message has a group, the first time."""
         self._redelivered_below = redelivered_below
         self._reads: list[Read] = []
         self._doomed: list[Entry] = []
@@ -339,6 +341,8 @@ class Paging:
         entry.is_taken = True
         self.went(entry)
         lane.delayed[entry.sequence] = entry
+        if entry.group:
+            lane.queue.known_groups.delayed(entry)
         self._waiting.append(entry)
 
     def _has_failed(self, entry: Entry) -> bool:
@@ -351,6 +355,8 @@ class Paging:
         lane = entry.lane
         self.went(entry)
         lane.delayed[entry.sequence] = entry
+        if entry.group:
+            lane.queue.known_groups.delayed(entry)
         lane.horizon_min = max(lane.horizon_min, entry.sequence)
 
     def entry(self, lane: Lane, found: Found, message: Message) -> Entry:
@@ -369,7 +375,10 @@ class Paging:
             attempts=attempts,
             marked=found.mark != NO_MARK,
             due_us=DUE_NEVER if due_ms == DUE_NEVER else 0,
+            group=message.group,
         )
+        if message.group and lane.queue.groups is None and self.begin_groups is not None:
+            self.begin_groups(lane.queue)
         self.came(entry, message)
         return entry
 

@@ -11,6 +11,7 @@ from truenext.record import lane_key
 
 if TYPE_CHECKING:
     from truenext.engine.consumer import Consumer
+    from truenext.engine.groups import Groups
     from truenext.engine.selecting import Selecting
     from truenext.message import Message
     from truenext.policy import Policy
@@ -20,6 +21,7 @@ class Queue:
     __slots__ = (
         "consumers",
         "destination",
+        "groups",
         "holds_dead_letters",
         "is_known_to_store",
         "is_paused",
@@ -48,7 +50,9 @@ class Queue:
         self.owner: Consumer | None = None
         """The only one that gets messages, as long as some are exclusive."""
         self.selecting: Selecting | None = None
-        """As long as some consumers have selectors."""
+        """As long as some consumers have selectors, or there are groups."""
+        self.groups: Groups | None = None
+        """Since it has had a message of one."""
         self.resident = 0
         """Bytes of memory that its messages take, waiting or held."""
 
@@ -65,6 +69,12 @@ class Queue:
     def keeps_failures(self) -> bool:
         """What fails here stays here, however often."""
         return self.is_temporary or self.holds_dead_letters
+
+    @property
+    def known_groups(self) -> Groups:
+        """To be asked of a queue in which a message has a group."""
+        assert self.groups is not None, "it has had a message of a group"
+        return self.groups
 
     def lane_of(self, message: Message) -> Lane:
         """Where a message of this queue stands."""

@@ -89,6 +89,7 @@ def dead_letter(
         expires_ms=0,
         header=write_header(headers),
         body=message.body,
+        group=message.group,
     )
 
 
@@ -102,6 +103,7 @@ def moved(message: Message, destination: Destination) -> tuple[Destination, Mess
         expires_ms=message.expires_ms,
         header=write_header(headers),
         body=message.body,
+        group=message.group,
     )
 
 
@@ -131,4 +133,5 @@ def revived(letter: Message, now_ms: int) -> tuple[Destination, Message] | None:
         expires_ms=expires_ms,
         header=write_header(kept),
         body=letter.body,
+        group=letter.group,
     )

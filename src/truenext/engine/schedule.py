@@ -222,4 +222,5 @@ class Scheduler:
 
 
 def _with_header(message: Message, header: bytes) -> Message:
-    return Message(message.priority, message.persistent, message.expires_ms, header, message.body)
+    group = message.group
+    return Message(message.priority, message.persistent, message.expires_ms, header, message.body, group=group)

@@ -15,22 +15,20 @@ One slice of one queue in a turn, and one page at a time for all queues. Source:
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
-from heapq import heappop, heappush
-from itertools import islice
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from truenext.engine.aside import Aside
+from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.lane import WHOLE, Entry
 from truenext.engine.memory import size_of
 from truenext.engine.paging import Look, damage
+from truenext.engine.place import Place
 from truenext.engine.redelivery import is_given_up
-from truenext.limits import SCAN_BYTES, SCAN_FOUND_MAX, SCAN_PAGE_SIZE, SCAN_SIZE
+from truenext.limits import SCAN_BYTES, SCAN_PAGE_SIZE, SCAN_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from truenext.engine.consumer import Consumer
     from truenext.engine.delays import Delays
@@ -38,120 +36,10 @@ if TYPE_CHECKING:
     from truenext.engine.memory import Memory
     from truenext.engine.paging import Found, PageRead, Paging
     from truenext.engine.queue import Queue
-    from truenext.message import Message
     from truenext.selector import Selector
 
     Pluck = Callable[[Lane, Found], Entry]
     """Brings a message of a page into memory; it may have to wait for its next try."""
-
-CHUNK = 10_000
-"""Messages of a lane that are noted at a time to be tested: to get to the middle of a lane takes a while."""
-
-_sequence = attrgetter("sequence")
-
-
-class Place:
-    """How far one lane was tested for one selector, and what was found in it."""
-
-    __slots__ = ("_order", "_selector", "_unsure", "found", "lane", "noted", "noted_to", "position")
-
-    def __init__(self, lane: Lane, selector: Selector) -> None:
-        self._selector = selector
-        self.lane = lane
-        self.position = 0 if len(lane) else WHOLE
-        """All that waits in the lane up to this sequence was tested."""
-        self.found: dict[int, Entry] = {}
-        """What is wanted, by sequence; some may have been taken by others."""
-        self._order: list[int] = []
-        """The same, as a heap."""
-        self._unsure: set[int] = set()
-        """Those whose bodies have left memory, so that they are still to be tested."""
-        self.noted: list[Entry] = []
-        """What follows in memory, the last first."""
-        self.noted_to = 0
-        """Up to here; who comes back meanwhile is not among them."""
-
-    @property
-    def is_behind(self) -> bool:
-        return self.position < WHOLE
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.found) >= SCAN_FOUND_MAX
-
-    def first(self) -> Entry | None:
-        """The first of what was found, if all before it was tested. One without a body has to be read."""
-        while self._order:
-            sequence = self._order[0]
-            entry = self.found[sequence]
-            if not entry.is_taken and self._is_wanted(entry):
-                return entry if sequence <= self.position else None
-            heappop(self._order)
-            del self.found[sequence]
-            self._unsure.discard(sequence)
-        return None
-
-    def _is_wanted(self, entry: Entry) -> bool:
-        if entry.sequence not in self._unsure or entry.message is None:
-            return True
-        self._unsure.discard(entry.sequence)
-        return self._selector.matches(entry.message)
-
-    def wants(self, message: Message) -> bool:
-        return self._selector.matches(message)
-
-    def test(self, entry: Entry) -> bool:
-        """Add a message that waits, if it is wanted or that cannot be said yet. True if it was added."""
-        message = entry.message
-        sequence = entry.sequence
-        if message is None:
-            self._unsure.add(sequence)
-        elif not self._selector.matches(message):
-            return False
-        self.add(entry)
-        return True
-
-    def add(self, entry: Entry) -> None:
-        sequence = entry.sequence
-        if sequence not in self.found:
-            heappush(self._order, sequence)
-        self.found[sequence] = entry
-
-    def came_back(self, entry: Entry) -> None:
-        if entry.sequence <= max(self.position, self.noted_to if self.noted else 0):
-            self.test(entry)
-
-    def note(self) -> None:
-        """See what follows in memory; nothing if nothing does."""
-        lane = self.lane
-        aside = lane.aside
-        assert aside is not None, "somebody has a selector"
-        arrived = lane.arrived
-        at = bisect_right(arrived, self.position, key=_sequence)
-        # Turned until they are in front: to get to the middle of it step by step takes longer.
-        arrived.rotate(-at)
-        following = list(islice(arrived, min(CHUNK, len(arrived) - at)))
-        arrived.rotate(at)
-        is_all = at + len(following) == len(arrived)
-        to = lane.horizon if is_all or not following else following[-1].sequence
-        again = [entry for entry in lane.again() if self.position < entry.sequence <= to]
-        self.noted = [entry for entry in following if entry.sequence not in aside.tombs] + again
-        self.noted.sort(key=_sequence, reverse=True)
-        self.noted_to = self.noted[0].sequence if self.noted else 0
-        if not self.noted:
-            self.position = to
-
-    def test_noted(self, count: int) -> int:
-        """Test what follows in memory, at most so much. Returns how much that was."""
-        left = count
-        noted = self.noted
-        while noted and left > 0 and not self.is_full:
-            entry = noted.pop()
-            if not entry.is_taken:
-                self.test(entry)
-            self.position = entry.sequence
-            left -= 1
-        return count - left
 
 
 class Scan:
@@ -159,10 +47,11 @@ class Scan:
 
     __slots__ = ("consumers", "places", "selector")
 
-    def __init__(self, selector: Selector, queue: Queue) -> None:
+    def __init__(self, selector: Selector | None, places: dict[int, Place]) -> None:
         self.selector = selector
+        """None wants all; only where there are groups."""
         self.consumers = 0
-        self.places = {rank: Place(queue.lanes[rank], selector) for rank in sorted(selector.ranks)}
+        self.places = places
         """By rank, those of the lanes in which there can be anything that is wanted."""
 
     def waits_at(self) -> int | None:
@@ -202,10 +91,11 @@ class Selecting:
             if lane.aside is None:
                 lane.aside = Aside()
 
-    def join(self, consumer: Consumer, selector: Selector) -> None:
-        scan = self.scans.get(selector.text)
+    def join(self, consumer: Consumer, selector: Selector | None) -> None:
+        text = "" if selector is None else selector.text
+        scan = self.scans.get(text)
         if scan is None:
-            scan = self.scans[selector.text] = Scan(selector, self.queue)
+            scan = self.scans[text] = Scan(selector, self._new_places(selector))
             self.behind.update((place, None) for place in scan.places.values() if place.is_behind)
         scan.consumers += 1
         consumer.scan = scan
@@ -215,9 +105,32 @@ class Selecting:
         if scan is not None:
             scan.consumers -= 1
             if not scan.consumers:
-                del self.scans[scan.selector.text]
+                del self.scans["" if scan.selector is None else scan.selector.text]
                 for place in scan.places.values():
                     self.behind.pop(place, None)
+
+    def _new_places(self, selector: Selector | None) -> dict[int, Place]:
+        queue = self.queue
+        if queue.groups is not None:
+            # Also those of which nothing is wanted: a message that waits for its next try holds back its group.
+            return {lane.rank: GroupPlace(lane, selector, queue.groups) for lane in queue.lanes}
+        assert selector is not None, "there are no groups"
+        return {rank: Place(queue.lanes[rank], selector) for rank in sorted(selector.ranks)}
+
+    def begin_groups(self) -> None:
+        """All is tested anew, for all consumers."""
+        queue = self.queue
+        queue.groups = Groups(self.group_places)
+        self.scans.clear()
+        self.behind.clear()
+        for consumer in queue.consumers:
+            self.join(consumer, None if consumer.scan is None else consumer.scan.selector)
+
+    def group_places(self) -> Iterator[GroupPlace]:
+        for scan in self.scans.values():
+            for place in scan.places.values():
+                assert isinstance(place, GroupPlace), "there are groups"
+                yield place
 
     # ---- What comes and goes ----
 
@@ -227,13 +140,12 @@ class Selecting:
         is_wanted = False
         for scan in self.scans.values():
             place = scan.places.get(lane.rank)
-            if place is None or place.is_behind:
+            if place is None or place.tested < WHOLE:
                 continue
-            if place.is_full:
-                place.position = entry.sequence - 1
+            if place.stop_before(entry.sequence):
                 self.behind[place] = None
             else:
-                is_wanted |= place.test(entry)
+                is_wanted |= place.heard_of(entry)
         if is_wanted and lane.horizon != WHOLE:
             assert entry.message is not None, "it has just arrived"
             lane.recent.pop()
@@ -268,7 +180,7 @@ class Selecting:
     def next_place(self) -> Place | None:
         """Where something is to be tested, in the order of the lanes. Half of what may wait has to be taken first."""
         return min(
-            (place for place in self.behind if len(place.found) <= SCAN_FOUND_MAX // 2),
+            (place for place in self.behind if place.has_room),
             key=lambda place: place.lane.rank,
             default=None,
         )
@@ -331,14 +243,14 @@ class Selecting:
                 if entry is not None:
                     if not entry.is_taken and place.test(entry) and sequence not in aside.strays:
                         from_recent.add(sequence)
-                elif message is not None and place.wants(message):
+                elif message is not None and place.wants(message, sequence):
                     entry = pluck(lane, on_page[sequence])
                     if not entry.is_taken:
                         place.add(entry)
-                place.position = sequence
+                place.passed(sequence)
         for place in places:
             if not place.is_full:
-                place.position = last
+                place.passed(last)
         if from_recent:
             self._pluck_recent(lane, from_recent)
         lane.end_horizon()
@@ -376,19 +288,29 @@ class Selections:
         """A step would do something."""
         return bool(self._active)
 
-    def subscribe(self, consumer: Consumer, selector: Selector) -> None:
-        queue = consumer.queue
+    def subscribe(self, consumer: Consumer, selector: Selector | None) -> None:
+        """To be told of those with a selector, and of all where there are groups."""
+        selecting = self._of(consumer.queue)
+        selecting.join(consumer, selector)
+        self.go_on(selecting)
+
+    def begin_groups(self, queue: Queue) -> None:
+        """A queue has a message of a group, for the first time in this run."""
+        selecting = self._of(queue)
+        selecting.begin_groups()
+        self.go_on(selecting)
+
+    def _of(self, queue: Queue) -> Selecting:
         selecting = queue.selecting
         if selecting is None:
             selecting = queue.selecting = Selecting(queue, self._memory)
-        selecting.join(consumer, selector)
-        self.go_on(selecting)
+        return selecting
 
     def leave(self, consumer: Consumer) -> None:
         queue = consumer.queue
         if queue.selecting is not None:
             queue.selecting.leave(consumer)
-            if not queue.selecting.scans:
+            if not queue.selecting.scans and queue.groups is None:
                 self.drop(queue)
 
     def drop(self, queue: Queue) -> None:
@@ -448,7 +370,10 @@ class Selections:
             raise damage(lane, "a page is empty, but not the last")
         selecting = lane.queue.selecting
         if selecting is not None:
-            if selecting.is_current(read):
+            if lane.queue.groups is None and any(one.message is not None and one.message.group for one in page.found):
+                # Nothing was tested for them yet, so this page is none that anybody waits for.
+                self.begin_groups(lane.queue)
+            elif selecting.is_current(read):
                 self._test(selecting, read, page, now_ms, failed)
             self.go_on(selecting)
         self._paging.let_go_of(lane, committed)
@@ -460,6 +385,7 @@ class Selections:
         assert aside is not None, "somebody has a selector"
         keeps_failures, policy = lane.queue.keeps_failures, lane.queue.policy
         tested: list[Found] = []
+        waiting: list[Found] = []
         recent = {entry.sequence for entry in lane.recent}
         for found in page.found:
             sequence = found.sequence
@@ -468,6 +394,9 @@ class Selections:
             if is_given_up(policy, found.mark.attempts, found.mark.due_ms) and not keeps_failures:
                 failed.append(self._paging.entry(lane, found, found.message))
                 lane.unread -= 1
+            elif found.message.group and found.mark.due_ms > now_ms:
+                # Whoever wants it, it holds back its group.
+                waiting.append(found)
             else:
                 tested.append(found)
 
@@ -481,5 +410,7 @@ class Selections:
                 self._paging.shows_waiting(entry)
             return entry
 
+        for found in waiting:
+            pluck(lane, found)
         last = WHOLE if page.is_end else page.found[-1].sequence
         selecting.test_page(read, tested, last, pluck)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from truenext.engine.engine import Engine
     from truenext.engine.lane import Entry, Lane
     from truenext.engine.queue import Queue
-    from truenext.selector import Selector
 
 _sequence = attrgetter("sequence")
 
@@ -98,35 +97,69 @@ def _with_credit(engine: Engine) -> dict[Queue, list[Consumer]]:
     return found
 
 
-class _Selective:
-    """What waits in memory in a queue for consumers with selectors; what nobody's selector wants does not.
+class _Taker:
+    """Consumers that could take the same of what waits in a queue: those with the same selector, or, where there are
+    groups, one of them.
+    """
 
-    Of the messages that a selector wants one is remembered until it waits no longer. What only the store has is not
+    def __init__(self, consumer: Consumer, now_us: int) -> None:
+        assert consumer.scan is not None, "it has a selector, or there are groups"
+        self._consumer = consumer
+        self._selector = consumer.scan.selector
+        self._now_us = now_us
+
+    def could_take(self, entry: Entry) -> bool:
+        """What a body that is not in memory says is not known, and counts as wanted."""
+        if entry.message is not None and self._selector is not None and not self._selector.matches(entry.message):
+            return False
+        groups = entry.lane.queue.groups
+        if not entry.group or groups is None:
+            return True
+        if groups.owners.get(entry.group, self._consumer) is not self._consumer:
+            return False
+        return not any(
+            one.group == entry.group and one.due_us > self._now_us
+            for lane in entry.lane.queue.lanes[: entry.lane.rank + 1]
+            for one in lane.delayed.values()
+            if lane is not entry.lane or one.sequence < entry.sequence
+        )
+
+
+class _Selective:
+    """What waits in memory in a queue for consumers with selectors, or where there are groups; what nobody wants does
+    not.
+
+    Of the messages that a consumer could take one is remembered until it waits no longer. What only the store has is not
     looked at: whether it is wanted is known when it is read.
     """
 
     def __init__(self) -> None:
-        self._suspects: dict[str, Entry] = {}
-        """By selector."""
+        self._suspects: dict[str | int, Entry] = {}
+        """By selector, or, where there are groups, by the consumer's number."""
         self._after = (0, 0)
         """Rank and sequence up to which the queue was looked at."""
 
     def keep_waiting(self, queue: Queue, consumers: list[Consumer], committed: int, now_ms: int, now_us: int) -> bool:
         """True if one of them could take a message that is ready for him."""
-        selectors = {one.scan.selector.text: one.scan.selector for one in consumers if one.scan is not None}
+        takers: dict[str | int, _Taker] = {}
+        for one in consumers:
+            if one.scan is not None:
+                selector = one.scan.selector
+                key = one.number if queue.groups is not None or selector is None else selector.text
+                takers.setdefault(key, _Taker(one, now_us))
         some = self._some(queue)
-        ready: dict[str, Entry] = {}
-        for text, selector in selectors.items():
-            suspect = self._suspects.get(text)
+        ready: dict[str | int, Entry] = {}
+        for key, taker in takers.items():
+            suspect = self._suspects.get(key)
             known = [] if suspect is None or suspect.is_taken else [suspect]
             for entry in (*known, *some):
                 message = entry.message
                 if message is None or entry.batch > committed or entry.due_us > now_us:
                     continue
-                if 0 < message.expires_ms <= now_ms or not selector.matches(message):
+                if 0 < message.expires_ms <= now_ms or not taker.could_take(entry):
                     continue
-                if not _is_held_back(entry, selector, committed, now_us):
-                    ready[text] = entry
+                if not _is_held_back(entry, taker, committed, now_us):
+                    ready[key] = entry
                     break
         self._suspects = ready
         return bool(ready)
@@ -148,7 +181,7 @@ class _Selective:
         return some if some or self._after == (0, 0) else self._some(queue)
 
 
-def _is_held_back(entry: Entry, selector: Selector, committed: int, now_us: int) -> bool:
+def _is_held_back(entry: Entry, taker: _Taker, committed: int, now_us: int) -> bool:
     """Something before it that is wanted as well is being committed, or waits for its next try."""
     lane = entry.lane
     lanes = lane.queue.lanes
@@ -157,11 +190,7 @@ def _is_held_back(entry: Entry, selector: Selector, committed: int, now_us: int)
     if _holds(lane.queue):
         waiting = (one for each in lanes[: lane.rank + 1] for one in each.again() if one.due_us > now_us)
         before += [one for one in waiting if one.lane is not lane or one.sequence < entry.sequence]
-    return any(
-        one.message is None or selector.matches(one.message)
-        for one in before
-        if one.lane is not lane or one.sequence < entry.sequence
-    )
+    return any(taker.could_take(one) for one in before if one.lane is not lane or one.sequence < entry.sequence)
 
 
 def _holds(queue: Queue) -> bool:
