@@ -39,15 +39,18 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine import groups, place, selecting
+from truenext.engine import groups, selecting
+from truenext.engine import place as places
 from truenext.engine.account import NoAccount
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, Purge, Redrive
 from truenext.engine.bulk import Wanted as BulkWanted
 from truenext.engine.engine import Engine
-from truenext.engine.groups import waits_at
+from truenext.engine.groups import GroupPlace
+from truenext.engine.consumer import Consumer
 from truenext.engine.lane import Entry
 from truenext.engine.paging import Found, PageRead
+from truenext.engine.queue import Queue
 from truenext.engine.session import Session
 from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
@@ -1153,7 +1156,12 @@ class BrokerMachine(RuleBasedStateMachine):
     def _turn(self) -> bool:
         """Returns: whether anything came of it."""
         note("engine.turn()")
-        effects = self.engine.turn()
+        waited: dict[Consumer, int] = {}
+        with _noting_who_waits(waited):
+            effects = self.engine.turn()
+            for queue in self.engine.queues():
+                if queue.groups is not None:
+                    _ask_who_waits(queue)
         self._learn_windows()
         names = {(reader.peer.name, reader.subscription): reader for reader in self.oracle.readers}
         dispatched: dict[Reader, list[Seen]] = {}
@@ -1179,7 +1187,7 @@ class BrokerMachine(RuleBasedStateMachine):
             queue.name: {
                 names[consumer.session.id, consumer.subscription]: rank
                 for consumer in queue.consumers
-                if (rank := waits_at(consumer)) is not None
+                if (rank := waited.get(consumer)) is not None
             }
             for queue in self.engine.queues()
             if queue.groups is not None
@@ -1582,8 +1590,8 @@ class SelectingMachine(BrokerMachine):
             size, found_max = self.SLICES
             patch.setattr(selecting, "SCAN_SIZE", size)
             patch.setattr(selecting, "SCAN_PAGE_SIZE", size)
-            patch.setattr(place, "SCAN_FOUND_MAX", found_max)
-            patch.setattr(place, "CHUNK", 2 * size)
+            patch.setattr(places, "SCAN_FOUND_MAX", found_max)
+            patch.setattr(places, "CHUNK", 2 * size)
             patch.setattr(groups, "SCAN_FOUND_MAX", found_max)
             patch.setattr(groups, "GROUP_FOUND_MIN", 1)
             yield
@@ -1654,6 +1662,30 @@ MACHINES: list[type[BrokerMachine]] = [
     GroupsMachine,
     ExpiringGroupsMachine,
 ]
+
+
+@contextmanager
+def _noting_who_waits(waited: dict[Consumer, int]) -> Iterator[None]:
+    """Where there are groups: up to which rank a consumer waited, at any time of a turn, for what is compared or read."""
+    first_for = GroupPlace.first_for
+
+    def noting(place: GroupPlace, consumer: Consumer) -> tuple[Entry | None, bool]:
+        entry, must_wait = first_for(place, consumer)
+        if must_wait or (entry is not None and entry.message is None):
+            waited[consumer] = min(place.lane.rank, waited.get(consumer, 10))
+        return entry, must_wait
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupPlace, "first_for", noting)
+        yield
+
+
+def _ask_who_waits(queue: Queue) -> None:
+    for consumer in queue.consumers:
+        assert consumer.scan is not None
+        for place in consumer.scan.places.values():
+            assert isinstance(place, GroupPlace)
+            place.first_for(consumer)
 
 
 def _one_of(things: list[T], which: int) -> T:

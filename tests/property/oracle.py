@@ -886,18 +886,21 @@ class Oracle:
             return False
         return not any(
             other.queue == letter.queue
-            and self.could_take(reader, other)
             and other.parcel.priority == letter.parcel.priority
             and other.order < letter.order
             and not self.is_visible(other)
+            and self.could_take(reader, other)
             and (EXPIRED_COMMIT_HOLDS_BACK or not self.is_expired(other))
             for other in self.letters
         )
 
     def true_next(self, reader: Reader) -> Letter | None:
         """TN(c): the message of smallest K that is ready for c."""
-        ready = [each for each in self.letters if self.could_take(reader, each) and self.is_ready_for(each, reader)]
-        return min(ready, key=lambda letter: letter.key) if ready else None
+        here = [each for each in self.letters if each.queue == reader.queue and not each.is_gone]
+        for letter in sorted(here, key=lambda each: each.key):
+            if self.is_ready_for(letter, reader) and self.could_take(reader, letter):
+                return letter
+        return None
 
     def next_dispatches(self, queue: str) -> list[tuple[Letter, Reader]]:
         """The legal next dispatches of one queue: the only one that must be, behind those that may have to wait.

@@ -44,7 +44,8 @@ from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import is_given_up
 from truenext.engine.schedule import DueLook, Scheduler
-from truenext.engine.selecting import Place, Scan, ScanRead, Selecting, Selections
+from truenext.engine.place import Place
+from truenext.engine.selecting import Scan, ScanRead, Selecting, Selections
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.writing import mark, put, remove

@@ -331,15 +331,3 @@ class GroupPlace(Place):
         del self.found[sequence]
         self._unsure.discard(sequence)
         return False
-
-
-def waits_at(consumer: Consumer) -> int | None:
-    """The rank of the lane of which something has to be tested or read before a consumer can have anything else, should
-    there be nothing before that; None if there is none."""
-    assert consumer.scan is not None, "where there are groups everybody has one"
-    for rank, place in consumer.scan.places.items():
-        assert isinstance(place, GroupPlace), "there are groups"
-        entry, must_wait = place.first_for(consumer)
-        if must_wait or (entry is not None and entry.message is None):
-            return rank
-    return None
