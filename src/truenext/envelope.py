@@ -57,7 +57,8 @@ def closes_group(header: bytes) -> bool:
     (True, False)
     """
     value = _value(header, _GROUP_SEQUENCE)
-    return value.startswith("-") and value[1:].isascii() and value[1:].isdigit() and int(value[1:]) > 0
+    digits = value[1:]
+    return value.startswith("-") and digits.isascii() and digits.isdigit() and digits.strip("0") != ""
 
 
 def _value(header: bytes, start: bytes) -> str:

@@ -356,7 +356,6 @@ def test_what_a_connection_does_not_hold_it_cannot_acknowledge(
         ("SUBSCRIBE", {"destination": "/queue/a.>"}, "wildcard destinations"),
         ("SEND", {"destination": "/queue/a,b"}, "composite destinations"),
         ("SEND", {"destination": "/queue/a,/queue/b"}, "composite destinations"),
-        ("SEND", {"destination": "/queue/q", "JMSXGroupID": "g"}, "message groups"),
         ("SUBSCRIBE", {"destination": "/queue/q", "durable": "true"}, "durable subscriptions"),
         ("SUBSCRIBE", {"destination": "/queue/q", "activemq.subscriptionName": "s"}, "durable subscriptions"),
     ],

@@ -45,9 +45,9 @@ from truenext.engine.account import NoAccount
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, Purge, Redrive
 from truenext.engine.bulk import Wanted as BulkWanted
+from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.groups import GroupPlace
-from truenext.engine.consumer import Consumer
 from truenext.engine.lane import Entry
 from truenext.engine.paging import Found, PageRead
 from truenext.engine.queue import Queue
@@ -1666,7 +1666,7 @@ MACHINES: list[type[BrokerMachine]] = [
 
 @contextmanager
 def _noting_who_waits(waited: dict[Consumer, int]) -> Iterator[None]:
-    """Where there are groups: up to which rank a consumer waited, at any time of a turn, for what is compared or read."""
+    """Where there are groups: up to which rank a consumer waited at any time for what is compared or read."""
     first_for = GroupPlace.first_for
 
     def noting(place: GroupPlace, consumer: Consumer) -> tuple[Entry | None, bool]:

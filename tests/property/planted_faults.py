@@ -21,6 +21,7 @@ from tests.property.broker_machine import (
     BulkMachine,
     ExpiringMachine,
     FailingMachine,
+    GroupsMachine,
     PagingMachine,
     ScheduledMachine,
     SelectingMachine,
@@ -31,6 +32,7 @@ from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.engine import browse
+from truenext.engine import groups as groups_of_engine
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, Purge, Taken, Wanted, take
 from truenext.engine.choosing import Choosing
@@ -39,19 +41,20 @@ from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
 from truenext.engine.engine import Effects, Engine
 from truenext.engine.expiry import BlockLook, Expiry
+from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.paging import Found, PageRead, Paging, Read
+from truenext.engine.place import Place
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import is_given_up
 from truenext.engine.schedule import DueLook, Scheduler
-from truenext.engine.place import Place
 from truenext.engine.selecting import Scan, ScanRead, Selecting, Selections
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.writing import mark, put, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
-from truenext.policy import Policies, Policy
+from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer
 from truenext.selector import Selector
 
@@ -1745,6 +1748,130 @@ def a_page_of_what_is_due_is_taken_for_newer_than_it_is(patch: Patch) -> None:
         page_read(scheduler, look, page, now_ms, committed, batch)
 
     patch.setattr(Scheduler, "page_read", faulty)
+
+
+# Groups
+
+
+@shows_in(GroupsMachine)
+def a_group_is_overtaken_while_one_of_it_waits_for_its_next_try(patch: Patch) -> None:
+    patch.setattr(Groups, "does_wait", lambda groups, group, rank, sequence: False)
+
+
+@shows_in(GroupsMachine)
+def a_group_that_waited_is_forgotten(patch: Patch) -> None:
+    changed = Groups._changed
+
+    def faulty(groups: Groups, entry: Entry) -> None:
+        patch.setattr(Groups, "_changed", lambda groups, group: None)
+        ended_delay(groups, entry)
+        patch.setattr(Groups, "_changed", changed)
+
+    ended_delay = Groups.ended_delay
+    patch.setattr(Groups, "ended_delay", faulty)
+
+
+@shows_in(GroupsMachine)
+def a_group_that_waits_holds_back_the_whole_queue(patch: Patch) -> None:
+    patch.setattr(
+        Delays,
+        "delay",
+        _with_wait(Delays.delay),
+    )
+
+
+def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays, Entry, int], bool]:
+    def faulty(delays: Delays, entry: Entry, delay_ms: int) -> bool:
+        delay(delays, entry, delay_ms)
+        return entry.lane.queue.policy.while_waiting is WhileWaiting.PASS
+
+    return faulty
+
+
+@shows_in(GroupsMachine)
+def a_busy_group_blocks_the_others(patch: Patch) -> None:
+    first_for = GroupPlace.first_for
+
+    def faulty(place: GroupPlace, consumer: Consumer) -> tuple[Entry | None, bool]:
+        entry, must_wait = first_for(place, consumer)
+        if entry is not None and any(
+            one.group and not one.is_taken and place._groups.owners.get(one.group, consumer) is not consumer
+            for sequence, one in place.found.items()
+            if sequence < entry.sequence
+        ):
+            return None, False
+        return entry, must_wait
+
+    patch.setattr(GroupPlace, "first_for", faulty)
+
+
+@shows_in(GroupsMachine)
+def a_group_stays_with_a_consumer_that_is_gone(patch: Patch) -> None:
+    patch.setattr(Groups, "left", lambda groups, consumer: None)
+
+
+@shows_in(GroupsMachine)
+def a_group_is_handed_to_two_consumers(patch: Patch) -> None:
+    def faulty(groups: Groups, entry: Entry, consumer: Consumer) -> None:
+        is_first = groups.owners.get(entry.group) is None
+        took(groups, entry, consumer)
+        if entry.sequence % 3 == 0:
+            groups.owners.pop(entry.group, None)
+            groups._changed(entry.group)
+        entry.is_first_of_group = is_first
+
+    took = Groups.took
+    patch.setattr(Groups, "took", faulty)
+
+
+@shows_in(GroupsMachine)
+def a_group_that_is_closed_stays_its_consumers(patch: Patch) -> None:
+    patch.setattr(groups_of_engine, "closes_group", lambda header: False)
+
+
+@shows_in(GroupsMachine)
+def what_was_passed_over_of_a_busy_group_is_passed_over_for_good(patch: Patch) -> None:
+    def faulty(place: GroupPlace, group: str) -> tuple[int | None, bool]:
+        sequence, is_known = stands(place, group)
+        return (sequence, True) if is_known else (None, False)
+
+    stands = GroupPlace._stands
+    patch.setattr(GroupPlace, "_stands", faulty)
+
+
+@shows_in(GroupsMachine)
+def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
+    def faulty(place: GroupPlace, group: str, sequence: int) -> bool:
+        if not passes_over(place, group, sequence):
+            return False
+        if sequence % 2:
+            # Only this one.
+            del place._skipped[group]
+        return True
+
+    passes_over = GroupPlace._passes_over
+    patch.setattr(GroupPlace, "_passes_over", faulty)
+
+
+@shows_in(GroupsMachine)
+def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch: Patch) -> None:
+    def faulty(paging: Paging, entry: Entry) -> None:
+        delay_stray(paging, entry)
+        if entry.group:
+            entry.lane.queue.known_groups.ended_delay(entry)
+
+    delay_stray = Paging.delay_stray
+    patch.setattr(Paging, "delay_stray", faulty)
+
+
+@shows_in(GroupsMachine)
+def the_first_of_a_group_is_not_marked_as_that(patch: Patch) -> None:
+    def faulty(groups: Groups, entry: Entry, consumer: Consumer) -> None:
+        took(groups, entry, consumer)
+        entry.is_first_of_group = False
+
+    took = Groups.took
+    patch.setattr(Groups, "took", faulty)
 
 
 def faults() -> list[Fault]:

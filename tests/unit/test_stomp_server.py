@@ -27,7 +27,7 @@ from truenext.commands import (
     Unsubscribe,
 )
 from truenext.destination import parse
-from truenext.envelope import escape, read_header, write_header
+from truenext.envelope import closes_group, escape, group_of, read_header, write_header
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX
 from truenext.message import Message
@@ -49,6 +49,7 @@ class Delivered:
     sequence: int = 7
     deliveries: int = 1
     attempts: int = 0
+    is_first_of_group: bool = False
 
 
 def connecting() -> StompServer:
@@ -313,7 +314,7 @@ def test_a_reply_to_that_can_be_no_queue_is_refused() -> None:
 HOP_HEADERS = [
     *("receipt", "transaction", "truenext-producer", "truenext-number"),
     *("message-id", "subscription", "ack", "redelivered", "timestamp"),
-    *("truenext-sequence", "truenext-deliveries", "truenext-attempts"),
+    *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "JMSXGroupFirstForConsumer"),
 ]
 
 
@@ -645,8 +646,6 @@ def test_a_transaction_is_begun_committed_and_aborted_by_name(version: Version) 
         ("SUBSCRIBE", "activemq.retroactive:true", "retroactive consumers"),
         ("SUBSCRIBE", "activemq.noLocal:true", "one's own messages"),
         ("SUBSCRIBE", "no-local:true", "one's own messages"),
-        ("SEND", "JMSXGroupID:g", "message groups"),
-        ("SEND", "JMSXGroupSeq:-1", "message groups"),
     ],
 )
 def test_a_feature_that_is_not_there_yet_is_refused_by_name(
@@ -863,6 +862,32 @@ def test_a_delivery_says_what_the_consumer_needs(version: Version, mode: str) ->
     assert second.headers["redelivered"] == "true"
     assert second.headers["message-id"] == "truenext-b1-12346"
     assert (second.headers["truenext-deliveries"], second.headers["truenext-attempts"]) == ("3", "2")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("lines", [[], ["content-length:0"], ["a:b", "redelivered:true"]])
+def test_a_send_says_its_group_and_the_consumer_is_told_it(version: Version, lines: list[str]) -> None:
+    send = asked(Send, version, "SEND", QUEUE, "JMSXGroupID:order 7", "JMSXGroupSeq:-1", *lines)
+    assert send.message.group == group_of(send.message.header) == "order 7"
+    assert closes_group(send.message.header)
+    (frame,) = message_frame(version, [Delivered(send.message, is_first_of_group=True)])
+    assert (frame.headers["JMSXGroupID"], frame.headers["JMSXGroupFirstForConsumer"]) == ("order 7", "true")
+    (frame,) = message_frame(version, [Delivered(send.message)])
+    assert "JMSXGroupFirstForConsumer" not in frame.headers
+
+
+def test_a_group_with_colons_is_the_same_in_memory_and_in_the_store() -> None:
+    send = asked(Send, Version.V1_2, "SEND", QUEUE, "JMSXGroupID:a\\cb")
+    assert send.message.group == group_of(send.message.header) == "a:b"
+
+
+def test_a_group_with_a_name_that_is_too_long_is_refused() -> None:
+    assert "JMSXGroupID of 256 characters" in refused(Version.V1_2, "SEND", QUEUE, f"JMSXGroupID:{'g' * 256}")
+
+
+def test_a_send_without_a_group_or_with_an_empty_one_has_none() -> None:
+    for lines in ([], ["JMSXGroupID:"]):
+        assert asked(Send, Version.V1_2, "SEND", QUEUE, *lines).message.group == ""
 
 
 @pytest.mark.parametrize("version", VERSIONS)

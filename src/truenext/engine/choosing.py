@@ -180,11 +180,12 @@ class GroupChoosing(Choosing):
             if not takers:
                 continue
             taker = asking[min(takers, key=lambda number: _preference(asking[number], number))]
-            closed = groups.closed
+            changes = groups.changes
             entry.lane.lift(entry)
             give(entry, taker)
-            if groups.closed != closed:
-                # Something earlier may be there for anybody.
+            if groups.changes != changes:
+                # Of a group that is free now anybody may get something earlier; what of one that is not any more was
+                # being committed, or had to be read, holds nobody else back.
                 offers = []
                 to_ask = list(range(len(asking)))
 

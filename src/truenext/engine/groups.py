@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 class Groups:
     """The groups of one queue."""
 
-    __slots__ = ("_delayed", "_first_delayed", "_places", "closed", "owners")
+    __slots__ = ("_delayed", "_first_delayed", "_places", "changes", "owners")
 
     def __init__(self, places: Callable[[], Iterable[GroupPlace]]) -> None:
         """`places` are those of all selectors."""
         self._places = places
         self.owners: dict[str, Consumer] = {}
         """Whose a group is, the one that was dispatched last at the end; others are free."""
-        self.closed = 0
-        """How often a group became free while its consumer went on."""
+        self.changes = 0
+        """How often a group became somebody's, or free."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
         """Rank and sequence of what waits for its next try."""
         self._first_delayed: dict[str, tuple[int, int]] = {}
@@ -72,7 +72,6 @@ class Groups:
                 if len(self.owners) > GROUPS_MAX:
                     self._forget_some()
         elif owner is not None:
-            self.closed += 1
             self._changed(group)
 
     def left(self, consumer: Consumer) -> None:
@@ -103,6 +102,7 @@ class Groups:
         self._changed(group)
 
     def _changed(self, group: str) -> None:
+        self.changes += 1
         for place in self._places():
             place.stand(group)
 
@@ -114,7 +114,6 @@ class Groups:
             if group not in held:
                 del self.owners[group]
                 self._changed(group)
-                self.closed += 1
 
 
 class GroupPlace(Place):

@@ -129,8 +129,8 @@ class _Selective:
     """What waits in memory in a queue for consumers with selectors, or where there are groups; what nobody wants does
     not.
 
-    Of the messages that a consumer could take one is remembered until it waits no longer. What only the store has is not
-    looked at: whether it is wanted is known when it is read.
+    Of the messages that a consumer could take one is remembered until it waits no longer. What only the store has is
+    not looked at: whether it is wanted is known when it is read.
     """
 
     def __init__(self) -> None:

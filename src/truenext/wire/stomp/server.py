@@ -47,6 +47,7 @@ PARTS_PER_MESSAGE = 5
 _SCHEDULE_HEADERS = frozenset(
     {"AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"}
 )
+_FIRST_OF_GROUP = "JMSXGroupFirstForConsumer"
 _HOP_HEADERS = _SCHEDULE_HEADERS | frozenset(
     {
         # What concerns the SEND alone, and what only the broker may say of a message.
@@ -63,12 +64,9 @@ _HOP_HEADERS = _SCHEDULE_HEADERS | frozenset(
         "truenext-sequence",
         "truenext-deliveries",
         "truenext-attempts",
+        _FIRST_OF_GROUP,
     }
 )
-_LATER_SEND = {
-    "JMSXGroupID": "message groups",
-    "JMSXGroupSeq": "message groups",
-}
 _LATER_SUBSCRIBE = {
     "durable": "durable subscriptions",
     "durable-subscription-name": "durable subscriptions",
@@ -78,7 +76,7 @@ _LATER_SUBSCRIBE = {
     "activemq.noLocal": "subscriptions without one's own messages",
     "no-local": "subscriptions without one's own messages",
 }
-_UNUSUAL_SEND = _HOP_HEADERS | _LATER_SEND.keys() | {"reply-to"}
+_UNUSUAL_SEND = _HOP_HEADERS | {"reply-to", "JMSXGroupID"}
 _PRIORITIES = {str(priority): priority for priority in range(10)}
 
 
@@ -93,6 +91,8 @@ class Delivery(Shape):
     def deliveries(self) -> int: ...
     @property
     def attempts(self) -> int: ...
+    @property
+    def is_first_of_group(self) -> bool: ...
 
 
 class StompServer:
@@ -195,11 +195,12 @@ class StompServer:
         producer = None
         number = 0
         schedule = None
+        group = ""
         if not _UNUSUAL_SEND.isdisjoint(headers):
-            _refuse_later(headers, _LATER_SEND)
             if not _SCHEDULE_HEADERS.isdisjoint(headers):
                 schedule = _schedule(headers, destination)
             producer, number = _numbered(headers)
+            group = _name("JMSXGroupID", headers.get("JMSXGroupID", ""))
             header = self._forwarded(frame)
         elif not header or "content-length" not in headers:
             header = self._forwarded(frame)
@@ -213,7 +214,7 @@ class StompServer:
         persistent = text is not None and (text == "true" or _boolean("persistent", text))
         text = headers.get("expires")
         expires_ms = 0 if text is None else _number("expires", text)
-        message = Message(priority, persistent, expires_ms, header, frame.body)
+        message = Message(priority, persistent, expires_ms, header, frame.body, group=group)
         return Send(destination, message, headers.get("transaction"), producer, number, schedule)
 
     def _forwarded(self, frame: Frame) -> bytes:
@@ -388,14 +389,16 @@ class StompServer:
             sequence = str(delivery.sequence)
             identity = f"{sequence}{middle}{sequence}" if middle else sequence
             count = delivery.deliveries
-            redelivered = "" if count == own else "redelivered:true\n"
+            flags = "" if count == own else "redelivered:true\n"
+            if delivery.is_first_of_group and not is_browse:
+                flags += f"{_FIRST_OF_GROUP}:true\n"
             header = message.header
             if not is_newest:
                 header = self._for_older_version(header)
             add(
                 (
                     f"{head}{identity}\ntruenext-sequence:{sequence}\ntruenext-deliveries:{count}\n"
-                    f"truenext-attempts:{delivery.attempts}\n{redelivered}timestamp:{message.arrived_ms}\n".encode(),
+                    f"truenext-attempts:{delivery.attempts}\n{flags}timestamp:{message.arrived_ms}\n".encode(),
                     header,
                     b"\n",
                     message.body,

@@ -1,0 +1,216 @@
+"""Are groups one consumer's, wherever their messages are, and does nobody else wait for them?
+
+That what consumers get is right, while anything happens, is asked by tests/property.
+"""
+
+import pytest
+
+from tests.unit.test_selecting import A, World, numbers
+from truenext.commands import Ack, Nack, Send, Unsubscribe
+from truenext.engine import groups as groups_of_engine
+from truenext.engine.stuck import STUCK_MS, StuckAudit
+from truenext.envelope import closes_group, group_of
+from truenext.limits import SCAN_FOUND_MAX, SCAN_PAGE_SIZE
+from truenext.message import Message
+from truenext.policy import Policies, Policy, WhileWaiting
+
+STORE_ONLY = pytest.mark.parametrize("leaves_memory", [False, True], ids=["in memory", "in the store"])
+
+
+def send(world: World, group: str, *bodies: str, closes: bool = False, persistent: bool = True) -> None:
+    header = (f"JMSXGroupID:{group}\n" if group else "") + ("JMSXGroupSeq:-1\n" if closes else "")
+    for body in bodies:
+        message = Message(4, persistent, 0, header.encode(), body.encode(), group=group_of(header.encode()))
+        world.engine.send(world.session, Send(A, message))
+
+
+def acknowledge(world: World, name: str, count: int) -> None:
+    for entry in world.entries[name][:count]:
+        world.engine.acknowledge(world.session, Ack(name, entry.sequence))
+    del world.entries[name][:count]
+
+
+@pytest.mark.parametrize(
+    ("value", "closes"),
+    [("-1", True), ("-20", True), ("0", False), ("-0", False), ("1", False), ("-x", False), ("-", False)],
+)
+def test_only_a_negative_number_closes_a_group(value: str, closes: bool) -> None:
+    assert closes_group(f"JMSXGroupID:g\nJMSXGroupSeq:{value}\n".encode()) is closes
+
+
+def test_a_queue_that_never_had_a_group_is_dispatched_without_asking_for_any() -> None:
+    world = World()
+    world.subscribe("one")
+    world.send(*numbers(10))
+    world.settle()
+    (queue,) = world.engine.queues()
+    assert queue.groups is None and queue.selecting is None
+
+
+@STORE_ONLY
+def test_a_group_is_the_consumers_that_got_its_first_message_and_others_go_to_others(leaves_memory: bool) -> None:
+    world = World()
+    send(world, "g", "g1", "g2", "g3")
+    send(world, "h", "h1", "h2")
+    send(world, "", "free")
+    if leaves_memory:
+        world.leave_memory()
+    world.subscribe("one", window=2)
+    world.subscribe("two", window=2)
+    assert world.settle() == {"one": ["g1", "g2"], "two": ["h1", "h2"]}
+    assert [entry.is_first_of_group for entry in world.entries["one"]] == [True, False]
+    acknowledge(world, "two", 2)
+    # Never g3, which is earlier.
+    assert world.settle() == {"two": ["free"]}
+
+
+@STORE_ONLY
+def test_a_busy_group_with_a_long_backlog_blocks_nobody_and_takes_no_memory(leaves_memory: bool) -> None:
+    world = World()
+    count = 3 * SCAN_FOUND_MAX
+    send(world, "g", *numbers(count))
+    world.settle()
+    if leaves_memory:
+        world.leave_memory()
+    world.subscribe("slow", window=1)
+    assert world.settle() == {"slow": ["0"]}
+    send(world, "h", "h1")
+    send(world, "", "free")
+    world.subscribe("other")
+    assert world.settle() == {"other": ["h1", "free"]}
+    if leaves_memory:
+        assert world.engine.memory.used < 500 * (2 * SCAN_FOUND_MAX)
+
+
+@STORE_ONLY
+def test_all_of_a_long_group_comes_in_order_whoever_has_it(leaves_memory: bool) -> None:
+    world = World()
+    count = 3 * SCAN_FOUND_MAX
+    for number in range(count):
+        send(world, "g" if number % 3 else "h", str(number))
+    world.settle()
+    if leaves_memory:
+        world.leave_memory()
+    world.subscribe("one", window=1)
+    world.subscribe("two", window=100)
+    got: dict[str, list[int]] = {"one": [], "two": []}
+    while news := world.settle():
+        for name, bodies in news.items():
+            got[name] += map(int, bodies)
+            if len(got["one"]) < 5 or name == "two":
+                acknowledge(world, name, len(bodies))
+    assert got["one"] == list(range(0, 15, 3))
+    assert got["two"] == [number for number in range(count) if number % 3]
+    world.engine.unsubscribe(world.session, Unsubscribe("one"))
+    rest = []
+    while news := world.settle():
+        rest += map(int, news["two"])
+        acknowledge(world, "two", len(news["two"]))
+    assert rest == list(range(12, count, 3))
+
+
+def test_what_was_passed_over_is_read_by_pages_and_not_message_by_message() -> None:
+    world = World()
+    count = 4 * SCAN_FOUND_MAX
+    send(world, "g", *numbers(count))
+    world.settle()
+    world.leave_memory()
+    world.subscribe("one", window=10)
+    world.subscribe("two", window=10)
+    got = 0
+    while news := world.settle():
+        got += len(news["one"])
+        acknowledge(world, "one", len(news["one"]))
+    assert got == count
+    # Once through the lane, and a page more whenever what was found was taken.
+    assert world.pages <= 3 * count // SCAN_PAGE_SIZE + 10
+
+
+def test_a_group_is_free_when_it_is_closed_or_its_consumer_is_gone() -> None:
+    world = World()
+    world.subscribe("one", window=3)
+    send(world, "g", "g1")
+    send(world, "g", "g2", closes=True)
+    send(world, "h", "h1")
+    assert world.settle() == {"one": ["g1", "g2", "h1"]}
+    world.subscribe("two")
+    send(world, "g", "g3")
+    send(world, "h", "h2")
+    assert world.settle() == {"two": ["g3"]}
+    world.engine.unsubscribe(world.session, Unsubscribe("one"))
+    assert world.settle() == {"two": ["g1", "g2", "h1", "h2"]}
+    assert [entry.is_first_of_group for entry in world.entries["two"]] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("while_waiting", WhileWaiting)
+def test_a_message_that_waits_for_its_next_try_holds_back_its_group_and_nothing_else(
+    while_waiting: WhileWaiting,
+) -> None:
+    world = World(Policy(first_delay_ms=50, while_waiting=while_waiting))
+    world.subscribe("one", window=1)
+    send(world, "g", "g1", "g2")
+    send(world, "h", "h1")
+    send(world, "", "free")
+    assert world.settle() == {"one": ["g1"]}
+    world.engine.refuse(world.session, Nack("one", world.entries.pop("one")[0].sequence))
+    for body in ("h1", "free"):
+        assert world.settle() == {"one": [body]}
+        acknowledge(world, "one", 1)
+    assert world.settle() == {}
+    world.engine.tick(0, 50_000)
+    for body in ("g1", "g2"):
+        assert world.settle() == {"one": [body]}
+        acknowledge(world, "one", 1)
+
+
+def test_the_group_of_a_message_that_was_dead_lettered_or_purged_while_it_waited_goes_on() -> None:
+    world = World(Policy(first_delay_ms=50))
+    world.subscribe("one", window=1)
+    send(world, "g", "g1", "g2")
+    world.settle()
+    world.engine.refuse(world.session, Nack("one", world.entries.pop("one")[0].sequence))
+    assert world.settle() == {}
+    world.engine.change_policies(Policies(Policy(attempts_max=1)))
+    assert world.settle() == {"one": ["g2"]}
+
+
+def test_of_more_groups_than_are_remembered_those_of_which_something_is_held_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(groups_of_engine, "GROUPS_MAX", 8)
+    world = World()
+    world.subscribe("one", window=1000)
+    send(world, "held", "first")
+    for number in range(30):
+        send(world, f"g{number}", str(number))
+        world.settle()
+        for entry in world.entries["one"][1:]:
+            world.engine.acknowledge(world.session, Ack("one", entry.sequence))
+        del world.entries["one"][1:]
+    (queue,) = world.engine.queues()
+    assert queue.groups is not None
+    assert "held" in queue.groups.owners and len(queue.groups.owners) <= 8
+    world.subscribe("two")
+    send(world, "g29", "to one")
+    send(world, "held", "to one as well")
+    send(world, "g0", "to two")
+    assert world.settle() == {"one": ["to one", "to one as well"], "two": ["to two"]}
+
+
+def test_the_stuck_audit_does_not_take_a_busy_group_for_stuck_and_sees_one_that_is() -> None:
+    world = World()
+    world.subscribe("one", window=1)
+    world.subscribe("two")
+    send(world, "g", "g1", "g2")
+    world.settle()
+    audit = StuckAudit()
+
+    def look(now_ms: int) -> list[str]:
+        world.engine.tick(now_ms * 1000, now_ms * 1000)
+        return [queue.name for queue in audit.look(world.engine, [])]
+
+    assert look(0) == look(2 * STUCK_MS) == []
+    acknowledge(world, "one", 1)
+    # Nobody asks for a turn.
+    assert look(3 * STUCK_MS) == []
+    assert look(5 * STUCK_MS) == ["a"]
