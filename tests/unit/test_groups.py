@@ -102,7 +102,7 @@ def test_all_of_a_long_group_comes_in_order_whoever_has_it(leaves_memory: bool) 
     assert got["one"] == list(range(0, 15, 3))
     assert got["two"] == [number for number in range(count) if number % 3]
     world.engine.unsubscribe(world.session, Unsubscribe("one"))
-    rest = []
+    rest: list[int] = []
     while news := world.settle():
         rest += map(int, news["two"])
         acknowledge(world, "two", len(news["two"]))
