@@ -25,8 +25,9 @@ NAME is no event, its count is 0: from here on the queue number stands for that 
 
 import struct
 from enum import IntEnum
+from hashlib import blake2b
 
-HISTORY_VERSION = 3
+HISTORY_VERSION = 4
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -55,11 +56,13 @@ class Kind(IntEnum):
     REMOVED = 13
     PAUSED = 14
     RESUMED = 15
+    ACCEPTED_OF_GROUP = 16
 
     @property
     def label(self) -> str:
         """As docs/history.md calls it."""
-        return self.name.lower().replace("_", "-")
+        kind = Kind.ACCEPTED if self is Kind.ACCEPTED_OF_GROUP else self
+        return kind.name.lower().replace("_", "-")
 
 
 COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
@@ -79,6 +82,7 @@ COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
     Kind.REMOVED: (("sequence", "Q"),),
     Kind.PAUSED: (),
     Kind.RESUMED: (),
+    Kind.ACCEPTED_OF_GROUP: (("sequence", "Q"), ("size", "I"), ("flags", "B"), ("group", "Q")),
 }
 """Name and type (as `array` and `struct` have them) of what each event of a kind has of its own."""
 
@@ -98,6 +102,11 @@ NO_WINDOW = 0xFFFFFFFF
 
 GAP_EVENTS = 1 << 20
 """Numbers left out after an unclean stop: what was in memory may have had them, and somebody may have seen it."""
+
+
+def group_number(group: str) -> int:
+    """What stands for a group in the history: not 0, and for two names hardly ever the same."""
+    return int.from_bytes(blake2b(group.encode(), digest_size=8).digest(), "big") >> 1 or 1
 
 
 def width(kind: int) -> int:

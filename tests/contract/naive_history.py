@@ -17,9 +17,10 @@ COLUMNS = {
     11: "sequence:Q target_queue:I target_sequence:Q",
     12: "sequence:Q target_queue:I target_sequence:Q",
     13: "sequence:Q",
+    16: "sequence:Q size:I flags:B group:Q",
 }
 KINDS = ["name", "started", "recovered", "accepted", "committed", "subscribed", "unsubscribed", "dispatched"]
-KINDS += ["acknowledged", "returned", "expired", "dead-lettered", "moved", "removed", "paused", "resumed"]
+KINDS += ["acknowledged", "returned", "expired", "dead-lettered", "moved", "removed", "paused", "resumed", "accepted"]
 REASONS = [None, "failed", "released", "clean", "unclean", "delayed", "holding", "due"]
 MODES = ["auto", "client", "client-individual"]
 MODES += [f"{mode} with selector" for mode in MODES]

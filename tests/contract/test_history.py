@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,10 @@ class Told:
         return self.engine.connect(name)
 
     def send(self, session: Session, priority: int = 4, *, persistent: bool = True, **more: Any) -> None:
+        group = more.get("group", "")
+        header = b"content-length:4\n" + (f"JMSXGroupID:{group}\n".encode() if group else b"")
         message = Message(
-            priority, persistent, more.get("expires_ms", 0), b"content-length:4\n", more.get("body", b"body")
+            priority, persistent, more.get("expires_ms", 0), header, more.get("body", b"body"), group=group
         )
         self.engine.send(session, Send(more.get("destination", ORDERS), message, more.get("transaction")))
 
@@ -110,6 +113,18 @@ def test_a_persistent_message_is_told_from_acceptance_to_acknowledgement() -> No
         {"event": 7, "kind": "acknowledged", "queue": "orders", "sequence": 1},
         {"event": 8, "kind": "committed", "batch": 5},
     ]
+
+
+def test_of_a_message_of_a_group_is_told_which_that_is_and_of_others_nothing() -> None:
+    told = Told()
+    session = told.session()
+    for group in ("", "g", "g", "", "h", "g"):
+        told.send(session, group=group)
+    accepted = [event for event in told.events() if event["kind"] == "accepted"]
+    assert [event["sequence"] for event in accepted] == [1, 2, 3, 4, 5, 6]
+    first, g, again, fourth, h, last = (event.get("group") for event in accepted)
+    assert first is fourth is None
+    assert g == again == last != h and g and h
 
 
 def test_a_transient_is_visible_at_once() -> None:
@@ -242,8 +257,8 @@ def test_events_are_numbered_one_by_one_whatever_happens() -> None:
     assert [event["event"] for event in told.events()] == list(range(1, len(told.events()) + 1))
 
 
-def busy(rng: random.Random, steps: int = 300, **first: int) -> Told:
-    """Something of everything."""
+def busy(rng: random.Random, steps: int = 300, groups: Sequence[str] = ("",), **first: int) -> Told:
+    """Something of everything; messages are of these groups."""
     told = Told(attempts_max=3, **first)
     sessions = [told.session(str(n)) for n in range(3)]
     for session in sessions:
@@ -253,7 +268,8 @@ def busy(rng: random.Random, steps: int = 300, **first: int) -> Told:
         held = [entry for consumer in session.consumers.values() for entry in consumer.held]
         match rng.randrange(8):
             case 0 | 1:
-                told.send(session, rng.randrange(10), persistent=rng.random() < 0.5)
+                group = rng.choice(groups)
+                told.send(session, rng.randrange(10), persistent=rng.random() < 0.5, group=group)
             case 2:
                 told.commit()
             case 3 if held and session.consumers["s"].mode is not AckMode.AUTO:

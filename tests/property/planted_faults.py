@@ -1865,6 +1865,20 @@ def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch
 
 
 @shows_in(GroupsMachine)
+def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
+    first_for = GroupPlace.first_for
+
+    def faulty(place: GroupPlace, consumer: Consumer) -> tuple[Entry | None, bool]:
+        entry, must_wait = first_for(place, consumer)
+        if entry is None or not entry.group:
+            return entry, must_wait
+        later = [one for one in place.found.values() if one.group == entry.group and not one.is_taken and one.message]
+        return max([entry, *later], key=lambda one: one.sequence), must_wait
+
+    patch.setattr(GroupPlace, "first_for", faulty)
+
+
+@shows_in(GroupsMachine)
 def the_first_of_a_group_is_not_marked_as_that(patch: Patch) -> None:
     def faulty(groups: Groups, entry: Entry, consumer: Consumer) -> None:
         took(groups, entry, consumer)

@@ -105,6 +105,7 @@ class RandomHistory:
             persistent=persistent,
             size=10,
             batch=self.batch if in_batch else 0,
+            group=self.random.choice([None, None, None, 7, 7, 8]),
         )
         self.present[queue][self.sequence] = message
         if not in_batch:
@@ -160,6 +161,9 @@ class RandomHistory:
             )
         ]
         candidates = sorted(ready, key=keys.__getitem__)[:1]
+        if self.chance(0.5):
+            # Groups are another's.
+            candidates = sorted((each for each in ready if not messages[each]["group"]), key=keys.__getitem__)[:1]
         if self.chance(self.faults):
             candidates = self.random.choice([list(messages), self.dead[queue], waiting])
         if not candidates:

@@ -8,12 +8,14 @@ by looking at every message. Where the two pages leave a choice, the choice is n
 - A run that is missing makes everything before it unknown.
 - What was accepted, and whose commit the history lacks, is there after the next start only if it is mentioned again.
 - What was found lost may turn up again.
+- What has a group was perhaps another's: it is evidence for messages of its group only, and waits for its next try for
+  those alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Event = dict[str, Any]
@@ -30,6 +32,7 @@ class Letter:
     where: str
     """`waiting`, `held`, `doubtful`, `perhaps`, `gone`; `delayed` or `holding` until its next try"""
     holder: int | None = None
+    group: int | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -125,7 +128,7 @@ class Judge:
             seen = self.visible_from[each["sequence"]]
             visible = seen is not None and seen <= each["event"]
             letters[each["sequence"]] = Letter(
-                each["sequence"], each["priority"], each["persistent"], visible, "waiting"
+                each["sequence"], each["priority"], each["persistent"], visible, "waiting", group=each.get("group")
             )
         elif kind == "dispatched":
             if letter is None:
@@ -204,26 +207,43 @@ class Judge:
             self._find("doubled", queue, each)
             return
         if letter.priority is not None:
-            ready = [other for other in self.ready(letters) if other is not letter]
-            above = [other for other in ready if other.priority is not None and other.priority > letter.priority]
-            equals = [
-                other
-                for other in letters.values()
-                if other.where == "waiting" and other.priority == letter.priority and other.sequence < letter.sequence
-            ]
-            holding = [other for other in letters.values() if other.where == "holding" and other.key < letter.key]
-            if holding:
-                first = min(holding, key=lambda other: other.key)
-                is_equal = first.priority == letter.priority
-                self._find("order" if is_equal else "inversion", queue, each, first.sequence)
-            elif above:
-                self._find("inversion", queue, each, min(above, key=lambda other: other.key).sequence)
-            elif equals:
-                self._find("order", queue, each, min(equals, key=lambda other: other.key).sequence)
+            for group in dict.fromkeys([None, letter.group]):
+                if self._overtakes(letter, self._of_group(letters, group), queue, each):
+                    break
         if letter.where == "held":
             self._find("doubled", queue, each)
         if letter.where in ("delayed", "holding") or (letter.where == "waiting" and not letter.visible):
             self._find("premature", queue, each)
+
+    @staticmethod
+    def _of_group(letters: dict[int, Letter], group: int | None) -> dict[int, Letter]:
+        """What is evidence for a group, or for all (None)."""
+        some = {sequence: letter for sequence, letter in letters.items() if letter.group == group}
+        if group is None:
+            return some
+        return {
+            sequence: replace(letter, where="holding" if letter.where == "delayed" else letter.where)
+            for sequence, letter in some.items()
+        }
+
+    def _overtakes(self, letter: Letter, letters: dict[int, Letter], queue: str, each: Event) -> bool:
+        assert letter.priority is not None
+        ready = [other for other in self.ready(letters) if other.sequence != letter.sequence]
+        above = [other for other in ready if other.priority is not None and other.priority > letter.priority]
+        equals = [
+            other
+            for other in letters.values()
+            if other.where == "waiting" and other.priority == letter.priority and other.sequence < letter.sequence
+        ]
+        holding = [other for other in letters.values() if other.where == "holding" and other.key < letter.key]
+        if holding:
+            first = min(holding, key=lambda other: other.key)
+            self._find("order" if first.priority == letter.priority else "inversion", queue, each, first.sequence)
+        elif above:
+            self._find("inversion", queue, each, min(above, key=lambda other: other.key).sequence)
+        elif equals:
+            self._find("order", queue, each, min(equals, key=lambda other: other.key).sequence)
+        return bool(holding or above or equals)
 
     def _find(self, kind: str, queue: str, each: Event, overtaken: int | None = None) -> None:
         self.found[kind, queue] += 1
@@ -315,7 +335,7 @@ class Judge:
     def _could(self, queue: str, index: int) -> bool:
         """After this event: is a message ready and a consumer free?"""
         letters = self._letters_after(queue, index)
-        if not self.ready(letters) or self._is_paused(queue, index):
+        if not self.ready(self._of_group(letters, None)) or self._is_paused(queue, index):
             return False
         consumers: dict[int, int] = {}
         previous = None

@@ -30,6 +30,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             "visible_event": NEVER,
             "at": 0,
             "visible_at": 0,
+            "group": 0,
         }
         rows.append(empty | {"event": event, "code": int(code), "queue": queue} | columns)
 
@@ -77,7 +78,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
                 start = next((starts[run] for run in runs if run > each["run"] and run in starts), None)
                 if start and any(o["sequence"] == each["sequence"] and o["event"] > start["event"] for o in events):
                     by = start
-            columns |= {"number": each["priority"], "persistent": each["persistent"]}
+            columns |= {"number": each["priority"], "persistent": each["persistent"], "group": each["group"] or 0}
             if by is not None:
                 columns |= {"visible_event": by["event"], "visible_at": micros(by)}
         elif each["kind"] == "subscribed":

@@ -121,3 +121,24 @@ def test_what_a_consumer_with_a_selector_gets_or_leaves_is_no_evidence_and_what_
     account.returned(8, 8, 3, 0)
     account.unsubscribed(9, 9, 1)
     assert account.free == 1
+
+
+def test_what_has_a_group_is_evidence_for_that_group_alone_and_what_has_none_for_all() -> None:
+    account = Account(Gone(), 10)
+    for sequence, group in ((1, 7), (2, 0), (3, 8), (4, 7), (5, 0), (6, 8)):
+        account.accepted(sequence, sequence, sequence, 4, True, sequence, sequence, group)
+    account.subscribed(7, 7, 1, 10)
+    account.dispatched(8, 8, 2, 1)
+    assert account.findings == []
+    for event, sequence, overtaken in ((9, 4, 1), (10, 6, 5)):
+        account.dispatched(event, event, sequence, 1)
+        finding = account.findings.pop()
+        assert (finding.kind, finding.sequence, finding.overtaken_sequence) == ("order", sequence, overtaken)
+    account.returned(11, 11, 6, 1)
+    account.dispatched(12, 12, 3, 1)
+    assert account.findings.pop().overtaken_sequence == 5
+    account.delayed(13, 13, 3, 1, is_holding=False)
+    account.dispatched(14, 14, 5, 1)
+    assert account.findings == []
+    account.dispatched(15, 15, 6, 1)
+    assert account.findings.pop().overtaken_sequence == 3

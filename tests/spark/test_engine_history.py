@@ -5,7 +5,7 @@ Without Spark: the naive judge reads what the engine wrote down.
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import pytest
@@ -16,9 +16,11 @@ from tests.property import planted_faults
 from tests.spark.judge import Judge
 from truenext.history.table import SCHEMA
 
+GROUPS = ("g", "g", "h", "")
 
-def findings(seed: int) -> Counter[str]:
-    told = busy(random.Random(seed), steps=120)
+
+def findings(seed: int, groups: Sequence[str] = ("",)) -> Counter[str]:
+    told = busy(random.Random(seed), steps=120, groups=groups)
     nothing = dict.fromkeys(SCHEMA.names)
     events = [
         nothing | event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC)}
@@ -35,6 +37,16 @@ def test_what_the_engine_writes_down_is_judged_right() -> None:
     print("first seed", first)
     for seed in range(first, first + 40):
         assert not findings(seed), seed
+
+
+def test_where_there_are_groups_passing_one_that_is_busy_is_no_fault() -> None:
+    for seed in range(40):
+        assert not findings(seed, GROUPS), seed
+
+
+def test_what_overtakes_others_of_its_group_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted_faults.a_group_is_overtaken_by_what_comes_behind(monkeypatch)
+    assert any(findings(seed, GROUPS)["order"] for seed in range(20))
 
 
 @pytest.mark.parametrize(

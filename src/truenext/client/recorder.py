@@ -54,6 +54,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     target_queue: str | None = None
     target_sequence: int | None = None
     count: int | None = None
+    group: int | None = None
 
 
 class Recorder:

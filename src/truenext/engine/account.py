@@ -27,6 +27,7 @@ from truenext.events import (
     REASONS,
     WITH_SELECTOR,
     Kind,
+    group_number,
 )
 from truenext.limits import HISTORY_FILE_BYTES
 
@@ -38,8 +39,17 @@ if TYPE_CHECKING:
     from truenext.engine.queue import Queue
     from truenext.message import Message
 
-_ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED = (
-    int(kind) for kind in (Kind.ACCEPTED, Kind.DISPATCHED, Kind.ACKNOWLEDGED, Kind.RETURNED, Kind.EXPIRED, Kind.REMOVED)
+_ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP = (
+    int(kind)
+    for kind in (
+        Kind.ACCEPTED,
+        Kind.DISPATCHED,
+        Kind.ACKNOWLEDGED,
+        Kind.RETURNED,
+        Kind.EXPIRED,
+        Kind.REMOVED,
+        Kind.ACCEPTED_OF_GROUP,
+    )
 )
 BLOCK_US_MAX = 500
 """Longest time in microseconds over which events share a block, and with it their time."""
@@ -76,7 +86,7 @@ class Account:
         self.entries: list[Entry] = []
         """What the open block is of. Whoever finds that it is open for his event may append to it himself."""
         self.accepting: Queue | None = None
-        """The open block is of messages accepted in this queue,"""
+        """The open block is of messages of no group accepted in this queue,"""
         self.accepting_batch = 0
         """visible with this batch."""
         self.acknowledging: Queue | None = None
@@ -93,7 +103,11 @@ class Account:
 
     def accepted(self, entry: Entry) -> None:
         queue = entry.lane.queue
-        if queue.number:
+        if queue.number and entry.group:
+            if (self._kind, self._queue, self._other) != (_OF_GROUP, queue.number, entry.batch):
+                self._open(_OF_GROUP, queue.number, entry.batch)
+            self.entries.append(entry)
+        elif queue.number:
             if self.accepting is not queue or self.accepting_batch != entry.batch:
                 self._open(_ACCEPTED, queue.number, entry.batch)
                 self.accepting, self.accepting_batch = queue, entry.batch
@@ -238,17 +252,19 @@ class Account:
         if not entries:
             return
         count = len(entries)
-        if count == 1:
+        if count == 1 and kind != _OF_GROUP:
             self._next_event += 1
             self._add(self._block_of_one(kind, entries.pop()))
             return
         block = BLOCK.pack(kind, self._code, count, self._queue, self._other, self._opened_us)
         columns = _column("Q", [entry.sequence for entry in entries])
-        if kind == _ACCEPTED:
+        if kind in (_ACCEPTED, _OF_GROUP):
             # All there: nothing leaves memory before its batch is durable, and handing that over ends the block.
             messages = cast("list[Message]", [entry.message for entry in entries])
             columns += _column("I", [len(message.body) for message in messages])
             columns += bytes([message.priority + PERSISTENT_FLAG * message.persistent for message in messages])
+            if kind == _OF_GROUP:
+                columns += _column("Q", [group_number(entry.group) for entry in entries])
         elif kind == _DISPATCHED:
             columns += _column("I", self._consumers)
             columns += _column("I", [entry.deliveries for entry in entries])

@@ -846,7 +846,7 @@ class Engine:
         if message.expires_ms and not queue.is_temporary:
             self._expiry.accepted(entry.lane, sequence, message.expires_ms, self._batch)
         account = self._account
-        if account.accepting is queue and account.accepting_batch == batch:
+        if account.accepting is queue and account.accepting_batch == batch and not message.group:
             account.entries.append(entry)
         else:
             account.accepted(entry)

@@ -39,6 +39,7 @@ SCHEMA = pa.schema(
         pa.field("target_queue", pa.string()),
         pa.field("target_sequence", pa.int64()),
         pa.field("count", pa.int64()),
+        pa.field("group", pa.int64()),
     ]
 )
 
@@ -78,6 +79,7 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
     code = each([block.code for block in blocks], "u1")
     own = _own_columns(blocks, starts, total)
     has = {one: kind == one for one in Kind}
+    accepted = has[Kind.ACCEPTED] | has[Kind.ACCEPTED_OF_GROUP]
 
     names_of = _Names(names)
     columns = {
@@ -87,10 +89,10 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
         "kind": pa.DictionaryArray.from_arrays(pa.array(kind, pa.uint8()), _KINDS),
         "queue": names_of(each([block.queue for block in blocks]), np.ones(total, dtype=bool)),
         "sequence": _where(own["sequence"], _any(has, "sequence"), pa.int64()),
-        "priority": _where(own["flags"] % PERSISTENT_FLAG, has[Kind.ACCEPTED], pa.int8()),
-        "persistent": _where(own["flags"] >= PERSISTENT_FLAG, has[Kind.ACCEPTED], pa.bool_()),
-        "size": _where(own["size"], has[Kind.ACCEPTED], pa.int32()),
-        "batch": _where(other, has[Kind.ACCEPTED] | has[Kind.COMMITTED], pa.int64()),
+        "priority": _where(own["flags"] % PERSISTENT_FLAG, accepted, pa.int8()),
+        "persistent": _where(own["flags"] >= PERSISTENT_FLAG, accepted, pa.bool_()),
+        "size": _where(own["size"], accepted, pa.int32()),
+        "batch": _where(other, accepted | has[Kind.COMMITTED], pa.int64()),
         "consumer": _where(
             np.where(has[Kind.DISPATCHED], own["consumer"], other),
             has[Kind.DISPATCHED] | has[Kind.SUBSCRIBED] | has[Kind.UNSUBSCRIBED],
@@ -104,6 +106,7 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
         "target_queue": names_of(own["target_queue"], _any(has, "target_queue")),
         "target_sequence": _where(own["target_sequence"], _any(has, "target_sequence"), pa.int64()),
         "count": _where(other, has[Kind.RECOVERED], pa.int64()),
+        "group": _where(own["group"], has[Kind.ACCEPTED_OF_GROUP], pa.int64()),
     }
     return pa.table([_column(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 

@@ -42,6 +42,7 @@ EVENTS = StructType(
         StructField("target_queue", StringType()),
         StructField("target_sequence", LongType()),
         StructField("count", LongType()),
+        StructField("group", LongType()),
         StructField("date", DateType()),
     ]
 )

@@ -4,7 +4,8 @@ The account goes through the events of one queue in order, once, and keeps only 
 knows no Spark; `sweep.py` feeds it.
 
 A message that the account cannot be sure of (after a gap, or accepted before the history begins) is no evidence: it is
-neither overtaken, nor lost, nor given twice.
+neither overtaken, nor lost, nor given twice. One of a group is evidence for what happens to that group: whose the group
+was when it was overtaken by others is not known.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class Message(msgspec.Struct, gc=False):
     """Its place among the first dispatches of this queue, from 1."""
     deliveries: int = 0
     attempts: int = 0
+    group: int = 0
 
 
 class Consumer(msgspec.Struct, gc=False):
@@ -169,12 +171,16 @@ class Account:
         self.messages: dict[int, Message] = {}
         self.lanes: list[list[int]] = [[] for _ in range(10)]
         """By priority, a heap of the sequences that wait, visible or not; what left is dropped when it is the head."""
+        self.of_groups: dict[int, list[list[int]]] = {}
+        """The same of each group; the lanes above are of what has none."""
         self.higher: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]
         """The lanes that are served before, first one first."""
         self.committing: list[tuple[int, int]] = []
         """Heap of (visible_event, sequence)."""
         self.holding: dict[int, tuple[int, int]] = {}
         """Delayed messages that hold back all behind them, by sequence: (9 - priority, sequence) of each."""
+        self.waiting_of: dict[int, dict[int, tuple[int, int]]] = {}
+        """The same of each group, which they hold back alone."""
         self.consumers: dict[int, Consumer] = {}
         self.is_paused = False
         """Nothing is to be dispatched."""
@@ -211,16 +217,36 @@ class Account:
         is_persistent: bool,
         visible_event: int,
         visible_at: int,
+        group: int = 0,
     ) -> None:
         self.arrivals += 1
-        self.messages[sequence] = Message(sequence, priority, is_persistent, visible_event, visible_at, self.arrivals)
-        heappush(self.lanes[priority], sequence)
+        message = Message(sequence, priority, is_persistent, visible_event, visible_at, self.arrivals)
+        self.messages[sequence] = message
+        if group:
+            message.group = group
+            self.push(message)
+        else:
+            heappush(self.lanes[priority], sequence)
         if visible_event <= event:
             self.waiting += 1
             if self.free and self.idle is None:
                 self.look(event, at)
         elif visible_event != NEVER:
             heappush(self.committing, (visible_event, sequence))
+
+    def push(self, message: Message) -> None:
+        """It waits."""
+        lanes = self.lanes
+        if message.group:
+            lanes = self.of_groups.setdefault(message.group, [[] for _ in range(10)])
+        heappush(lanes[message.priority], message.sequence)
+
+    def waits_no_longer(self, sequence: int) -> None:
+        """For its next try."""
+        self.holding.pop(sequence, None)
+        message = self.messages.get(sequence)
+        if message is not None and message.group:
+            self.waiting_of.get(message.group, {}).pop(sequence, None)
 
     def become_visible(self, event: int) -> None:
         """What was committed up to `event` counts as waiting."""
@@ -296,7 +322,7 @@ class Account:
                     Finding("premature", event, at, sequence, message.priority, message.is_persistent, consumer)
                 )
         elif message.state is DELAYED:
-            self.holding.pop(sequence, None)
+            self.waits_no_longer(sequence)
             self.findings.append(
                 Finding(
                     "premature",
@@ -347,12 +373,32 @@ class Account:
                     self.overtook("inversion", event, at, message, consumer, head)
                     return
         lane = self.lanes[priority]
-        if message.state is WAITING and lane[0] == message.sequence:
+        if message.state is WAITING and lane and lane[0] == message.sequence:
             heappop(lane)
             return
         head = self.head(lane)
         if head is not None and head.sequence < message.sequence:
             # Ready or still being committed: neither may be overtaken by its equal.
+            self.overtook("order", event, at, message, consumer, head)
+        elif message.group:
+            self.judge_in_group(event, at, message, consumer)
+
+    def judge_in_group(self, event: int, at: int, message: Message, consumer: int) -> None:
+        """Was it the next of its group?"""
+        priority = message.priority
+        first = min(self.waiting_of.get(message.group, {}).values(), default=(10, 0))
+        if first < (9 - priority, message.sequence):
+            kind = "order" if first[0] == 9 - priority else "inversion"
+            self.overtook(kind, event, at, message, consumer, self.messages[first[1]])
+            return
+        lanes = self.of_groups.get(message.group, [])
+        for lane in lanes[:priority:-1]:
+            head = self.head(lane)
+            if head is not None and head.visible_event <= event:
+                self.overtook("inversion", event, at, message, consumer, head)
+                return
+        head = self.head(lanes[priority]) if lanes else None
+        if head is not None and head.sequence < message.sequence:
             self.overtook("order", event, at, message, consumer, head)
 
     def overtook(self, kind: str, event: int, at: int, message: Message, consumer: int, head: Message) -> None:
@@ -382,7 +428,7 @@ class Account:
     def end(self, event: int, at: int, sequence: int, code: Code) -> None:
         """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED."""
         self.gone.add(sequence, code)
-        self.holding.pop(sequence, None)
+        self.waits_no_longer(sequence)
         message = self.messages.pop(sequence, None)
         if message is None:
             return
@@ -411,12 +457,14 @@ class Account:
             message.state = DOUBTFUL
         else:
             message.state = DELAYED
-            if is_holding:
+            if message.group:
+                self.waiting_of.setdefault(message.group, {})[sequence] = (9 - message.priority, sequence)
+            elif is_holding:
                 self.holding[sequence] = (9 - message.priority, sequence)
         self.look_again(event, at)
 
     def returned(self, event: int, at: int, sequence: int, attempts: int) -> None:
-        self.holding.pop(sequence, None)
+        self.waits_no_longer(sequence)
         message = self.messages.get(sequence)
         if message is None:
             return
@@ -429,7 +477,7 @@ class Account:
             message.state = DOUBTFUL
         else:
             message.state = WAITING
-            heappush(self.lanes[message.priority], sequence)
+            self.push(message)
             if message.visible_event <= event:
                 self.waiting += 1
             elif message.visible_event != NEVER:
@@ -520,8 +568,10 @@ class Account:
     def forget_places(self) -> None:
         for lane in self.lanes:
             lane.clear()
+        self.of_groups.clear()
         self.committing.clear()
         self.holding.clear()
+        self.waiting_of.clear()
         self.consumers.clear()
         self.is_paused = False
         self.free = self.waiting = self.held = 0
@@ -554,7 +604,7 @@ class Account:
                 perhaps += 1
             else:
                 message.state = WAITING
-                heappush(self.lanes[message.priority], message.sequence)
+                self.push(message)
                 certain += 1
         self.waiting = certain
         self.expected = (certain, perhaps)
@@ -565,8 +615,10 @@ class Account:
         certain, perhaps = self.expected
         self.expected = None
         if count < certain:
-            first = self.true_next(event)
-            assert first is not None
+            first = min(
+                (each for each in self.messages.values() if each.state is WAITING and each.visible_event <= event),
+                key=lambda each: (9 - each.priority, each.sequence),
+            )
             self.findings.append(
                 Finding(
                     "lost",

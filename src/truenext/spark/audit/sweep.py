@@ -102,12 +102,13 @@ def _enter(
     persistents: list[bool],
     visible_events: list[int],
     visible_ats: list[int],
+    groups: list[int],
 ) -> None:
     """One call per event and no lookup by kind: this loop is what an audit takes its time for."""
     accepted, dispatched, acknowledged, returned, recovered, last_of_events = map(
         int, (Code.ACCEPTED, Code.DISPATCHED, Code.ACKNOWLEDGED, Code.RETURNED, Code.RECOVERED, Code.HOLDING)
     )
-    for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at in zip(
+    for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, group in zip(
         accounts,
         events,
         ats,
@@ -118,6 +119,7 @@ def _enter(
         persistents,
         visible_events,
         visible_ats,
+        groups,
         strict=True,
     ):
         if account.committing:
@@ -125,7 +127,7 @@ def _enter(
         if account.expected is not None and code != recovered and code <= last_of_events:
             account.settle_recovered(at)
         if code == accepted:
-            account.accepted(event, at, sequence, number, persistent, visible_event, visible_at)
+            account.accepted(event, at, sequence, number, persistent, visible_event, visible_at, group)
         elif code == dispatched:
             account.dispatched(event, at, sequence, consumer)
         elif code == acknowledged:

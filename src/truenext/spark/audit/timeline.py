@@ -22,6 +22,7 @@ COLUMNS = (
     "persistent",
     "visible_event",
     "visible_at",
+    "group",
 )
 CODES = {
     "accepted": Code.ACCEPTED,
@@ -110,6 +111,7 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
         .otherwise(F.coalesce("visible_event", "proven_event", F.lit(NEVER)))
         .alias("visible_event"),
         F.when(is_at_once, at).otherwise(F.coalesce("visible_at", "proven_at", F.lit(0))).alias("visible_at"),
+        F.coalesce("group", F.lit(0)).alias("group"),
     ).where("code is not null")
 
 
@@ -152,7 +154,7 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
 
 def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
     """Starts, gaps and the end, which concern every queue."""
-    nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER}
+    nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "group": 0}
     # Nothing that could still be in a queue is unknown if the history is there from its first event on.
     whole = runs.agg(
         (F.min("first_event") == 1).alias("from_first"),
