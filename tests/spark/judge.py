@@ -208,7 +208,7 @@ class Judge:
             return
         if letter.priority is not None:
             for group in dict.fromkeys([None, letter.group]):
-                if self._overtakes(letter, self._of_group(letters, group), queue, each):
+                if self._overtakes(letter, self._of_group(letters, group), letters, queue, each):
                     break
         if letter.where == "held":
             self._find("doubled", queue, each)
@@ -226,9 +226,22 @@ class Judge:
             for sequence, letter in some.items()
         }
 
-    def _overtakes(self, letter: Letter, letters: dict[int, Letter], queue: str, each: Event) -> bool:
+    def _overtakes(
+        self, letter: Letter, letters: dict[int, Letter], all_letters: dict[int, Letter], queue: str, each: Event
+    ) -> bool:
+        """`letters` are the evidence."""
         assert letter.priority is not None
-        ready = [other for other in self.ready(letters) if other.sequence != letter.sequence]
+        committing = [
+            other
+            for other in all_letters.values()
+            if other.group is None and other.where == "waiting" and not other.visible
+        ]
+        ready = [
+            other
+            for other in self.ready(letters)
+            if other.sequence != letter.sequence
+            and not any(one.priority == other.priority and one.sequence < other.sequence for one in committing)
+        ]
         above = [other for other in ready if other.priority is not None and other.priority > letter.priority]
         equals = [
             other

@@ -392,11 +392,14 @@ class Account:
             self.overtook(kind, event, at, message, consumer, self.messages[first[1]])
             return
         lanes = self.of_groups.get(message.group, [])
-        for lane in lanes[:priority:-1]:
+        for lane, plain in zip(lanes[:priority:-1], self.higher[priority], strict=bool(lanes)):
             head = self.head(lane)
             if head is not None and head.visible_event <= event:
-                self.overtook("inversion", event, at, message, consumer, head)
-                return
+                equal = self.head(plain)
+                # One of no group that is being committed holds it back; were it visible, it had been overtaken itself.
+                if equal is None or equal.sequence > head.sequence:
+                    self.overtook("inversion", event, at, message, consumer, head)
+                    return
         head = self.head(lanes[priority]) if lanes else None
         if head is not None and head.sequence < message.sequence:
             self.overtook("order", event, at, message, consumer, head)
