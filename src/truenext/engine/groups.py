@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 class Groups:
     """The groups of one queue."""
 
-    __slots__ = ("_delayed", "_first_delayed", "_places", "changes", "owners")
+    __slots__ = ("_delayed", "_first_delayed", "_forget_at", "_places", "changes", "owners")
 
     def __init__(self, places: Callable[[], Iterable[GroupPlace]]) -> None:
         """`places` are those of all selectors."""
         self._places = places
         self.owners: dict[str, Consumer] = {}
         """Whose a group is, the one that was dispatched last at the end; others are free."""
+        self._forget_at = GROUPS_MAX + GROUPS_MAX // 4
+        """With more owned groups than these some are forgotten."""
         self.changes = 0
         """How often a group became somebody's, or free."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
@@ -69,7 +71,7 @@ class Groups:
             self.owners[group] = consumer
             if owner is None:
                 self._changed(group)
-                if len(self.owners) > GROUPS_MAX:
+                if len(self.owners) > self._forget_at:
                     self._forget_some()
         elif owner is not None:
             self._changed(group)
@@ -107,13 +109,15 @@ class Groups:
             place.stand(group)
 
     def _forget_some(self) -> None:
-        """Let the groups be free that were dispatched longest ago, a quarter of them, if nothing of them is held."""
+        """Let the groups be free that were dispatched longest ago, if nothing of them is held."""
         held = {entry.group for consumer in set(self.owners.values()) for entry in consumer.held.values()}
-        oldest = list(self.owners)[: GROUPS_MAX // 4]
+        oldest = list(self.owners)[: len(self.owners) - GROUPS_MAX]
         for group in oldest:
             if group not in held:
                 del self.owners[group]
                 self._changed(group)
+        # Not at once again, should all be held.
+        self._forget_at = len(self.owners) + GROUPS_MAX // 4
 
 
 class GroupPlace(Place):

@@ -314,11 +314,11 @@ class Selections:
                 self.drop(queue)
 
     def drop(self, queue: Queue) -> None:
-        """There is nobody with a selector any more."""
+        """There is nobody with a selector any more, or no queue."""
         if queue.selecting is not None:
             self._active.pop(queue.selecting, None)
             self._waiting.pop(queue.selecting, None)
-            queue.selecting = None
+            queue.selecting = queue.groups = None
 
     def go_on(self, selecting: Selecting) -> None:
         """Something may have become possible."""
