@@ -110,7 +110,8 @@ class Policy:
     while_waiting: WhileWaiting = setting(
         WhileWaiting.PASS,
         'While a failed message waits for its next try, the others pass it ("pass"), or what stands behind it waits as '
-        'well ("hold"), so that the order is kept. A change holds for what fails from then on.',
+        'well ("hold"), so that the order is kept. One of a message group holds back its group, and that alone, either '
+        "way. A change holds for what fails from then on.",
         reason="One message that fails need not hold back those that do not.",
     )
     dead_letters: str = setting(
