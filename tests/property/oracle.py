@@ -591,7 +591,9 @@ class Oracle:
             letter.attempts, letter.is_poison = written.attempts, written.is_poison
             # Return: after a restart delays are measured by the wall clock.
             letter.due = self.steady_ms + max(0, written.due_ms - self.now_ms)
-            # What was acknowledged without a trace comes back.
+            # What was acknowledged without a trace comes back: it was held until then (Expiry).
+            if letter.is_gone:
+                letter.released_ms = self.now_ms
             letter.is_gone = False
             letter.least_deliveries = 2
         # L5: for transient messages it holds until a crash.
