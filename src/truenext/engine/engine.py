@@ -182,7 +182,7 @@ class Engine:
         """It is so many microseconds since the epoch, and by a clock that does not jump. To be called before commands
         and turns."""
         self.now_ms = now_us // 1000
-        self.delays.now_us = steady_us
+        self.delays.tick(now_us, steady_us)
         self._account.tick(now_us)
 
     def start(self, *, after_clean_stop: bool = True) -> None:
@@ -705,9 +705,9 @@ class Engine:
             self._touched[read.lane.queue] = None
             return
         if isinstance(read, ScanRead):
-            failed = self._selections.page_read(read, page, self._committed, self.now_ms)
+            failed = self._selections.page_read(read, page, self._committed)
         else:
-            failed = self._paging.page_read(read, page, self._committed, self.now_ms)
+            failed = self._paging.page_read(read, page, self._committed)
         for entry in self._paging.take_waiting():
             self._account.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
         for entry in failed:
@@ -762,7 +762,9 @@ class Engine:
             self._paging.take_out(lane, failed, self._batch.number)
             for entry in failed:
                 if entry.message is None:
-                    # Its mark says that it has failed so often.
+                    # Its mark says that it has failed so often, unless it was stored only after that.
+                    if not entry.marked:
+                        mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
                     self._paging.doom(entry)
                 else:
                     self._dead_letter(entry, entry.message)
