@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# For tests that need a processor and no other thing of the machine.
+# Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses auto --dist worksteal
 
 .PHONY: help setup demo check test simulate kill crash bench bench-backlog lock clean
@@ -47,8 +47,8 @@ test: .venv/spark ## Everything that must hold, in minutes
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract
-	$(PYTEST) tests/integration tests/spark tests/spark_report
+	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/integration
+	$(PYTEST) tests/spark tests/spark_report
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
 	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py
