@@ -322,7 +322,8 @@ class Engine:
         """The socket has taken all bytes of all messages dispatched to the connection."""
         had_no_room = session.unsent_bytes >= self.memory.unsent_max
         self._count_taken(session)
-        for consumer in session.consumers.values():
+        served, session.served = session.served, {}
+        for consumer in session.consumers.values() if had_no_room else served:
             held = consumer.held
             if had_no_room or len(held) >= consumer.window:
                 self._touched[consumer.queue] = None
@@ -676,6 +677,8 @@ class Engine:
             look.lane.looks += 1
         reads += looks
         timer_reads = [read for read in (self._timers.wanted(), self._scheduler.timers.wanted()) if read is not None]
+        for consumer in deliveries:
+            consumer.session.served[consumer] = None
         return Effects(self.take_answers(), deliveries, reads, showings, timer_reads)
 
     def page_read(self, read: Read, page: PageRead) -> None:
@@ -970,6 +973,7 @@ class Engine:
             self._give_back(entry, has_failed=has_begun)
             has_begun = False
         consumer.held.clear()
+        consumer.session.served.pop(consumer, None)
         self._account.unsubscribed(consumer)
         self._touched[queue] = None
 
