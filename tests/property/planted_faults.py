@@ -183,8 +183,9 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
 
 def _take_out(queue: Queue, entry: Entry) -> None:
     for lane in queue.lanes:
+        tombs = set() if lane.aside is None else lane.aside.tombs
         for at, other in enumerate(lane.arrived):
-            if other is entry:
+            if other is entry and entry.sequence not in tombs:
                 del lane.arrived[at]
                 return
         for at, (_, other) in enumerate(lane.returned):
@@ -1533,7 +1534,7 @@ def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
         for found in page.found:
             if found.sequence > lane.horizon and found.sequence not in lane.taken_out and found.message is not None:
                 lane.arrived.append(expiry._paging.entry(lane, found, found.message))
-                lane.unread -= 1
+                lane.unread = max(lane.unread - 1, 0)
 
     patch.setattr(Expiry, "page_read", faulty)
 
