@@ -6,8 +6,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+# Spark takes all of them by itself.
+ON_ALL_CORES := --numprocesses auto --dist worksteal
 
-.PHONY: help setup demo check test kill crash bench bench-backlog lock clean
+.PHONY: help setup demo check test simulate kill crash bench bench-backlog lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -38,14 +40,18 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) tests/unit tests/property tests/contract
+	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract
 
 test: .venv/spark ## Everything that must hold, in minutes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST)
+	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/integration
+	$(PYTEST) tests/spark tests/spark_report
+
+simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
+	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py
 
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
@@ -60,6 +66,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench --window-cost
 	$(BIN)/python -m bench --floor
 	$(BIN)/python -m bench.selectors
+	$(BIN)/python -m bench.many
 	$(BIN)/python -m bench.audit
 
 bench-backlog: .venv/spark ## Ten million messages that wait: speed, memory, restart; needs 30 GB of disk and a quarter of an hour (BACKLOG="--dir DIR" for another disk)

@@ -830,6 +830,9 @@ class Oracle:
         due_ms = -(-letter.parcel.expires_ms // 1000) * 1000
         if letter.released_ms is not None and letter.released_ms >= letter.parcel.expires_ms:
             due_ms = letter.released_ms + 61_000
+        if self.is_doomed(letter):
+            # It was about to be dead-lettered when the broker ended; whatever comes first.
+            return False
         return self.is_expired(letter) and letter.holder is None and due_ms <= self.now_ms
 
     def is_visible(self, letter: Letter) -> bool:

@@ -187,8 +187,9 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
 
 def _take_out(queue: Queue, entry: Entry) -> None:
     for lane in queue.lanes:
+        tombs = set() if lane.aside is None else lane.aside.tombs
         for at, other in enumerate(lane.arrived):
-            if other is entry:
+            if other is entry and entry.sequence not in tombs:
                 del lane.arrived[at]
                 return
         for at, (_, other) in enumerate(lane.returned):
@@ -821,7 +822,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
 @shows_in(PagingMachine)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(engine: Engine, read: Read, page: PageRead) -> None:
-        for entry in engine._paging.page_read(read, page, engine._committed, engine.now_ms):
+        for entry in engine._paging.page_read(read, page, engine._committed):
             engine._dead_letter(entry, entry.message)
         engine._touched[read.lane.queue] = None
 
@@ -832,7 +833,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = Paging.page_read
 
-    def faulty(paging: Paging, read: Read, page: PageRead, committed: int, now_ms: int) -> list[Entry]:
+    def faulty(paging: Paging, read: Read, page: PageRead, committed: int) -> list[Entry]:
         lane = read.lane
         if lane.reading is read:
             last = max(lane.bodiless, default=0)
@@ -840,7 +841,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
             if again:
                 lane.unread += len(again)
                 lane.horizon = again[0].sequence - 1
-        return page_read(paging, read, page, committed, now_ms)
+        return page_read(paging, read, page, committed)
 
     patch.setattr(Paging, "page_read", faulty)
 
@@ -1028,7 +1029,7 @@ def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch
 
 @shows_in(FailingMachine)
 def a_delay_is_lost_by_a_restart(patch: Patch) -> None:
-    patch.setattr(Delays, "restore", lambda delays, entry, due_ms, now_ms: False)
+    patch.setattr(Delays, "restore", lambda delays, entry, due_ms: False)
 
 
 @shows_in(FailingMachine)
@@ -1040,6 +1041,17 @@ def a_delay_is_not_written(patch: Patch) -> None:
 def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
     tick = Engine.tick
     patch.setattr(Engine, "tick", lambda engine, now_us, steady_us: tick(engine, now_us, now_us))
+
+
+@shows_in(FailingMachine)
+def what_was_due_waits_again_when_the_wall_clock_is_set_back(patch: Patch) -> None:
+    tick = Delays.tick
+
+    def faulty(delays: Delays, wall_us: int, steady_us: int) -> None:
+        delays._ahead_us = 0
+        tick(delays, wall_us, steady_us)
+
+    patch.setattr(Delays, "tick", faulty)
 
 
 @shows_in(FailingMachine)
@@ -1477,6 +1489,18 @@ def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
 
 
 @shows_in(FailingMachine)
+def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
+    give_up = Engine._give_up
+
+    def faulty(engine: Engine, lane: Lane) -> None:
+        known = dict(engine._batch.marks)
+        give_up(engine, lane)
+        engine._batch.marks = known
+
+    patch.setattr(Engine, "_give_up", faulty)
+
+
+@shows_in(FailingMachine)
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     give_back = Engine._give_back
 
@@ -1512,7 +1536,8 @@ def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
         page_read(expiry, look, page, *rest)
         lane = look.lane
         for found in page.found:
-            if found.sequence > lane.horizon and found.sequence not in lane.taken_out and found.message is not None:
+            is_unread = lane.horizon < found.sequence not in lane.taken_out
+            if is_unread and found.message is not None and lane.aside is None:
                 lane.arrived.append(expiry._paging.entry(lane, found, found.message))
                 lane.unread -= 1
 

@@ -13,11 +13,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property.broker_machine import MACHINES, BrokerMachine
 
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "100"))
 """Of each machine."""
 
 
-@pytest.mark.timeout(120 + EXAMPLES // 5)
+@pytest.mark.timeout(300 + EXAMPLES)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_engine_never_differs_from_the_oracle_in(machine: type[BrokerMachine]) -> None:
     seed_of_run = int(os.environ.get("TRUENEXT_SEED") or random.SystemRandom().randrange(2**32))

@@ -160,6 +160,22 @@ def test_no_message_waits_longer_than_the_longest_delay_if_the_wall_clock_was_se
     assert world.turn() == [7]
 
 
+def test_what_was_due_at_the_start_is_due_though_the_wall_clock_is_set_back_before_it_is_read() -> None:
+    world = World(in_store={7: Mark(1, 1, WALL_MS - 1000)})
+    world.wall_ms -= 3_600_000
+    world.pass_time(0)
+    assert world.turn() == [7]
+
+
+def test_what_waits_since_before_the_start_waits_no_longer_if_the_wall_clock_is_set_back_before_it_is_read() -> None:
+    world = World(in_store={7: Mark(1, 1, WALL_MS + 1000)})
+    world.wall_ms -= 3_600_000
+    world.pass_time(999)
+    assert world.turn() == []
+    world.pass_time(1)
+    assert world.turn() == [7]
+
+
 def with_one_that_waits_behind_others() -> list[int]:
     """Memory is short while the fourth message of four that a page has brought waits for its next try."""
     in_store = {1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0), 4: Mark(1, 1, WALL_MS + 50), 5: Mark(0, 0)}
@@ -193,6 +209,23 @@ def test_it_would_if_the_horizon_went_below_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Paging, "_set_aside", faulty)
     with pytest.raises(Exception, match=r"."):
         assert with_one_that_waits_behind_others() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("while_waiting", WhileWaiting)
+def test_a_transient_that_was_stored_after_it_failed_is_given_up_with_a_mark_of_that(
+    while_waiting: WhileWaiting,
+) -> None:
+    world = World(first_delay_ms=5000, while_waiting=while_waiting)
+    world.send()
+    (sequence,) = world.turn()
+    world.refuse(sequence)
+    world.engine.memory.limit = 0
+    world.engine.relieve()
+    assert len(world.commit().transient_puts) == 1
+    world.engine.relieve()
+    assert world.engine.memory.used == 0
+    world.engine.change_policies(Policies(Policy(attempts_max=1)))
+    assert [mark.attempts for mark in world.commit().marks.values()] == [1]
 
 
 def test_poison_that_had_to_be_read_is_moved_after_a_crash_too() -> None:

@@ -235,6 +235,23 @@ def test_a_commit_in_flight_holds_back_who_could_take_it_and_nobody_else() -> No
     assert world.turn() == {"red": ["r1", "r2"]}
 
 
+def test_what_a_selector_keeps_in_memory_does_not_wait_for_a_commit_behind_it() -> None:
+    world = World()
+    world.subscribe("red", RED, window=1)
+    world.send("held", "waits", colour="red")
+    assert world.settle() == {"red": ["held"]}
+    world.send("last", persistent=True)
+    batch = world.engine.take_batch()
+    world.engine.memory.limit = 0
+    world.engine.relieve()
+    world.subscribe("any")
+    assert world.turn() == {"any": ["waits"]}
+    assert batch is not None
+    world.store.apply(batch)
+    world.engine.committed(batch)
+    assert world.settle() == {"any": ["last"]}
+
+
 def test_a_failed_message_that_holds_others_back_holds_back_who_could_take_it_and_nobody_else() -> None:
     world = World(Policy(first_delay_ms=1000, while_waiting=WhileWaiting.HOLD))
     world.subscribe("red", RED)

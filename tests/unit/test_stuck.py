@@ -8,6 +8,7 @@ import pytest
 from truenext.batch import Batch
 from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import parse
+from truenext.engine import stuck
 from truenext.engine.dispatch import Dispatcher
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Lane
@@ -85,6 +86,23 @@ def test_a_queue_whose_ready_message_is_not_dispatched_is_said_once_after_the_li
     assert world.said_within(LONG) == ["a"]
     ((queue, waiting_ms),) = world.audit.stuck(world.engine.now_ms)
     assert (queue.name, waiting_ms) == ("a", world.engine.now_ms)
+
+
+@pytest.mark.parametrize("queues_at_once", [1, 2, 3, 100])
+def test_of_many_queues_a_few_are_looked_at_at_once_and_each_that_is_stuck_is_found_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, queues_at_once: int
+) -> None:
+    monkeypatch.setattr(stuck, "QUEUES_MAX", queues_at_once)
+    world = World()
+    for name in "abcde":
+        world.engine.subscribe(world.session, Subscribe(name, parse(f"/queue/{name}", "s"), AckMode.INDIVIDUAL, 10))
+    message = Message(4, False, 0, b"content-length:0\n", b"")
+    with without_dispatch():
+        for name in "be":
+            world.engine.send(world.session, Send(parse(f"/queue/{name}", "s"), message))
+        world.turn()
+    assert sorted(world.said_within(5 * LONG)) == ["b", "e"]
+    assert [queue.name for queue, _ in world.audit.stuck(world.engine.now_ms)] == ["b", "e"]
 
 
 def test_a_queue_that_goes_on_is_not_stuck_any_more_and_is_said_again_if_it_stops_again() -> None:

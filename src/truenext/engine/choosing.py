@@ -109,7 +109,10 @@ class Choosing:
                 if entry is None:
                     if lane.needs_page:
                         return None
-                    if not lane.unread or lane.recent[0].batch > self._committed:
+                    if not lane.unread:
+                        break
+                    first = lane.recent[0]
+                    if first.batch > self._committed and not lane.has_plucked_before(first.sequence):
                         break
                     self._paging.take_in_recent(lane)
                     continue

@@ -4,7 +4,7 @@ A message that waits while others pass stands in `Lane.delayed`, and in no other
 others back stands in its lane as if it were ready; dispatch comes upon it, sees that it is not due, and stops there.
 
 Time is that of a clock that does not jump. The store is told the wall clock's, which is all that is left after a
-restart.
+restart. What was due once stays due, also when it has left memory and the wall clock is set back before it is read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 
 class Delays:
-    __slots__ = ("_count", "_waiting", "now_us")
+    __slots__ = ("_ahead_us", "_count", "_waiting", "now_us")
 
     def __init__(self) -> None:
         self.now_us = 0
-        """Microseconds since whenever, of a clock that does not jump; set by the caller before commands and turns."""
+        """Microseconds since whenever, of a clock that does not jump."""
+        self._ahead_us = 0
+        """By how much the wall clock was ahead of that one, when it was most."""
         self._waiting: list[tuple[int, int, Entry]] = []
         """A heap by due time. What became of a message in the meantime is not noticed here until then."""
         self._count = 0
@@ -35,6 +37,11 @@ class Delays:
         """When the first of those that wait is due."""
         return self._waiting[0][0] if self._waiting else None
 
+    def tick(self, wall_us: int, steady_us: int) -> None:
+        """It is so late by the wall clock, and by one that does not jump; to be said before commands and turns."""
+        self.now_us = steady_us
+        self._ahead_us = max(self._ahead_us, wall_us - steady_us)
+
     def delay(self, entry: Entry, delay_ms: int) -> bool:
         """A message is due so many milliseconds from now. True if it has to be kept out of its lane until then."""
         entry.due_us = self.now_us + delay_ms * 1000
@@ -43,14 +50,19 @@ class Delays:
         # One of a group holds back nothing but its group, which knows that.
         return entry.group != "" or entry.lane.queue.policy.while_waiting is WhileWaiting.PASS
 
-    def restore(self, entry: Entry, due_ms: int, now_ms: int) -> bool:
-        """The same for a message of the store, which is due at a time of the wall clock."""
+    def left_ms(self, due_ms: int) -> int:
+        """How long a message of the store still waits, which is due at a time of the wall clock; 0 if it does not."""
         if due_ms == DUE_NEVER:
             # Poison, in a queue that keeps its failures by now.
-            entry.due_us = 0
-            return False
+            return 0
         # No delay was ever longer: else it is the wall clock that has been somewhere else.
-        delay_ms = min(due_ms - now_ms, DELAY_MS_MAX)
+        return max(0, min(due_ms - (self.now_us + self._ahead_us) // 1000, DELAY_MS_MAX))
+
+    def restore(self, entry: Entry, due_ms: int) -> bool:
+        """The same for a message of the store, which is due at a time of the wall clock."""
+        if due_ms == DUE_NEVER:
+            entry.due_us = 0
+        delay_ms = self.left_ms(due_ms)
         return delay_ms > 0 and self.delay(entry, delay_ms)
 
     def due_ms(self, entry: Entry, now_ms: int) -> int:

@@ -183,7 +183,7 @@ class Engine:
         """It is so many microseconds since the epoch, and by a clock that does not jump. To be called before commands
         and turns."""
         self.now_ms = now_us // 1000
-        self.delays.now_us = steady_us
+        self.delays.tick(now_us, steady_us)
         self._account.tick(now_us)
 
     def start(self, *, after_clean_stop: bool = True) -> None:
@@ -323,7 +323,8 @@ class Engine:
         """The socket has taken all bytes of all messages dispatched to the connection."""
         had_no_room = session.unsent_bytes >= self.memory.unsent_max
         self._count_taken(session)
-        for consumer in session.consumers.values():
+        served, session.served = session.served, {}
+        for consumer in session.consumers.values() if had_no_room else served:
             held = consumer.held
             if had_no_room or len(held) >= consumer.window:
                 self._touched[consumer.queue] = None
@@ -677,6 +678,8 @@ class Engine:
             look.lane.looks += 1
         reads += looks
         timer_reads = [read for read in (self._timers.wanted(), self._scheduler.timers.wanted()) if read is not None]
+        for consumer in deliveries:
+            consumer.session.served[consumer] = None
         return Effects(self.take_answers(), deliveries, reads, showings, timer_reads)
 
     def page_read(self, read: Read, page: PageRead) -> None:
@@ -706,9 +709,9 @@ class Engine:
             self._touched[read.lane.queue] = None
             return
         if isinstance(read, ScanRead):
-            failed = self._selections.page_read(read, page, self._committed, self.now_ms)
+            failed = self._selections.page_read(read, page, self._committed)
         else:
-            failed = self._paging.page_read(read, page, self._committed, self.now_ms)
+            failed = self._paging.page_read(read, page, self._committed)
         for entry in self._paging.take_waiting():
             self._account.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
         for entry in failed:
@@ -763,7 +766,9 @@ class Engine:
             self._paging.take_out(lane, failed, self._batch.number)
             for entry in failed:
                 if entry.message is None:
-                    # Its mark says that it has failed so often.
+                    # Its mark says that it has failed so often, unless it was stored only after that.
+                    if not entry.marked:
+                        mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
                     self._paging.doom(entry)
                 else:
                     self._dead_letter(entry, entry.message)
@@ -979,6 +984,7 @@ class Engine:
             self._give_back(entry, has_failed=has_begun)
             has_begun = False
         consumer.held.clear()
+        consumer.session.served.pop(consumer, None)
         self._account.unsubscribed(consumer)
         self._touched[queue] = None
 

@@ -339,6 +339,10 @@ class Lane:
             self._strip()
         return entry
 
+    def has_plucked_before(self, sequence: int) -> bool:
+        """A selector keeps something in memory that stands above the horizon, and before this."""
+        return self.aside is not None and any(each < sequence for each in self.aside.plucked)
+
     def take_in_recent(self) -> None:
         """Nothing above the horizon has left memory: the lane is whole again."""
         self.arrived.extend(self.recent)

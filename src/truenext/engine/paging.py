@@ -271,7 +271,7 @@ class Paging:
         lane.reading = Read(lane, after_sequence, limit, size_max)
         self._reads.append(lane.reading)
 
-    def page_read(self, read: Read, page: PageRead, committed: int, now_ms: int) -> list[Entry]:
+    def page_read(self, read: Read, page: PageRead, committed: int) -> list[Entry]:
         """Take in a page, which names no batch later than `committed`, the last that is known to be durable.
 
         Returns the messages in it that failed too often: they stand in no lane any more.
@@ -307,7 +307,7 @@ class Paging:
                 if self._has_failed(entry):
                     left_out += 1
                     failed.append(entry)
-                elif self._delays.restore(entry, found.mark.due_ms, now_ms):
+                elif self._delays.restore(entry, found.mark.due_ms):
                     left_out += 1
                     self._set_aside(entry)
                     self._waiting.append(entry)

@@ -350,7 +350,7 @@ class Selections:
             self.go_on(selecting)
         return selecting.queue, None
 
-    def page_read(self, read: ScanRead, page: PageRead, committed: int, now_ms: int) -> list[Entry]:
+    def page_read(self, read: ScanRead, page: PageRead, committed: int) -> list[Entry]:
         """Test a page, which names no batch later than `committed`, the last that is known to be durable.
 
         Returns the messages in it that failed too often: they stand in no lane any more.
@@ -374,12 +374,12 @@ class Selections:
                 # Nothing was tested for them yet, so this page is none that anybody waits for.
                 self.begin_groups(lane.queue)
             elif selecting.is_current(read):
-                self._test(selecting, read, page, now_ms, failed)
+                self._test(selecting, read, page, failed)
             self.go_on(selecting)
         self._paging.let_go_of(lane, committed)
         return failed
 
-    def _test(self, selecting: Selecting, read: ScanRead, page: PageRead, now_ms: int, failed: list[Entry]) -> None:
+    def _test(self, selecting: Selecting, read: ScanRead, page: PageRead, failed: list[Entry]) -> None:
         lane = read.lane
         aside = lane.aside
         assert aside is not None, "somebody has a selector"
@@ -394,7 +394,7 @@ class Selections:
             if is_given_up(policy, found.mark.attempts, found.mark.due_ms) and not keeps_failures:
                 failed.append(self._paging.entry(lane, found, found.message))
                 lane.unread -= 1
-            elif found.message.group and found.mark.due_ms > now_ms:
+            elif found.message.group and self._delays.left_ms(found.mark.due_ms):
                 # Whoever wants it, it holds back its group.
                 waiting.append(found)
             else:
@@ -404,7 +404,7 @@ class Selections:
             assert found.message is not None, "it is wanted"
             entry = self._paging.entry(lane, found, found.message)
             lane.pluck(entry)
-            if self._delays.restore(entry, found.mark.due_ms, now_ms):
+            if self._delays.restore(entry, found.mark.due_ms):
                 self._paging.delay_stray(entry)
             elif entry.due_us:
                 self._paging.shows_waiting(entry)

@@ -17,13 +17,25 @@ if TYPE_CHECKING:
 
 
 class Session:
-    __slots__ = ("batch", "browsers", "consumers", "has_sent", "id", "temporary_queues", "transactions", "unsent_bytes")
+    __slots__ = (
+        "batch",
+        "browsers",
+        "consumers",
+        "has_sent",
+        "id",
+        "served",
+        "temporary_queues",
+        "transactions",
+        "unsent_bytes",
+    )
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
         """Not to be guessed: it is the address of the connection's temporary queues."""
         self.consumers: dict[str, Consumer] = {}
         """By subscription."""
+        self.served: dict[Consumer, None] = {}
+        """Those of them that got something since the socket last took all there was."""
         self.browsers: dict[str, Browser] = {}
         """By subscription; those that were shown all are here until they unsubscribe."""
         self.transactions: dict[str, Transaction] = {}

@@ -31,6 +31,9 @@ _sequence = attrgetter("sequence")
 WANTED_MAX = 2000
 """Messages of a queue that are compared with selectors at one look; the next one goes on behind them."""
 
+QUEUES_MAX = 1000
+"""Queues that are looked at at once; the next look goes on behind them."""
+
 STUCK_MS = 5000
 """Milliseconds after which what should never be is said aloud."""
 
@@ -43,6 +46,8 @@ class StuckAudit:
         """When it was first seen so, in milliseconds, for each queue that was so at every look since."""
         self._said: set[Queue] = set()
         self._selective: dict[Queue, _Selective] = {}
+        self._next = 0
+        """Of the queues that have consumers, where the next look begins."""
 
     def look(self, engine: Engine, read_lanes: Container[Lane]) -> list[Queue]:
         """To be asked from time to time, right behind a turn; `read_lanes` are those of which a page is being read.
@@ -50,11 +55,19 @@ class StuckAudit:
         Returns the queues that have been so for longer than STUCK_MS by now, each once.
         """
         now_ms = engine.now_ms
-        with_credit = _with_credit(engine)
         times = (now_ms, engine.delays.now_us)
-        found: dict[Queue, int] = {}
-        selective: dict[Queue, _Selective] = {}
-        for queue, consumers in with_credit.items():
+        consumers_of = _consumers_of(engine)
+        queues = list(consumers_of)
+        if self._next >= len(queues):
+            self._next = 0
+        others = {*queues[: self._next], *queues[self._next + QUEUES_MAX :]}
+        found = {queue: since_ms for queue, since_ms in self._since.items() if queue in others}
+        selective = {queue: each for queue, each in self._selective.items() if queue in others}
+        unsent_max = _unsent_max(engine)
+        for queue in queues[self._next : self._next + QUEUES_MAX]:
+            consumers = _with_credit(queue, consumers_of[queue], unsent_max)
+            if not consumers:
+                continue
             is_stuck = not all(consumer.scan for consumer in consumers) and _keeps_waiting(
                 queue, engine.last_committed, read_lanes, *times
             )
@@ -63,6 +76,7 @@ class StuckAudit:
                 is_stuck |= selective[queue].keep_waiting(queue, consumers, engine.last_committed, *times)
             if is_stuck:
                 found[queue] = self._since.get(queue, now_ms)
+        self._next += QUEUES_MAX
         self._since = found
         self._selective = selective
         too_long = {queue for queue, since_ms in found.items() if now_ms - since_ms > STUCK_MS}
@@ -75,26 +89,34 @@ class StuckAudit:
         return [(queue, now_ms - self._since[queue]) for queue in sorted(self._said, key=lambda queue: queue.name)]
 
 
-def _with_credit(engine: Engine) -> dict[Queue, list[Consumer]]:
-    """The queues some consumer of which has credit, with those that have."""
-    sessions = list(engine.sessions())
-    mark = max(engine.memory.limit // 4, UNSENT_MARK_MIN)
-    unsent_max = 1 if sum(session.unsent_bytes for session in sessions) > mark else UNSENT_BYTES_MAX
-    consumers = [consumer for session in sessions for consumer in session.consumers.values()]
-    owners: dict[Queue, Consumer] = {}
-    for consumer in sorted(consumers, key=lambda consumer: (-consumer.priority, consumer.number)):
-        if consumer.is_exclusive:
-            owners.setdefault(consumer.queue, consumer)
+def _consumers_of(engine: Engine) -> dict[Queue, list[Consumer]]:
     found: dict[Queue, list[Consumer]] = {}
-    for consumer in consumers:
-        if (
-            not consumer.queue.is_paused
-            and consumer.session.unsent_bytes < unsent_max
-            and len(consumer.held) < consumer.window
-            and owners.get(consumer.queue, consumer) is consumer
-        ):
-            found.setdefault(consumer.queue, []).append(consumer)
+    for session in engine.sessions():
+        for consumer in session.consumers.values():
+            if consumer.queue in found:
+                found[consumer.queue].append(consumer)
+            else:
+                found[consumer.queue] = [consumer]
     return found
+
+
+def _unsent_max(engine: Engine) -> int:
+    """So many bytes may wait for a connection's socket before its consumers have no credit."""
+    mark = max(engine.memory.limit // 4, UNSENT_MARK_MIN)
+    return 1 if sum(session.unsent_bytes for session in engine.sessions()) > mark else UNSENT_BYTES_MAX
+
+
+def _with_credit(queue: Queue, consumers: list[Consumer], unsent_max: int) -> list[Consumer]:
+    if queue.is_paused:
+        return []
+    exclusive = [consumer for consumer in consumers if consumer.is_exclusive]
+    if exclusive:
+        consumers = [min(exclusive, key=lambda consumer: (-consumer.priority, consumer.number))]
+    return [
+        consumer
+        for consumer in consumers
+        if consumer.session.unsent_bytes < unsent_max and len(consumer.held) < consumer.window
+    ]
 
 
 class _Taker:
@@ -207,6 +229,8 @@ class _Place(Enum):
 def _keeps_waiting(queue: Queue, committed: int, read_lanes: Container[Lane], now_ms: int, now_us: int) -> bool:
     """A message is ready that nobody is about to dispatch or to read."""
     for lane in queue.lanes:
+        if not (lane.arrived or lane.unread or lane.recent or lane.delayed or lane.returned or lane.aside):
+            continue
         place = _first_ready(lane, committed, now_ms, now_us)
         if place is _Place.NOWHERE:
             return False

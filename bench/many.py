@@ -1,0 +1,166 @@
+"""How much does it cost that there are many: queues, consumers of one queue?
+
+    queues       messages go to so many queues in turn, each of which has a consumer
+    consumers    messages go to one queue that has so many consumers, which acknowledge each of them
+
+Each is compared with one: the same messages, by alternating runs on the same broker, medians.
+
+python -m bench.many --only queues
+"""
+
+from __future__ import annotations
+
+import argparse
+import selectors
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import frames
+from bench.brokers import Truenext
+from bench.load import AHEAD, CHUNK, GROUP, await_frame, connect
+from bench.options import positive
+from bench.workers import Counter, Crew, Gate, Timing, counter, end_in_order
+
+CONNECTIONS = 50
+"""The consumers are spread over so many, if there are so many consumers."""
+SILENCE = 120.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Who takes how many of which messages."""
+
+    kind: str
+    count: int
+
+    @property
+    def queues(self) -> int:
+        return self.count if self.kind == "queues" else 1
+
+
+KINDS = {"queues": 10_000, "consumers": 1_000}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.many", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=[*KINDS], help="measure only this")
+    parser.add_argument("--count", type=positive, metavar="N", help="how many there are (default: 10,000 and 1,000)")
+    parser.add_argument("--messages", type=positive, default=200_000, metavar="N", help="in each run")
+    parser.add_argument("--runs", type=positive, default=3, metavar="N", help="of each kind")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="where the broker's data goes (default: temp folder)")
+    options = parser.parse_args(arguments)
+    end_in_order()
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
+        for kind in KINDS if options.only is None else [options.only]:
+            many = Shape(kind, options.count or KINDS[kind])
+            rates: dict[Shape, list[float]] = {Shape(kind, 1): [], many: []}
+            with Truenext(Path(folder)) as broker:
+                for number in range(options.runs):
+                    for shape, measured in rates.items():
+                        measured.append(_run(shape, broker.port, f"{kind}.{number}.{shape.count}", options.messages))
+                        print(f"  {shape.count:,} {kind}: {measured[-1]:,.0f}/s", flush=True)
+            one, many_rate = (statistics.median(measured) for measured in rates.values())
+            share = f"{many_rate / one:.2f} of one's {one:,.0f}"
+            print(f"{many.count:,} {kind}: {many_rate:,.0f} messages a second, {share}")
+    return 0
+
+
+def _run(shape: Shape, port: int, name: str, messages: int) -> float:
+    """Messages a second, from the first SEND until the last has come."""
+    consumed = counter()
+    with Crew() as crew:
+        consumer = crew.hire(_consume, shape, port, name, messages, consumed)
+        producer = crew.hire(_produce, shape, port, name, messages, consumed)
+        producer.await_ready()
+        consumer.await_ready()
+        consumer.go()
+        producer.go()
+        received, sent = crew.finish(SILENCE + messages / 50)
+    seconds: float = received.ended - sent.started
+    return messages / seconds
+
+
+def _destination(name: str, number: int) -> str:
+    return f"/queue/bench.{name}.{number}"
+
+
+def _produce(gate: Gate, shape: Shape, port: int, name: str, messages: int, consumed: Counter) -> Timing:
+    groups = list(_groups(shape, name, messages))
+    with connect(port) as sock:
+        gate.ready()
+        started = time.monotonic()
+        sent = 0
+        for group in groups:
+            while sent - consumed.value > AHEAD:
+                time.sleep(0.001)
+            sock.sendall(group)
+            sent += GROUP
+        while consumed.value < messages:
+            time.sleep(0.005)
+    return Timing(started, time.monotonic())
+
+
+def _groups(shape: Shape, name: str, messages: int) -> Iterator[bytes]:
+    heads = [f"SEND\ndestination:{_destination(name, number)}\n".encode() for number in range(shape.queues)]
+    tails = [b"content-length:%d\n\n%b\0" % (len(body), body) for body in frames.bodies()]
+    for first in range(0, messages, GROUP):
+        numbers = range(first, min(first + GROUP, messages))
+        yield b"".join(heads[each % len(heads)] + tails[each % len(tails)] for each in numbers)
+
+
+def _consume(gate: Gate, shape: Shape, port: int, name: str, messages: int, consumed: Counter) -> Timing:
+    inboxes = [_Inbox(port) for _ in range(min(CONNECTIONS, shape.count))]
+    for number in range(shape.count):
+        queue = number if shape.kind == "queues" else 0
+        inboxes[number % len(inboxes)].subscribe(number, _destination(name, queue))
+    with selectors.DefaultSelector() as selector:
+        for inbox in inboxes:
+            selector.register(inbox.sock, selectors.EVENT_READ, inbox.read)
+        gate.ready()
+        started = time.monotonic()
+        count = 0
+        while count < messages:
+            for key, _ in selector.select(SILENCE):
+                take: Callable[[], int] = key.data
+                count += take()
+            consumed.value = count
+        ended = time.monotonic()
+    for inbox in inboxes:
+        inbox.sock.close()
+    return Timing(started, ended)
+
+
+class _Inbox:
+    """One connection with consumers, which acknowledges what it gets."""
+
+    def __init__(self, port: int) -> None:
+        self.sock = connect(port)
+        self._rest = b""
+
+    def subscribe(self, number: int, destination: str) -> None:
+        head = f"id:{number}\ndestination:{destination}\nack:client-individual\nactivemq.prefetchSize:100"
+        self.sock.sendall(f"SUBSCRIBE\n{head}\nreceipt:there\n\n\0".encode())
+        await_frame(self.sock, b"RECEIPT")
+
+    def read(self) -> int:
+        """How many messages came."""
+        got = self.sock.recv(CHUNK)
+        if not got:
+            raise ConnectionError(f"the broker hung up; last words: {self._rest[-500:]!r}")
+        read = self._rest + got
+        complete = read.rfind(b"\0") + 1
+        values = frames.ACK_VALUE.findall(read, 0, complete)
+        self._rest = read[complete:]
+        if values:
+            self.sock.sendall(frames.acks(values))
+        return len(values)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
