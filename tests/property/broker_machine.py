@@ -202,6 +202,17 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
 }
 """What may happen, how often relative to the rest, and with what."""
 RARE = sorted(name for name, (weight, _) in ACTIONS.items() if weight <= 2)
+OF_TOPICS = [
+    "/topic/news.eu",
+    "/topic/news.eu",
+    "/topic/news.us",
+    "/topic/news.us.ny",
+    "/topic/VirtualTopic.t",
+    "a,/topic/news.eu",
+    "/topic/news.us,/topic/news.eu,a,/queue/a",
+    "a",
+]
+"""Addresses to send to."""
 
 T = TypeVar("T")
 
@@ -443,12 +454,12 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(who)
         used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
         name = min({f"c{number}" for number in range(READERS_MAX)} - used)
-        destination = parse(f"/queue/{queue}", session.id)
+        destination = parse(_address(queue), session.id)
         if self.WINDOW_MAX is not None:
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
         has_express &= mode is AckMode.INDIVIDUAL
         extras: dict[str, Any] = {"priority": priority, "is_exclusive": is_exclusive, "has_express": has_express}
-        note(f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}, **{extras}))')
+        note(f'engine.subscribe({peer.name}, Subscribe("{name}", {queue}, {mode}, {window}, **{extras}))')
         self.engine.subscribe(session, Subscribe(name, destination, mode, window, **extras))
         self.oracle.subscribe(peer, name, queue, mode, window, **extras)
 
@@ -542,8 +553,8 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(who)
         for _ in range(count):
             parcel = self._parcel(priority, persistent, expires_in, is_big)
-            note(f"engine.send({peer.name}, Send(/queue/{queue}, {parcel}))")
-            self.engine.send(session, Send(parse(f"/queue/{queue}", session.id), _message(parcel)))
+            note(f"engine.send({peer.name}, Send({queue}, {parcel}))")
+            self.engine.send(session, Send(parse(_address(queue), session.id), _message(parcel)))
             self.oracle.send(peer, queue, parcel)
         if wants_receipt:
             self.ask_receipt(who)
@@ -561,8 +572,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def _send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str, number: int) -> None:
         peer, session = self._peer(who)
         parcel = self._parcel(priority, persistent, None, False)
-        note(f'engine.send({peer.name}, Send(/queue/{queue}, {parcel}, None, "{producer}", {number}))')
-        send = Send(parse(f"/queue/{queue}", session.id), _message(parcel), None, producer, number)
+        note(f'engine.send({peer.name}, Send({queue}, {parcel}, None, "{producer}", {number}))')
+        send = Send(parse(_address(queue), session.id), _message(parcel), None, producer, number)
         self.engine.send(session, send)
         self.oracle.send_numbered(peer, queue, parcel, producer, number)
 
@@ -667,11 +678,11 @@ class BrokerMachine(RuleBasedStateMachine):
         """Returns: False if open transactions take too much memory for one more send; its connection has ended then."""
         peer, session = self._peer(who)
         message = _message(parcel)
-        note(f'engine.send({peer.name}, Send(/queue/{queue}, {parcel}, "{transaction}"))')
+        note(f'engine.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))')
         kept = [_size(_message(each)) for one in self.oracle.peers for each in one.parcels_in_transactions()]
         is_too_much = bool(kept) and sum(kept) + _size(message) > self.memory_limit // 4
         try:
-            self.engine.send(session, Send(parse(f"/queue/{queue}", session.id), message, transaction))
+            self.engine.send(session, Send(parse(_address(queue), session.id), message, transaction))
         except NoRoomError as error:
             if not is_too_much:
                 raise Disagreement(f"there is room for {_size(message)} bytes beside {kept}") from error
@@ -808,8 +819,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def relieve(self) -> None:
         note("engine.relieve()")
-        if self.engine.relieve():
-            raise Disagreement("a connection is to be ended, though there are no temporary queues")
+        for session in self.engine.relieve():
+            peer = next(peer for peer, one in self.sessions.items() if one is session)
+            if not any(reader.peer is peer and reader.queue in self.oracle.topics for reader in self.oracle.readers):
+                raise Disagreement(f"{peer.name} is to be ended, though it has no temporary queues")
+            self.disconnect(list(self.sessions).index(peer), False, 0)
 
     def send_and_refuse(
         self, who: int, priority: int, persistent: bool, which: int, delay: int | None, is_poison: bool
@@ -959,6 +973,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._begin_run_with(self.disk.restart())
 
     def _begin_run_with(self, recovered: Recovered) -> None:
+        self.oracle.queues = set(recovered.queues.values())
         self.oracle.recovered([self._stored_letter(key, each.message)[0] for key, each in self.disk.contents().items()])
         self._begin_run(recovered)
 
@@ -1286,7 +1301,47 @@ class FailingMachine(BrokerMachine):
     ARE_NARROW: ClassVar[list[bool]] = [True, False]
 
 
+class TopicsMachine(BrokerMachine):
+    """Subscriptions to topics, and sends to many queues at once; now and then memory is short."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.sampled_from([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
+        "subscribe": 4,
+        "unsubscribe": 3,
+        "send": 12,
+        "refuse": 3,
+        "send_in_transaction": 5,
+        "squeeze": 2,
+        "crash": 2,
+        "restart": 2,
+        "browse": 0,
+        "browse_at_once": 0,
+        "browse_while_messages_leave": 0,
+        "read_for_redrive": 0,
+        "redrive_at_once": 0,
+        "change_policies": 0,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "subscribe": {
+            "queue": st.sampled_from(
+                ["/topic/news.eu", "/topic/news.*", "/topic/>", "/topic/VirtualTopic.>"] * 2
+                + ["a", "Consumer.x.VirtualTopic.t", "Consumer.y.VirtualTopic.t", "Consumer.x.VirtualTopic.u"]
+            )
+        },
+        "send": {"queue": st.sampled_from(OF_TOPICS)},
+        "send_numbered": {"queue": st.sampled_from(OF_TOPICS)},
+        "send_in_transaction": {
+            "sends": st.lists(
+                st.tuples(st.sampled_from(OF_TOPICS), PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), min_size=1, max_size=3
+            )
+        },
+    }
+
+
 MACHINES: list[type[BrokerMachine]] = [
+    TopicsMachine,
     BrokerMachine,
     FailingMachine,
     PagingMachine,
@@ -1298,6 +1353,11 @@ MACHINES: list[type[BrokerMachine]] = [
 
 def _one_of(things: list[T], which: int) -> T:
     return things[which % len(things)]
+
+
+def _address(queue: str) -> str:
+    """Of a queue, or of whatever begins with a slash; also of several."""
+    return ",".join(part if part.startswith("/") else f"/queue/{part}" for part in queue.split(","))
 
 
 def _message(parcel: Parcel) -> Message:

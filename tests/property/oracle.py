@@ -17,6 +17,7 @@ SOCKETS_BYTES_MIN = 4 * 1024 * 1024
 """All sockets together may have so much to take, however little memory there is."""
 
 DEAD_LETTER_PREFIX = "DLQ."
+TOPIC = "/topic/"
 AT_ONCE = 0
 
 # Where the contract is silent or can be read in two ways, the oracle follows one of them. Each is a question to the
@@ -179,11 +180,13 @@ class Letter:
     event: int
     """Which command accepted it."""
     block: int
-    """The transaction that accepted it, 0 if none: its sequences are unbroken."""
+    """The transaction or the send to many queues that accepted it, 0 if none: its sequences are unbroken."""
     visible_from: int
     """The batch that makes it visible."""
     stored_in: int | None
     """The batch that writes it; of a transient one that left memory, once that was seen."""
+    copies: range = range(0)
+    """`order` of all copies of the send; which of them is which, nobody has said."""
     is_dead_letter: bool = False
     origin: "Letter | None" = None
     """What a dead letter was."""
@@ -287,6 +290,10 @@ class Oracle:
         """The same by a clock that does not jump."""
         self.letters: list[Letter] = []
         self.readers: list[Reader] = []
+        self.topics: dict[str, str] = {}
+        """Of each subscription to a topic what it is to, by its queue."""
+        self.queues: set[str] = set()
+        """Ordinary ones that are known to exist."""
         self.peers: list[Peer] = []
         self.ended: list[Peer] = []
         self.sequences: dict[Letter, int] = {}
@@ -298,6 +305,8 @@ class Oracle:
         self.gathering = 1
         self.in_flight: int | None = None
         self.durable = 0
+        self._is_roomy = False
+        """No connection's room shuts in this turn, so that any order of the queues will do, or none."""
         self._reading: dict[str, int] = {}
         """Queues for which pages are being read, with the smallest rank among those."""
         self._order = 0
@@ -324,6 +333,12 @@ class Oracle:
         has_express: bool = False,
     ) -> Reader:
         step = self._next_step()
+        if queue.startswith(TOPIC):
+            topic = queue.removeprefix(TOPIC)
+            queue = f"/{peer.name}//{subscription}"
+            self.topics[queue] = topic
+        else:
+            self.queues.add(queue)
         reader = Reader(peer, subscription, queue, mode, window, step, priority, is_exclusive, has_express)
         self.readers.append(reader)
         return reader
@@ -334,7 +349,7 @@ class Oracle:
             peer.transactions[transaction].sends.append((queue, parcel))
             return
         self._event += 1
-        self._accept(peer, queue, parcel)
+        self._accept(peer, queue, parcel, block=self._event)
 
     def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> None:
         # L5: accepted once; the receipt of a repeat waits until the first is durable.
@@ -343,7 +358,7 @@ class Oracle:
             self._wait(peer, must=first.batch, may=self.gathering)
             return
         self.send(peer, queue, parcel)
-        self._use(producer, number, is_stored=parcel.persistent)
+        self._use(producer, number, is_stored=self._is_stored(queue, parcel))
         self._wait(peer, may=self.gathering)
 
     def acknowledge(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
@@ -388,8 +403,8 @@ class Oracle:
                 return
         assert work is not None
         # Ready: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
-        is_lasting = any(parcel.persistent for _, parcel in work.sends)
-        is_lasting = is_lasting or any(letter.persistent for letter in work.acknowledged)
+        is_lasting = any(self._is_stored(queue, parcel) for queue, parcel in work.sends)
+        is_lasting |= any(letter.persistent and not _is_temporary(letter.queue) for letter in work.acknowledged)
         visible_from = self.gathering if is_lasting else AT_ONCE
         for queue, parcel in work.sends:
             self._accept(peer, queue, parcel, visible_from=visible_from, block=self._event)
@@ -418,6 +433,13 @@ class Oracle:
         self.readers.remove(reader)
         self._wait(reader.peer, may=self.gathering)
         self._give_back(self.unacknowledged(reader), charged=[])
+        self._end(reader)
+
+    def _end(self, reader: Reader) -> None:
+        # Topics: it ends with UNSUBSCRIBE or its connection, and what is in it goes; transactions keep what they have.
+        if self.topics.pop(reader.queue, None) is not None:
+            for letter in self.letters:
+                letter.is_gone |= letter.queue == reader.queue
 
     def disconnect(self, peer: Peer, is_clean: bool) -> None:
         self._event += 1
@@ -425,16 +447,20 @@ class Oracle:
         if NACKED_STAYS_WITH_TRANSACTION:
             returned += [letter for work in peer.transactions.values() for letter in work.refused]
         charged = list(returned)
+        ended: list[Reader] = []
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
             returned += held
             if held and reader.mode is not AckMode.AUTO:
                 charged.append(held[0])
             self.readers.remove(reader)
+            ended.append(reader)
         self.looks = [look for look in self.looks if look.peer is not peer]
         self.peers.remove(peer)
         self.ended.append(peer)
         self._give_back(returned, charged=[] if is_clean else charged)
+        for reader in ended:
+            self._end(reader)
 
     def taken(self, peer: Peer) -> None:
         """The socket took every byte: there is room again, and auto mode counts it as acknowledged."""
@@ -578,6 +604,7 @@ class Oracle:
             due_ms = self.now_ms + letter.due - self.steady_ms if letter.is_restored else 0
             letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
+        self.topics = {}
         self.in_flight = None
         self.durable = self.gathering
         self.gathering += 1
@@ -676,7 +703,7 @@ class Oracle:
         """Deliveries and attempts: it is dead-lettered; only a restart or a change of policies may leave that
         still to come."""
         has_failed = letter.attempts >= self.attempts_max or letter.is_poison
-        return has_failed and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+        return has_failed and not _keeps_failures(letter.queue)
 
     def is_waiting_for_next_try(self, letter: Letter) -> bool:
         # Ready, due.
@@ -793,6 +820,9 @@ class Oracle:
         here = [each for each in self.letters if each.queue == queue and not each.is_gone and each.holder is None]
         # Expiry: removed when dispatch comes upon it, too; nobody can see when that was.
         at_most = sum(not self.is_overdue(letter) for letter in here)
+        if _is_temporary(queue):
+            # Expiry: there only dispatch comes upon it.
+            at_most = len(here)
         return sum(not self.is_expired(letter) for letter in here), at_most
 
     def arrived(self, label: str, queue: str) -> Letter:
@@ -867,7 +897,9 @@ class Oracle:
             if self.leave_memory and (letter.is_dead_letter or other.is_dead_letter) and letter.queue != other.queue:
                 is_right = sequence != theirs
             elif letter.block and other.block == letter.block:
-                is_right = sequence - theirs == letter.order - other.order
+                apart = sequence - theirs
+                least = letter.copies.start - other.copies.stop + 1
+                is_right = apart != 0 and least <= apart <= letter.copies.stop - other.copies.start - 1
             elif letter.event != other.event or letter.queue == other.queue:
                 is_right = sequence != theirs and (sequence < theirs) == (letter.order < other.order)
             else:
@@ -915,23 +947,44 @@ class Oracle:
         visible_from: int | None = None,
         block: int = 0,
     ) -> None:
-        if parcel.persistent:
-            self._wait(peer, must=self.gathering)  # L1
-        if visible_from is None:
-            visible_from = self.gathering if parcel.persistent and not self.is_concurrent else AT_ONCE
-        self._order += 1
-        self.letters.append(
-            Letter(
-                parcel,
-                queue,
-                parcel.persistent,
-                self._order,
-                self._event,
-                block,
-                visible_from,
-                stored_in=self.gathering if parcel.persistent else None,
+        queues = self.copied_to(queue)
+        copies = range(self._order + 1, self._order + 1 + len(queues))
+        for each in queues:
+            is_stored = parcel.persistent and not _is_temporary(each)
+            if is_stored:
+                self._wait(peer, must=self.gathering)  # L1
+            of_itself = self.gathering if is_stored and not self.is_concurrent else AT_ONCE
+            self._order += 1
+            self.letters.append(
+                Letter(
+                    parcel,
+                    each,
+                    parcel.persistent,
+                    self._order,
+                    self._event,
+                    block,
+                    of_itself if visible_from is None else visible_from,
+                    stored_in=self.gathering if is_stored else None,
+                    copies=copies,
+                )
             )
-        )
+
+    def copied_to(self, address: str) -> list[str]:
+        """Topics: which queues what is sent to an address, or to a queue, is copied to now."""
+        queues: dict[str, None] = {}
+        for part in address.split(","):
+            if part.startswith(TOPIC):
+                topic = part.removeprefix(TOPIC)
+                queues |= {queue: None for queue, to in self.topics.items() if _is_meant(to, topic)}
+                queues |= {queue: None for queue in sorted(self.queues) if _consumes(queue, topic)}
+            else:
+                queue = part.removeprefix("/queue/")
+                self.queues.add(queue)
+                queues[queue] = None
+        return list(queues)
+
+    def _is_stored(self, address: str, parcel: Parcel) -> bool:
+        return parcel.persistent and not all(map(_is_temporary, self.copied_to(address)))
 
     def _remove(self, letter: Letter) -> None:
         letter.is_gone = True
@@ -994,7 +1047,7 @@ class Oracle:
         letter.is_restored = False
         delay = 0
         if is_tried_later:
-            letter.is_poison = letter.wish.is_poison and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+            letter.is_poison = letter.wish.is_poison and not _keeps_failures(letter.queue)
             delay = self.retries.after(letter.attempts) if letter.wish.delay is None else letter.wish.delay
             if not self.is_doomed(letter):
                 letter.due = self.steady_ms + delay
@@ -1039,6 +1092,18 @@ class Oracle:
                 raise Disagreement(f"a dispatch to {reader}, which is not there")
         labels = {reader: [seen.label for seen in dispatched.get(reader, [])] for reader in self.readers}
         # Not promised: order across queues. Only queues that share a connection's room can tell the difference.
+        given = {
+            peer: peer.unsent
+            + sum(
+                self.letter(seen.label, reader.queue).parcel.unsent
+                for reader, all_seen in dispatched.items()
+                if reader.peer is peer
+                for seen in all_seen
+            )
+            for peer in self.peers
+        }
+        all_given = sum(given.values())
+        self._is_roomy = all_given < (self.sockets_max or all_given + 1) and max(given.values(), default=0) < ROOM_BYTES
         queues = sorted({reader.queue for reader in self.readers})
         if not self._explain(queues, labels, dict.fromkeys(self.readers, 0), dict.fromkeys(queues, 0), set()):
             expected: dict[Reader, list[Letter]] = {}
@@ -1154,6 +1219,8 @@ class Oracle:
         if is_over and all(self._may_wait_for_a_page(letter) for letter, _ in steps):
             return True
         for letter, reader in steps:
+            if self._is_roomy and failed:
+                break
             at = done[reader]
             if at < len(labels[reader]) and labels[reader][at] == letter.parcel.label:
                 undo = (letter.dispatched_at, reader.waiting_since)
@@ -1180,3 +1247,28 @@ class Oracle:
     def _may_wait_for_a_page(self, letter: Letter) -> bool:
         # True next: what has left memory is read before anything behind it; higher priorities go on meanwhile.
         return letter.queue in self._reading and self._reading[letter.queue] <= letter.key[0]
+
+
+def _is_temporary(queue: str) -> bool:
+    """Topics: a subscription is a temporary queue."""
+    return queue.startswith("/")
+
+
+def _keeps_failures(queue: str) -> bool:
+    # Deliveries and attempts: what fails in a dead-letter queue stays there, as it does in a temporary queue.
+    return queue.startswith(DEAD_LETTER_PREFIX) or _is_temporary(queue)
+
+
+def _is_meant(pattern: str, topic: str) -> bool:
+    """Topics: `*` is any one word, `>` the rest, one word or more."""
+    first, _, rest = pattern.partition(".")
+    word, _, others = topic.partition(".")
+    if not word or not first:
+        return word == first
+    return first == ">" or (first in ("*", word) and _is_meant(rest, others))
+
+
+def _consumes(queue: str, topic: str) -> bool:
+    """Topics: Consumer.ANY.VirtualTopic.NAME, *ANY* being one word."""
+    words = queue.split(".")
+    return words[0] == "Consumer" and ".".join(words[2:]) == topic and topic.startswith("VirtualTopic.")

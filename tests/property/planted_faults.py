@@ -18,7 +18,8 @@ from tests.property.disk import Disk, Stored
 from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.engine import browse
+from truenext.destination import Kind
+from truenext.engine import browse, topics
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
@@ -32,9 +33,11 @@ from truenext.engine.redelivery import is_given_up
 from truenext.engine.redrive import Redriven, Wanted, revivals
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
+from truenext.engine.topics import Topics
 from truenext.engine.writing import mark, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
+from truenext.pattern import matches
 from truenext.policy import Policies, Policy
 from truenext.record import message_key, sequence_of
 from truenext.selector import Selector
@@ -1312,6 +1315,88 @@ def timers_are_only_in_memory(patch: Patch) -> None:
         batch.timers.clear()
 
     patch.setattr(Timers, "set", faulty)
+
+
+# Topics
+
+
+def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None:
+    def faulty(engine: Engine, send: Send) -> list[Queue]:
+        parts = send.destination.parts or (send.destination,)
+        return [
+            queue
+            for part in parts
+            for queue in (
+                engine._topics.queues_of(part.name) if part.kind is Kind.TOPIC else filter(None, [engine._queue(part)])
+            )
+        ]
+
+    patch.setattr(Engine, "_queues_for", faulty)
+
+
+def whoever_subscribes_to_a_topic_that_was_sent_to_gets_nothing(patch: Patch) -> None:
+    add = Topics.add
+
+    def faulty(topics: Topics, queue: Queue) -> None:
+        known = dict(topics._known)
+        add(topics, queue)
+        topics._known.update(known)
+
+    patch.setattr(Topics, "add", faulty)
+
+
+def a_word_of_a_pattern_is_the_rest_of_a_name(patch: Patch) -> None:
+    patch.setattr(topics, "matches", lambda pattern, words: matches([*pattern[:-1], ">"], words))
+
+
+def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
+    spread = Engine._spread
+
+    def faulty(engine: Engine, send: Send) -> bool:
+        accept = engine._accept
+        engine._accept = lambda queue, message, batch: accept(queue, message, 0)  # type: ignore[method-assign]
+        is_stored = spread(engine, send)
+        del engine._accept
+        return is_stored
+
+    patch.setattr(Engine, "_spread", faulty)
+
+
+def the_receipt_of_a_copied_message_does_not_wait_for_its_batch(patch: Patch) -> None:
+    spread = Engine._spread
+
+    def faulty(engine: Engine, send: Send) -> bool:
+        spread(engine, send)
+        return False
+
+    patch.setattr(Engine, "_spread", faulty)
+
+
+def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> None:
+    send, queues_for = Engine.send, Engine._queues_for
+    asked: dict[int, list[Queue]] = {}
+
+    def faulty_send(engine: Engine, session: Session, one: Send) -> None:
+        send(engine, session, one)
+        if one.transaction is not None:
+            asked[id(one)] = queues_for(engine, one)
+
+    def faulty_queues_for(engine: Engine, one: Send) -> list[Queue]:
+        return asked.pop(id(one), None) or queues_for(engine, one)
+
+    patch.setattr(Engine, "send", faulty_send)
+    patch.setattr(Engine, "_queues_for", faulty_queues_for)
+
+
+def a_virtual_topic_is_not_one_after_a_restart(patch: Patch) -> None:
+    restore_queue = Engine.restore_queue
+
+    def faulty(engine: Engine, number: int, name: str) -> Queue:
+        queue = restore_queue(engine, number, name)
+        engine._topics = Topics()
+        return queue
+
+    patch.setattr(Engine, "restore_queue", faulty)
 
 
 def faults() -> list[Callable[[Patch], None]]:

@@ -696,13 +696,11 @@ def test_a_nack_with_a_bad_wish_is_refused_by_name(version: Version, lines: list
 @pytest.mark.parametrize(
     ("address", "feature"),
     [
-        ("/topic/a", "topics"),
-        ("/temp-topic/a", "temporary topics"),
         ("/dsub/a", "durable subscriptions"),
         ("/exchange/a", "exchanges"),
         ("/queue/a.>", "wildcard"),
         ("/queue/*", "wildcard"),
-        ("/queue/a,/queue/b", "composite"),
+        ("/queue/a,/queue/b.*", "wildcard"),
     ],
 )
 def test_a_destination_that_is_not_there_yet_is_refused_by_name(
@@ -710,6 +708,24 @@ def test_a_destination_that_is_not_there_yet_is_refused_by_name(
 ) -> None:
     reason = refused(version, command, f"destination:{address}", "id:s")
     assert feature in reason and "not supported yet" in reason
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("command", "lines", "why"),
+    [
+        ("SEND", ["destination:/topic/a.*"], "can only be subscribed to"),
+        ("SEND", ["destination:/queue/a,/topic/a.>"], "can only be subscribed to"),
+        ("SEND", ["destination:/queue/a,/control/status"], "is for questions"),
+        ("SUBSCRIBE", ["destination:/queue/a,/topic/b"], "subscriptions to composite destinations"),
+        ("SUBSCRIBE", ["destination:/topic/a", "browser:true"], "nothing waits in a topic"),
+        ("SUBSCRIBE", ["destination:/topic/a.*", "browser:true"], "nothing waits in a topic"),
+    ],
+)
+def test_what_cannot_be_done_with_topics_is_refused_and_says_why(
+    version: Version, command: str, lines: list[str], why: str
+) -> None:
+    assert why in refused(version, command, *lines, "id:s")
 
 
 # ---- Receipts and faults ----

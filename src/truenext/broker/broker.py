@@ -345,7 +345,7 @@ class Broker:
         for peer in written:
             peer.flush()
         for session in engine.relieve():
-            peers[session].cut("does not read what waits in its temporary queues")
+            peers[session].cut("does not read what waits in its temporary queues, or for its subscriptions to topics")
         self._alarm.set(engine.next_due_ms, engine.now_ms)
         self._commit()
 

@@ -20,7 +20,8 @@ from typing import Any
 from truenext.broker import toml_lines
 from truenext.broker.settings import BrokerSettings
 from truenext.errors import ConfigurationError, FaultyFileError
-from truenext.policy import Policies, Policy, fault_of_pattern
+from truenext.pattern import fault_of_pattern
+from truenext.policy import Policies, Policy
 from truenext.setting import NO_WORD, Setting, settings_of
 from truenext.size import parse_size, said
 from truenext.url import parse_url

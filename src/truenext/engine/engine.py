@@ -41,11 +41,13 @@ from truenext.engine.queue import Queue
 from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of, is_given_up
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
+from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction, begin, make_room
 from truenext.engine.writing import mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     BROWSERS_MAX,
+    COPIES_BYTES_MAX,
     GATHERING_BYTES_MAX,
     QUEUES_MAX,
     SEQUENCE_BLOCK,
@@ -108,6 +110,7 @@ class Engine:
         self._when_full = when_full
         self._sessions: dict[str, Session] = {}
         self._queues: dict[str, Queue] = {}
+        self._topics = Topics()
         self._numbered: dict[int, Queue] = {}
         """Those that the store may know."""
         self._queue_number = 0
@@ -148,6 +151,7 @@ class Engine:
         queue = self._new_queue(Destination(Kind.QUEUE, name), number)
         queue.is_known_to_store = True
         self._queues[name] = self._numbered[number] = queue
+        self._topics.add(queue)
         self._account.named(queue)
         self._queue_number = max(self._queue_number, number)
         return queue
@@ -221,7 +225,9 @@ class Engine:
         if self._when_full is not WhenFull.SLOW or not session.only_sends:
             return False
         # A transaction makes room only if it takes messages away, and none are held here.
-        return isinstance(command, Begin) or (isinstance(command, Send) and command.destination.kind is Kind.QUEUE)
+        return isinstance(command, Begin) or (
+            isinstance(command, Send) and command.destination.kind is not Kind.TEMPORARY
+        )
 
     @property
     def is_batch_awaited(self) -> bool:
@@ -354,11 +360,14 @@ class Engine:
         if send.producer is not None and self._is_repeat(session, send.producer, send.number):
             return
         self._admit(session, send)
-        is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
-        queue = self._queue(send.destination)
-        if queue is not None:
-            visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
-            self._accept(queue, send.message, 0 if visible_at_once else self._batch.number)
+        if send.destination.is_spread:
+            is_stored = self._spread(send)
+        else:
+            is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
+            queue = self._queue(send.destination)
+            if queue is not None:
+                visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
+                self._accept(queue, send.message, 0 if visible_at_once else self._batch.number)
         if send.producer is not None:
             self._record_number(send.producer, send.number, is_stored)
         if is_stored:
@@ -367,7 +376,12 @@ class Engine:
     def subscribe(self, session: Session, subscribe: Subscribe) -> None:
         """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's."""
         session.check_subscription(subscribe.subscription, subscribe.destination)
-        queue = self._queue(subscribe.destination)
+        destination = subscribe.destination
+        if destination.kind is Kind.TOPIC or destination.kind is Kind.PATTERN:
+            destination = Destination(
+                Kind.TEMPORARY, f"/{session.id}//{subscribe.subscription}", session.id, topic=destination.name
+            )
+        queue = self._queue(destination)
         assert queue is not None, "the owner of a temporary queue is connected"
         self._consumer_number += 1
         consumer = Consumer(
@@ -410,6 +424,10 @@ class Engine:
         if consumer is None:
             raise RemoteProtocolError(f"there is no subscription {unsubscribe.subscription!r} on this connection")
         self._release(consumer, has_begun=False)
+        queue = consumer.queue
+        if queue.is_temporary and queue.destination.topic:
+            session.temporary_queues.remove(queue)
+            self._drop(queue)
 
     def acknowledge(self, session: Session, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
@@ -473,13 +491,16 @@ class Engine:
                 f"transaction {commit.transaction!r} is not open: it was rolled back, or committed under another number"
             )
         # Everything that can be refused is asked for first: from here on all of it happens.
-        queues = [self._queue(send.destination) for send in transaction.sends]
+        spread = [self._queues_for(send) for send in transaction.sends]
         del session.transactions[commit.transaction]
         self.memory.open -= transaction.size
-        is_stored = transaction.is_stored()
+        is_stored = transaction.acknowledges_stored() or any(
+            send.message.persistent and not all(queue.is_temporary for queue in queues)
+            for queues, send in zip(spread, transaction.sends, strict=True)
+        )
         batch = self._batch.number if is_stored else 0
-        for queue, send in zip(queues, transaction.sends, strict=True):
-            if queue is not None:
+        for queues, send in zip(spread, transaction.sends, strict=True):
+            for queue in queues:
                 self._accept(queue, send.message, batch)
         for entry in transaction.acknowledged:
             self._acknowledged(entry)
@@ -619,10 +640,10 @@ class Engine:
         """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
 
         Not before what the last turn dispatched is written. Returns connections that must be ended: they do not read
-        what waits in their temporary queues.
+        what waits in their temporary queues, or for their subscriptions to topics.
         """
         queues = self._paging.relieve(self._queues.values(), self._batch, self._committed)
-        return [self._sessions[queue.destination.session] for queue in queues]
+        return [self._sessions[session] for session in {queue.destination.session: None for queue in queues}]
 
     def stretch_windows(self) -> None:
         """To be called now and then: who waits for more than its window lets it have gets more."""
@@ -639,7 +660,7 @@ class Engine:
         self._policies = policies
         # A dead-letter queue may be made meanwhile.
         for queue in list(self._queues.values()):
-            queue.policy = policies.of(queue.name)
+            queue.policy = policies.of(queue.policy_name)
             queue.holds_dead_letters = policies.holds_dead_letters(queue.name) and not queue.is_temporary
             self._paging.policy_changed(queue)
             if not queue.keeps_failures:
@@ -696,7 +717,7 @@ class Engine:
     def _admit(self, session: Session, send: Send) -> None:
         """Raises: NoRoomError if the store has no room for what this connection sends."""
         session.has_sent = True
-        if self.room is Room.PLENTY or send.destination.kind is not Kind.QUEUE:
+        if self.room is Room.PLENTY or send.destination.kind is Kind.TEMPORARY:
             return
         if self.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
             raise NoRoomError("the broker's disk is as full as it may be; try again when messages were consumed")
@@ -738,6 +759,43 @@ class Engine:
             self._waiting_queues.setdefault(batch, {})[queue] = None
         else:
             self._touched[queue] = None
+
+    def _spread(self, send: Send) -> bool:
+        """Give a message its places in all queues that its destination stands for, in one batch; each copy is visible
+        as if it were the only one. True if any is stored.
+        """
+        message = send.message
+        is_stored = False
+        for queue in self._queues_for(send):
+            batch = 0
+            if message.persistent and not queue.is_temporary:
+                is_stored = True
+                if queue.policy.store_and_dispatch is not StoreAndDispatch.CONCURRENT:
+                    batch = self._batch.number
+            self._accept(queue, message, batch)
+        return is_stored
+
+    def _queues_for(self, send: Send) -> list[Queue]:
+        """Each once; none for those that went with their connections, or for a topic without subscriptions."""
+        destination = send.destination
+        if not destination.is_spread:
+            queue = self._queue(destination)
+            return [] if queue is None else [queue]
+        queues: dict[Queue, None] = {}
+        for part in destination.parts or (destination,):
+            if part.kind is Kind.TOPIC:
+                queues.update(dict.fromkeys(self._topics.queues_of(part.name)))
+            elif (queue := self._queue(part)) is not None:
+                queues[queue] = None
+        message = send.message
+        if message.persistent:
+            size = (len(message.header) + len(message.body)) * sum(not queue.is_temporary for queue in queues)
+            if size > COPIES_BYTES_MAX and len(queues) > 1:
+                raise RemoteProtocolError(
+                    f"{size} bytes would have to be written, once for each queue and durable subscription; "
+                    f"at most {COPIES_BYTES_MAX} for one message"
+                )
+        return list(queues)
 
     def _fail(self, entry: Entry, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
@@ -939,6 +997,7 @@ class Engine:
             number = self._queue_number = self._queue_number + 1
         queue = self._new_queue(destination, number)
         self._queues[destination.name] = queue
+        self._topics.add(queue)
         if number:
             self._numbered[number] = queue
         self._account.named(queue)
@@ -948,11 +1007,14 @@ class Engine:
         name = destination.name
         is_lasting = destination.kind is Kind.QUEUE
         holds_dead_letters = is_lasting and self._policies.holds_dead_letters(name)
-        return Queue(destination, number, self._policies.of(name), holds_dead_letters=holds_dead_letters)
+        policy = self._policies.of(destination.topic or name)
+        return Queue(destination, number, policy, holds_dead_letters=holds_dead_letters)
 
     def _drop(self, queue: Queue) -> None:
         """A temporary queue goes with its messages."""
         del self._queues[queue.name]
+        if queue.destination.topic:
+            self._topics.remove(queue)
         self._touched.pop(queue, None)
         for lane in queue.lanes:
             for entry in lane:

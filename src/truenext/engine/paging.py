@@ -363,9 +363,15 @@ class Paging:
         Not between a dispatch and the writing of what was dispatched. Returns the temporary queues that have to go,
         for their messages cannot leave.
         """
+        too_slow: list[Queue] = []
         too_large, self._too_large = self._too_large, {}
         for queue in too_large:
             limit = queue.policy.memory_limit
+            if queue.is_temporary:
+                # Of a reply queue the limit of some pattern was never meant.
+                if queue.destination.topic and queue.resident > limit:
+                    too_slow.append(queue)
+                continue
             if queue.resident > limit:
                 self._shrink(queue, queue.resident - limit + limit // RELIEF, batch, committed)
             if queue.resident > limit:
@@ -373,18 +379,18 @@ class Paging:
         memory = self._memory
         is_short, self._is_short = self._is_short, False
         if (memory.excess <= 0 and not is_short) or self._futile == (committed, memory.used):
-            return []
+            return too_slow
         largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
         for queue in largest_first:
             needed = memory.excess + memory.limit // RELIEF
             if needed <= 0:
-                return []
+                return too_slow
             self._shrink(queue, needed, batch, committed)
         if memory.excess + memory.limit // 4 > 0:
             self._futile = (committed, memory.used)
         if memory.excess <= 0:
-            return []
-        return [queue for queue in largest_first[:1] if queue.is_temporary]
+            return too_slow
+        return too_slow + [queue for queue in largest_first[:1] if queue.is_temporary]
 
     def _shrink(self, queue: Queue, needed: int, batch: Batch, committed: int) -> None:
         """Make `needed` bytes of a queue's messages leave; those that would be served last go first."""

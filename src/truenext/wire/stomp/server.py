@@ -25,7 +25,7 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
-from truenext.destination import TEMPORARY_PREFIX, Destination, Kind, parse
+from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, Kind, parse
 from truenext.errors import RemoteProtocolError
 from truenext.limits import (
     CONSUMER_PRIORITY_MAX,
@@ -193,6 +193,8 @@ class StompServer:
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
             return self._control(frame, destination)
+        if destination.kind is Kind.PATTERN:
+            raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to")
         header = frame.lines
         producer = None
         number = 0
@@ -227,7 +229,7 @@ class StompServer:
         headers = {name: value for name, value in frame.headers.items() if name not in _HOP_HEADERS}
         headers["content-length"] = str(len(frame.body))
         reply_to = headers.get("reply-to", "")
-        if reply_to.startswith(TEMPORARY_PREFIX):
+        if reply_to.startswith((TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX)):
             # A name that only this connection understands becomes one that everybody does.
             headers["reply-to"] = parse(reply_to, self._session_id).address
         return envelope.write_header(headers)
@@ -248,6 +250,10 @@ class StompServer:
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
             raise RemoteProtocolError(f"{address} is for questions; subscribe to the queue that the answers go to")
+        if destination.kind is Kind.COMPOSITE:
+            raise RemoteProtocolError(f"{address}: subscriptions to composite destinations are not supported yet")
+        if is_browse and destination.kind in (Kind.TOPIC, Kind.PATTERN):
+            raise RemoteProtocolError("browser:true is for queues: nothing waits in a topic")
         subscription = self._subscription_id(frame)
         ack = headers.get("ack", "auto")
         try:
