@@ -70,7 +70,7 @@ class Batch:
         self.unmarks: list[bytes] = []
         """Message keys whose mark goes, always together with the message."""
         self.queues: dict[int, str] = {}
-        """Queue number to name, for each queue that is new to the store."""
+        """Queue number to name, for each queue that is new to the store, or has another name from here on."""
         self.producers: dict[str, ProducerState] = {}
         self.forgotten_producers: list[str] = []
         self.timers: dict[bytes, None] = {}

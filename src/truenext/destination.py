@@ -24,12 +24,19 @@ from truenext.pattern import fault_of_pattern, is_pattern
 DEAD_LETTER_PREFIX = "DLQ."
 """A queue of this prefix holds what could not be handled; what fails there stays there."""
 
+SUBSCRIPTION_PREFIX = "subscription,"
+"""The queue of a durable subscription is called so, with client, name and topic behind it and commas between. No
+name in a client's address has a comma."""
+
+ENDED_PREFIX = "ended,"
+"""Before the name of a durable subscription that has ended, until nothing of it is left."""
+
 TEMPORARY_PREFIX = "/temp-queue/"
 REMOTE_TEMPORARY_PREFIX = "/remote-temp-queue/"
 TEMPORARY_TOPIC_PREFIX = "/temp-topic/"
 REMOTE_TEMPORARY_TOPIC_PREFIX = "/remote-temp-topic/"
 
-_LATER = {"/dsub/": "durable subscriptions", "/exchange/": "exchanges"}
+_LATER = {"/dsub/": "durable subscriptions by such an address", "/exchange/": "exchanges"}
 
 
 class Kind(Enum):
@@ -138,7 +145,53 @@ def _owned(address: str, prefix: str) -> tuple[str, str]:
 
 def dead_letter_name(queue: str) -> str:
     """The queue that takes what could not be handled in this one."""
+    if queue.startswith(SUBSCRIPTION_PREFIX):
+        _, client, name, _ = queue.split(",", 3)
+        return f"{DEAD_LETTER_PREFIX}subscription.{client}.{name}"
     return DEAD_LETTER_PREFIX + queue
+
+
+def durable_key(client: str, name: str) -> str:
+    """What a durable subscription is known by.
+
+    Raises: RemoteProtocolError if its dead-letter queue could not be named after it.
+    """
+    for what, text in (("client-id", client), ("name of a durable subscription", name)):
+        if not text or not text.isprintable() or "," in text or is_pattern(text):
+            raise RemoteProtocolError(f"{what} {text[:100]!r} is empty, or has characters that it must not have")
+    length = len(dead_letter_name(f"{SUBSCRIPTION_PREFIX}{client},{name},"))
+    if length > DESTINATION_LENGTH_MAX:
+        raise RemoteProtocolError(f"client-id and name of a durable subscription of {len(client + name)} characters")
+    return f"{client},{name}"
+
+
+def durable_subscription(key: str, topic: str) -> Destination:
+    """Its queue."""
+    return Destination(Kind.QUEUE, f"{SUBSCRIPTION_PREFIX}{key},{topic}", topic=topic)
+
+
+def stored_queue(name: str) -> Destination:
+    """The queue that the store knows by a name, which is not that of an ended subscription."""
+    if not name.startswith(SUBSCRIPTION_PREFIX):
+        return Destination(Kind.QUEUE, name)
+    _, client, subscription, topic = name.split(",", 3)
+    return durable_subscription(f"{client},{subscription}", topic)
+
+
+def may_be_named(number_of: str | None, name: str) -> bool:
+    """A queue's number may stand for a name from here on, if it stood for `number_of`.
+
+    >>> may_be_named(None, "a"), may_be_named("a", "b"), may_be_named("a", "ended,a"), may_be_named("ended,a", "b")
+    (True, False, True, True)
+    """
+    if number_of is None or name == ENDED_PREFIX + number_of:
+        return True
+    return number_of.startswith(ENDED_PREFIX) and number_of != name
+
+
+def durable_key_of(subscription: Destination) -> str:
+    """The inverse of `durable_subscription`."""
+    return ",".join(subscription.name.split(",", 3)[1:3])
 
 
 def _checked(name: str, address: str) -> str:

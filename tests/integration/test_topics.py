@@ -1,5 +1,9 @@
 """Does everybody who has subscribed get a copy? Over real sockets and a real store."""
 
+import json
+
+import pytest
+
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 
@@ -94,3 +98,142 @@ def test_a_question_can_name_a_temporary_topic_for_its_answer(broker: BrokerProc
     publish(asker, f"/queue/{queue}", "?", {"reply-to": "/temp-topic/answers"})
     publish(other, other.message().headers["reply-to"], "!")
     assert bodies(asker.only(1)) == ["!"]
+
+
+# ---- Durable subscriptions ----
+
+
+def known(broker: BrokerProcess, client_id: str = "me") -> RawClient:
+    client = broker.connect(says_hello=False)
+    client.say_hello("1.2", "0,0", client_id=client_id)
+    return client
+
+
+def asked(client: RawClient, verb: str) -> object:
+    follow(client, "/temp-queue/answers", name="answers")
+    client.say("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"})
+    message = client.message()
+    client.ack(message)
+    answer: object = json.loads(message.body)
+    client.unsubscribe("answers")
+    return answer
+
+
+@pytest.mark.parametrize(
+    "headers", [{"durable": "true"}, {"activemq.subscriptionName": "n"}, {"activemq.subcriptionName": "n"}]
+)
+def test_a_durable_subscription_collects_through_kills_until_it_is_ended(
+    own_broker: BrokerProcess, headers: dict[str, str]
+) -> None:
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers=headers)
+    own_broker.kill()
+    own_broker.start()
+    sender = own_broker.connect()
+    for number, priority in enumerate([4, 9, 4]):
+        publish(sender, "/topic/news", str(number), {"persistent": "true", "priority": str(priority)})
+    own_broker.kill()
+    own_broker.start()
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers=headers)
+    messages = reader.only(3)
+    assert bodies(messages) == ["1", "0", "2"]
+    reader.ack(messages[0], confirmed=True)
+    reader.say("UNSUBSCRIBE", {"id": "1"}, confirmed=True)
+    follow(reader, "/topic/news", headers=headers)
+    assert bodies(reader.only(2)) == ["0", "2"]
+    reader.say("UNSUBSCRIBE", {"id": "1"} | headers, confirmed=True)
+    own_broker.kill()
+    own_broker.start()
+    reader = known(own_broker)
+    assert asked(reader, "queues") == []
+    follow(reader, "/topic/news", headers=headers)
+    assert not reader.arrived()
+    own_broker.stop()
+
+
+def test_an_ended_subscription_leaves_nothing_on_disk_whatever_it_held(own_broker: BrokerProcess) -> None:
+    reader = known(own_broker)
+    for name in ("n", "o"):
+        follow(reader, "/topic/news", name=name, headers={"durable": "true"})
+        reader.unsubscribe(name)
+    for number in range(3000):
+        reader.say("SEND", {"destination": "/topic/news", "persistent": "true"}, b"x" * (number % 100))
+    publish(reader, "/topic/news", "last", {"persistent": "true"})
+    reader.say("UNSUBSCRIBE", {"id": "n", "durable": "true"}, confirmed=True)
+    own_broker.kill()
+    own_broker.start()
+    own_broker.stop()
+    own_broker.start()
+    reader = known(own_broker)
+    waiting = [(queue["topic"], queue["waiting"]) for queue in asked(reader, "queues")]  # type: ignore[attr-defined]
+    assert waiting == [("news", 3001)]
+    status = asked(reader, "status")
+    assert status["subscriptions"] == {"durable": 1, "others": 0}  # type: ignore[index]
+    own_broker.stop()
+
+
+def test_only_one_at_a_time_uses_a_durable_subscription(broker: BrokerProcess, queue: str) -> None:
+    first, second = known(broker, queue), known(broker, queue)
+    follow(first, f"/topic/{queue}", headers={"durable": "true"})
+    second.say("SUBSCRIBE", {"id": "1", "destination": f"/topic/{queue}", "durable": "true"})
+    assert "somebody uses the durable subscription" in second.error().headers["message"]
+    first.disconnect()
+    second = known(broker, queue)
+    follow(second, f"/topic/{queue}", headers={"durable": "true"})
+
+
+def test_a_durable_subscription_that_is_taken_up_for_another_topic_begins_anew(
+    broker: BrokerProcess, queue: str
+) -> None:
+    reader = known(broker, queue)
+    follow(reader, f"/topic/{queue}", headers={"durable": "true"})
+    reader.unsubscribe()
+    publish(reader, f"/topic/{queue}", "old", {"persistent": "true"})
+    follow(reader, f"/topic/{queue}.*", headers={"durable": "true"})
+    publish(reader, f"/topic/{queue}.a", "new", {"persistent": "true"})
+    assert bodies(reader.only(1)) == ["new"]
+
+
+def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_back(
+    broker: BrokerProcess, queue: str
+) -> None:
+    reader = known(broker, queue)
+    follow(reader, f"/topic/{queue}", headers={"durable": "true"})
+    publish(reader, f"/topic/{queue}", "bad", {"persistent": "true"})
+    reader.nack(reader.message(), headers={"truenext-poison": "true"}, confirmed=True)
+    follow(reader, f"/queue/DLQ.subscription.{queue}.1", name="dead")
+    letter = reader.message()
+    assert letter.body == b"bad"
+    reader.unsubscribe("dead")
+    follow(reader, "/temp-queue/answers", name="answers")
+    question = json.dumps({"queue": f"DLQ.subscription.{queue}.1"}).encode()
+    reader.say("SEND", {"destination": "/control/redrive", "reply-to": "/temp-queue/answers"}, question)
+    assert sorted(bodies(reader.messages(2)), key=len)[0] == "bad"
+
+
+@pytest.mark.parametrize(
+    ("client_id", "headers", "why"),
+    [
+        (None, {"durable": "true"}, "needs a client-id"),
+        ("a,b", {"durable": "true"}, "client-id 'a,b' is empty, or has characters"),
+        ("", {"durable": "true"}, "needs a client-id"),
+        ("me", {"activemq.subscriptionName": ""}, "name of a durable subscription '' is empty"),
+        ("me", {"activemq.subscriptionName": "x" * 240}, "of 242 characters"),
+        ("me", {"durable": "true", "destination": "/queue/q"}, "durable subscriptions are to topics"),
+        ("me", {"durable": "true", "destination": "/temp-topic/q"}, "durable subscriptions are to topics"),
+    ],
+)
+def test_a_durable_subscription_that_cannot_be_is_refused_and_says_why(
+    broker: BrokerProcess, client_id: str | None, headers: dict[str, str], why: str
+) -> None:
+    client = broker.connect(says_hello=False)
+    client.say_hello("1.2", "0,0", client_id=client_id)
+    client.say("SUBSCRIBE", {"id": "1", "destination": "/topic/t"} | headers)
+    assert why in client.error().headers["message"]
+
+
+def test_there_is_nothing_to_end_where_no_durable_subscription_is(broker: BrokerProcess, queue: str) -> None:
+    client = known(broker, queue)
+    client.say("UNSUBSCRIBE", {"id": "1", "durable": "true"})
+    assert "there is no durable subscription" in client.error().headers["message"]

@@ -100,6 +100,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "connect": (1, {}),
     "subscribe": (2, SUBSCRIBING),
     "unsubscribe": (1, {"which": PICK}),
+    "end_durable": (0, {"who": PICK, "name": st.sampled_from(["n", "n", "o"])}),
     "disconnect": (1, {"who": PICK, "is_clean": YES_OR_NO, "taken": st.sampled_from([0, 0, 1, 2])}),
     "browse": (3, {"who": PICK, "queue": SENT_TO, "selector": st.sampled_from(sorted(SELECTORS))}),
     "browse_at_once": (2, {"who": PICK, "queue": SENT_TO, "selector": st.sampled_from(sorted(SELECTORS))}),
@@ -201,7 +202,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "restart": (1, {}),
 }
 """What may happen, how often relative to the rest, and with what."""
-RARE = sorted(name for name, (weight, _) in ACTIONS.items() if weight <= 2)
+RARE = sorted(name for name, (weight, _) in ACTIONS.items() if 0 < weight <= 2)
 OF_TOPICS = [
     "/topic/news.eu",
     "/topic/news.eu",
@@ -454,13 +455,17 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(who)
         used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
         name = min({f"c{number}" for number in range(READERS_MAX)} - used)
-        destination = parse(_address(queue), session.id)
+        address, _, durable = queue.partition("#")
+        if durable and self._is_used(durable):
+            return
+        destination = parse(_address(address), session.id)
         if self.WINDOW_MAX is not None:
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
         has_express &= mode is AckMode.INDIVIDUAL
         extras: dict[str, Any] = {"priority": priority, "is_exclusive": is_exclusive, "has_express": has_express}
         note(f'engine.subscribe({peer.name}, Subscribe("{name}", {queue}, {mode}, {window}, **{extras}))')
-        self.engine.subscribe(session, Subscribe(name, destination, mode, window, **extras))
+        key = f"c,{durable}" if durable else ""
+        self.engine.subscribe(session, Subscribe(name, destination, mode, window, **extras, durable=key))
         self.oracle.subscribe(peer, name, queue, mode, window, **extras)
 
     def unsubscribe(self, which: int) -> None:
@@ -468,6 +473,25 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f'engine.unsubscribe({reader.peer.name}, Unsubscribe("{reader.subscription}"))')
         self.engine.unsubscribe(self.sessions[reader.peer], Unsubscribe(reader.subscription))
         self.oracle.unsubscribe(reader)
+
+    def end_durable(self, who: int, name: str) -> None:
+        """By its subscriber, or, if there is none, by anybody."""
+        peer, session = self._peer(who)
+        durable = self.oracle.durable_of(name)
+        if durable is None:
+            return
+        subscription = "none"
+        for reader in self.oracle.readers:
+            if reader.queue == durable.queue:
+                peer, session, subscription = reader.peer, self.sessions[reader.peer], reader.subscription
+        note(f'engine.unsubscribe({peer.name}, Unsubscribe("{subscription}", "c,{name}"))')
+        self.engine.unsubscribe(session, Unsubscribe(subscription, f"c,{name}"))
+        self.oracle.end_durable(peer, name)
+        self.ask_receipt(list(self.sessions).index(peer))
+
+    def _is_used(self, name: str) -> bool:
+        durable = self.oracle.durable_of(name)
+        return durable is not None and any(reader.queue == durable.queue for reader in self.oracle.readers)
 
     def disconnect(self, who: int, is_clean: bool, taken: int) -> None:
         """Before a connection ends, its socket may have taken something yet."""
@@ -758,6 +782,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if batch is not None:
             self.disk.queue_names.update(batch.queues)
             puts = [(key, decode(key, record)) for key, record in (batch.puts | batch.transient_puts).items()]
+            puts = [(key, message) for key, message in puts if not self.disk.has_ended(key)]
             for key, message in puts:
                 self.oracle.arrived(_label(message), self.disk.queue_names[split_lane_key(key[:-8])[0]])
             self.oracle.saw_batch([self._stored_letter(key, message) for key, message in puts])
@@ -973,7 +998,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._begin_run_with(self.disk.restart())
 
     def _begin_run_with(self, recovered: Recovered) -> None:
-        self.oracle.queues = set(recovered.queues.values())
+        self.oracle.queues = {name for name in recovered.queues.values() if "," not in name}
         self.oracle.recovered([self._stored_letter(key, each.message)[0] for key, each in self.disk.contents().items()])
         self._begin_run(recovered)
 
@@ -1310,6 +1335,7 @@ class TopicsMachine(BrokerMachine):
     WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
         "subscribe": 4,
         "unsubscribe": 3,
+        "end_durable": 3,
         "send": 12,
         "refuse": 3,
         "send_in_transaction": 5,
@@ -1327,6 +1353,7 @@ class TopicsMachine(BrokerMachine):
         "subscribe": {
             "queue": st.sampled_from(
                 ["/topic/news.eu", "/topic/news.*", "/topic/>", "/topic/VirtualTopic.>"] * 2
+                + ["/topic/news.eu#n", "/topic/news.eu#n", "/topic/news.eu#n", "/topic/news.*#n", "/topic/>#o"] * 2
                 + ["a", "Consumer.x.VirtualTopic.t", "Consumer.y.VirtualTopic.t", "Consumer.x.VirtualTopic.u"]
             )
         },

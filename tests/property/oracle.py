@@ -242,6 +242,21 @@ class Move:
     """The batch that gathered when it failed."""
 
 
+@dataclass(eq=False)
+class Durable:
+    """A durable subscription, from the batch that makes it to that which ends it."""
+
+    queue: str
+    topic: str
+    made_in: int
+    ended_in: int | None = None
+
+    @property
+    def dead_letters(self) -> str:
+        """Attempts: `DLQ.` + name, which is that of client and subscription."""
+        return DEAD_LETTER_PREFIX + ".".join(self.queue.split(",")[:3])
+
+
 @dataclass(frozen=True)
 class Use:
     """The first use of a producer's number."""
@@ -292,6 +307,8 @@ class Oracle:
         self.readers: list[Reader] = []
         self.topics: dict[str, str] = {}
         """Of each subscription to a topic what it is to, by its queue."""
+        self.durables: list[Durable] = []
+        """All that a crash may leave."""
         self.queues: set[str] = set()
         """Ordinary ones that are known to exist."""
         self.peers: list[Peer] = []
@@ -333,7 +350,10 @@ class Oracle:
         has_express: bool = False,
     ) -> Reader:
         step = self._next_step()
-        if queue.startswith(TOPIC):
+        if "#" in queue:
+            topic, _, name = queue.removeprefix(TOPIC).partition("#")
+            queue = self._take_up(peer, name, topic)
+        elif queue.startswith(TOPIC):
             topic = queue.removeprefix(TOPIC)
             queue = f"/{peer.name}//{subscription}"
             self.topics[queue] = topic
@@ -435,9 +455,51 @@ class Oracle:
         self._give_back(self.unacknowledged(reader), charged=[])
         self._end(reader)
 
+    def durable_of(self, name: str) -> Durable | None:
+        """The durable subscription of this name that is there."""
+        found = [one for one in self.durables if one.queue.split(",")[2] == name and one.ended_in is None]
+        return found[0] if found else None
+
+    def _take_up(self, peer: Peer, name: str, topic: str) -> str:
+        durable = self.durable_of(name)
+        if durable is not None and durable.topic != topic:
+            self.end_durable(peer, name)
+            durable = None
+        if durable is None:
+            durable = Durable(f"subscription,c,{name},{topic}", topic, self.gathering)
+            self.durables.append(durable)
+            self.topics[durable.queue] = topic
+            self._wait(peer, must=self.gathering)
+        return durable.queue
+
+    def end_durable(self, peer: Peer, name: str) -> None:
+        """Topics: all that is in it goes, what open transactions have of it too, in one step."""
+        self._event += 1
+        durable = self.durable_of(name)
+        assert durable is not None
+        for reader in [reader for reader in self.readers if reader.queue == durable.queue]:
+            self.unsubscribe(reader)
+        durable.ended_in = self.gathering
+        del self.topics[durable.queue]
+        self._wait(peer, must=self.gathering)
+        there = [each for each in self.letters if each.queue == durable.queue and not each.is_gone]
+        # Of what has expired nobody can see whether it is gone already.
+        for letter in [each for each in there if not self._may_be_removed(each)]:
+            for work in (letter.acknowledged_by, letter.refused_by):
+                if work is not None:
+                    work.acknowledged = [each for each in work.acknowledged if each is not letter]
+                    work.refused = [each for each in work.refused if each is not letter]
+            self._remove(letter)
+        if self.leave_memory:
+            # What had to be read first is gone before.
+            for move in self.moves:
+                if move.origin.queue == durable.queue:
+                    self._remove(move.origin)
+            self.moves = [move for move in self.moves if move.origin.queue != durable.queue]
+
     def _end(self, reader: Reader) -> None:
         # Topics: it ends with UNSUBSCRIBE or its connection, and what is in it goes; transactions keep what they have.
-        if self.topics.pop(reader.queue, None) is not None:
+        if _is_temporary(reader.queue) and self.topics.pop(reader.queue, None) is not None:
             for letter in self.letters:
                 letter.is_gone |= letter.queue == reader.queue
 
@@ -604,7 +666,12 @@ class Oracle:
             due_ms = self.now_ms + letter.due - self.steady_ms if letter.is_restored else 0
             letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
-        self.topics = {}
+        # Topics: it survives every end of the broker; durably ended it has.
+        kept = [one for one in self.durables if one.made_in <= self.durable]
+        self.durables = [one for one in kept if one.ended_in is None or one.ended_in > self.durable]
+        for one in self.durables:
+            one.made_in, one.ended_in = AT_ONCE, None
+        self.topics = {one.queue: one.topic for one in self.durables}
         self.in_flight = None
         self.durable = self.gathering
         self.gathering += 1
@@ -832,6 +899,9 @@ class Oracle:
         before that, so that their sequences are of that time.
         """
         at_home = queue.removeprefix(DEAD_LETTER_PREFIX)
+        for durable in self.durables:
+            if durable.dead_letters == queue and self._has_been(label, durable.queue):
+                at_home = durable.queue
         known = [each for each in self.letters if each.parcel.label == label and each.queue == queue]
         if at_home == queue or any(not each.is_gone for each in known):
             return self.letter(label, queue)
@@ -859,6 +929,9 @@ class Oracle:
         )
         self.letters.append(letter)
         return letter
+
+    def _has_been(self, label: str, queue: str) -> bool:
+        return any(each.parcel.label == label and each.queue == queue for each in self.letters)
 
     def saw_batch(self, stored: list[tuple[Letter, int]]) -> None:
         """Learn the sequences of new stored messages.
@@ -1016,6 +1089,7 @@ class Oracle:
             and not self._may_be_removed(each)
         ]
         reasons += [move for move in self.moves if move.since == now]
+        reasons += [one for one in self.durables if now in (one.made_in, one.ended_in)]
         reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
         return reasons
 

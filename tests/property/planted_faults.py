@@ -20,13 +20,16 @@ from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Kind
 from truenext.engine import browse, topics
+from truenext.engine import engine as engine_module
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
+from truenext.engine.endings import Endings
 from truenext.engine.engine import Effects, Engine
 from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.lane import WHOLE, Entry, Lane
+from truenext.engine.memory import size_of
 from truenext.engine.paging import Found, Look, PageRead, Paging, Read
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import is_given_up
@@ -34,6 +37,7 @@ from truenext.engine.redrive import Redriven, Wanted, revivals
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
+from truenext.engine.transaction import Transaction
 from truenext.engine.writing import mark, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
@@ -1034,11 +1038,11 @@ def a_re_drive_moves_one_twice(patch: Patch) -> None:
 
 
 def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: Look, page: PageRead, committed: int, now_ms: int) -> object:
+    def faulty(asked: Wanted, read: Look, page: PageRead, committed: int, now_ms: int, has_ended: Any) -> object:
         held = {entry.sequence: entry for consumer in read.lane.queue.consumers for entry in consumer.held.values()}
         lane = read.lane
         lane.delayed.update({each.sequence: held[each.sequence] for each in page.found if each.sequence in held})
-        return revivals(asked, read, page, committed, now_ms)
+        return revivals(asked, read, page, committed, now_ms, has_ended)
 
     patch.setattr("truenext.engine.redrive.revivals", faulty)
 
@@ -1397,6 +1401,49 @@ def a_virtual_topic_is_not_one_after_a_restart(patch: Patch) -> None:
         return queue
 
     patch.setattr(Engine, "restore_queue", faulty)
+
+
+def a_durable_subscription_is_forgotten_unless_something_is_in_it(patch: Patch) -> None:
+    patch.setattr(engine_module, "introduce", lambda batch, queue: None)
+
+
+def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) -> None:
+    end = Engine._end
+
+    def faulty(engine: Engine, queue: Queue) -> None:
+        end(engine, queue)
+        del engine._batch.queues[queue.number]
+
+    patch.setattr(Engine, "_end", faulty)
+
+
+def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> None:
+    patch.setattr(Transaction, "leave_out", lambda transaction, queue: [])
+
+
+def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
+    forget = Paging.forget
+
+    def faulty(paging: Paging, lane: Lane) -> None:
+        paging._memory.leaving += sum(size_of(_message_of(entry)) for entry in lane.recent if entry.message is not None)
+        forget(paging, lane)
+
+    patch.setattr(Paging, "forget", faulty)
+
+
+def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
+    add = Endings.add
+    patch.setattr(Endings, "add", lambda endings, queue, name, batch: add(endings, queue, name, 0))
+
+
+def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
+    lane_of = Engine._lane_of
+
+    def faulty(engine: Engine, key: bytes) -> Lane | None:
+        lanes = [lane for queue in engine._endings.queues() for lane in queue.lanes if lane.key == key]
+        return lanes[0] if lanes else lane_of(engine, key)
+
+    patch.setattr(Engine, "_lane_of", faulty)
 
 
 def faults() -> list[Callable[[Patch], None]]:

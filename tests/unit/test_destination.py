@@ -69,7 +69,7 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/queue/a,b", "unknown destination 'b'"),
         ("/queue/a,", "unknown destination"),
         (",".join(["/queue/a"] * 101), "101 parts; at most 100"),
-        ("/dsub/news", "durable subscriptions are not supported yet"),
+        ("/dsub/news", "durable subscriptions by such an address are not supported yet"),
         ("/exchange/news", "exchanges are not supported yet"),
         ("/queue/a.*", "wildcards but in subscriptions to /topic/ are not supported yet"),
         ("/queue/a.>", "wildcards but in subscriptions to /topic/ are not supported yet"),

@@ -631,10 +631,6 @@ def test_a_transaction_is_begun_committed_and_aborted_by_name(version: Version) 
     ("command", "line", "feature"),
     [
         ("SUBSCRIBE", "selector:a = 1", "selectors"),
-        ("SUBSCRIBE", "durable:true", "durable subscriptions"),
-        ("SUBSCRIBE", "durable-subscription-name:d", "durable subscriptions"),
-        ("SUBSCRIBE", "activemq.subscriptionName:d", "durable subscriptions"),
-        ("SUBSCRIBE", "activemq.subcriptionName:d", "durable subscriptions"),
         ("SUBSCRIBE", "activemq.retroactive:true", "retroactive consumers"),
         ("SUBSCRIBE", "activemq.noLocal:true", "one's own messages"),
         ("SUBSCRIBE", "no-local:true", "one's own messages"),
@@ -719,6 +715,9 @@ def test_a_destination_that_is_not_there_yet_is_refused_by_name(
         ("SEND", ["destination:/queue/a,/control/status"], "is for questions"),
         ("SUBSCRIBE", ["destination:/queue/a,/topic/b"], "subscriptions to composite destinations"),
         ("SUBSCRIBE", ["destination:/topic/a", "browser:true"], "nothing waits in a topic"),
+        ("SUBSCRIBE", ["destination:/topic/a", "durable:true"], "needs a client-id"),
+        ("SUBSCRIBE", ["destination:/topic/a", "durable:maybe"], "durable 'maybe' is not true or false"),
+        ("UNSUBSCRIBE", ["destination:/topic/a", "activemq.subscriptionName:n"], "needs a client-id"),
         ("SUBSCRIBE", ["destination:/topic/a.*", "browser:true"], "nothing waits in a topic"),
     ],
 )

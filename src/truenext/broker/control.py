@@ -64,6 +64,7 @@ def _queues(asked: Asked) -> list[dict[str, Any]]:
     return [
         {
             "name": queue.name,
+            "topic": queue.destination.topic or None,
             "waiting": queue.waiting(),
             "unacknowledged": queue.unacknowledged(),
             "consumers": len(queue.consumers),
@@ -91,6 +92,10 @@ def _status(asked: Asked) -> dict[str, Any]:
         "room": engine.room.name.lower(),
         "page_reads": asked.page_reads,
         "queues": len(queues),
+        "subscriptions": {
+            "durable": sum(bool(queue.destination.topic) for queue in queues),
+            "others": sum(queue.is_temporary and bool(queue.destination.topic) for queue in engine.queues()),
+        },
         "waiting": sum(queue.waiting() for queue in queues),
         "in_memory": sum(map(_in_memory, queues)) + _in_transactions(engine),
     }

@@ -25,16 +25,25 @@ from typing import NamedTuple
 from truenext.answers import Answer
 from truenext.batch import DUE_NEVER, Batch, ProducerState
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Command, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import Destination, Kind
+from truenext.destination import (
+    ENDED_PREFIX,
+    SUBSCRIPTION_PREFIX,
+    Destination,
+    Kind,
+    durable_key_of,
+    durable_subscription,
+    stored_queue,
+)
 from truenext.engine import redrive
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.browse import Browser, BrowseRead, Browsing, Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher
+from truenext.engine.endings import EndingRead, Endings
 from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.lane import Entry, Lane
-from truenext.engine.memory import Memory
+from truenext.engine.memory import Memory, size_of
 from truenext.engine.paging import Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
@@ -43,7 +52,7 @@ from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction, begin, make_room
-from truenext.engine.writing import mark, put, remove
+from truenext.engine.writing import introduce, mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     BROWSERS_MAX,
@@ -111,6 +120,9 @@ class Engine:
         self._sessions: dict[str, Session] = {}
         self._queues: dict[str, Queue] = {}
         self._topics = Topics()
+        self._durable: dict[str, Queue] = {}
+        """Of each durable subscription, by its key."""
+        self._endings = Endings(self._account)
         self._numbered: dict[int, Queue] = {}
         """Those that the store may know."""
         self._queue_number = 0
@@ -148,10 +160,15 @@ class Engine:
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a queue that the store knows."""
-        queue = self._new_queue(Destination(Kind.QUEUE, name), number)
-        queue.is_known_to_store = True
-        self._queues[name] = self._numbered[number] = queue
-        self._topics.add(queue)
+        queue = self._new_queue(stored_queue(name.removeprefix(ENDED_PREFIX)), number)
+        if name.startswith(ENDED_PREFIX):
+            self._endings.add(queue, name, 0)
+        else:
+            queue.is_known_to_store = True
+            self._queues[name] = self._numbered[number] = queue
+            self._topics.add(queue)
+            if queue.destination.topic:
+                self._durable[durable_key_of(queue.destination)] = queue
         self._account.named(queue)
         self._queue_number = max(self._queue_number, number)
         return queue
@@ -175,7 +192,7 @@ class Engine:
     def start(self, *, after_clean_stop: bool = True) -> None:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
         self._account.started(after_clean_stop=after_clean_stop)
-        for queue in self._queues.values():
+        for queue in chain(self._queues.values(), self._endings.queues()):
             if count := queue.waiting():
                 self._account.recovered(queue, count)
         self._batch.clean_stop = False
@@ -186,6 +203,7 @@ class Engine:
     def stop(self) -> None:
         """Take back, without an attempt, what anybody holds; nobody is served from here on, and nothing expires."""
         self._expiry.stop()
+        self._endings.stop()
         for session in list(self._sessions.values()):
             self.disconnect(session, is_clean=True)
 
@@ -245,6 +263,7 @@ class Engine:
             bool(self._touched or self._answers)
             or self._browsing.has_work
             or self._expiry.is_due(self.now_ms, self._batch)
+            or self._endings.is_due(self._committed, self._batch)
         )
 
     @property
@@ -325,7 +344,7 @@ class Engine:
 
     def set_right(self, entry: Entry, *, is_taken: bool) -> None:
         """Acknowledge a message that was set aside, or give it back."""
-        if is_taken:
+        if is_taken and self._queues.get(entry.lane.queue.name) is entry.lane.queue:
             self._acknowledged(entry)
         else:
             self._give_back(entry, has_failed=False)
@@ -374,14 +393,19 @@ class Engine:
             session.batch = self._batch.number
 
     def subscribe(self, session: Session, subscribe: Subscribe) -> None:
-        """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's."""
+        """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's, or somebody
+        uses the durable subscription.
+        """
         session.check_subscription(subscribe.subscription, subscribe.destination)
         destination = subscribe.destination
-        if destination.kind is Kind.TOPIC or destination.kind is Kind.PATTERN:
-            destination = Destination(
-                Kind.TEMPORARY, f"/{session.id}//{subscribe.subscription}", session.id, topic=destination.name
-            )
-        queue = self._queue(destination)
+        if subscribe.durable:
+            queue: Queue | None = self._durable_subscription(session, subscribe.durable, destination)
+        else:
+            if destination.kind is Kind.TOPIC or destination.kind is Kind.PATTERN:
+                destination = Destination(
+                    Kind.TEMPORARY, f"/{session.id}//{subscribe.subscription}", session.id, topic=destination.name
+                )
+            queue = self._queue(destination)
         assert queue is not None, "the owner of a temporary queue is connected"
         self._consumer_number += 1
         consumer = Consumer(
@@ -415,7 +439,10 @@ class Engine:
         browsing[browser] = None
 
     def unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
-        """Raises: RemoteProtocolError if there is no such subscription."""
+        """Raises: RemoteProtocolError if there is no such subscription, or somebody else uses it."""
+        if unsubscribe.durable:
+            self._unsubscribe_durable(session, unsubscribe)
+            return
         browser = session.browsers.pop(unsubscribe.subscription, None)
         if browser is not None:
             self._browsing.browsers.pop(browser, None)
@@ -428,6 +455,57 @@ class Engine:
         if queue.is_temporary and queue.destination.topic:
             session.temporary_queues.remove(queue)
             self._drop(queue)
+
+    def _durable_subscription(self, session: Session, key: str, destination: Destination) -> Queue:
+        """The one of this name, made now if it is not there, or is to something else."""
+        if destination.session or destination.kind not in (Kind.TOPIC, Kind.PATTERN):
+            raise RemoteProtocolError(f"{destination.address}: durable subscriptions are to topics that last")
+        queue = self._durable.get(key)
+        if queue is not None and queue.consumers:
+            raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}")
+        if queue is not None and queue.destination.topic != destination.name:
+            self._end(queue)
+            queue = None
+        if queue is None:
+            if len(self._queues) >= QUEUES_MAX:
+                raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
+            queue = self._durable[key] = self._make_queue(durable_subscription(key, destination.name))
+            introduce(self._batch, queue)
+            session.batch = self._batch.number
+        return queue
+
+    def _unsubscribe_durable(self, session: Session, unsubscribe: Unsubscribe) -> None:
+        queue = self._durable.get(unsubscribe.durable)
+        if queue is None:
+            raise RemoteProtocolError(f"there is no durable subscription {unsubscribe.durable!r}")
+        consumer = session.consumers.get(unsubscribe.subscription)
+        if any(other is not consumer for other in queue.consumers):
+            raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}")
+        if consumer is not None and consumer.queue is queue:
+            del session.consumers[unsubscribe.subscription]
+            self._release(consumer, has_begun=False)
+        self._end(queue)
+        session.batch = self._batch.number
+
+    def _end(self, queue: Queue) -> None:
+        """A durable subscription goes, which nobody uses, with all that is in it."""
+        del self._queues[queue.name], self._numbered[queue.number], self._durable[durable_key_of(queue.destination)]
+        self._topics.remove(queue)
+        self._touched.pop(queue, None)
+        recent = [entry for lane in queue.lanes for entry in lane.recent]
+        self.memory.leaving -= sum(size_of(entry.message) for entry in recent if entry.message is not None)
+        here = [*chain(*queue.lanes), *recent]
+        for session in self._sessions.values():
+            for transaction in session.transactions.values():
+                here += transaction.leave_out(queue)
+        for entry in here:
+            if entry.stored is None:
+                # The others are on the pages that will be read.
+                self._account.expired(entry)
+            self._paging.went(entry)
+        for lane in queue.lanes:
+            self._paging.forget(lane)
+        self._endings.end(queue, self._batch)
 
     def acknowledge(self, session: Session, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
@@ -552,7 +630,7 @@ class Engine:
     def redrive(self, asked: redrive.Wanted, read: Look, page: PageRead) -> redrive.Redriven:
         """Move dead letters of a page back to where they came from, all in one batch with their removal."""
         read.lane.looks -= 1
-        revivals, answer = redrive.revivals(asked, read, page, self._committed, self.now_ms)
+        revivals, answer = redrive.revivals(asked, read, page, self._committed, self.now_ms, self._has_ended)
         if asked.dry_run or not revivals:
             return answer
         batch = self._redriven_in = self._batch.number
@@ -567,6 +645,10 @@ class Engine:
         # It may have held back what stands behind it.
         self._touched[read.lane.queue] = None
         return answer
+
+    def _has_ended(self, name: str) -> bool:
+        """A durable subscription is no more: nobody can make its queue by sending to it."""
+        return name.startswith(SUBSCRIPTION_PREFIX) and name not in self._queues
 
     def reply(self, send: Send) -> None:
         """Answer a question once what it made the broker do is durable."""
@@ -598,6 +680,7 @@ class Engine:
                     self._paging.ask(lane)
         reads = self._paging.take_reads()
         looks: list[Look] = self._expiry.wanted()
+        looks += self._endings.wanted(self._committed, self._batch)
         showings: list[Showing] = []
         if self._browsing.has_work:
             showings, pages = self._browsing.turn(self._committed, self.now_ms)
@@ -615,6 +698,10 @@ class Engine:
         if isinstance(read, BrowseRead):
             read.lane.looks -= 1
             self._browsing.page_read(read, page)
+            return
+        if isinstance(read, EndingRead):
+            read.lane.looks -= 1
+            self._endings.page_read(read, page, self._batch)
             return
         if page.as_of > self._committed:
             # Its batch became durable a moment ago; all queues are to see that in one step.
@@ -994,7 +1081,10 @@ class Engine:
         number = 0
         if destination.kind is Kind.QUEUE:
             # The store never hears of the others.
-            number = self._queue_number = self._queue_number + 1
+            if self._endings.free_numbers:
+                number = self._endings.free_numbers.pop()
+            else:
+                number = self._queue_number = self._queue_number + 1
         queue = self._new_queue(destination, number)
         self._queues[destination.name] = queue
         self._topics.add(queue)

@@ -177,6 +177,19 @@ class Paging:
         if lane.taken_out:
             self._with_taken_out[lane] = None
 
+    def forget(self, lane: Lane) -> None:
+        """A lane has ended with its queue: nothing of it is in memory, or will be."""
+        for entry in (*lane, *lane.recent, *lane.bodiless.values()):
+            self.went(entry)
+        lane.clear()
+        lane.bodiless.clear()
+        lane.recent.clear()
+        lane.unread = 0
+        lane.reading = None
+        self._with_recent.pop(lane, None)
+        self._with_taken_out.pop(lane, None)
+        self._doomed = [entry for entry in self._doomed if entry.lane is not lane]
+
     def left_with_page(self, entry: Entry, batch: int) -> None:
         """A message of the page that came last did not come into its lane; `batch` removes it."""
         entry.lane.taken_out[entry.sequence] = batch

@@ -22,6 +22,8 @@ from truenext.limits import PAGE_BYTES, REDRIVE_PIECE
 from truenext.order import RANKS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from truenext.destination import Destination
     from truenext.engine.paging import Found, PageRead
     from truenext.engine.queue import Queue
@@ -91,8 +93,11 @@ def read_for(asked: Wanted, queue: Queue) -> Look | None:
     return None
 
 
-def revivals(asked: Wanted, read: Look, page: PageRead, committed: int, now_ms: int) -> tuple[list[Revival], Redriven]:
-    """What of a page is to be moved, and the answer when that is done."""
+def revivals(
+    asked: Wanted, read: Look, page: PageRead, committed: int, now_ms: int, has_ended: Callable[[str], bool]
+) -> tuple[list[Revival], Redriven]:
+    """What of a page is to be moved, and the answer when that is done. What came from queues of which `has_ended` says
+    that they are no more stays."""
     lane = read.lane
     sequences = asked.sequences
     chosen = [found for found in page.found if sequences is None or found.sequence in sequences]
@@ -104,7 +109,7 @@ def revivals(asked: Wanted, read: Look, page: PageRead, committed: int, now_ms: 
         what = None
         if found.message is not None and entry is not None and entry.batch <= committed:
             what = revived(found.message, now_ms)
-        if entry is None or what is None or what[0].name == lane.queue.name:
+        if entry is None or what is None or what[0].name == lane.queue.name or has_ended(what[0].name):
             answer.left += 1
             continue
         destination, message = what

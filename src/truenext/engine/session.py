@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode
-from truenext.destination import Destination
+from truenext.destination import Destination, Kind
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SUBSCRIPTIONS_MAX
 
@@ -49,7 +49,8 @@ class Session:
         if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
             raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection")
         if destination.session and destination.session != self.id:
-            raise RemoteProtocolError(f"only the connection that owns {destination.address} may subscribe to it")
+            what = "topic" if destination.kind is Kind.TOPIC else "queue"
+            raise RemoteProtocolError(f"only the connection that owns a temporary {what} may subscribe to it")
 
     def consumer_of(self, subscription: str | None, sequence: int) -> Consumer:
         """The consumer that an ACK or NACK speaks of.

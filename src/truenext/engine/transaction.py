@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from truenext.commands import Nack, Send
     from truenext.engine.lane import Entry
+    from truenext.engine.queue import Queue
 
 
 class Transaction:
@@ -33,6 +34,13 @@ class Transaction:
 
     def __len__(self) -> int:
         return len(self.sends) + len(self.acknowledged) + len(self.refused)
+
+    def leave_out(self, queue: Queue) -> list[Entry]:
+        """Forget what is of a queue that has ended. Returns it."""
+        gone = [entry for entry in self.acknowledged + self.refused if entry.lane.queue is queue]
+        self.acknowledged = [entry for entry in self.acknowledged if entry.lane.queue is not queue]
+        self.refused = [entry for entry in self.refused if entry.lane.queue is not queue]
+        return gone
 
     def acknowledges_stored(self) -> bool:
         """It takes something persistent away: its COMMIT is visible once durable, whatever it sends."""

@@ -10,14 +10,20 @@ from truenext.record import encode, message_key
 if TYPE_CHECKING:
     from truenext.batch import Batch
     from truenext.engine.lane import Entry
+    from truenext.engine.queue import Queue
+
+
+def introduce(batch: Batch, queue: Queue) -> None:
+    """The store is to know a queue, though nothing is in it."""
+    queue.is_known_to_store = True
+    batch.queues[queue.number] = queue.name
 
 
 def put(batch: Batch, entry: Entry) -> None:
     """The message is to be stored; its queue is introduced to the store first if that does not know it."""
     queue = entry.lane.queue
     if not queue.is_known_to_store:
-        queue.is_known_to_store = True
-        batch.queues[queue.number] = queue.name
+        introduce(batch, queue)
     message = entry.message
     assert message is not None, "what has left memory is in the store already"
     key = message_key(entry.lane.key, entry.sequence)

@@ -25,7 +25,7 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
-from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, Kind, parse
+from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, Kind, durable_key, parse
 from truenext.errors import RemoteProtocolError
 from truenext.limits import (
     CONSUMER_PRIORITY_MAX,
@@ -71,14 +71,12 @@ _LATER_SEND = {
 }
 _LATER_SUBSCRIBE = {
     "selector": "selectors of consumers",
-    "durable": "durable subscriptions",
-    "durable-subscription-name": "durable subscriptions",
-    "activemq.subscriptionName": "durable subscriptions",
-    "activemq.subcriptionName": "durable subscriptions",
     "activemq.retroactive": "retroactive consumers",
     "activemq.noLocal": "subscriptions without one's own messages",
     "no-local": "subscriptions without one's own messages",
 }
+_DURABLE_NAMES = ("activemq.subscriptionName", "activemq.subcriptionName", "durable-subscription-name")
+"""As ActiveMQ calls it, as it misspelt it for years, and as its successor does."""
 _LATER_BROWSE = {name: feature for name, feature in _LATER_SUBSCRIBE.items() if name != "selector"}
 _UNUSUAL_SEND = _HOP_HEADERS | _LATER_SEND.keys() | {"reply-to"}
 _PRIORITIES = {str(priority): priority for priority in range(10)}
@@ -106,6 +104,8 @@ class StompServer:
         self._message_id_prefix = f"truenext-{identity}-"
         self._server_name = server_name
         self._protocol = Protocol(Side.SERVER)
+        self._client_id = ""
+        """What the client calls itself, whichever of its connections it is."""
         self._version = Version.V1_0
         """The agreed one, once there is one."""
         self._heads: dict[str, tuple[str, str]] = {}
@@ -171,6 +171,7 @@ class StompServer:
         can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
         self.sends_every_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
         self.expects_every_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
+        self._client_id = headers.get("client-id", "")
         self._protocol.agree(version)
         self._version = version
         self.connected = self._protocol.send(
@@ -251,10 +252,13 @@ class StompServer:
         if destination.kind is Kind.CONTROL:
             raise RemoteProtocolError(f"{address} is for questions; subscribe to the queue that the answers go to")
         if destination.kind is Kind.COMPOSITE:
-            raise RemoteProtocolError(f"{address}: subscriptions to composite destinations are not supported yet")
+            raise RemoteProtocolError(f"subscriptions to composite destinations are not supported yet: {address!r}")
         if is_browse and destination.kind in (Kind.TOPIC, Kind.PATTERN):
             raise RemoteProtocolError("browser:true is for queues: nothing waits in a topic")
         subscription = self._subscription_id(frame)
+        durable = self._durable(frame, subscription)
+        if durable and is_browse:
+            raise RemoteProtocolError("browser:true with a durable subscription: a browser keeps nothing")
         ack = headers.get("ack", "auto")
         try:
             mode = AckMode(ack)
@@ -297,12 +301,25 @@ class StompServer:
             priority=_consumer_priority(headers.get("activemq.priority", "0")),
             is_exclusive=is_exclusive,
             has_express=has_express,
+            durable=durable,
         )
 
     def _unsubscribe(self, frame: Frame) -> Unsubscribe:
         subscription = self._subscription_id(frame)
         self._heads.pop(subscription, None)
-        return Unsubscribe(subscription)
+        return Unsubscribe(subscription, self._durable(frame, subscription))
+
+    def _durable(self, frame: Frame, subscription: str) -> str:
+        """The durable subscription that a frame speaks of, by its own name or that of the subscription; "" if none."""
+        headers = frame.headers
+        name = next((headers[header] for header in _DURABLE_NAMES if header in headers), None)
+        if name is None:
+            if not _boolean("durable", headers.get("durable", "false")):
+                return ""
+            name = subscription
+        if not self._client_id:
+            raise RemoteProtocolError("a durable subscription needs a client-id, which CONNECT did not name")
+        return durable_key(self._client_id, name)
 
     def _subscription_id(self, frame: Frame) -> str:
         """STOMP 1.0 lets a subscription be known by its destination."""
