@@ -64,10 +64,11 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     topic: str = ""
     """The topic, or the pattern of topics, whose messages are copied to this queue of a subscription."""
 
-    @property
-    def is_spread(self) -> bool:
-        """A message sent to it stands in any number of queues."""
-        return self.kind is Kind.TOPIC or self.kind is Kind.COMPOSITE
+    is_spread: bool = False
+    """A message sent to it stands in any number of queues. Told by its kind; kept, as every send asks for it."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "is_spread", self.kind is Kind.TOPIC or self.kind is Kind.COMPOSITE)
 
     @property
     def address(self) -> str:

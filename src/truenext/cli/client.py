@@ -176,6 +176,8 @@ def status(url: str) -> None:
     held_in = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
     of_queues = f"{facts['queues']:,} queue{'s' if facts['queues'] != 1 else ''}"
     click.echo(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
+    subscriptions = facts["subscriptions"]
+    click.echo(f"topics     {subscriptions['durable']:,} durable subscriptions, {subscriptions['others']:,} others")
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     click.echo(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
     click.echo(f"disk       room: {facts['room']}; {facts['page_reads']:,} page reads under way")
