@@ -64,11 +64,11 @@ def _queues(asked: Asked) -> list[dict[str, Any]]:
     return [
         {
             "name": queue.name,
-            "topic": queue.destination.topic or None,
             "waiting": queue.waiting(),
             "unacknowledged": queue.unacknowledged(),
             "consumers": len(queue.consumers),
         }
+        | ({"topic": queue.destination.topic} if queue.destination.topic else {})
         for queue in sorted(_lasting(asked.engine), key=lambda queue: queue.name)
     ]
 
