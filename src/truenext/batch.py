@@ -41,6 +41,7 @@ class Batch:
         "history",
         "marks",
         "number",
+        "paused",
         "producers",
         "puts",
         "queues",
@@ -71,6 +72,9 @@ class Batch:
         """Message keys whose mark goes, always together with the message."""
         self.queues: dict[int, str] = {}
         """Queue number to name, for each queue that is new to the store, or has another name from here on."""
+        self.paused: dict[int, bool] = {}
+        """By number: queues that are paused from now on (True), or are no longer; each is known, by this batch at the
+        latest."""
         self.producers: dict[str, ProducerState] = {}
         self.forgotten_producers: list[str] = []
         self.timers: dict[bytes, None] = {}
@@ -97,6 +101,7 @@ class Batch:
             or self.transient_puts
             or self.transient_removes
             or self.queues
+            or self.paused
             or self.producers
             or self.forgotten_producers
             or self.timers

@@ -9,6 +9,7 @@ import msgspec
 
 from truenext.destination import Destination
 from truenext.message import Message
+from truenext.schedule import Schedule
 from truenext.selector import Selector
 
 
@@ -28,6 +29,8 @@ class Send(msgspec.Struct, gc=False):
     producer: str | None = None
     """With `number`, makes a repeat recognisable (guarantee L5)."""
     number: int = 0
+    schedule: Schedule | None = None
+    """None is now."""
 
 
 class Subscribe(msgspec.Struct, gc=False):
@@ -44,6 +47,8 @@ class Subscribe(msgspec.Struct, gc=False):
     """It sorts what it holds: something more urgent may come to it beyond its window."""
     durable: str = ""
     """The durable subscription that it takes up (destination.durable_key); "" is none."""
+    selector: Selector | None = None
+    """Which messages are wanted; None is all."""
 
 
 class Browse(msgspec.Struct, gc=False):

@@ -25,8 +25,8 @@ DEAD_LETTER_PREFIX = "DLQ."
 """A queue of this prefix holds what could not be handled; what fails there stays there."""
 
 SUBSCRIPTION_PREFIX = "subscription,"
-"""The queue of a durable subscription is called so, with client, name and topic behind it and commas between. No
-name in a client's address has a comma."""
+"""The queue of a durable subscription is called so, with client, name and topic behind it and commas between, and its
+selector last if it has one. No name in a client's address has a comma."""
 
 ENDED_PREFIX = "ended,"
 """Before the name of a durable subscription that has ended, until nothing of it is left."""
@@ -63,6 +63,8 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     """Of a composite one."""
     topic: str = ""
     """The topic, or the pattern of topics, whose messages are copied to this queue of a subscription."""
+    selector: str = ""
+    """What of these is copied; "" is all."""
 
     is_spread: bool = False
     """A message sent to it stands in any number of queues. Told by its kind; kept, as every send asks for it."""
@@ -74,7 +76,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     def address(self) -> str:
         """How any client may write it."""
         if self.kind is Kind.COMPOSITE:
-            return self.name
+            return ",".join(part.address for part in self.parts)
         if self.kind is Kind.TEMPORARY:
             return f"/remote-temp-queue{self.name}"
         if self.kind is Kind.TOPIC and self.session:
@@ -125,6 +127,17 @@ def parse(address: str, session: str) -> Destination:
     )
 
 
+def queue_called(name: str) -> Destination:
+    """The queue that clients may make under this name.
+
+    Raises: RemoteProtocolError if they may not.
+    """
+    address = f"/queue/{name}"
+    if "," in name:
+        raise RemoteProtocolError(f"{address!r} is no queue: its name has a comma")
+    return parse(address, "")
+
+
 def _composite(address: str, session: str) -> Destination:
     addresses = address.split(",")
     if len(addresses) > COMPOSITE_MAX:
@@ -166,17 +179,22 @@ def durable_key(client: str, name: str) -> str:
     return f"{client},{name}"
 
 
-def durable_subscription(key: str, topic: str) -> Destination:
-    """Its queue."""
-    return Destination(Kind.QUEUE, f"{SUBSCRIPTION_PREFIX}{key},{topic}", topic=topic)
+def durable_subscription(key: str, topic: str, selector: str = "") -> Destination:
+    """Its queue.
+
+    >>> durable_subscription("billing,orders", "orders.>", "total > 99").name
+    'subscription,billing,orders,orders.>,total > 99'
+    """
+    name = f"{SUBSCRIPTION_PREFIX}{key},{topic}"
+    return Destination(Kind.QUEUE, f"{name},{selector}" if selector else name, topic=topic, selector=selector)
 
 
 def stored_queue(name: str) -> Destination:
     """The queue that the store knows by a name, which is not that of an ended subscription."""
     if not name.startswith(SUBSCRIPTION_PREFIX):
         return Destination(Kind.QUEUE, name)
-    _, client, subscription, topic = name.split(",", 3)
-    return durable_subscription(f"{client},{subscription}", topic)
+    _, client, subscription, topic, *selector = name.split(",", 4)
+    return durable_subscription(f"{client},{subscription}", topic, *selector)
 
 
 def may_be_named(number_of: str | None, name: str) -> bool:

@@ -26,7 +26,7 @@ NAME is no event, its count is 0: from here on the queue number stands for that 
 import struct
 from enum import IntEnum
 
-HISTORY_VERSION = 2
+HISTORY_VERSION = 3
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -51,6 +51,10 @@ class Kind(IntEnum):
     RETURNED = 9
     EXPIRED = 10
     DEAD_LETTERED = 11
+    MOVED = 12
+    REMOVED = 13
+    PAUSED = 14
+    RESUMED = 15
 
     @property
     def label(self) -> str:
@@ -71,6 +75,10 @@ COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
     Kind.RETURNED: (("sequence", "Q"), ("attempts", "I")),
     Kind.EXPIRED: (("sequence", "Q"),),
     Kind.DEAD_LETTERED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
+    Kind.MOVED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
+    Kind.REMOVED: (("sequence", "Q"),),
+    Kind.PAUSED: (),
+    Kind.RESUMED: (),
 }
 """Name and type (as `array` and `struct` have them) of what each event of a kind has of its own."""
 
@@ -80,8 +88,10 @@ PERSISTENT_FLAG = 16
 REASONS = ("", "failed", "released", "clean", "unclean", "delayed", "holding", "due")
 """By code: why a message was returned, how the run before ended."""
 
-MODES = ("auto", "client", "client-individual")
-"""By code: how a subscription acknowledges."""
+_WAYS = ("auto", "client", "client-individual")
+WITH_SELECTOR = " with selector"
+MODES = (*_WAYS, *(way + WITH_SELECTOR for way in _WAYS))
+"""By code: how a subscription acknowledges, and whether it has a selector."""
 
 NO_WINDOW = 0xFFFFFFFF
 """The window of a subscription in auto mode: its socket's buffer."""

@@ -137,6 +137,18 @@ BROWSE_BYTES = 256 * 1024
 """Messages that a browser looks at in one turn, and bytes: nobody else is served meanwhile. Read from the store, those
 are bytes of records; in memory, of header lines, which selectors look at."""
 
+SCAN_SIZE = 250
+"""Messages of one queue compared with selectors in one turn: nobody else is served meanwhile."""
+
+SCAN_PAGE_SIZE = 500
+"""Messages read at a time to be compared: twice as many, as half of what that takes is done on another thread."""
+
+SCAN_BYTES = 1024 * 1024
+"""Bytes of records read at a time to be compared."""
+
+SCAN_FOUND_MAX = 1000
+"""Messages of one lane that a selector wants and nobody has taken yet; then it looks no further until some are."""
+
 BROWSERS_MAX = 100
 """Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""
 
@@ -159,8 +171,21 @@ ATTEMPTS_MAX = 1_000_000
 """Most attempts that can be asked for: the store has four bytes for them."""
 
 PAGE_BYTES_SHORT = 64 * 1024
-REDRIVE_PIECE = 500
-"""Dead letters moved back in one go: others are served in between."""
+SCHEDULE_MS_MAX = 100 * 365 * 24 * 3600 * 1000
+"""Longest delay or period in milliseconds of a scheduled send."""
+
+CRON_LENGTH_MAX = 100
+"""Characters in a cron expression."""
+
+DUE_PIECE = 500
+DUE_PIECE_MIN = 16
+"""Scheduled sends that are read at a time, at most and at least, and become messages in one go if they are due."""
+
+BULK_PIECE = 500
+"""Messages moved or removed in one go when somebody asks for that: others are served in between."""
+
+PAUSE_BYTES = 20
+"""What a queue that is paused or resumed counts in a batch, roughly."""
 
 PAGE_SIZE_SHORT = 16
 """Messages read at a time while memory is short: what is read and not taken at once leaves again."""

@@ -22,6 +22,13 @@ Timer, big-endian, so that bytes sort by time; it says that at that time this bl
     due            u64    milliseconds since the epoch
     lane key       5 bytes
     block          u64    sequence >> BLOCK_BITS
+
+Timer of a scheduled send (engine/schedule.py), big-endian; of these the first bit is set, so that they stand behind all
+others, in the order of what they say:
+
+    due            u64    milliseconds since the epoch, and the first bit
+    number         u64    of the scheduled send
+    lane key       5 bytes
 """
 
 import struct
@@ -36,6 +43,8 @@ _KEY = struct.Struct(">IBQ")
 _LANE = struct.Struct(">IB")
 _SEQUENCE = struct.Struct(">Q")
 _TIMER = struct.Struct(">Q5sQ")
+_DUE_TIMER = struct.Struct(">QQ5s")
+_DUE_BIT = 1 << 63
 _CHECKSUM = struct.Struct("<I")
 _FIELDS = struct.Struct("<BBIQQ")
 _HEADER_AT = _CHECKSUM.size + _FIELDS.size
@@ -51,6 +60,10 @@ TIMER_SIZE = _TIMER.size
 BLOCK_BITS = 10
 """A block is 1024 sequences: so many messages share a timer if they fall due together, and to look at them takes a page
 or two."""
+
+
+DUE_TIMERS = _DUE_TIMER.pack(_DUE_BIT, 0, bytes(5))
+"""Before every timer of a scheduled send, and behind all others."""
 
 
 class DamagedRecord(ValueError):
@@ -86,6 +99,17 @@ def split_timer(timer: bytes) -> tuple[int, bytes, int]:
     """When it is due, the lane's key, and the first sequence of the block."""
     due_ms, lane, block = _TIMER.unpack(timer)
     return due_ms, lane, block << BLOCK_BITS
+
+
+def due_timer(due_ms: int, number: int, lane: bytes) -> bytes:
+    """At `due_ms` the scheduled send of this number is due."""
+    return _DUE_TIMER.pack(due_ms | _DUE_BIT, number, lane)
+
+
+def split_due_timer(timer: bytes) -> tuple[int, int, bytes]:
+    """When it is due, the number, and the lane's key."""
+    due, number, lane = _DUE_TIMER.unpack(timer)
+    return due ^ _DUE_BIT, number, lane
 
 
 def encode(key: bytes, message: Message) -> bytes:

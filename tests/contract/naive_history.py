@@ -15,11 +15,14 @@ COLUMNS = {
     9: "sequence:Q attempts:I",
     10: "sequence:Q",
     11: "sequence:Q target_queue:I target_sequence:Q",
+    12: "sequence:Q target_queue:I target_sequence:Q",
+    13: "sequence:Q",
 }
 KINDS = ["name", "started", "recovered", "accepted", "committed", "subscribed", "unsubscribed", "dispatched"]
-KINDS += ["acknowledged", "returned", "expired", "dead-lettered"]
+KINDS += ["acknowledged", "returned", "expired", "dead-lettered", "moved", "removed", "paused", "resumed"]
 REASONS = [None, "failed", "released", "clean", "unclean", "delayed", "holding", "due"]
 MODES = ["auto", "client", "client-individual"]
+MODES += [f"{mode} with selector" for mode in MODES]
 
 
 def read_folder(folder: Path) -> list[dict[str, Any]]:
@@ -100,7 +103,7 @@ def _event(
                 del event["window"]
         case "unsubscribed":
             event["consumer"] = other
-        case "dead-lettered":
+        case "dead-lettered" | "moved":
             event["target_queue"] = names[event["target_queue"]]
         case "returned" | "started":
             event["reason"] = REASONS[code]

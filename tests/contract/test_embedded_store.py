@@ -132,7 +132,7 @@ def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> 
         txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
     before = (folder / "data.mdb").read_bytes()
     for _ in range(2):
-        with pytest.raises(StoreError, match="has format 1, this truenext reads format 5"):
+        with pytest.raises(StoreError, match="has format 1, this truenext reads format 6"):
             EmbeddedStore(tmp_path)
     assert (folder / "data.mdb").read_bytes() == before
 
@@ -641,7 +641,7 @@ def test_a_flipped_bit_in_a_small_value_is_never_believed(tmp_path: Path, databa
     whole = (path / "data.mdb").read_bytes()
     with lmdb.open(str(path), max_dbs=DATABASES_MAX, lock=False) as env, env.begin() as txn:
         values = dict(txn.cursor(env.open_db(database.encode(), txn=txn)))
-    assert len(values) == {"meta": 9}.get(database, 1)
+    assert len(values) == {"meta": 10}.get(database, 1)
 
     def refused(name: bytes, damaged: bytes | None) -> None:
         """If this stands under the name; None is nothing."""

@@ -11,7 +11,9 @@ from tests.contract.naive_history import read, read_folder, read_parquet
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.account import Account
+from truenext.engine.bulk import Move, Purge, Wanted
 from truenext.engine.engine import Engine
+from truenext.engine.paging import PageRead
 from truenext.engine.session import Session
 from truenext.errors import HistoryError
 from truenext.events import GAP_EVENTS
@@ -137,6 +139,25 @@ def test_failures_and_the_dead_letter_are_told() -> None:
     assert [event["target_queue"] for event in told.events() if event["kind"] == "dead-lettered"] == ["DLQ.orders"]
 
 
+def test_a_pause_and_what_was_moved_and_purged_are_told() -> None:
+    told = Told()
+    session = told.session()
+    told.send(session, persistent=False)
+    told.send(session, persistent=False)
+    told.engine.pause("orders")
+    move: Wanted = Move("orders", limit=1, to="elsewhere")
+    for asked in (move, Purge("orders")):
+        read = told.engine.read_for_bulk(asked)
+        assert read is not None
+        told.engine.do_bulk(asked, read, PageRead([], 0, is_end=True))
+    told.engine.resume("orders")
+    assert told.story() == [
+        *(("accepted", 1), ("accepted", 2), ("paused",)),
+        *(("moved", 1, 3), ("accepted", 3), ("removed", 2), ("resumed",)),
+    ]
+    assert [event["target_queue"] for event in told.events() if event["kind"] == "moved"] == ["elsewhere"]
+
+
 def test_what_a_leaving_consumer_held_is_told_as_released() -> None:
     told = Told()
     session = told.session()
@@ -230,7 +251,7 @@ def busy(rng: random.Random, steps: int = 300, **first: int) -> Told:
     for _ in range(steps):
         session = rng.choice(sessions)
         held = [entry for consumer in session.consumers.values() for entry in consumer.held]
-        match rng.randrange(7):
+        match rng.randrange(8):
             case 0 | 1:
                 told.send(session, rng.randrange(10), persistent=rng.random() < 0.5)
             case 2:
@@ -243,6 +264,10 @@ def busy(rng: random.Random, steps: int = 300, **first: int) -> Told:
                 told.engine.taken(session)
             case 6:
                 told.engine.turn()
+            case 7 if rng.random() < 0.3:
+                told.engine.pause("orders")
+            case 7:
+                told.engine.resume("orders")
         told.engine.tick(1_000_000 + rng.randrange(10**6), 0)
     told.commit()
     return told

@@ -371,6 +371,13 @@ def test_a_message_without_a_mark_may_be_unmarked(disk: Disk) -> None:
     assert sequences(disk.store) == []
 
 
+def test_what_is_paused_is_paused_until_it_is_resumed(disk: Disk) -> None:
+    disk.apply(queues={1: "orders", 2: "invoices", 3: "mail"}, paused={1: True, 3: True})
+    assert disk.crash().paused == {1, 3}
+    disk.apply(paused={1: False, 2: True})
+    assert disk.crash().paused == {2, 3}
+
+
 def test_queues_keep_number_and_name(disk: Disk) -> None:
     disk.apply(queues={7: "DLQ.Aufträge", 2: "x" * 255})
     disk.apply(queues={2**32 - 1: "last"})

@@ -33,7 +33,6 @@ PATIENCE_SECONDS = 20.0
 """Longest time that anything that must happen may take: a loaded machine is slow, not broken."""
 
 TRUENEXT = str(Path(sys.executable).parent / "truenext")
-BROKER_WITH_POLICY = str(Path(__file__).parent / "broker_with_policy.py")
 HELD_DISK = str(Path(__file__).parent / "held_disk.py")
 
 _DIE_WITH_US = (
@@ -83,7 +82,11 @@ class BrokerProcess:
         if can_hold_disk:
             self._command = [sys.executable, HELD_DISK, str(folder)]
         if policy is not None:
-            self._command = [sys.executable, BROKER_WITH_POLICY, json.dumps(policy)]
+            file = folder / "truenext.toml"
+            file.write_text(
+                "\n".join(["[policy]", *(f"{name} = {json.dumps(value)}" for name, value in policy.items())])
+            )
+            self.options = [*options, "--config", str(file)]
         self._log_checked = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[RawClient] = []

@@ -300,7 +300,7 @@ def test_a_dead_letter_that_has_to_be_read_first_is_moved_once_by_this_run_or_by
     send_all(sender, queue, "persistent", ["poison", "good"], 4, size=2000)
     reader.subscribe(queue, prefetch=1)
     for _ in range(6):
-        reader.nack(reader.message(), confirmed=True)
+        reader.nack(reader.message(), confirmed=True, headers={"truenext-delay": "0"})
     last = reader.message()
     assert (names_of([last]), last.headers["truenext-attempts"]) == (["poison"], "6")
     sender.send("barrier", b"", persistent=True, confirmed=True)

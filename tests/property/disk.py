@@ -24,6 +24,9 @@ from truenext.record import LANE_KEY_SIZE, decode, lane_key, sequence_of, split_
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered
 
+HIDDEN_PREFIX = "/scheduled/"
+"""Of queues in which scheduled sends wait: nobody can name one."""
+
 
 class Stored(NamedTuple):
     """A message as the store has it."""
@@ -137,14 +140,30 @@ class Disk:
 
     def contents(self) -> dict[bytes, Stored]:
         """All messages, by key."""
-        found = {}
+        found: dict[bytes, Stored] = {}
         for queue, name in self.queue_names.items():
-            if name.startswith(ENDED_PREFIX):
-                continue
-            for rank in RANKS:
-                for each in self._store.page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages:
-                    found[each.key] = Stored(decode(each.key, each.record), each.mark)
+            if not name.startswith((HIDDEN_PREFIX, ENDED_PREFIX)):
+                found |= self._contents_of(queue)
         return found
+
+    def hidden(self) -> list[Message]:
+        """Scheduled sends."""
+        return [
+            each.message
+            for queue, name in self.queue_names.items()
+            if name.startswith(HIDDEN_PREFIX)
+            for each in self._contents_of(queue).values()
+        ]
+
+    def is_hidden(self, key: bytes) -> bool:
+        return self.queue_names[split_lane_key(key[:-8])[0]].startswith(HIDDEN_PREFIX)
+
+    def _contents_of(self, queue: int) -> dict[bytes, Stored]:
+        return {
+            each.key: Stored(decode(each.key, each.record), each.mark)
+            for rank in RANKS
+            for each in self._store.page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages
+        }
 
     def restart(self) -> Recovered:
         """The broker is gone, with all that was under way; the store opens again."""

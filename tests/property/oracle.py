@@ -4,7 +4,7 @@ Written from the contract and never from the engine. Naive on purpose: one list 
 for each question. Section names in comments are those of docs/contract.md.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,15 @@ SOCKETS_BYTES_MIN = 4 * 1024 * 1024
 DEAD_LETTER_PREFIX = "DLQ."
 TOPIC = "/topic/"
 AT_ONCE = 0
+
+Wanted = Callable[["Parcel"], bool]
+SELECTORS: dict[str, Wanted] = {
+    "colour = 'red'": lambda parcel: parcel.colour == "red",
+    "colour IS NOT NULL": lambda parcel: parcel.colour != "",
+    "JMSPriority > 6": lambda parcel: parcel.priority > 6,
+    "colour <> 'red' AND JMSPriority < 9": lambda parcel: parcel.colour == "blue" and parcel.priority < 9,
+}
+"""Selectors of consumers, and what each of them wants."""
 
 # Where the contract is silent or can be read in two ways, the oracle follows one of them. Each is a question to the
 # contract; none of them may hide a mistake of the engine.
@@ -92,6 +101,8 @@ class Parcel:
     persistent: bool
     expires_ms: int
     size: int
+    colour: str = ""
+    """A property, which selectors ask for."""
 
     @property
     def unsent(self) -> int:
@@ -141,11 +152,17 @@ class Reader:
     has_express: bool = False
     is_stretched: bool = False
     """Its window is automatic and has doubled since anything came; told by the broker, as is the window."""
+    selector: str | None = None
     acknowledged_at: int = 0
     """The step of its last acknowledgement."""
 
+    def could_take(self, letter: "Letter") -> bool:
+        # Ready: a message that its selector wants; one without a selector could take any.
+        return self.selector is None or SELECTORS[self.selector](letter.parcel)
+
     def __repr__(self) -> str:
-        return f"{self.peer.name}/{self.subscription}({self.queue},{self.mode.value},{self.window})"
+        wanted = f" WHERE {self.selector}" if self.selector else ""
+        return f"{self.peer.name}/{self.subscription}({self.queue},{self.mode.value},{self.window}{wanted})"
 
 
 @dataclass(eq=False)
@@ -222,6 +239,22 @@ class Letter:
 
 
 @dataclass(eq=False)
+class Planned:
+    """A scheduled send (Scheduled sends)."""
+
+    parcel: Parcel
+    queue: str
+    due_ms: int
+    arrival: int
+    """In the oracle's own counting."""
+    stored_in: int
+    removed_in: int | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.queue}:{self.parcel.label} due {self.due_ms}"
+
+
+@dataclass(eq=False)
 class Work:
     """An open transaction."""
 
@@ -248,6 +281,7 @@ class Durable:
 
     queue: str
     topic: str
+    selector: str | None
     made_in: int
     ended_in: int | None = None
 
@@ -307,6 +341,8 @@ class Oracle:
         self.readers: list[Reader] = []
         self.topics: dict[str, str] = {}
         """Of each subscription to a topic what it is to, by its queue."""
+        self.wants: dict[str, str] = {}
+        """Of those that have one, the selector."""
         self.durables: list[Durable] = []
         """All that a crash may leave."""
         self.queues: set[str] = set()
@@ -316,6 +352,10 @@ class Oracle:
         self.sequences: dict[Letter, int] = {}
         """The broker's sequence of each message that was seen."""
         self.used_numbers: dict[tuple[str, int], Use] = {}
+        self.planned: list[Planned] = []
+        self.paused: frozenset[str] = frozenset()
+        self.pauses: list[tuple[int, str, bool]] = []
+        """With the batch that writes each."""
         self.moves: list[Move] = []
         self.looks: list[Look] = []
         """Browses that were not told yet that this was all."""
@@ -326,6 +366,9 @@ class Oracle:
         """No connection's room shuts in this turn, so that any order of the queues will do, or none."""
         self._reading: dict[str, int] = {}
         """Queues for which pages are being read, with the smallest rank among those."""
+        self.scanning: dict[tuple[str, str], int] = {}
+        """By queue and selector, the rank up to which that was not compared with what was there before, or of which a
+        message has to be read; told by the broker."""
         self._order = 0
         self._step = 0
         self._event = 0
@@ -348,18 +391,23 @@ class Oracle:
         priority: int = 0,
         is_exclusive: bool = False,
         has_express: bool = False,
+        selector: str | None = None,
     ) -> Reader:
         step = self._next_step()
         if "#" in queue:
             topic, _, name = queue.removeprefix(TOPIC).partition("#")
-            queue = self._take_up(peer, name, topic)
+            queue = self._take_up(peer, name, topic, selector)
+            selector = None
         elif queue.startswith(TOPIC):
             topic = queue.removeprefix(TOPIC)
             queue = f"/{peer.name}//{subscription}"
-            self.topics[queue] = topic
+            self._begin_subscription(queue, topic, selector)
+            # Topics: what its selector does not want is not copied; from there on it has none.
+            selector = None
         else:
             self.queues.add(queue)
         reader = Reader(peer, subscription, queue, mode, window, step, priority, is_exclusive, has_express)
+        reader.selector = selector
         self.readers.append(reader)
         return reader
 
@@ -460,17 +508,23 @@ class Oracle:
         found = [one for one in self.durables if one.queue.split(",")[2] == name and one.ended_in is None]
         return found[0] if found else None
 
-    def _take_up(self, peer: Peer, name: str, topic: str) -> str:
+    def _take_up(self, peer: Peer, name: str, topic: str, selector: str | None) -> str:
         durable = self.durable_of(name)
-        if durable is not None and durable.topic != topic:
+        if durable is not None and (durable.topic, durable.selector) != (topic, selector):
             self.end_durable(peer, name)
             durable = None
         if durable is None:
-            durable = Durable(f"subscription,c,{name},{topic}", topic, self.gathering)
+            queue = ",".join(filter(None, ("subscription,c", name, topic, selector)))
+            durable = Durable(queue, topic, selector, self.gathering)
             self.durables.append(durable)
-            self.topics[durable.queue] = topic
+            self._begin_subscription(queue, topic, selector)
             self._wait(peer, must=self.gathering)
         return durable.queue
+
+    def _begin_subscription(self, queue: str, topic: str, selector: str | None) -> None:
+        self.topics[queue] = topic
+        if selector is not None:
+            self.wants[queue] = selector
 
     def end_durable(self, peer: Peer, name: str) -> None:
         """Topics: all that is in it goes, what open transactions have of it too, in one step."""
@@ -481,6 +535,8 @@ class Oracle:
             self.unsubscribe(reader)
         durable.ended_in = self.gathering
         del self.topics[durable.queue]
+        self.wants.pop(durable.queue, None)
+        self.pause(durable.queue, is_paused=False)
         self._wait(peer, must=self.gathering)
         there = [each for each in self.letters if each.queue == durable.queue and not each.is_gone]
         # Of what has expired nobody can see whether it is gone already.
@@ -500,6 +556,7 @@ class Oracle:
     def _end(self, reader: Reader) -> None:
         # Topics: it ends with UNSUBSCRIBE or its connection, and what is in it goes; transactions keep what they have.
         if _is_temporary(reader.queue) and self.topics.pop(reader.queue, None) is not None:
+            self.wants.pop(reader.queue, None)
             for letter in self.letters:
                 letter.is_gone |= letter.queue == reader.queue
 
@@ -616,6 +673,8 @@ class Oracle:
         """
         if has_written and self.in_flight is not None:
             self.durable = self.in_flight
+        self.paused = self._paused_after_crash()
+        self._plans_after_stop(is_crash=True)
         must, may = self.stored()
         stored = {letter for letter in must + may if letter.persistent}
         self.letters = [letter for letter in self.letters if letter in stored]
@@ -637,6 +696,7 @@ class Oracle:
 
         Restart: the waiting transients survive, too.
         """
+        self._plans_after_stop(is_crash=False)
         self.letters = [letter for letter in self.letters if not letter.is_gone or self.is_moving(letter)]
         for letter in self.letters:
             letter.is_gone = False
@@ -671,10 +731,13 @@ class Oracle:
         self.durables = [one for one in kept if one.ended_in is None or one.ended_in > self.durable]
         for one in self.durables:
             one.made_in, one.ended_in = AT_ONCE, None
-        self.topics = {one.queue: one.topic for one in self.durables}
+        self.topics, self.wants = {}, {}
+        for one in self.durables:
+            self._begin_subscription(one.queue, one.topic, one.selector)
         self.in_flight = None
         self.durable = self.gathering
         self.gathering += 1
+        self.pauses = [(AT_ONCE, queue, True) for queue in self.paused]
         self.leave_memory = True
 
     def first_use(self, producer: str, number: int) -> Use | None:
@@ -722,6 +785,104 @@ class Oracle:
                     stored_in=self.gathering if parcel.persistent else None,
                 )
             )
+
+    def schedule(self, peer: Peer, queue: str, parcel: Parcel, delay_ms: int) -> None:
+        self._event += 1
+        if parcel.persistent:
+            self._wait(peer, must=self.gathering)
+        # Whatever queue is named is there from now on.
+        self.copied_to(queue, parcel)
+        self._order += 1
+        self.planned.append(Planned(parcel, queue, self.now_ms + delay_ms, self._order, self.gathering))
+
+    def came_due(self, label: str, queue: str) -> None:
+        """The broker has made a message of a scheduled send.
+
+        Raises: Disagreement if it is not the first by (due, arrival), not due, or not durable.
+        """
+        waiting = [each for each in self.planned if each.removed_in is None]
+        if not waiting:
+            raise Disagreement(f"{queue}:{label} becomes a message, and nothing is scheduled")
+        first = min(waiting, key=lambda each: (each.due_ms, each.arrival))
+        if (first.parcel.label, first.queue) != (label, queue):
+            raise Disagreement(f"{queue}:{label} becomes a message before {first}")
+        if first.due_ms > self.now_ms or first.stored_in > self.durable:
+            raise Disagreement(f"{first} becomes a message at {self.now_ms}, when batch {self.durable} is durable")
+        self._event += 1
+        first.removed_in = self.gathering
+        # Topics: it is sent now, to whoever subscribes now.
+        self._accept(None, queue, first.parcel, visible_from=self.gathering, block=self._event)
+
+    def is_any_overdue(self) -> bool:
+        return any(each.removed_in is None and each.due_ms <= self.now_ms for each in self.planned)
+
+    def _plans_after_stop(self, *, is_crash: bool) -> None:
+        if is_crash:
+            self.planned = [each for each in self.stored_plans() if each.parcel.persistent]
+        else:
+            self.planned = [each for each in self.planned if each.removed_in is None]
+        for each in self.planned:
+            each.stored_in, each.removed_in = AT_ONCE, None
+
+    def stored_plans(self) -> list[Planned]:
+        """Those that must be in the store now, were it read."""
+        return [
+            each
+            for each in self.planned
+            if each.stored_in <= self.durable and (each.removed_in is None or each.removed_in > self.durable)
+        ]
+
+    def bulk_candidates(self, queue: str, priorities: Iterable[int]) -> list[Letter]:
+        """Bulk work: what waits and is visible, in order. What has expired is left to expire, what has failed too often
+        to be dead-lettered, and what somebody has to whoever has it."""
+        return sorted(
+            (
+                each
+                for each in self.letters
+                if each.queue == queue
+                and each.parcel.priority in priorities
+                and not each.is_gone
+                and each.holder is None
+                and self.is_visible(each)
+                and not self.is_expired(each)
+                and not self.is_doomed(each)
+            ),
+            key=lambda each: each.key,
+        )
+
+    def bulk_done(self, here: list[Letter], moved: int, to: str | None) -> None:
+        """A piece that had to take these has taken so many, and moved them to a queue (None: removed them).
+
+        Raises: Disagreement
+        """
+        if moved != len(here):
+            raise Disagreement(f"{moved} are taken; by the contract {here}")
+        self._event += 1
+        for letter in here:
+            self._remove(letter)
+            if to is None:
+                continue
+            parcel = letter.parcel
+            self._order += 1
+            stored_in = self.gathering if letter.persistent else None
+            event = self._event
+            self.letters.append(
+                Letter(parcel, to, letter.persistent, self._order, event, 0, self.gathering, stored_in=stored_in)
+            )
+
+    def pause(self, queue: str, *, is_paused: bool) -> None:
+        """Bulk work: nothing is dispatched from a paused queue; durable with the gathering batch."""
+        if (queue in self.paused) == is_paused:
+            return
+        self.pauses.append((self.gathering, queue, is_paused))
+        self.paused = self.paused ^ {queue}
+
+    def _paused_after_crash(self) -> frozenset[str]:
+        paused: set[str] = set()
+        for batch, queue, is_paused in self.pauses:
+            if batch <= self.durable:
+                (paused.add if is_paused else paused.discard)(queue)
+        return frozenset(paused)
 
     # What is asked of the oracle --------------------------------------------------------------------------------------
 
@@ -776,10 +937,15 @@ class Oracle:
         # Ready, due.
         return letter.due > self.steady_ms and not letter.is_gone and letter.holder is None
 
-    def is_held_back(self, letter: Letter) -> bool:
-        # Ready, `hold`: no message of its queue with a greater K is ready until it is due.
+    def is_held_back(self, letter: Letter, reader: Reader) -> bool:
+        # Ready, `hold`: no message of its queue with a greater K is ready for whoever could take it until it is due, or
+        # given up (Policies).
         return self.retries.holds and any(
-            other.queue == letter.queue and other.key < letter.key and self.is_waiting_for_next_try(other)
+            other.queue == letter.queue
+            and other.key < letter.key
+            and self.is_waiting_for_next_try(other)
+            and reader.could_take(other)
+            and not self.is_doomed(other)
             for other in self.letters
         )
 
@@ -793,10 +959,11 @@ class Oracle:
             return False
         if not self.is_visible(letter) or self.is_expired(letter) or self.is_doomed(letter):
             return False
-        if self.is_waiting_for_next_try(letter) or self.is_held_back(letter):
+        if self.is_waiting_for_next_try(letter) or self.is_held_back(letter, reader):
             return False
         return not any(
             other.queue == letter.queue
+            and reader.could_take(other)
             and other.parcel.priority == letter.parcel.priority
             and other.order < letter.order
             and not self.is_visible(other)
@@ -806,11 +973,28 @@ class Oracle:
 
     def true_next(self, reader: Reader) -> Letter | None:
         """TN(c): the message of smallest K that is ready for c."""
-        ready = [letter for letter in self.letters if self.is_ready_for(letter, reader)]
+        ready = [letter for letter in self.letters if reader.could_take(letter) and self.is_ready_for(letter, reader)]
         return min(ready, key=lambda letter: letter.key) if ready else None
 
-    def next_dispatch(self, queue: str) -> tuple[Letter, Reader] | None:
-        """The only legal next dispatch of one queue, None if there must not be any."""
+    def next_dispatches(self, queue: str) -> list[tuple[Letter, Reader]]:
+        """The legal next dispatches of one queue: the only one that must be, behind those that may have to wait.
+
+        Consumers with the same selector wait for the same things.
+        """
+        if queue in self.paused:
+            return []
+        steps: list[tuple[Letter, Reader]] = []
+        passed: set[str | None] = set()
+        for letter, reader in self._offers(queue):
+            if reader.selector not in passed:
+                steps.append((letter, reader))
+                passed.add(reader.selector)
+                if not self._may_wait(letter, reader):
+                    break
+        return steps
+
+    def _offers(self, queue: str) -> list[tuple[Letter, Reader]]:
+        """Who could get what next, the right one first."""
         takers = self.takers(queue)
         offers: list[tuple[tuple[Any, ...], Letter, Reader]] = []
         for reader in takers:
@@ -827,10 +1011,7 @@ class Oracle:
                 letter = self.true_next(reader)
                 if letter is not None and self.has_express_credit(reader, letter):
                     offers.append(((letter.key, -reader.acknowledged_at), letter, reader))
-        if not offers:
-            return None
-        _, letter, reader = min(offers, key=lambda offer: offer[0])
-        return letter, reader
+        return [(letter, reader) for _, letter, reader in sorted(offers, key=lambda offer: offer[0])]
 
     def takers(self, queue: str) -> list[Reader]:
         """Who takes messages of a queue. True next: if there are exclusive ones only the best of them."""
@@ -869,15 +1050,19 @@ class Oracle:
         """
         if self.moves:
             raise Disagreement(f"never dead-lettered: {self.moves}")
+        if self.is_any_overdue():
+            raise Disagreement(f"never due: {self.planned}")
         for reader in self.readers:
-            late = [letter for letter in self.letters if letter.queue == reader.queue and self._is_late(letter)]
+            late = [letter for letter in self.letters if letter.queue == reader.queue and self._is_late(letter, reader)]
             if late and self.has_credit(reader) and reader in self.takers(reader.queue):
                 raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
 
-    def _is_late(self, letter: Letter) -> bool:
-        if letter.is_gone or letter.holder is not None or self.is_expired(letter):
+    def _is_late(self, letter: Letter, reader: Reader) -> bool:
+        if letter.is_gone or letter.holder is not None or self.is_expired(letter) or not reader.could_take(letter):
             return False
-        if self.is_held_back(letter) or self.is_waiting_for_next_try(letter):
+        if letter.queue in self.paused:
+            return False
+        if self.is_held_back(letter, reader) or self.is_waiting_for_next_try(letter):
             # What is doomed may be unread behind the one that holds it back.
             return False
         return self.is_doomed(letter) or self.is_visible(letter)
@@ -1013,18 +1198,18 @@ class Oracle:
 
     def _accept(
         self,
-        peer: Peer,
+        peer: Peer | None,
         queue: str,
         parcel: Parcel,
         *,
         visible_from: int | None = None,
         block: int = 0,
     ) -> None:
-        queues = self.copied_to(queue)
+        queues = self.copied_to(queue, parcel)
         copies = range(self._order + 1, self._order + 1 + len(queues))
         for each in queues:
             is_stored = parcel.persistent and not _is_temporary(each)
-            if is_stored:
+            if is_stored and peer is not None:
                 self._wait(peer, must=self.gathering)  # L1
             of_itself = self.gathering if is_stored and not self.is_concurrent else AT_ONCE
             self._order += 1
@@ -1042,13 +1227,17 @@ class Oracle:
                 )
             )
 
-    def copied_to(self, address: str) -> list[str]:
+    def copied_to(self, address: str, parcel: Parcel) -> list[str]:
         """Topics: which queues what is sent to an address, or to a queue, is copied to now."""
         queues: dict[str, None] = {}
         for part in address.split(","):
             if part.startswith(TOPIC):
                 topic = part.removeprefix(TOPIC)
-                queues |= {queue: None for queue, to in self.topics.items() if _is_meant(to, topic)}
+                queues |= {
+                    queue: None
+                    for queue, to in self.topics.items()
+                    if _is_meant(to, topic) and (queue not in self.wants or SELECTORS[self.wants[queue]](parcel))
+                }
                 queues |= {queue: None for queue in sorted(self.queues) if _consumes(queue, topic)}
             else:
                 queue = part.removeprefix("/queue/")
@@ -1057,7 +1246,7 @@ class Oracle:
         return list(queues)
 
     def _is_stored(self, address: str, parcel: Parcel) -> bool:
-        return parcel.persistent and not all(map(_is_temporary, self.copied_to(address)))
+        return parcel.persistent and not all(map(_is_temporary, self.copied_to(address, parcel)))
 
     def _remove(self, letter: Letter) -> None:
         letter.is_gone = True
@@ -1090,6 +1279,8 @@ class Oracle:
         ]
         reasons += [move for move in self.moves if move.since == now]
         reasons += [one for one in self.durables if now in (one.made_in, one.ended_in)]
+        reasons += [each for each in self.planned if now in (each.stored_in, each.removed_in)]
+        reasons += [pause for pause in self.pauses if pause[0] == now]
         reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
         return reasons
 
@@ -1182,9 +1373,9 @@ class Oracle:
         if not self._explain(queues, labels, dict.fromkeys(self.readers, 0), dict.fromkeys(queues, 0), set()):
             expected: dict[Reader, list[Letter]] = {}
             for queue in queues:
-                while (step := self.next_dispatch(queue)) is not None:
-                    self._dispatch(*step)
-                    expected.setdefault(step[1], []).append(step[0])
+                while steps := self.next_dispatches(queue):
+                    self._dispatch(*steps[-1])
+                    expected.setdefault(steps[-1][1], []).append(steps[-1][0])
             raise Disagreement(
                 f"dispatched, by the contract: {expected}; by the broker: "
                 f"{ {reader: seen for reader, seen in dispatched.items() if seen} }"
@@ -1285,12 +1476,13 @@ class Oracle:
         `done` and `progress` count the steps taken so far, `failed` remembers what led nowhere.
         Returns: False, with nothing changed, if there is no such order.
         """
-        state = tuple(progress[queue] for queue in queues)
+        # Where consumers choose, as much may have been dispatched in a queue in more than one way.
+        state = (*(progress[queue] for queue in queues), *done.values())
         if state in failed:
             return False
-        steps = [step for queue in queues if (step := self.next_dispatch(queue)) is not None]
+        steps = [step for queue in queues for step in self.next_dispatches(queue)]
         is_over = all(done[reader] == len(labels[reader]) for reader in done)
-        if is_over and all(self._may_wait_for_a_page(letter) for letter, _ in steps):
+        if is_over and all(self._may_wait(letter, reader) for letter, reader in steps):
             return True
         for letter, reader in steps:
             if self._is_roomy and failed:
@@ -1318,7 +1510,10 @@ class Oracle:
         letter.dispatched_at = reader.waiting_since = self._next_step()
         reader.peer.unsent += letter.parcel.unsent
 
-    def _may_wait_for_a_page(self, letter: Letter) -> bool:
+    def _may_wait(self, letter: Letter, reader: Reader) -> bool:
+        if reader.selector is not None:
+            # True next: what was there before is compared in the background, in the order of K.
+            return self.scanning.get((reader.queue, reader.selector), 10) <= letter.key[0]
         # True next: what has left memory is read before anything behind it; higher priorities go on meanwhile.
         return letter.queue in self._reading and self._reading[letter.queue] <= letter.key[0]
 

@@ -5,6 +5,7 @@ Faults of choice replace the whole dispatch by a plain one (`Choice`) with one d
 depend on how the engine's own is written.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from sys import maxsize
@@ -13,15 +14,29 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pytest
+from msgspec import structs
 
+from tests.property.broker_machine import (
+    BrokerMachine,
+    BulkMachine,
+    ExpiringMachine,
+    FailingMachine,
+    PagingMachine,
+    ScheduledMachine,
+    SelectingMachine,
+    TopicsMachine,
+    WindowsMachine,
+)
 from tests.property.disk import Disk, Stored
 from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import Kind
+from truenext.destination import Destination, Kind, stored_queue
 from truenext.engine import browse, topics
 from truenext.engine import engine as engine_module
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
+from truenext.engine.bulk import BulkLook, Done, Move, Purge, Taken, Wanted, take
+from truenext.engine.choosing import Choosing
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
@@ -30,23 +45,42 @@ from truenext.engine.engine import Effects, Engine
 from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.memory import size_of
-from truenext.engine.paging import Found, Look, PageRead, Paging, Read
+from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import is_given_up
-from truenext.engine.redrive import Redriven, Wanted, revivals
+from truenext.engine.schedule import DueLook, Scheduler
+from truenext.engine.selecting import Place, Scan, ScanRead, Selecting, Selections
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction
-from truenext.engine.writing import mark, remove
+from truenext.engine.writing import mark, put, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
 from truenext.pattern import matches
 from truenext.policy import Policies, Policy
-from truenext.record import message_key, sequence_of
+from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer
+from truenext.schedule import Schedule
 from truenext.selector import Selector
 
 Patch = pytest.MonkeyPatch
+Fault = Callable[[Patch], None]
+
+_SHOWS_IN: dict[Fault, type[BrokerMachine]] = {}
+
+
+def shows_in(machine: type[BrokerMachine]) -> Callable[[Fault], Fault]:
+    """In this machine it shows soonest; without, in BrokerMachine."""
+
+    def noted(fault: Fault) -> Fault:
+        _SHOWS_IN[fault] = machine
+        return fault
+
+    return noted
+
+
+def machine_of(fault: Fault) -> type[BrokerMachine]:
+    return _SHOWS_IN.get(fault, BrokerMachine)
 
 
 def _message_of(entry: Entry) -> Message:
@@ -88,9 +122,13 @@ class Choice:
         return (consumer.standing, len(consumer.held), consumer.served_at)
 
     def install(self, patch: Patch) -> None:
+        with_selectors = Dispatcher.dispatch
+
         def dispatch(
             dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries
         ) -> Lane | None:
+            if queue.selecting is not None:
+                return with_selectors(dispatcher, queue, committed, now_ms, deliveries)
             consumers = self.who_takes(queue)
             for consumer in consumers:
                 consumer.adjust_window(now_ms)
@@ -294,6 +332,7 @@ def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
     patch.setattr(Engine, "subscribe", faulty)
 
 
+@shows_in(WindowsMachine)
 def consumer_priority_is_ignored(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
@@ -302,6 +341,7 @@ def consumer_priority_is_ignored(patch: Patch) -> None:
     Fault().install(patch)
 
 
+@shows_in(WindowsMachine)
 def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
@@ -310,6 +350,7 @@ def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -
     Fault().install(patch)
 
 
+@shows_in(WindowsMachine)
 def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
@@ -318,6 +359,7 @@ def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> Non
     Fault().install(patch)
 
 
+@shows_in(WindowsMachine)
 def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
     class Fault(Choice):
         def who_takes(self, queue: Queue) -> list[Consumer]:
@@ -326,6 +368,7 @@ def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
     Fault().install(patch)
 
 
+@shows_in(WindowsMachine)
 def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
     def faulty(queue: Queue) -> None:
         queue.owner = max((each for each in queue.consumers if each.is_exclusive), key=_number, default=None)
@@ -333,6 +376,7 @@ def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
     patch.setattr(Queue, "choose_owner", faulty)
 
 
+@shows_in(WindowsMachine)
 def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> None:
     choose_owner = Queue.choose_owner
 
@@ -350,14 +394,17 @@ def _number(consumer: Consumer) -> int:
     return consumer.number
 
 
+@shows_in(WindowsMachine)
 def nothing_comes_by_the_express_lane(patch: Patch) -> None:
     patch.setattr(Consumer, "has_express_credit", lambda consumer, rank: False)
 
 
+@shows_in(WindowsMachine)
 def the_express_lane_has_no_end(patch: Patch) -> None:
     patch.setattr("truenext.engine.consumer.EXPRESS_MAX", maxsize)
 
 
+@shows_in(WindowsMachine)
 def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
     express = Dispatcher._express
 
@@ -383,6 +430,7 @@ def _change_express(patch: Patch, change: Callable[[Consumer, int], bool]) -> No
     )
 
 
+@shows_in(WindowsMachine)
 def the_express_lane_is_open_at_a_window_of_one(patch: Patch) -> None:
     _change_express(
         patch,
@@ -394,6 +442,7 @@ def the_express_lane_is_open_at_a_window_of_one(patch: Patch) -> None:
     )
 
 
+@shows_in(WindowsMachine)
 def the_express_lane_brings_what_is_no_more_urgent(patch: Patch) -> None:
     _change_express(
         patch,
@@ -405,6 +454,7 @@ def the_express_lane_brings_what_is_no_more_urgent(patch: Patch) -> None:
     )
 
 
+@shows_in(WindowsMachine)
 def the_express_lane_forgets_the_room_of_the_connection(patch: Patch) -> None:
     _change_express(
         patch,
@@ -500,7 +550,8 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     late: WeakKeyDictionary[Engine, list[Entry]] = WeakKeyDictionary()
 
     def faulty_unsubscribe(engine: Engine, session: Session, command: Unsubscribe) -> None:
-        held = session.consumers[command.subscription].held
+        consumer = session.consumers.get(command.subscription)
+        held = {} if consumer is None else consumer.held
         late.setdefault(engine, []).extend(held.pop(sequence) for sequence in list(held)[1:])
         unsubscribe(engine, session, command)
 
@@ -677,11 +728,11 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
     give_back = Engine._give_back
     is_giving_back = False
 
-    def faulty_give_back(engine: Engine, entry: Entry, *, has_failed: bool) -> None:
+    def faulty_give_back(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
         nonlocal is_giving_back
         is_giving_back = True
         try:
-            give_back(engine, entry, has_failed=has_failed)
+            give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms)
         finally:
             is_giving_back = False
 
@@ -747,6 +798,7 @@ def the_removal_of_a_write_that_was_cancelled_is_written(patch: Patch) -> None:
 # Pages ----------------------------------------------------------------------------------------------------------------
 
 
+@shows_in(PagingMachine)
 def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
     write, read_page = Disk.write, Disk.read
     before: WeakKeyDictionary[Disk, dict[bytes, Stored]] = WeakKeyDictionary()
@@ -771,6 +823,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
     patch.setattr(Disk, "read", faulty_read)
 
 
+@shows_in(PagingMachine)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(engine: Engine, read: Read, page: PageRead) -> None:
         for entry in engine._paging.page_read(read, page, engine._committed, engine.now_ms):
@@ -780,6 +833,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
     patch.setattr(Engine, "page_read", faulty)
 
 
+@shows_in(PagingMachine)
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = Paging.page_read
 
@@ -796,10 +850,12 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
     patch.setattr(Paging, "page_read", faulty)
 
 
+@shows_in(PagingMachine)
 def a_page_moves_the_horizon_past_a_commit_in_flight(patch: Patch) -> None:
     _lose_what_a_page_does_not_show(patch, at_the_end=False)
 
 
+@shows_in(PagingMachine)
 def a_page_that_is_the_end_loses_what_a_commit_brings_meanwhile(patch: Patch) -> None:
     _lose_what_a_page_does_not_show(patch, at_the_end=True)
 
@@ -819,10 +875,12 @@ def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
     patch.setattr(Paging, "_move_horizon", faulty)
 
 
+@shows_in(PagingMachine)
 def a_lane_that_must_be_read_is_overtaken_by_lower_ones(patch: Patch) -> None:
     _change_give_out(patch, lambda lane, takers, goes_on: goes_on or bool(takers))
 
 
+@shows_in(PagingMachine)
 def a_commit_in_flight_holds_back_lower_priorities_above_a_horizon(patch: Patch) -> None:
     _change_give_out(patch, lambda lane, takers, goes_on: goes_on and not lane.unread)
 
@@ -836,6 +894,7 @@ def _change_give_out(patch: Patch, change: Callable[[Lane, list[Taker], bool], b
     patch.setattr(Dispatcher, "_give_out", faulty)
 
 
+@shows_in(PagingMachine)
 def a_page_that_is_being_read_holds_back_higher_priorities(patch: Patch) -> None:
     dispatch = Dispatcher.dispatch
 
@@ -850,6 +909,7 @@ def a_page_that_is_being_read_holds_back_higher_priorities(patch: Patch) -> None
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
+@shows_in(PagingMachine)
 def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
     def faulty(lane: Lane) -> Entry:
         entry = lane.arrived.popleft()
@@ -861,6 +921,7 @@ def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
     patch.setattr(Lane, "lower_horizon", faulty)
 
 
+@shows_in(PagingMachine)
 def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
     lower_horizon = Paging._lower_horizon
     patch.setattr(
@@ -870,6 +931,7 @@ def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
     )
 
 
+@shows_in(PagingMachine)
 def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
     let_go = Lane.let_go
 
@@ -882,6 +944,7 @@ def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
     patch.setattr(Lane, "let_go", faulty)
 
 
+@shows_in(PagingMachine)
 def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     def faulty(batch: Batch, entry: Entry) -> None:
         entry.stored = batch.number - 1
@@ -889,6 +952,7 @@ def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     patch.setattr("truenext.engine.paging.put", faulty)
 
 
+@shows_in(PagingMachine)
 def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     disembody = Paging._disembody
 
@@ -902,6 +966,7 @@ def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     patch.setattr(Paging, "_disembody", faulty)
 
 
+@shows_in(PagingMachine)
 def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
     give_back = Lane.give_back
 
@@ -912,10 +977,12 @@ def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
     patch.setattr(Lane, "give_back", faulty)
 
 
+@shows_in(PagingMachine)
 def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
     patch.setattr(Paging, "doom", lambda paging, entry: None)
 
 
+@shows_in(PagingMachine)
 def what_is_read_again_is_not_counted(patch: Patch) -> None:
     embody, came = Paging._embody, Paging.came
 
@@ -928,6 +995,7 @@ def what_is_read_again_is_not_counted(patch: Patch) -> None:
     patch.setattr(Paging, "_embody", faulty)
 
 
+@shows_in(FailingMachine)
 def a_delayed_message_loses_its_place(patch: Patch) -> None:
     def faulty(engine: Engine, entry: Entry) -> None:
         lane = entry.lane
@@ -938,6 +1006,7 @@ def a_delayed_message_loses_its_place(patch: Patch) -> None:
     patch.setattr(Engine, "_end_delay", faulty)
 
 
+@shows_in(FailingMachine)
 def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
     delay = Delays.delay
 
@@ -948,6 +1017,7 @@ def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
     patch.setattr(Delays, "delay", faulty)
 
 
+@shows_in(FailingMachine)
 def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch) -> None:
     dispatch = Dispatcher.dispatch
 
@@ -961,19 +1031,23 @@ def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch
     patch.setattr(Dispatcher, "dispatch", faulty)
 
 
+@shows_in(FailingMachine)
 def a_delay_is_lost_by_a_restart(patch: Patch) -> None:
     patch.setattr(Delays, "restore", lambda delays, entry, due_ms, now_ms: False)
 
 
+@shows_in(FailingMachine)
 def a_delay_is_not_written(patch: Patch) -> None:
     patch.setattr(Delays, "due_ms", lambda delays, entry, now_ms: 0)
 
 
+@shows_in(FailingMachine)
 def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
     tick = Engine.tick
     patch.setattr(Engine, "tick", lambda engine, now_us, steady_us: tick(engine, now_us, now_us))
 
 
+@shows_in(FailingMachine)
 def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
     end_delay = Engine._end_delay
 
@@ -985,6 +1059,7 @@ def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
     patch.setattr(Engine, "_end_delay", faulty)
 
 
+@shows_in(FailingMachine)
 def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
     def faulty(policy: Policy, attempts: int, due: int) -> bool:
         return is_given_up(policy, attempts, due) and attempts != policy.attempts_max
@@ -992,6 +1067,7 @@ def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
     patch.setattr("truenext.engine.engine.is_given_up", faulty)
 
 
+@shows_in(FailingMachine)
 def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
     give_back = Engine._give_back
 
@@ -1001,6 +1077,7 @@ def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
     patch.setattr(Engine, "_give_back", faulty)
 
 
+@shows_in(FailingMachine)
 def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
     def faulty(engine: Engine, session: Session, nack: Nack) -> None:
         refuse(engine, session, Nack(nack.subscription, nack.sequence, nack.transaction) if nack.transaction else nack)
@@ -1009,6 +1086,7 @@ def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
     patch.setattr(Engine, "refuse", faulty)
 
 
+@shows_in(FailingMachine)
 def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
     fail = Engine._fail
     nacks: dict[int, Nack] = {}
@@ -1022,6 +1100,7 @@ def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
     patch.setattr(Engine, "_fail", lambda engine, entry, nack=None: fail(engine, entry, nacks.get(entry.sequence)))
 
 
+@shows_in(FailingMachine)
 def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
     patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
 
@@ -1031,37 +1110,228 @@ def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry],
     lane.taken_out.clear()
 
 
+@shows_in(FailingMachine)
 def a_re_drive_moves_one_twice(patch: Patch) -> None:
     """A page that was read before the last move was durable, and nobody remembers what moved."""
-    patch.setattr(Engine, "can_redrive", property(lambda engine: True))
+    patch.setattr(Engine, "can_do_bulk", property(lambda engine: True))
     patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
 
 
+@shows_in(FailingMachine)
 def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: Look, page: PageRead, committed: int, now_ms: int, has_ended: Any) -> object:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int, has_ended: Any) -> object:
         held = {entry.sequence: entry for consumer in read.lane.queue.consumers for entry in consumer.held.values()}
         lane = read.lane
         lane.delayed.update({each.sequence: held[each.sequence] for each in page.found if each.sequence in held})
-        return revivals(asked, read, page, committed, now_ms, has_ended)
+        return take(asked, read, page, committed, now_ms, has_ended)
 
-    patch.setattr("truenext.engine.redrive.revivals", faulty)
+    patch.setattr("truenext.engine.bulk.take", faulty)
 
 
+@shows_in(FailingMachine)
 def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
-    redrive = Engine.redrive
+    do_bulk = Engine.do_bulk
 
-    def faulty(engine: Engine, asked: Wanted, read: Look, page: PageRead) -> Redriven:
+    def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Engine, "_forget", lambda engine, entry: engine._paging.went(entry))
-            return redrive(engine, asked, read, page)
+            return do_bulk(engine, asked, read, page)
 
-    patch.setattr(Engine, "redrive", faulty)
+    patch.setattr(Engine, "do_bulk", faulty)
 
 
+@shows_in(BulkMachine)
+def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> tuple[list[Taken], Done]:
+        here, answer = take(asked, read, page, *rest)
+        taken = {each.entry.sequence for each in here}
+        for consumer in read.lane.queue.consumers if isinstance(asked, Purge) else ():
+            for entry in consumer.held.values():
+                if entry.lane is read.lane and entry.sequence not in taken:
+                    here.append(Taken(entry, None))
+        return here, answer
+
+    patch.setattr("truenext.engine.bulk.take", faulty)
+
+
+@shows_in(BulkMachine)
+def a_move_doubles(patch: Patch) -> None:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> tuple[list[Taken], Done]:
+        here, answer = take(asked, read, page, *rest)
+        return here + here[-1:] if isinstance(asked, Move) else here, answer
+
+    patch.setattr("truenext.engine.bulk.take", faulty)
+    patch.setattr("truenext.engine.engine.remove", _removed_once)
+
+
+def _removed_once(batch: Batch, entry: Entry) -> None:
+    key = message_key(entry.lane.key, entry.sequence)
+    if key not in batch.removes and key not in batch.transient_removes:
+        remove(batch, entry)
+
+
+@shows_in(BulkMachine)
+def a_move_forgets_what_is_in_memory_alone(patch: Patch) -> None:
+    patch.setattr("truenext.engine.bulk._in_memory", lambda lane, after, last: {})
+
+
+@shows_in(BulkMachine)
+def a_piece_misses_what_leaves_memory_while_its_page_is_read(patch: Patch) -> None:
+    patch.setattr(Lane, "is_pinned", property(lambda lane: False, lambda lane, value: None), raising=False)
+
+
+@shows_in(BulkMachine)
+def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, *rest: Any) -> object:
+        return take(asked, read, page, maxsize, *rest)
+
+    patch.setattr("truenext.engine.bulk.take", faulty)
+
+
+@shows_in(BulkMachine)
+def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
+    patch.setattr("truenext.engine.bulk.is_given_up", lambda policy, attempts, due_ms: False)
+
+
+@shows_in(BulkMachine)
+def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> object:
+        return take(structs.replace(asked, selector=None), read, page, *rest)
+
+    patch.setattr("truenext.engine.bulk.take", faulty)
+
+
+@shows_in(BulkMachine)
+def what_is_moved_is_visible_at_once(patch: Patch) -> None:
+    do_bulk, accept = Engine.do_bulk, Engine._accept
+
+    def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Engine, "_accept", lambda engine, queue, message, batch: accept(engine, queue, message, 0))
+            return do_bulk(engine, asked, read, page)
+
+    patch.setattr(Engine, "do_bulk", faulty)
+
+
+# Scheduled sends ------------------------------------------------------------------------------------------------------
+
+
+@shows_in(ScheduledMachine)
+def what_is_due_stays_in_the_store(patch: Patch) -> None:
+    """It is sent once more after a crash."""
+    patch.setattr("truenext.engine.schedule.remove", lambda batch, entry: None)
+
+
+@shows_in(ScheduledMachine)
+def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
+    patch.setattr(
+        "truenext.engine.schedule.due_timer", lambda due_ms, number, lane: due_timer(due_ms, number ^ 1, lane)
+    )
+    split = split_due_timer
+
+    def faulty(timer: bytes) -> tuple[int, int, bytes]:
+        due_ms, number, lane = split(timer)
+        return due_ms, number ^ 1, lane
+
+    patch.setattr("truenext.engine.schedule.split_due_timer", faulty)
+
+
+@shows_in(ScheduledMachine)
+def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
+    accept = Engine._accept
+
+    def faulty(engine: Engine, name: str, to: str, message: Message) -> None:
+        accept(engine, engine._queues[name], message, 0)
+
+    patch.setattr(Engine, "_send_scheduled", faulty)
+
+
+@shows_in(ScheduledMachine)
+def what_is_not_durable_yet_is_overtaken_by_what_is_due_later(patch: Patch) -> None:
+    """As it is passed over, it is never sent."""
+    patch.setattr(Scheduler, "_unwritten", property(lambda scheduler: {}, lambda scheduler, value: None), raising=False)
+
+
+@shows_in(ScheduledMachine)
+def a_scheduled_send_is_due_by_the_clock_that_does_not_jump(patch: Patch) -> None:
+    is_due = Scheduler.is_due
+    latest: WeakKeyDictionary[Scheduler, int] = WeakKeyDictionary()
+
+    def faulty(scheduler: Scheduler, now_ms: int, *rest: Any) -> bool:
+        latest[scheduler] = max(now_ms, latest.get(scheduler, 0))
+        return is_due(scheduler, latest[scheduler], *rest)
+
+    page_read = Scheduler.page_read
+
+    def reading(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, *rest: Any) -> None:
+        page_read(scheduler, look, page, max(now_ms, latest.get(scheduler, 0)), *rest)
+
+    patch.setattr(Scheduler, "is_due", faulty)
+    patch.setattr(Scheduler, "page_read", reading)
+
+
+@shows_in(ScheduledMachine)
+def a_transient_scheduled_send_is_not_written_down(patch: Patch) -> None:
+    put_ = put
+
+    def faulty(batch: Batch, entry: Entry) -> None:
+        if entry.persistent:
+            put_(batch, entry)
+
+    patch.setattr("truenext.engine.schedule.put", faulty)
+
+
+@shows_in(ScheduledMachine)
+def timers_of_scheduled_sends_are_forgotten_with_a_crash(patch: Patch) -> None:
+    patch.setattr(Timers, "page_read", _only_expiry(Timers.page_read))
+
+
+def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> Callable[..., None]:
+    def faulty(timers: Timers, read: TimerRead, page: TimersRead) -> None:
+        left = [timer for timer in page.timers if timer < DUE_TIMERS]
+        page_read(timers, read, TimersRead(left, page.as_of, True))
+
+    return faulty
+
+
+# Pausing --------------------------------------------------------------------------------------------------------------
+
+
+@shows_in(BulkMachine)
+def a_paused_queue_dispatches(patch: Patch) -> None:
+    """What a turn comes upon for another reason than a send."""
+    commit = Engine.committed
+
+    def faulty(engine: Engine, batch: Batch) -> None:
+        commit(engine, batch)
+        for queue in engine.queues():
+            queue.is_paused = False
+
+    patch.setattr(Engine, "committed", faulty)
+
+
+@shows_in(BulkMachine)
+def a_pause_is_forgotten_with_a_crash(patch: Patch) -> None:
+    patch.setattr(Engine, "restore_pause", lambda engine, queue: None)
+
+
+@shows_in(BulkMachine)
+def a_queue_that_is_resumed_is_not_looked_at(patch: Patch) -> None:
+    resume = Engine.resume
+
+    def faulty(engine: Engine, name: str) -> None:
+        resume(engine, name)
+        engine._touched.clear()
+
+    patch.setattr(Engine, "resume", faulty)
+
+
+@shows_in(PagingMachine)
 def nothing_that_waits_leaves_memory(patch: Patch) -> None:
     patch.setattr(Paging, "_lower_horizon", lambda paging, lane, needed, batch, committed: 0)
 
 
+@shows_in(PagingMachine)
 def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
     patch.setattr(Paging, "_disembody", lambda paging, entry, batch, committed: 0)
 
@@ -1206,10 +1476,12 @@ def queues_that_are_there_keep_their_policy(patch: Patch) -> None:
     patch.setattr(Engine, "change_policies", faulty)
 
 
+@shows_in(FailingMachine)
 def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
     patch.setattr(Engine, "_give_up", lambda engine, lane: None)
 
 
+@shows_in(FailingMachine)
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     give_back = Engine._give_back
 
@@ -1224,17 +1496,20 @@ def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     patch.setattr(Engine, "_give_back", faulty)
 
 
+@shows_in(PagingMachine)
 def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
     patch.setattr(Paging, "policy_changed", lambda paging, queue: None)
 
 
-# Expiry
+# Expiry ---------------------------------------------------------------------------------------------------------------
 
 
+@shows_in(ExpiringMachine)
 def nothing_expires_unless_dispatch_comes_upon_it(patch: Patch) -> None:
     patch.setattr(Expiry, "step", lambda *_: None)
 
 
+@shows_in(ExpiringMachine)
 def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
     page_read = Expiry.page_read
 
@@ -1249,6 +1524,7 @@ def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
     patch.setattr(Expiry, "page_read", faulty)
 
 
+@shows_in(ExpiringMachine)
 def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
     entry_of = Expiry._entry_of
 
@@ -1258,6 +1534,7 @@ def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
     patch.setattr(Expiry, "_entry_of", faulty)
 
 
+@shows_in(FailingMachine)
 def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
     def faulty(lane: Lane, committed: int) -> None:
         lane.taken_out = {sequence: batch for sequence, batch in lane.taken_out.items() if batch > committed}
@@ -1265,6 +1542,7 @@ def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_be
     patch.setattr(Lane, "forget_taken_out", faulty)
 
 
+@shows_in(ExpiringMachine)
 def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None:
     step, page_read = Expiry.step, Expiry.page_read
 
@@ -1287,6 +1565,7 @@ def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None
     patch.setattr(Engine, "turn", faulty)
 
 
+@shows_in(ExpiringMachine)
 def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     committed = Expiry.committed
 
@@ -1297,10 +1576,12 @@ def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     patch.setattr(Expiry, "committed", faulty)
 
 
+@shows_in(ExpiringMachine)
 def what_was_held_when_it_was_due_never_expires(patch: Patch) -> None:
     patch.setattr(Engine, "_is_held", lambda *_: False)
 
 
+@shows_in(ExpiringMachine)
 def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
     page_read = Timers.page_read
 
@@ -1311,6 +1592,7 @@ def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
     patch.setattr(Timers, "page_read", faulty)
 
 
+@shows_in(ExpiringMachine)
 def timers_are_only_in_memory(patch: Patch) -> None:
     set_ = Timers.set
 
@@ -1324,6 +1606,7 @@ def timers_are_only_in_memory(patch: Patch) -> None:
 # Topics
 
 
+@shows_in(TopicsMachine)
 def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None:
     def faulty(engine: Engine, send: Send) -> list[Queue]:
         parts = send.destination.parts or (send.destination,)
@@ -1331,13 +1614,16 @@ def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None
             queue
             for part in parts
             for queue in (
-                engine._topics.queues_of(part.name) if part.kind is Kind.TOPIC else filter(None, [engine._queue(part)])
+                engine._topics.queues_of(part.name, send.message)
+                if part.kind is Kind.TOPIC
+                else filter(None, [engine._queue(part)])
             )
         ]
 
     patch.setattr(Engine, "_queues_for", faulty)
 
 
+@shows_in(TopicsMachine)
 def whoever_subscribes_to_a_topic_that_was_sent_to_gets_nothing(patch: Patch) -> None:
     add = Topics.add
 
@@ -1349,10 +1635,12 @@ def whoever_subscribes_to_a_topic_that_was_sent_to_gets_nothing(patch: Patch) ->
     patch.setattr(Topics, "add", faulty)
 
 
+@shows_in(TopicsMachine)
 def a_word_of_a_pattern_is_the_rest_of_a_name(patch: Patch) -> None:
     patch.setattr(topics, "matches", lambda pattern, words: matches([*pattern[:-1], ">"], words))
 
 
+@shows_in(TopicsMachine)
 def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
     spread = Engine._spread
 
@@ -1366,6 +1654,7 @@ def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
     patch.setattr(Engine, "_spread", faulty)
 
 
+@shows_in(TopicsMachine)
 def the_receipt_of_a_copied_message_does_not_wait_for_its_batch(patch: Patch) -> None:
     spread = Engine._spread
 
@@ -1376,6 +1665,7 @@ def the_receipt_of_a_copied_message_does_not_wait_for_its_batch(patch: Patch) ->
     patch.setattr(Engine, "_spread", faulty)
 
 
+@shows_in(TopicsMachine)
 def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> None:
     send, queues_for = Engine.send, Engine._queues_for
     asked: dict[int, list[Queue]] = {}
@@ -1392,6 +1682,7 @@ def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> No
     patch.setattr(Engine, "_queues_for", faulty_queues_for)
 
 
+@shows_in(TopicsMachine)
 def a_virtual_topic_is_not_one_after_a_restart(patch: Patch) -> None:
     restore_queue = Engine.restore_queue
 
@@ -1403,10 +1694,12 @@ def a_virtual_topic_is_not_one_after_a_restart(patch: Patch) -> None:
     patch.setattr(Engine, "restore_queue", faulty)
 
 
+@shows_in(TopicsMachine)
 def a_durable_subscription_is_forgotten_unless_something_is_in_it(patch: Patch) -> None:
     patch.setattr(engine_module, "introduce", lambda batch, queue: None)
 
 
+@shows_in(TopicsMachine)
 def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) -> None:
     end = Engine._end
 
@@ -1417,10 +1710,12 @@ def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) ->
     patch.setattr(Engine, "_end", faulty)
 
 
+@shows_in(TopicsMachine)
 def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> None:
     patch.setattr(Transaction, "leave_out", lambda transaction, queue: [])
 
 
+@shows_in(TopicsMachine)
 def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
     forget = Paging.forget
 
@@ -1431,11 +1726,13 @@ def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(pa
     patch.setattr(Paging, "forget", faulty)
 
 
+@shows_in(TopicsMachine)
 def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
     add = Endings.add
     patch.setattr(Endings, "add", lambda endings, queue, name, batch: add(endings, queue, name, 0))
 
 
+@shows_in(TopicsMachine)
 def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
     lane_of = Engine._lane_of
 
@@ -1446,7 +1743,197 @@ def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
     patch.setattr(Engine, "_lane_of", faulty)
 
 
-def faults() -> list[Callable[[Patch], None]]:
+@shows_in(TopicsMachine)
+def what_a_subscription_does_not_want_is_copied_to_it(patch: Patch) -> None:
+    patch.setattr(Topics, "_selectors", property(lambda topics: {}, lambda topics, value: None), raising=False)
+
+
+@shows_in(TopicsMachine)
+def another_selector_finds_the_durable_subscription_as_it_was(patch: Patch) -> None:
+    durable_subscription = Engine._durable_subscription
+
+    def faulty(engine: Engine, session: Session, key: str, destination: Destination, selector: str) -> Queue:
+        known = engine._durable.get(key)
+        if known is not None and known.destination.topic == destination.name:
+            selector = known.destination.selector
+        return durable_subscription(engine, session, key, destination, selector)
+
+    patch.setattr(Engine, "_durable_subscription", faulty)
+
+
+@shows_in(TopicsMachine)
+def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> None:
+    patch.setattr(engine_module, "stored_queue", lambda name: structs.replace(stored_queue(name), selector=""))
+
+
+@shows_in(TopicsMachine)
+def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: Patch) -> None:
+    schedule = Engine._schedule
+
+    def faulty(engine: Engine, destination: Destination, message: Message, wanted: Schedule) -> None:
+        if not destination.is_spread:
+            schedule(engine, destination, message, wanted)
+            return
+        for queue in engine._queues_of_parts(destination, message, engine._queue):
+            if not queue.is_temporary:
+                engine._scheduler.accept(queue.name, message, wanted, engine.now_ms, engine._batch)
+
+    patch.setattr(Engine, "_schedule", faulty)
+
+
+# Selectors of consumers
+
+
+@shows_in(SelectingMachine)
+def a_selector_sees_one_page(patch: Patch) -> None:
+    test_page = Selecting.test_page
+
+    def faulty(selecting: Selecting, read: ScanRead, found: list[Found], last: int, pluck: Any) -> None:
+        test_page(selecting, read, found, WHOLE, pluck)
+
+    patch.setattr(Selecting, "test_page", faulty)
+
+
+@shows_in(SelectingMachine)
+def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -> None:
+    let_go = Lane.let_go
+
+    def faulty(lane: Lane, committed: int) -> list[Entry]:
+        if lane.aside is None:
+            return let_go(lane, committed)
+        scanning, lane.aside.scanning = lane.aside.scanning, 0
+        gone = let_go(lane, committed)
+        lane.aside.scanning = scanning
+        return gone
+
+    patch.setattr(Lane, "let_go", faulty)
+
+
+@shows_in(SelectingMachine)
+def what_is_being_written_is_not_compared(patch: Patch) -> None:
+    test_above = Selecting._test_above
+
+    def faulty(selecting: Selecting, lane: Lane, *rest: Any) -> None:
+        recent, lane.recent = lane.recent, deque()
+        test_above(selecting, lane, *rest)
+        lane.recent = recent
+
+    patch.setattr(Selecting, "_test_above", faulty)
+
+
+@shows_in(SelectingMachine)
+def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
+    page_read = Paging.page_read
+
+    def faulty(paging: Paging, read: Read, page: PageRead, *rest: Any) -> list[Entry]:
+        aside, read.lane.aside = read.lane.aside, None
+        failed = page_read(paging, read, page, *rest)
+        read.lane.aside = aside
+        return failed
+
+    patch.setattr(Paging, "page_read", faulty)
+
+
+@shows_in(SelectingMachine)
+def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
+    def faulty(paging: Paging, entry: Entry, batch: int) -> None:
+        assert entry.lane.aside is not None
+        entry.lane.aside.strays.pop(entry.sequence, None)
+
+    patch.setattr(Paging, "forgot_stray", faulty)
+
+
+@shows_in(SelectingMachine)
+def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
+    first = Place.first
+
+    def faulty(place: Place) -> Entry | None:
+        right = first(place)
+        others = [one for one in place.found.values() if not one.is_taken and one.message is not None]
+        return right and max([right, *others], key=lambda entry: entry.sequence)
+
+    patch.setattr(Place, "first", faulty)
+
+
+@shows_in(SelectingMachine)
+def what_is_wanted_is_handed_out_before_all_before_it_is_compared(patch: Patch) -> None:
+    first_wanted = Choosing._first_wanted
+
+    def faulty(choosing: Choosing, scan: Scan) -> Entry | None:
+        patch.setattr(Place, "is_behind", False)
+        entry = first_wanted(choosing, scan)
+        patch.setattr(Place, "is_behind", property(lambda place: place.position < WHOLE))
+        return entry
+
+    patch.setattr(Choosing, "_first_wanted", faulty)
+
+
+@shows_in(SelectingMachine)
+def a_commit_in_flight_that_a_consumer_could_not_take_holds_it_back(patch: Patch) -> None:
+    first_wanted = Choosing._first_wanted
+
+    def faulty(choosing: Choosing, scan: Scan) -> Entry | None:
+        entry = first_wanted(choosing, scan)
+        if entry is not None and any(
+            one.batch > choosing._committed and one.sequence < entry.sequence for one in entry.lane
+        ):
+            return None
+        return entry
+
+    patch.setattr(Choosing, "_first_wanted", faulty)
+
+
+@shows_in(SelectingMachine)
+def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patch: Patch) -> None:
+    first = Place.first
+
+    def faulty(place: Place) -> Entry | None:
+        entry = first(place)
+        while entry is not None and entry.batch:
+            later = [one for one in place.found.values() if one.sequence > entry.sequence and not one.is_taken]
+            entry = min(later, key=lambda one: one.sequence, default=None)
+        return entry
+
+    patch.setattr(Place, "first", faulty)
+
+
+@shows_in(SelectingMachine)
+def what_comes_back_is_not_compared(patch: Patch) -> None:
+    patch.setattr(Selecting, "came_back", lambda selecting, entry: None)
+
+
+@shows_in(SelectingMachine)
+def what_comes_back_without_its_body_is_taken_for_wanted(patch: Patch) -> None:
+    patch.setattr(Place, "_is_wanted", lambda place, entry: True)
+
+
+@shows_in(SelectingMachine)
+def what_arrives_is_not_compared(patch: Patch) -> None:
+    patch.setattr(Selecting, "arrived", lambda selecting, entry: None)
+
+
+@shows_in(SelectingMachine)
+def what_is_wanted_is_forgotten_when_it_leaves_memory(patch: Patch) -> None:
+    patch.setattr(Selecting, "has_found", lambda selecting, entry: False)
+
+
+@shows_in(SelectingMachine)
+def a_selector_waits_for_ever_once_too_much_was_found(patch: Patch) -> None:
+    patch.setattr(Selections, "go_on", lambda selections, selecting: None)
+
+
+@shows_in(ScheduledMachine)
+def a_page_of_what_is_due_is_taken_for_newer_than_it_is(patch: Patch) -> None:
+    page_read = Scheduler.page_read
+
+    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
+        page.as_of = committed
+        page_read(scheduler, look, page, now_ms, committed, batch)
+
+    patch.setattr(Scheduler, "page_read", faulty)
+
+
+def faults() -> list[Fault]:
     """All of this file, in its order."""
     return [
         value
@@ -1454,5 +1941,5 @@ def faults() -> list[Callable[[Patch], None]]:
         if isinstance(value, FunctionType)
         and value.__module__ == __name__
         and not name.startswith("_")
-        and value not in (faults, nothing_is_wrong)
+        and value not in (faults, nothing_is_wrong, shows_in, machine_of)
     ]

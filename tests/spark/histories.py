@@ -32,6 +32,7 @@ class RandomHistory:
         self.waits: dict[int, str] = {}
         """Those that wait for their next try, and whether others do as well: `delayed`, `holding`."""
         self.dead: dict[str, list[int]] = {queue: [] for queue in queues}
+        self.paused: set[str] = set()
         self.consumers: dict[str, dict[int, int | None]] = {queue: {} for queue in queues}
         self.batch = 1
         self.committed = 0
@@ -75,13 +76,18 @@ class RandomHistory:
                 count = max(0, count + self.random.choice([-2, -1, 1, 3]))
             if count:
                 self.add("recovered", queue=queue, count=count)
+        for queue in sorted(self.paused):
+            self.add("paused", queue=queue)
         self.batch, self.committed = 1, 0
 
     def step(self) -> None:
         queue = self.random.choice(self.queues)
         action = self.random.choices(
-            [self.accept, self.commit, self.subscribe, self.unsubscribe, self.dispatch, self.finish, self.drain],
-            [28, 10, 3, 1, 32, 24, 2],
+            [
+                *(self.accept, self.commit, self.subscribe, self.unsubscribe),
+                *(self.dispatch, self.finish, self.drain, self.pause, self.take),
+            ],
+            [28, 10, 3, 1, 32, 24, 2, 1, 1],
         )[0]
         action(queue)
         if self.chance(0.02):
@@ -136,7 +142,7 @@ class RandomHistory:
             self.add("returned", queue=queue, sequence=sequence, consumer=consumer, attempts=0, reason="released")
 
     def dispatch(self, queue: str) -> None:
-        if not self.consumers[queue] and not self.chance(self.faults):
+        if (not self.consumers[queue] or queue in self.paused) and not self.chance(self.faults):
             return
         messages = self.present[queue]
         waiting = [each for each in messages if each not in self.holders]
@@ -190,6 +196,20 @@ class RandomHistory:
             del self.present[queue][sequence]
             self.dead[queue].append(sequence)
 
+    def pause(self, queue: str) -> None:
+        self.paused ^= {queue}
+        self.add("paused" if queue in self.paused else "resumed", queue=queue)
+
+    def take(self, queue: str) -> None:
+        """Some of what waits is moved or removed."""
+        waiting = [each for each in self.present[queue] if each not in self.holders]
+        for sequence in waiting[: self.random.choice([1, 2, 5])]:
+            moved = {"target_queue": "elsewhere", "target_sequence": 10**9 + sequence} if self.chance(0.5) else {}
+            self.add("moved" if moved else "removed", queue=queue, sequence=sequence, **moved)
+            self.waits.pop(sequence, None)
+            del self.present[queue][sequence]
+            self.dead[queue].append(sequence)
+
     def drain(self, queue: str) -> None:
         if self.chance(self.faults) or not self.present[queue]:
             self.add("drained", queue=queue)
@@ -208,5 +228,9 @@ class RandomHistory:
                     "acknowledged",
                     "expired",
                     "dead-lettered",
+                    "moved",
+                    "removed",
+                    "paused",
+                    "resumed",
                 ):
                     del self.events[index]

@@ -132,7 +132,7 @@ class Judge:
                 letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "held", each["consumer"])
             elif letter.where != "gone":
                 letter.where, letter.holder = "held", each["consumer"]
-        elif kind in ("acknowledged", "expired", "dead-lettered"):
+        elif kind in ("acknowledged", "expired", "dead-lettered", "moved", "removed"):
             if letter is None:
                 letter = letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "gone")
             letter.where = "gone"
@@ -194,6 +194,8 @@ class Judge:
         self.found = +self.found
 
     def _dispatch(self, queue: str, each: Event) -> None:
+        if self._is_paused(queue, self.events.index(each)):
+            self._find("premature", queue, each)
         letters = self._letters(queue, each["event"])
         letter = letters.get(each["sequence"])
         if letter is None:
@@ -298,10 +300,22 @@ class Judge:
         if round(until - since, 6) > self.limit:
             self.found["stuck", queue] += 1
 
+    def _is_paused(self, queue: str, index: int) -> bool:
+        """After this event, as far as the history tells: a start tells again what is paused, and a gap hides it."""
+        is_paused = False
+        previous = None
+        for each in self.events[: index + 1]:
+            if each["kind"] == "started" or (previous is not None and each["event"] - previous > 1):
+                is_paused = False
+            previous = each["event"]
+            if each.get("queue") == queue and each["kind"] in ("paused", "resumed"):
+                is_paused = each["kind"] == "paused"
+        return is_paused
+
     def _could(self, queue: str, index: int) -> bool:
         """After this event: is a message ready and a consumer free?"""
         letters = self._letters_after(queue, index)
-        if not self.ready(letters):
+        if not self.ready(letters) or self._is_paused(queue, index):
             return False
         consumers: dict[int, int] = {}
         previous = None

@@ -17,7 +17,7 @@ from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of, witnessed
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
 from truenext.spark.audit import account
-from truenext.spark.audit.account import POINTS_MAX, Account, Gone
+from truenext.spark.audit.account import POINTS_MAX, SELECTIVE, Account, Gone
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 STUCK_SECONDS = 10.0
@@ -71,6 +71,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "recovered ignored": (Account, "recovered", lambda self, event, at, count: None),
     "drained ignored": (Account, "drained", lambda self, event, at: None),
     "returned ignored": (Account, "returned", lambda self, event, at, sequence, attempts: None),
+    "pauses ignored": (Account, "paused", lambda self, event, at, is_paused: None),
     "unsubscribed ignored": (Account, "unsubscribed", lambda self, event, at, consumer: None),
 }
 
@@ -104,3 +105,19 @@ def test_depths_are_thinned_out_evenly() -> None:
     assert points[-1]["waiting"] == 0
     steps = {after["event"] - before["event"] for before, after in pairwise(points)}
     assert max(steps) < 40
+
+
+def test_what_a_consumer_with_a_selector_gets_or_leaves_is_no_evidence_and_what_others_get_is() -> None:
+    account = Account(Gone(), 10)
+    for sequence in (1, 2, 3):
+        account.accepted(sequence, sequence, sequence, 4, True, sequence, sequence)
+    account.subscribed(4, 4, 1, SELECTIVE)
+    account.dispatched(5, 5, 3, 1)
+    assert account.free == 0 and account.findings == []
+    account.subscribed(6, 6, 2, 10)
+    account.dispatched(7, 7, 2, 2)
+    (finding,) = account.findings
+    assert (finding.kind, finding.sequence, finding.overtaken_sequence) == ("order", 2, 1)
+    account.returned(8, 8, 3, 0)
+    account.unsubscribed(9, 9, 1)
+    assert account.free == 1

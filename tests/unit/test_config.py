@@ -180,6 +180,13 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
             ['2: listen must be a list of texts with one at least, such as ["..."], not []'],
         ),
         (
+            '[policy]\ndead_letters = "/queue/failed"',
+            [
+                "2: dead_letters is no name of a queue, without /queue/: destination '/queue//queue/failed' has no "
+                "name, or one that begins with /"
+            ],
+        ),
+        (
             '[broker]\nlisten = ["http://x"]',
             [
                 "2: listen names what cannot be listened on: 'http://x' is no address of a broker: it must be "

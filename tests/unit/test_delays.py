@@ -11,6 +11,7 @@ from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.redelivery import delay_of, revived
 from truenext.engine.session import Session
 from truenext.engine.stuck import STUCK_MS, StuckAudit
+from truenext.engine.timers import TimersRead
 from truenext.limits import DELAY_MS_MAX
 from truenext.message import Message
 from truenext.policy import Policies, Policy, WhileWaiting
@@ -79,8 +80,8 @@ class World:
         self.engine.committed(batch)
         return batch
 
-    def send(self, *, persistent: bool = False) -> None:
-        message = Message(4, persistent, 0, b"content-length:0\n", b"")
+    def send(self, *, persistent: bool = False, expires_ms: int = 0) -> None:
+        message = Message(4, persistent, expires_ms, b"content-length:0\n", b"")
         self.engine.send(self.session, Send(parse("/queue/a", "s"), message))
 
     def turn(self) -> list[int]:
@@ -90,6 +91,8 @@ class World:
             effects = self.engine.turn()
             self.engine.taken(self.session)
             order += [entry.sequence for entries in effects.deliveries.values() for entry in entries]
+            for timer_read in effects.timer_reads:
+                self.engine.timers_read(timer_read, TimersRead([], 0, True))
             for read in effects.reads:
                 self.engine.page_read(read, self.page(read))
             if not (effects.reads or effects.deliveries):
@@ -261,3 +264,24 @@ def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None
     assert lane.taken_out == {}
     world.acknowledge(1)
     assert world.turn() == [3]
+
+
+@pytest.mark.parametrize("while_waiting", WhileWaiting)
+def test_what_waits_for_its_next_try_expires_in_time_and_holds_back_nobody_after_that(
+    while_waiting: WhileWaiting,
+) -> None:
+    world = World(first_delay_ms=60_000, while_waiting=while_waiting)
+    world.send(expires_ms=WALL_MS + 5000)
+    (first,) = world.turn()
+    world.refuse(first)
+    if while_waiting is WhileWaiting.HOLD:
+        world.send()
+        assert world.turn() == []
+        world.pass_time(4999)
+        assert world.turn() == []
+        world.pass_time(1)
+        assert world.turn() == [first + 1]
+    else:
+        world.pass_time(5000)
+        assert world.turn() == []
+        assert world.queue.waiting() == 0

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from truenext.commands import Send
+from truenext.commands import AckMode, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
-from truenext.engine.expiry import STEP_MAX
+from truenext.engine.expiry import STEP_MAX, BlockLook
+from truenext.engine.paging import Found, PageRead
 from truenext.engine.timers import TimersRead
 from truenext.envelope import read_header
 from truenext.limits import STORE_TRANSACTION_BYTES_MAX
@@ -23,8 +24,7 @@ def started(**policy: Any) -> Engine:
     engine.now_ms = NOW_MS
     engine.start()
     commit(engine)
-    read = engine.turn().timer_read
-    assert read is not None
+    read = engine.turn().timer_reads[0]
     engine.timers_read(read, TimersRead([], 1, is_end=True))
     return engine
 
@@ -150,3 +150,65 @@ def test_the_last_time_there_is_can_be_asked_for() -> None:
     send(engine, 1, 2**64 - 1, persistent=True)
     commit(engine)
     assert waiting(engine) == {"a": 1}
+
+
+# ---- Looks ----
+
+
+def look(engine: Engine) -> BlockLook:
+    """The page of a block that the next turn wants."""
+    (read,) = (read for read in engine.turn().reads if isinstance(read, BlockLook))
+    return read
+
+
+def show(engine: Engine, read: BlockLook, *sequences: int) -> None:
+    """That page, true as of what is durable now."""
+    engine.page_read(read, page(*sequences, as_of=engine.last_committed))
+
+
+def page(*sequences: int, as_of: int) -> PageRead:
+    found = [Found(each, Message(4, True, NOW_MS + 1000, b"content-length:0\n", b"")) for each in sequences]
+    return PageRead(found, as_of, is_end=True)
+
+
+def leave_memory(engine: Engine) -> None:
+    engine.memory.limit = 0
+    engine.relieve()
+    engine.memory.limit = 1 << 30
+
+
+def test_what_a_consumer_gives_back_behind_a_look_is_looked_at_again() -> None:
+    engine = started()
+    send(engine, 2, NOW_MS + 1000, persistent=True)
+    commit(engine)
+    reader = engine.connect("reader")
+    engine.subscribe(reader, Subscribe("0", parse("/queue/a", "reader"), AckMode.INDIVIDUAL, 1))
+    engine.turn()
+    leave_memory(engine)
+    engine.now_ms += 1000
+    first = look(engine)
+    assert first.after_sequence == 1
+    engine.unsubscribe(reader, Unsubscribe("0"))
+    show(engine, first, 2)
+    assert waiting(engine) == {"a": 1}
+    commit(engine)
+    engine.now_ms += 60_000
+    show(engine, look(engine), 1)
+    assert waiting(engine) == {"a": 0}
+
+
+def test_what_becomes_visible_and_leaves_memory_behind_a_look_is_looked_at_again() -> None:
+    engine = started()
+    send(engine, 1, NOW_MS + 1000, persistent=True)
+    commit(engine)
+    leave_memory(engine)
+    send(engine, 1, NOW_MS + 1000, persistent=True)
+    engine.now_ms += 1000
+    first = look(engine)
+    early = page(1, as_of=engine.last_committed)
+    commit(engine)
+    assert engine.memory.used == 0
+    engine.page_read(first, early)
+    assert waiting(engine) == {"a": 1}
+    show(engine, look(engine), 2)
+    assert waiting(engine) == {"a": 0}

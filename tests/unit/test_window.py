@@ -12,6 +12,7 @@ import pytest
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
+from truenext.engine.window import AutoWindow
 from truenext.limits import WINDOW_DEFAULT
 from truenext.message import Message
 
@@ -217,3 +218,12 @@ def test_a_clock_that_is_set_does_no_harm(jump_ms: int) -> None:
     world.run(3000)
     assert world.handled_lately(1000) >= 950
     assert 2 <= world.window() <= WINDOW_DEFAULT
+
+
+def test_the_first_answer_of_many_after_a_silence_is_not_taken_for_a_slow_consumer() -> None:
+    window = AutoWindow(0)
+    window.answered = 1
+    window.look({}, 6000)
+    window.answered += 199
+    assert not window.stretch(6999)
+    assert window.stretch(7000)

@@ -41,16 +41,16 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
+from truenext.engine import bulk
 from truenext.engine.browse import Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.paging import Look, PageRead, Read
-from truenext.engine.redrive import Redriven, Wanted, wanted
 from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
 from truenext.engine.timers import TimerRead, TimersRead
-from truenext.errors import NoRoomError, StoreError, TruenextError
+from truenext.errors import NoRoomError, RemoteProtocolError, StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import LAZY_COMMIT_SECONDS, ROOM_SECONDS
 from truenext.policy import Policies
@@ -121,9 +121,9 @@ class Broker:
         self._room_check: TimerHandle | None = None
         self._half_sent: dict[Session, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
-        self._redrives: deque[tuple[Session, Control, Wanted]] = deque()
-        """Pieces of re-drives that were asked for; the first is under way if `_redrive_read` is there."""
-        self._redrive_read: Look | None = None
+        self._pieces: deque[tuple[Session, Control, bulk.Wanted]] = deque()
+        """Of work that was asked for (engine/bulk.py); the first is under way if `_piece_read` is there."""
+        self._piece_read: bulk.BulkLook | None = None
         self._control_answers: dict[str, bytes] = {}
         """By verb, until the next turn: whoever asks a thousand times at once gets one answer a thousand times."""
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
@@ -259,8 +259,8 @@ class Broker:
 
         Raises: StoreError if it cannot be written.
         """
-        self._redrives.clear()
-        self._redrive_read = None
+        self._pieces.clear()
+        self._piece_read = None
         await self._drain()
         for session in list(self._peers):
             self._settle(session, None)
@@ -324,12 +324,12 @@ class Broker:
                 # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
                 for peer in self._answer(engine.take_answers()):
                     peer.flush()
-        answers, deliveries, reads, showings, timer_read = engine.turn()
+        answers, deliveries, reads, showings, timer_reads = engine.turn()
         for read in reads:
             self._pager.read(read)
-        if timer_read is not None:
+        for timer_read in timer_reads:
             self._pager.read_timers(timer_read)
-        self._begin_redrive()
+        self._begin_piece()
         if self._is_look_due:
             self._look()
         peers = self._peers
@@ -367,6 +367,8 @@ class Broker:
         self._is_look_due = True
         self._tick()
         self._engine.stretch_windows()
+        # Scheduled sends wait for it, also if nobody asks for anything.
+        self._engine.room = self._store.room
         self._schedule_turn()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 
@@ -424,8 +426,9 @@ class Broker:
             self._idle.set_result(None)
 
     def _on_page_read(self, read: Read, page: PageRead) -> None:
-        if read is self._redrive_read:
-            self._redrive(read, page)
+        if isinstance(read, bulk.BulkLook):
+            if read is self._piece_read:
+                self._do_piece(read, page)
             return
         try:
             self._engine.page_read(read, page)
@@ -458,11 +461,15 @@ class Broker:
         self._engine.answer(session, Receipt(confirm.receipt))
 
     def _control(self, session: Session, question: Control) -> None:
-        if question.verb == "redrive":
-            piece = wanted(question.body)
+        if question.verb in bulk.VERBS:
+            piece = bulk.wanted(question.verb, question.body)
             # Whatever is wrong with it is said at once.
-            self._engine.check_redrive(piece)
-            self._redrives.append((session, question, piece))
+            self._engine.check_bulk(piece)
+            self._pieces.append((session, question, piece))
+            return
+        if question.verb in control.CHANGES:
+            changed = control.change(self._engine, question.verb, question.body)
+            self._engine.reply(control.reply(question, changed, self._engine.now_ms))
             return
         body = self._control_answers.get(question.verb)
         if body is None:
@@ -470,34 +477,39 @@ class Broker:
             body = self._control_answers[question.verb] = control.ask(asked, question.verb)
         self._engine.send(session, control.reply(question, body, self._engine.now_ms))
 
-    def _begin_redrive(self) -> None:
+    def _begin_piece(self) -> None:
         """One piece after the other, each once the one before is durable."""
-        while self._redrives and self._redrive_read is None and self._engine.can_redrive:
-            session, question, asked = self._redrives[0]
+        while self._pieces and self._piece_read is None and self._engine.can_do_bulk:
+            session, question, asked = self._pieces[0]
             if session not in self._peers:
-                self._redrives.popleft()
+                self._pieces.popleft()
                 continue
             self._engine.room = self._store.room
             try:
-                read = self._engine.read_for_redrive(asked)
+                read = self._engine.read_for_bulk(asked)
             except NoRoomError:
                 # There was when it was asked for. A turn looks again within LOOK_SECONDS.
                 return
+            except RemoteProtocolError as error:
+                # When it was asked for this could be done: a durable subscription was still there.
+                self._pieces.popleft()
+                self._answer_piece(question, bulk.refused(asked.until or 0, str(error)))
+                continue
             if read is None:
-                self._redrives.popleft()
-                self._answer_redrive(question, Redriven(moved=0, to={}, left=0, next=None))
+                self._pieces.popleft()
+                self._answer_piece(question, bulk.Done(moved=0, to={}, left=0, next=None, until=asked.until or 0))
             else:
-                self._redrive_read = read
+                self._piece_read = read
                 self._pager.read(read)
 
-    def _redrive(self, read: Look, page: PageRead) -> None:
-        self._redrive_read = None
-        _, question, asked = self._redrives.popleft()
+    def _do_piece(self, read: bulk.BulkLook, page: PageRead) -> None:
+        self._piece_read = None
+        _, question, asked = self._pieces.popleft()
         self._tick()
-        self._answer_redrive(question, self._engine.redrive(asked, read, page))
+        self._answer_piece(question, self._engine.do_bulk(asked, read, page))
         self._schedule_turn()
 
-    def _answer_redrive(self, question: Control, answer: Redriven) -> None:
+    def _answer_piece(self, question: Control, answer: bulk.Done) -> None:
         self._engine.reply(control.reply(question, msgspec.json.encode(answer), self._engine.now_ms))
 
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:

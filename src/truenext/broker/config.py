@@ -19,7 +19,8 @@ from typing import Any
 
 from truenext.broker import toml_lines
 from truenext.broker.settings import BrokerSettings
-from truenext.errors import ConfigurationError, FaultyFileError
+from truenext.destination import queue_called
+from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
 from truenext.pattern import fault_of_pattern
 from truenext.policy import Policies, Policy
 from truenext.setting import NO_WORD, Setting, settings_of
@@ -193,6 +194,11 @@ class _Reader:
                     parse_url(url)
                 except ConfigurationError as error:
                     raise ValueError(f"names what cannot be listened on: {error}") from error
+        if setting.name == "dead_letters":
+            try:
+                queue_called(value)
+            except RemoteProtocolError as error:
+                raise ValueError(f"is no name of a queue, without /queue/: {error}") from error
         return self._file.parent / value if setting.kind is Path else value
 
     def _look_at_broker(self, values: dict[str, Any]) -> None:

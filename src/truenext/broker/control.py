@@ -10,6 +10,7 @@ import msgspec
 from truenext import envelope
 from truenext.broker.reload import Outcome
 from truenext.commands import Control, Send
+from truenext.engine import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.queue import Queue
 from truenext.engine.stuck import StuckAudit
@@ -38,8 +39,28 @@ def ask(asked: Asked, verb: str) -> bytes:
     """
     question = VERBS.get(verb)
     if question is None:
-        raise RemoteProtocolError(f"there is no control verb {verb!r}; there are: {', '.join(sorted(VERBS))}")
+        there_are = [*VERBS, *CHANGES, *bulk.VERBS]
+        raise RemoteProtocolError(f"there is no control verb {verb!r}; there are: {', '.join(sorted(there_are))}")
     return msgspec.json.encode(question(asked))
+
+
+class QueueNamed(msgspec.Struct, forbid_unknown_fields=True):
+    """What a change is of, in JSON."""
+
+    queue: str
+
+
+def change(engine: Engine, verb: str, body: bytes) -> bytes:
+    """Do what one of CHANGES says; the answer is for when that is durable (`Engine.reply`).
+
+    Raises: RemoteProtocolError if it cannot be done.
+    """
+    try:
+        named = msgspec.json.decode(body, type=QueueNamed)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"{verb}: {error}") from error
+    CHANGES[verb](engine, named.queue)
+    return msgspec.json.encode({"queue": named.queue})
 
 
 def reply(question: Control, body: bytes, now_ms: int) -> Send:
@@ -67,6 +88,8 @@ def _queues(asked: Asked) -> list[dict[str, Any]]:
             "waiting": queue.waiting(),
             "unacknowledged": queue.unacknowledged(),
             "consumers": len(queue.consumers),
+            "scheduled": asked.engine.scheduled(queue.name),
+            "paused": queue.is_paused,
         }
         | ({"topic": queue.destination.topic} if queue.destination.topic else {})
         for queue in sorted(_lasting(asked.engine), key=lambda queue: queue.name)
@@ -96,6 +119,7 @@ def _status(asked: Asked) -> dict[str, Any]:
             "durable": sum(bool(queue.destination.topic) for queue in queues),
             "others": sum(queue.is_temporary and bool(queue.destination.topic) for queue in engine.queues()),
         },
+        "scheduled_for_topics": engine.scheduled(""),
         "waiting": sum(queue.waiting() for queue in queues),
         "in_memory": sum(map(_in_memory, queues)) + _in_transactions(engine),
     }
@@ -125,5 +149,7 @@ def _in_transactions(engine: Engine) -> int:
         for entry in chain(transaction.acknowledged, transaction.refused)
     )
 
+
+CHANGES: dict[str, Callable[[Engine, str], None]] = {"pause": Engine.pause, "resume": Engine.resume}
 
 VERBS: dict[str, Callable[[Asked], Any]] = {"queues": _queues, "reload": _reload, "status": _status}

@@ -43,6 +43,9 @@ def recover(
         chance=random.random,
     )
     queues = {number: engine.restore_queue(number, name) for number, name in recovered.queues.items()}
+    for number in recovered.paused & queues.keys():
+        engine.restore_pause(queues[number])
+        logger.warning("queue is paused", extra={"queue": queues[number].name})
     engine.restore_producers(recovered.producers.items())
     for lane, count in recovered.counts.items():
         number, rank = split_lane_key(lane)

@@ -15,6 +15,7 @@ from truenext.url import DEFAULT_URL
 from truenext.wire.stomp.frame import Frame
 
 OWN_HEADERS = frozenset({"destination", "content-length", "priority", "persistent", "receipt", "transaction"})
+COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
 CONFIRM_EVERY = 500
 """Messages between two receipts when many are sent."""
 
@@ -151,11 +152,12 @@ def queues(as_json: bool, url: str) -> None:
     if as_json:
         sys.stdout.buffer.write(answer + b"\n")
         return
-    table = Table("queue", "waiting", "unacknowledged", "consumers", box=None)
+    table = Table("queue", *COUNTS, box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for queue in msgspec.json.decode(answer):
-        table.add_row(queue["name"], *(str(queue[name]) for name in ("waiting", "unacknowledged", "consumers")))
+        name = f"{queue['name']} (paused)" if queue["paused"] else queue["name"]
+        table.add_row(name, *(str(queue[name]) for name in COUNTS))
     Console().print(table)
 
 
@@ -177,7 +179,10 @@ def status(url: str) -> None:
     of_queues = f"{facts['queues']:,} queue{'s' if facts['queues'] != 1 else ''}"
     click.echo(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
     subscriptions = facts["subscriptions"]
-    click.echo(f"topics     {subscriptions['durable']:,} durable subscriptions, {subscriptions['others']:,} others")
+    click.echo(
+        f"topics     {subscriptions['durable']:,} durable subscriptions, {subscriptions['others']:,} others; "
+        f"{facts['scheduled_for_topics']:,} scheduled sends"
+    )
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     click.echo(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
     click.echo(f"disk       room: {facts['room']}; {facts['page_reads']:,} page reads under way")

@@ -12,12 +12,13 @@ from truenext.broker.config import configure
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs
 from truenext.cli.audit import audit
+from truenext.cli.bulk import move, purge, redrive
 from truenext.cli.client import Failure, browse, queues, receive, send, status
 from truenext.cli.config import config as config_command
 from truenext.cli.config import reload
 from truenext.cli.history import history as history_command
+from truenext.cli.pause import pause, resume
 from truenext.cli.record import record
-from truenext.cli.redrive import redrive
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.size import Size
 from truenext.cli.store import store
@@ -162,7 +163,8 @@ def _said(**options: Any) -> dict[str, Any]:
 
 
 for command in (
-    *(send, receive, browse, queues, status, redrive),
+    *(send, receive, browse, queues, status),
+    *(redrive, move, purge, pause, resume),
     *(reload, config_command, audit, history_command, store, record),
 ):
     main.add_command(command)

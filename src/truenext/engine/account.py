@@ -25,6 +25,7 @@ from truenext.events import (
     NO_WINDOW,
     PERSISTENT_FLAG,
     REASONS,
+    WITH_SELECTOR,
     Kind,
 )
 from truenext.limits import HISTORY_FILE_BYTES
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from truenext.engine.queue import Queue
     from truenext.message import Message
 
-_ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED = (
-    int(kind) for kind in (Kind.ACCEPTED, Kind.DISPATCHED, Kind.ACKNOWLEDGED, Kind.RETURNED, Kind.EXPIRED)
+_ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED = (
+    int(kind) for kind in (Kind.ACCEPTED, Kind.DISPATCHED, Kind.ACKNOWLEDGED, Kind.RETURNED, Kind.EXPIRED, Kind.REMOVED)
 )
 BLOCK_US_MAX = 500
 """Longest time in microseconds over which events share a block, and with it their time."""
@@ -50,6 +51,7 @@ _ONE_RETURNED = struct.Struct(_ONE.format + "I")
 
 _FAILED, _RELEASED, _DELAYED, _HOLDING, _DUE = map(REASONS.index, ("failed", "released", "delayed", "holding", "due"))
 _MODE = {mode: MODES.index(mode.value) for mode in AckMode}
+_MODE_WITH_SELECTOR = {mode: MODES.index(mode.value + WITH_SELECTOR) for mode in AckMode}
 
 
 class Account:
@@ -137,6 +139,13 @@ class Account:
                 self._open(_EXPIRED, entry.lane.queue.number)
             self.entries.append(entry)
 
+    def removed(self, entry: Entry) -> None:
+        """Somebody has asked for that."""
+        if entry.lane.queue.number:
+            if self._kind != _REMOVED or self._queue != entry.lane.queue.number:
+                self._open(_REMOVED, entry.lane.queue.number)
+            self.entries.append(entry)
+
     # ---- What happens rarely ----
 
     def started(self, *, after_clean_stop: bool) -> None:
@@ -154,7 +163,7 @@ class Account:
             self._single(
                 Kind.SUBSCRIBED,
                 consumer.queue.number,
-                code=_MODE[consumer.mode],
+                code=(_MODE if consumer.scan is None else _MODE_WITH_SELECTOR)[consumer.mode],
                 other=consumer.number,
                 columns=_column("I", [window]),
             )
@@ -164,8 +173,20 @@ class Account:
             self._single(Kind.UNSUBSCRIBED, consumer.queue.number, other=consumer.number)
 
     def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
+        self._moved(Kind.DEAD_LETTERED, entry, target, target_sequence)
+
+    def moved(self, entry: Entry, target: Queue, target_sequence: int) -> None:
+        self._moved(Kind.MOVED, entry, target, target_sequence)
+
+    def paused(self, queue: Queue) -> None:
+        self._single(Kind.PAUSED, queue.number)
+
+    def resumed(self, queue: Queue) -> None:
+        self._single(Kind.RESUMED, queue.number)
+
+    def _moved(self, kind: Kind, entry: Entry, target: Queue, target_sequence: int) -> None:
         columns = _column("Q", [entry.sequence]) + _column("I", [target.number]) + _column("Q", [target_sequence])
-        self._single(Kind.DEAD_LETTERED, entry.lane.queue.number, columns=columns)
+        self._single(kind, entry.lane.queue.number, columns=columns)
 
     def named(self, queue: Queue) -> None:
         """To be told of every queue before anything happens in it."""
@@ -282,7 +303,10 @@ class NoAccount(Account):
     def named(self, queue: Queue) -> None:
         pass
 
-    def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
+    def removed(self, entry: Entry) -> None:
+        pass
+
+    def _moved(self, kind: Kind, entry: Entry, target: Queue, target_sequence: int) -> None:
         pass
 
     def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from heapq import merge
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from operator import attrgetter
 from sys import maxsize
 from typing import TYPE_CHECKING, NamedTuple
@@ -81,7 +81,7 @@ class Showing(NamedTuple):
 class BrowseRead(Look):
     """A page that is read to be shown, and not for its lane."""
 
-    __slots__ = ("browser", "last_sequence", "recent")
+    __slots__ = ("browser", "last_sequence", "recent", "strays")
 
     def __init__(self, browser: Browser, lane: Lane, limit: int, size_max: int) -> None:
         """What follows on the browser's position, above the horizon."""
@@ -91,6 +91,8 @@ class BrowseRead(Look):
         """What is behind it on the page is not to be shown."""
         self.recent = {entry.sequence: entry for entry in _recent(lane, self.after_sequence, self.last_sequence)}
         """What is above the horizon and in memory when the page is asked for, in order; the page may miss it."""
+        self.strays: set[int] = set() if lane.aside is None else lane.aside.strays.keys() - self.recent.keys()
+        """What consumers hold of it; the page may show it."""
 
 
 class BrowseReadOne(BrowseRead):
@@ -103,6 +105,7 @@ class BrowseReadOne(BrowseRead):
         self.after_sequence = entry.sequence - 1
         self.last_sequence = entry.sequence
         self.recent = {}
+        self.strays = set()
         self.entry = entry
 
 
@@ -137,7 +140,8 @@ class Browsing:
         self._reading = None
         if not page.is_end:
             read.last_sequence = min(read.last_sequence, page.found[-1].sequence)
-        page.found = [found for found in page.found if found.sequence not in read.lane.taken_out]
+        gone = read.lane.taken_out.keys() | read.strays
+        page.found = [found for found in page.found if found.sequence not in gone]
         self._page = (read, page)
 
     def turn(self, committed: int, now_ms: int) -> tuple[list[Showing], list[Look]]:
@@ -228,9 +232,10 @@ class Browsing:
         attempts, deliveries, due_ms = found.mark
         if message is None or (is_given_up(lane.queue.policy, attempts, due_ms) and not lane.queue.keeps_failures):
             return None
-        if isinstance(read, BrowseReadOne):
+        known = read.entry if isinstance(read, BrowseReadOne) else read.recent.get(found.sequence)
+        if known is not None:
             # The store was told of its failures, and not of each dispatch.
-            deliveries, attempts = read.entry.deliveries, read.entry.attempts
+            deliveries, attempts = known.deliveries, known.attempts
         elif found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
         return Entry(found.sequence, message, lane, 0, message.persistent, 0, deliveries, attempts)
@@ -254,12 +259,22 @@ class Browsing:
 def _in_memory(lane: Lane, after_sequence: int) -> Iterator[Entry]:
     """What is behind a sequence in memory and nowhere else, in order."""
     arrived = islice(lane.arrived, bisect_right(lane.arrived, after_sequence, key=_sequence), None)
-    returned = (entry for _, entry in lane.returned)
-    again = sorted((one for one in (*returned, *lane.delayed.values()) if one.sequence > after_sequence), key=_sequence)
+    if lane.aside is not None:
+        tombs = lane.aside.tombs
+        arrived = (entry for entry in arrived if entry.sequence not in tombs)  # type: ignore[assignment]
+    returned = (one for one in lane.again() if one.sequence <= lane.horizon)
+    delayed = (one for one in lane.delayed.values() if one.sequence <= lane.horizon)
+    again = sorted((one for one in (*returned, *delayed) if one.sequence > after_sequence), key=_sequence)
     recent = iter(()) if lane.needs_page else _recent(lane, after_sequence, maxsize)
     return merge(arrived, again, recent, key=_sequence)
 
 
 def _recent(lane: Lane, after_sequence: int, last_sequence: int) -> Iterator[Entry]:
     upto = takewhile(lambda entry: entry.sequence <= last_sequence, lane.recent)
-    return (entry for entry in upto if entry.sequence > after_sequence)
+    recent = (entry for entry in upto if entry.sequence > after_sequence)
+    if lane.aside is None:
+        return recent
+    # Taken out of their turn, and waiting.
+    waiting = chain(lane.aside.plucked.values(), lane.delayed.values())
+    here = (entry for entry in waiting if max(after_sequence, lane.horizon) < entry.sequence <= last_sequence)
+    return merge(recent, sorted(here, key=_sequence), key=_sequence)

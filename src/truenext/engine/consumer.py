@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from truenext.engine.lane import Entry
     from truenext.engine.memory import Memory
     from truenext.engine.queue import Queue
+    from truenext.engine.selecting import Scan
     from truenext.engine.session import Session
 
 
@@ -41,6 +42,7 @@ class Consumer:
         "number",
         "priority",
         "queue",
+        "scan",
         "served_at",
         "session",
         "standing",
@@ -77,6 +79,8 @@ class Consumer:
         self.has_express = subscribe.has_express
         self.answered_at = 0
         """When it last acknowledged something, on the engine's count of acknowledgements; only with express."""
+        self.scan: Scan | None = None
+        """What its selector wants, if it has one."""
         self.frame_bytes = FRAME_BYTES + 2 * len(subscribe.subscription)
         """What a message costs on the connection beside its header and body, roughly."""
         self.held: dict[int, Entry] = {}

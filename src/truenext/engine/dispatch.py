@@ -12,6 +12,8 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
+from truenext.engine.choosing import Choosing
+
 if TYPE_CHECKING:
     from truenext.engine.account import Account
     from truenext.engine.consumer import Consumer
@@ -46,6 +48,8 @@ class Dispatcher:
         consumers wait for until it is read, or that they came to last.
         """
         consumers = queue.consumers if queue.owner is None else [queue.owner]
+        if queue.selecting is not None:
+            return self._choose(queue, consumers, committed, now_ms, deliveries)
         takers: list[Taker] = []
         for index, consumer in enumerate(consumers):
             consumer.adjust_window(now_ms)
@@ -66,6 +70,42 @@ class Dispatcher:
         if given:
             self._account.dispatched(queue, given, getters)
         return last
+
+    def _choose(
+        self, queue: Queue, consumers: list[Consumer], committed: int, now_ms: int, deliveries: Deliveries
+    ) -> Lane | None:
+        """The same where some consumers have selectors."""
+        given: list[Entry] = []
+        getters: list[int] = []
+
+        def give(entry: Entry, consumer: Consumer) -> None:
+            # As in `_give_out`, which has no time for a call.
+            message = entry.message
+            assert message is not None, "what has left memory is read first"
+            entry.deliveries += 1
+            if not consumer.held and consumer.auto is not None:
+                consumer.auto.got(entry.sequence, now_ms)
+            consumer.held[entry.sequence] = entry
+            given.append(entry)
+            getters.append(consumer.number)
+            size = len(message.body) + len(message.header) + consumer.frame_bytes
+            consumer.session.unsent_bytes += size
+            self._memory.unsent += size
+            if self._memory.unsent > self._memory.unsent_mark:
+                self._memory.unsent_max = 1
+            self.dispatches += 1
+            consumer.served_at = self.dispatches
+            deliveries.setdefault(consumer, []).append(entry)
+
+        for consumer in consumers:
+            consumer.adjust_window(now_ms)
+        choosing = Choosing(queue, self._paging, self._expire, committed=committed, now_ms=now_ms)
+        choosing.dispatch(consumers, give)
+        if any(consumer.has_express for consumer in consumers):
+            choosing.express(consumers, give)
+        if given:
+            self._account.dispatched(queue, given, getters)
+        return choosing.last
 
     def _express(
         self,

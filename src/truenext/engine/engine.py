@@ -22,6 +22,8 @@ from operator import attrgetter
 from sys import maxsize
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from truenext.answers import Answer
 from truenext.batch import DUE_NEVER, Batch, ProducerState
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Command, Commit, Nack, Send, Subscribe, Unsubscribe
@@ -32,9 +34,11 @@ from truenext.destination import (
     Kind,
     durable_key_of,
     durable_subscription,
+    parse,
+    queue_called,
     stored_queue,
 )
-from truenext.engine import redrive
+from truenext.engine import bulk
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.browse import Browser, BrowseRead, Browsing, Showing
 from truenext.engine.consumer import Consumer
@@ -44,10 +48,12 @@ from truenext.engine.endings import EndingRead, Endings
 from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.lane import Entry, Lane
 from truenext.engine.memory import Memory, size_of
-from truenext.engine.paging import Look, PageRead, Paging, Read
+from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of, is_given_up
+from truenext.engine.schedule import HIDDEN_PREFIX, DueLook, Scheduler
+from truenext.engine.selecting import ScanRead, Selections
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
@@ -58,6 +64,7 @@ from truenext.limits import (
     BROWSERS_MAX,
     COPIES_BYTES_MAX,
     GATHERING_BYTES_MAX,
+    PAUSE_BYTES,
     QUEUES_MAX,
     SEQUENCE_BLOCK,
     SEQUENCE_RESERVE,
@@ -68,8 +75,9 @@ from truenext.limits import (
 )
 from truenext.message import Message
 from truenext.policy import Expired, Policies, StoreAndDispatch, WhenFull
-from truenext.record import split_lane_key
+from truenext.record import DUE_TIMERS, split_lane_key
 from truenext.room import Room
+from truenext.schedule import Schedule
 
 
 class Effects(NamedTuple):
@@ -82,8 +90,8 @@ class Effects(NamedTuple):
     """What is to be read from the store; `page_read` takes it."""
     showings: list[Showing]
     """What browsers are shown."""
-    timer_read: TimerRead | None = None
-    """A page of timers that is to be read; `timers_read` takes it."""
+    timer_reads: list[TimerRead]
+    """Pages of timers that are to be read; `timers_read` takes them."""
 
 
 class Engine:
@@ -127,10 +135,17 @@ class Engine:
         """Those that the store may know."""
         self._queue_number = 0
         self._producers = Producers()
-        self._timers = Timers()
+        self._timers = Timers(end=DUE_TIMERS)
         self._expiry = Expiry(
             self._timers, self._paging, lane_of=self._lane_of, is_held=self._is_held, expire=self._expire_and_touch
         )
+        self._scheduler = Scheduler(
+            self._paging,
+            take_number=self._take_sequence,
+            new_queue_number=self._new_queue_number,
+            send=self._send_scheduled,
+        )
+        self._selections = Selections(self.memory, self._paging, self.delays)
         self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
         self._consumer_number = 0
         self._acknowledgements = 0
@@ -153,13 +168,16 @@ class Engine:
         """By the batch they wait for."""
         self._waiting_queues: dict[int, dict[Queue, None]] = {}
         """By the batch that makes messages visible in them."""
-        self._redriven_in = 0
-        """The last batch that moved dead letters back."""
+        self._bulk_in = 0
+        """The last batch that moved or removed messages because somebody asked for it."""
 
     # ---- Start and stop ----
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a queue that the store knows."""
+        if name.startswith(HIDDEN_PREFIX):
+            self._queue_number = max(self._queue_number, number)
+            return self._scheduler.restore_queue(number, name)
         queue = self._new_queue(stored_queue(name.removeprefix(ENDED_PREFIX)), number)
         if name.startswith(ENDED_PREFIX):
             self._endings.add(queue, name, 0)
@@ -179,6 +197,9 @@ class Engine:
         lane.horizon = 0
         lane.unread = count
 
+    def restore_pause(self, queue: Queue) -> None:
+        queue.is_paused = True
+
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         self._producers.restore(states)
 
@@ -192,9 +213,14 @@ class Engine:
     def start(self, *, after_clean_stop: bool = True) -> None:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
         self._account.started(after_clean_stop=after_clean_stop)
+        for name in self._scheduler.names():
+            if name and name not in self._queues:
+                self._make_queue(Destination(Kind.QUEUE, name))
         for queue in chain(self._queues.values(), self._endings.queues()):
             if count := queue.waiting():
                 self._account.recovered(queue, count)
+            if queue.is_paused:
+                self._account.paused(queue)
         self._batch.clean_stop = False
         self._batch.redelivered_below = self._redelivered_below
         self._request_sequences()
@@ -204,6 +230,7 @@ class Engine:
         """Take back, without an attempt, what anybody holds; nobody is served from here on, and nothing expires."""
         self._expiry.stop()
         self._endings.stop()
+        self._scheduler.stop()
         for session in list(self._sessions.values()):
             self.disconnect(session, is_clean=True)
 
@@ -262,8 +289,10 @@ class Engine:
         return (
             bool(self._touched or self._answers)
             or self._browsing.has_work
+            or self._selections.has_work
             or self._expiry.is_due(self.now_ms, self._batch)
             or self._endings.is_due(self._committed, self._batch)
+            or self._scheduler.is_due(self.now_ms, self._committed, self._batch, self.room)
         )
 
     @property
@@ -271,9 +300,8 @@ class Engine:
         """When a turn is needed though nothing else happens, in milliseconds since the epoch; None if never, or if that
         is known only when something else has happened.
         """
-        due_ms = self._timers.next_due_ms
-        if due_ms is not None and due_ms <= self.now_ms:
-            due_ms = None
+        times = (self._timers.next_due_ms, self._scheduler.next_due_ms)
+        due_ms = min((each for each in times if each is not None and each > self.now_ms), default=None)
         if self.delays.next_us is not None:
             delayed_ms = self.now_ms + max(0, -(-(self.delays.next_us - self.delays.now_us) // 1000))
             due_ms = min(due_ms or delayed_ms, delayed_ms)
@@ -379,7 +407,12 @@ class Engine:
         if send.producer is not None and self._is_repeat(session, send.producer, send.number):
             return
         self._admit(session, send)
-        if send.destination.is_spread:
+        if send.schedule is not None:
+            # Whatever can be refused is refused now.
+            self._queues_for(send)
+            is_stored = send.message.persistent
+            self._schedule(send.destination, send.message, send.schedule)
+        elif send.destination.is_spread:
             is_stored = self._spread(send)
         else:
             is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
@@ -398,12 +431,18 @@ class Engine:
         """
         session.check_subscription(subscribe.subscription, subscribe.destination)
         destination = subscribe.destination
+        selector = subscribe.selector
+        text = selector.text if selector is not None else ""
         if subscribe.durable:
-            queue: Queue | None = self._durable_subscription(session, subscribe.durable, destination)
+            queue: Queue | None = self._durable_subscription(session, subscribe.durable, destination, text)
         else:
             if destination.kind is Kind.TOPIC or destination.kind is Kind.PATTERN:
                 destination = Destination(
-                    Kind.TEMPORARY, f"/{session.id}//{subscribe.subscription}", session.id, topic=destination.name
+                    Kind.TEMPORARY,
+                    f"/{session.id}//{subscribe.subscription}",
+                    session.id,
+                    topic=destination.name,
+                    selector=text,
                 )
             queue = self._queue(destination)
         assert queue is not None, "the owner of a temporary queue is connected"
@@ -417,6 +456,9 @@ class Engine:
             served_at=self._dispatcher.dispatches,
             now_ms=self.now_ms,
         )
+        if selector is not None and not queue.destination.topic:
+            # What waits in a subscription to a topic is what its selector wants.
+            self._selections.subscribe(consumer, selector)
         self._account.subscribed(consumer)
         session.consumers[subscribe.subscription] = consumer
         queue.consumers.append(consumer)
@@ -456,20 +498,21 @@ class Engine:
             session.temporary_queues.remove(queue)
             self._drop(queue)
 
-    def _durable_subscription(self, session: Session, key: str, destination: Destination) -> Queue:
-        """The one of this name, made now if it is not there, or is to something else."""
+    def _durable_subscription(self, session: Session, key: str, destination: Destination, selector: str) -> Queue:
+        """The one of this name, made now if it is not there, or is to something else or wants something else."""
         if destination.session or destination.kind not in (Kind.TOPIC, Kind.PATTERN):
             raise RemoteProtocolError(f"{destination.address}: durable subscriptions are to topics that last")
         queue = self._durable.get(key)
         if queue is not None and queue.consumers:
             raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}")
-        if queue is not None and queue.destination.topic != destination.name:
+        wanted = durable_subscription(key, destination.name, selector)
+        if queue is not None and queue.destination != wanted:
             self._end(queue)
             queue = None
         if queue is None:
             if len(self._queues) >= QUEUES_MAX:
                 raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
-            queue = self._durable[key] = self._make_queue(durable_subscription(key, destination.name))
+            queue = self._durable[key] = self._make_queue(wanted)
             introduce(self._batch, queue)
             session.batch = self._batch.number
         return queue
@@ -492,6 +535,9 @@ class Engine:
         del self._queues[queue.name], self._numbered[queue.number], self._durable[durable_key_of(queue.destination)]
         self._topics.remove(queue)
         self._touched.pop(queue, None)
+        if queue.is_paused:
+            # Its number may be that of another queue.
+            self._set_paused(queue, is_paused=False)
         recent = [entry for lane in queue.lanes for entry in lane.recent]
         self.memory.leaving -= sum(size_of(entry.message) for entry in recent if entry.message is not None)
         here = [*chain(*queue.lanes), *recent]
@@ -573,13 +619,20 @@ class Engine:
         del session.transactions[commit.transaction]
         self.memory.open -= transaction.size
         is_stored = transaction.acknowledges_stored() or any(
-            send.message.persistent and not all(queue.is_temporary for queue in queues)
+            send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in queues))
             for queues, send in zip(spread, transaction.sends, strict=True)
         )
         batch = self._batch.number if is_stored else 0
+        scheduled: list[tuple[Send, Schedule]] = []
         for queues, send in zip(spread, transaction.sends, strict=True):
+            if send.schedule is not None:
+                scheduled.append((send, send.schedule))
+                continue
             for queue in queues:
                 self._accept(queue, send.message, batch)
+        # Behind the others, whose sequences are one block.
+        for send, schedule in scheduled:
+            self._schedule(send.destination, send.message, schedule)
         for entry in transaction.acknowledged:
             self._acknowledged(entry)
         for entry in transaction.refused:
@@ -594,68 +647,118 @@ class Engine:
         session.transaction(abort.transaction)
         self._abort(session, abort.transaction, has_failed=True)
 
-    # ---- Dead letters ----
+    # ---- Bulk work ----
 
-    def check_redrive(self, asked: redrive.Wanted) -> Queue:
-        """Whether dead letters can be moved: the queue that they are in.
+    def check_bulk(self, asked: bulk.Wanted) -> Queue:
+        """Whether messages can be moved or removed: the queue that they are in.
 
-        Raises: RemoteProtocolError if there is no such dead-letter queue, NoRoomError
+        Raises: RemoteProtocolError if there is no such queue or too many, NoRoomError
         """
         queue = self._queues.get(asked.queue)
-        if queue is None:
+        if queue is None or queue.is_temporary:
             raise RemoteProtocolError(f"there is no queue {asked.queue!r}")
-        if not queue.holds_dead_letters:
+        if isinstance(asked, bulk.Purge):
+            return queue
+        if isinstance(asked, bulk.Redrive) and not queue.holds_dead_letters:
             raise RemoteProtocolError(f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back")
+        if isinstance(asked, bulk.Move) and asked.to not in self._queues and len(self._queues) >= QUEUES_MAX:
+            raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
         if self.room is Room.NONE:
             raise NoRoomError("the broker's disk is as full as it may be: what is moved is written once more")
         return queue
 
-    def read_for_redrive(self, asked: redrive.Wanted) -> Look | None:
-        """What has to be read for a piece of a re-drive, which `redrive` takes; None if nothing is left to move.
+    def read_for_bulk(self, asked: bulk.Wanted) -> bulk.BulkLook | None:
+        """What has to be read for a piece of work, which `do_bulk` takes; None if nothing is left to do.
 
-        Not before the last piece is durable (`can_redrive`).
+        Not before the last piece is durable (`can_do_bulk`), and one at a time.
 
-        Raises: as `check_redrive`
+        Raises: as `check_bulk`
         """
-        look = redrive.read_for(asked, self.check_redrive(asked))
+        look = bulk.read_for(asked, self.check_bulk(asked), self._next_sequence - 1)
         if look is not None:
             look.lane.looks += 1
+            look.lane.is_pinned = True
         return look
 
     @property
-    def can_redrive(self) -> bool:
-        """No page can show any more what was moved."""
-        return self._redriven_in <= self._committed
+    def can_do_bulk(self) -> bool:
+        """No page can show any more what was taken."""
+        return self._bulk_in <= self._committed
 
-    def redrive(self, asked: redrive.Wanted, read: Look, page: PageRead) -> redrive.Redriven:
-        """Move dead letters of a page back to where they came from, all in one batch with their removal."""
-        read.lane.looks -= 1
-        revivals, answer = redrive.revivals(asked, read, page, self._committed, self.now_ms, self._has_ended)
-        if asked.dry_run or not revivals:
+    def do_bulk(self, asked: bulk.Wanted, read: bulk.BulkLook, page: PageRead) -> bulk.Done:
+        """Move or remove messages of a page, all in one batch with what they become."""
+        lane = read.lane
+        lane.looks -= 1
+        lane.is_pinned = False
+        if self._queues.get(lane.queue.name) is not lane.queue:
+            return bulk.refused(read.until, f"{lane.queue.name!r} has ended")
+        here, answer = bulk.take(asked, read, page, self._committed, self.now_ms, self._has_ended)
+        self._paging.let_go_of(lane, self._committed)
+        if asked.dry_run or not here:
             return answer
-        batch = self._redriven_in = self._batch.number
-        self._paging.take_out(read.lane, [revival.entry for revival in revivals], batch)
-        for revival in revivals:
-            name = revival.destination.name
-            # Without asking for QUEUES_MAX, as when they came from there.
-            queue = self._queues.get(name) or self._make_queue(revival.destination)
-            self._account.dead_lettered(revival.entry, queue, self._next_sequence)
-            self._forget(revival.entry)
-            self._accept(queue, revival.message, batch)
+        batch = self._bulk_in = self._batch.number
+        self._paging.take_out(lane, [taken.entry for taken in here], batch)
+        for entry, arrival in here:
+            if arrival is None:
+                self._account.removed(entry)
+                self._forget(entry)
+                continue
+            destination, message = arrival
+            # Without asking for QUEUES_MAX: dead letters came from there, and of a move it was asked.
+            queue = self._queues.get(destination.name) or self._make_queue(destination)
+            self._account.moved(entry, queue, self._next_sequence)
+            self._forget(entry)
+            self._accept(queue, message, batch)
         # It may have held back what stands behind it.
-        self._touched[read.lane.queue] = None
+        self._touched[lane.queue] = None
         return answer
 
     def _has_ended(self, name: str) -> bool:
         """A durable subscription is no more: nobody can make its queue by sending to it."""
         return name.startswith(SUBSCRIPTION_PREFIX) and name not in self._queues
 
+    # ---- Pausing ----
+
+    def pause(self, name: str) -> None:
+        """Nothing is dispatched from a queue any more, which is made if it is not there. Durable with the next answer.
+
+        Raises: RemoteProtocolError if there can be no such queue.
+        """
+        queue = self._queues.get(name)
+        if queue is None or queue.is_temporary:
+            queue = self._queue(queue_called(name))
+        assert queue is not None, "it belongs to no connection"
+        self._set_paused(queue, is_paused=True)
+
+    def resume(self, name: str) -> None:
+        """Raises: RemoteProtocolError if there is no such queue."""
+        queue = self._queues.get(name)
+        if queue is None or queue.is_temporary:
+            raise RemoteProtocolError(f"there is no queue {name!r}")
+        self._set_paused(queue, is_paused=False)
+        self._touched[queue] = None
+
+    def _set_paused(self, queue: Queue, *, is_paused: bool) -> None:
+        # Also if it is so already: an answer that it is must not come before that is durable.
+        self._bulk_in = self._batch.number
+        if queue.is_paused == is_paused:
+            return
+        queue.is_paused = is_paused
+        if not queue.is_known_to_store:
+            introduce(self._batch, queue)
+        self._batch.paused[queue.number] = is_paused
+        self._batch.size += PAUSE_BYTES
+        if is_paused:
+            self._account.paused(queue)
+        else:
+            self._account.resumed(queue)
+
     def reply(self, send: Send) -> None:
         """Answer a question once what it made the broker do is durable."""
         queue = self._queue(send.destination)
         if queue is not None:
-            is_durable = self._redriven_in <= self._committed
-            self._accept(queue, send.message, 0 if is_durable else self._redriven_in)
+            is_durable = self._bulk_in <= self._committed
+            self._accept(queue, send.message, 0 if is_durable else self._bulk_in)
 
     # ---- Turns and batches ----
 
@@ -669,18 +772,28 @@ class Engine:
         if self._requested_limit - self._next_sequence < SEQUENCE_BLOCK // 2:
             self._request_sequences()
         self._expiry.step(self.now_ms, self._committed, self._batch)
+        self._scheduler.step(self.now_ms, self._committed, self._batch, self.room)
+        self._is_awaited |= self._scheduler.awaits(self.now_ms, self._batch)
         deliveries: Deliveries = {}
         for entry in self.delays.take_due():
             self._end_delay(entry)
+        looks: list[Look] = []
+        if (scanned := self._selections.step()) is not None:
+            self._touched[scanned[0]] = None
+            if scanned[1] is not None:
+                looks.append(scanned[1])
         if self._touched:
             touched, self._touched = self._touched, {}
             for queue in touched:
+                if queue.is_paused:
+                    continue
                 lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
                 if lane is not None:
                     self._paging.ask(lane)
-        reads = self._paging.take_reads()
-        looks: list[Look] = self._expiry.wanted()
-        looks += self._endings.wanted(self._committed, self._batch)
+                if queue.selecting is not None:
+                    self._selections.go_on(queue.selecting)
+        reads = [*self._paging.take_reads(), *looks]
+        looks = self._expiry.wanted() + self._scheduler.wanted() + self._endings.wanted(self._committed, self._batch)
         showings: list[Showing] = []
         if self._browsing.has_work:
             showings, pages = self._browsing.turn(self._committed, self.now_ms)
@@ -688,7 +801,8 @@ class Engine:
         for look in looks:
             look.lane.looks += 1
         reads += looks
-        return Effects(self.take_answers(), deliveries, reads, showings, self._timers.wanted())
+        timer_reads = [read for read in (self._timers.wanted(), self._scheduler.timers.wanted()) if read is not None]
+        return Effects(self.take_answers(), deliveries, reads, showings, timer_reads)
 
     def page_read(self, read: Read, page: PageRead) -> None:
         """What a turn wanted to be read is there.
@@ -697,6 +811,10 @@ class Engine:
         """
         if isinstance(read, BrowseRead):
             read.lane.looks -= 1
+            queue = read.lane.queue
+            if self._queues.get(queue.name) is not queue:
+                # A durable subscription, which has ended with all that the page shows.
+                page.found, page.is_end = [], True
             self._browsing.page_read(read, page)
             return
         if isinstance(read, EndingRead):
@@ -711,7 +829,19 @@ class Engine:
             read.lane.looks -= 1
             self._expiry.page_read(read, page, self.now_ms, self._committed, self._batch)
             return
-        failed = self._paging.page_read(read, page, self._committed, self.now_ms)
+        if isinstance(read, DueLook):
+            read.lane.looks -= 1
+            self._scheduler.page_read(read, page, self.now_ms, self._committed, self._batch)
+            return
+        if isinstance(read, BodyRead):
+            for entry in self._paging.body_read(read, page):
+                self._dead_letter(entry, entry.message)
+            self._touched[read.lane.queue] = None
+            return
+        if isinstance(read, ScanRead):
+            failed = self._selections.page_read(read, page, self._committed, self.now_ms)
+        else:
+            failed = self._paging.page_read(read, page, self._committed, self.now_ms)
         for entry in self._paging.take_waiting():
             self._account.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
         for entry in failed:
@@ -722,6 +852,7 @@ class Engine:
     def timers_read(self, read: TimerRead, page: TimersRead) -> None:
         """The timers that a turn wanted are there."""
         self._timers.page_read(read, page)
+        self._scheduler.timers.page_read(read, page)
 
     def relieve(self) -> list[Session]:
         """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
@@ -764,7 +895,11 @@ class Engine:
             failed.sort(key=attrgetter("sequence"))
             self._paging.take_out(lane, failed, self._batch.number)
             for entry in failed:
-                self._dead_letter(entry, entry.message)
+                if entry.message is None:
+                    # Its mark says that it has failed so often.
+                    self._paging.doom(entry)
+                else:
+                    self._dead_letter(entry, entry.message)
 
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
@@ -786,6 +921,7 @@ class Engine:
         self._paging.let_go(batch.number)
         self._timers.let_go(batch.number)
         self._expiry.committed()
+        self._scheduler.committed(batch.number)
         self._touched.update(self._waiting_queues.pop(batch.number, {}))
         if self._early_pages:
             pages, self._early_pages = self._early_pages, []
@@ -834,6 +970,8 @@ class Engine:
         if message.persistent and not queue.is_temporary:
             put(self._batch, entry)
         self._paging.add(entry, message, self._batch)
+        if queue.selecting is not None:
+            queue.selecting.arrived(entry)
         if message.expires_ms and not queue.is_temporary:
             self._expiry.accepted(entry.lane, sequence, message.expires_ms, self._batch)
         account = self._account
@@ -863,18 +1001,16 @@ class Engine:
         return is_stored
 
     def _queues_for(self, send: Send) -> list[Queue]:
-        """Each once; none for those that went with their connections, or for a topic without subscriptions."""
+        """Each once; none for those that went with their connections, or for a topic without subscriptions.
+
+        Raises: RemoteProtocolError if they are too many, or too much would have to be written
+        """
         destination = send.destination
         if not destination.is_spread:
             queue = self._queue(destination)
             return [] if queue is None else [queue]
-        queues: dict[Queue, None] = {}
-        for part in destination.parts or (destination,):
-            if part.kind is Kind.TOPIC:
-                queues.update(dict.fromkeys(self._topics.queues_of(part.name)))
-            elif (queue := self._queue(part)) is not None:
-                queues[queue] = None
         message = send.message
+        queues = self._queues_of_parts(destination, message, self._queue)
         if message.persistent:
             size = (len(message.header) + len(message.body)) * sum(not queue.is_temporary for queue in queues)
             if size > COPIES_BYTES_MAX and len(queues) > 1:
@@ -882,7 +1018,59 @@ class Engine:
                     f"{size} bytes would have to be written, once for each queue and durable subscription; "
                     f"at most {COPIES_BYTES_MAX} for one message"
                 )
+        return queues
+
+    def _queues_of_parts(
+        self, destination: Destination, message: Message, queue_of: Callable[[Destination], Queue | None]
+    ) -> list[Queue]:
+        """Where the copies of a message stand that is sent to a topic, or to several destinations."""
+        queues: dict[Queue, None] = {}
+        # A selector may ask for it.
+        message.arrived_ms = self.now_ms
+        for part in destination.parts or (destination,):
+            if part.kind is Kind.TOPIC:
+                queues.update(dict.fromkeys(self._topics.queues_of(part.name, message)))
+            elif (queue := queue_of(part)) is not None:
+                queues[queue] = None
         return list(queues)
+
+    def scheduled(self, name: str) -> int:
+        """Scheduled sends that wait for a queue; of the name "", those that wait for what is not one queue."""
+        return self._scheduler.count(name)
+
+    def _schedule(self, destination: Destination, message: Message, schedule: Schedule) -> None:
+        name = destination.name
+        if destination.is_spread:
+            name, schedule = "", replace(schedule, to=destination.address)
+        self._scheduler.accept(name, message, schedule, self.now_ms, self._batch)
+        self._is_awaited |= message.persistent
+
+    def _send_scheduled(self, name: str, to: str, message: Message) -> None:
+        """Accept what is due, in the queue of this name, or everywhere that the address `to` stands for now."""
+        if to:
+            queues = self._queues_of_parts(parse(to, ""), message, self._existing_queue)
+        else:
+            queues = [self._existing_queue(Destination(Kind.QUEUE, name))]
+        for queue in queues:
+            self._accept(queue, message, self._batch.number)
+
+    def _existing_queue(self, destination: Destination) -> Queue:
+        """Without asking for QUEUES_MAX, as it was there once."""
+        return self._queues.get(destination.name) or self._make_queue(destination)
+
+    def _take_sequence(self) -> int:
+        """The next one, for what is durable with the gathering batch at the earliest."""
+        sequence = self._next_sequence
+        self._next_sequence = sequence + 1
+        if sequence >= self._requested_limit:
+            self._request_sequences()
+        return sequence
+
+    def _new_queue_number(self) -> int:
+        if self._endings.free_numbers:
+            return self._endings.free_numbers.pop()
+        self._queue_number += 1
+        return self._queue_number
 
     def _fail(self, entry: Entry, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
@@ -925,6 +1113,8 @@ class Engine:
             lane.delayed[entry.sequence] = entry
         else:
             lane.give_back(entry)
+            if queue.selecting is not None:
+                queue.selecting.came_back(entry)
         self._paging.came_back(entry)
         self._touched[queue] = None
 
@@ -954,6 +1144,8 @@ class Engine:
         if lane.delayed.get(entry.sequence) is entry:
             del lane.delayed[entry.sequence]
             lane.give_back(entry)
+            if queue.selecting is not None:
+                queue.selecting.came_back(entry)
             self._account.due(entry)
         elif entry.message is not None or lane.bodiless.get(entry.sequence) is entry:
             # It held the others back, and has not left memory wholly meanwhile.
@@ -966,6 +1158,8 @@ class Engine:
         queue = consumer.queue
         queue.consumers.remove(consumer)
         queue.choose_owner()
+        if consumer.scan is not None:
+            self._selections.leave(consumer)
         for entry in consumer.held.values():
             self._give_back(entry, has_failed=has_begun)
             has_begun = False
@@ -1053,6 +1247,8 @@ class Engine:
     def _forget(self, entry: Entry) -> bool:
         """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
         self._paging.went(entry)
+        if entry.lane.aside is not None:
+            self._paging.forgot_stray(entry, self._batch.number)
         if entry.stored is None:
             return False
         remove(self._batch, entry)
@@ -1081,10 +1277,7 @@ class Engine:
         number = 0
         if destination.kind is Kind.QUEUE:
             # The store never hears of the others.
-            if self._endings.free_numbers:
-                number = self._endings.free_numbers.pop()
-            else:
-                number = self._queue_number = self._queue_number + 1
+            number = self._new_queue_number()
         queue = self._new_queue(destination, number)
         self._queues[destination.name] = queue
         self._topics.add(queue)
@@ -1105,6 +1298,7 @@ class Engine:
         del self._queues[queue.name]
         if queue.destination.topic:
             self._topics.remove(queue)
+        self._selections.drop(queue)
         self._touched.pop(queue, None)
         for lane in queue.lanes:
             for entry in lane:

@@ -40,7 +40,7 @@ AGAIN_MS = 60_000
 STEP_MAX = 1000
 """Expired messages, about, that one step takes out of memory."""
 
-DUE_MAX = 2**64 - ROUND_MS
+DUE_MAX = (2**63 - 1) // ROUND_MS * ROUND_MS
 
 BLOCK = 1 << BLOCK_BITS
 
@@ -48,13 +48,21 @@ BLOCK = 1 << BLOCK_BITS
 class BlockLook(Look):
     """A page of a block that was due."""
 
-    __slots__ = ("timer", "until")
+    __slots__ = ("again_ms", "is_early", "timer", "until")
 
-    def __init__(self, lane: Lane, after_sequence: int, until: int, timer: bytes) -> None:
+    def __init__(
+        self, lane: Lane, after_sequence: int, until: int, timer: bytes, again_ms: int, *, is_early: bool
+    ) -> None:
         super().__init__(lane, after_sequence, lane.queue.policy.page_size, PAGE_BYTES)
         self.until = until
         """The first sequence that is not in the block."""
         self.timer = timer
+        self.again_ms = again_ms
+        """When it is to be looked at again, for somebody had something of it when it was due; 0 is never. It may come
+        back behind what was looked at."""
+        self.is_early = is_early
+        """Something of it was over and not visible yet when it was due. Meanwhile it may have become visible, and left
+        memory, without the page showing it."""
 
 
 class Expiry:
@@ -113,12 +121,14 @@ class Expiry:
                 continue
             until = first + BLOCK
             left -= 1 + self._take_from_memory(lane, first, until, now_ms, committed, batch)
+            again_ms = -(-(now_ms + AGAIN_MS) // ROUND_MS) * ROUND_MS if self._is_held(lane, first, until) else 0
+            is_early = _is_early(lane, first, until, now_ms, committed)
             if any(first <= sequence < until for sequence in _bodiless(lane)):
-                self._read(BlockLook(lane, max(first - 1, 0), until, due))
+                self._read(BlockLook(lane, max(first - 1, 0), until, due, again_ms, is_early=is_early))
             elif lane.needs_page and lane.horizon < until - 1:
-                self._read(BlockLook(lane, max(first - 1, lane.horizon), until, due))
+                self._read(BlockLook(lane, max(first - 1, lane.horizon), until, due, again_ms, is_early=is_early))
             else:
-                self._finish(lane, first, due, now_ms, committed, batch)
+                self._finish(lane, due, again_ms, now_ms, committed, batch)
 
     def wanted(self) -> list[Look]:
         """What is to be read from the store; `page_read` takes it."""
@@ -150,22 +160,23 @@ class Expiry:
         self._look = None
         last = page.found[-1].sequence if page.found else WHOLE
         if page.is_end or last >= until - 1:
-            self._finish(lane, first, look.timer, now_ms, committed, batch)
+            if look.is_early and not _is_early(lane, first, until, now_ms, committed):
+                self._timers.put_back(look.timer)
+            else:
+                self._finish(lane, look.timer, look.again_ms, now_ms, committed, batch)
         else:
-            self._read(BlockLook(lane, last, until, look.timer))
+            self._read(BlockLook(lane, last, until, look.timer, look.again_ms, is_early=look.is_early))
 
     def _read(self, look: BlockLook) -> None:
         self._look = look
         self._is_wanted = True
 
-    def _finish(self, lane: Lane, first: int, due: bytes, now_ms: int, committed: int, batch: Batch) -> None:
-        until = first + BLOCK
-        in_memory = [*_block(lane, first, until), *(one for one in lane.recent if first <= one.sequence < until)]
-        if any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory):
+    def _finish(self, lane: Lane, due: bytes, again_ms: int, now_ms: int, committed: int, batch: Batch) -> None:
+        _, _, first = split_timer(due)
+        if _is_early(lane, first, first + BLOCK, now_ms, committed):
             self._waiting.append(due)
             return
-        if self._is_held(lane, first, until):
-            again_ms = -(-(now_ms + AGAIN_MS) // ROUND_MS) * ROUND_MS
+        if again_ms:
             self._timers.set(timer(again_ms, lane.key, first), batch)
         self._timers.clear(due, batch)
 
@@ -179,7 +190,7 @@ class Expiry:
 
         waiting = [
             *_block(lane, first, until),
-            *(one for _, one in lane.returned),
+            *lane.again(),
             *lane.delayed.values(),
             *lane.recent,
         ]
@@ -190,7 +201,7 @@ class Expiry:
     def _entry_of(self, lane: Lane, found: Found) -> list[Entry]:
         """Of a message that only the store has; none of what is in memory, held, or gone already."""
         assert found.message is not None, "it is known to be over"
-        if found.sequence > lane.horizon:
+        if found.sequence > lane.horizon and (lane.aside is None or found.sequence not in lane.aside.strays):
             return [self._paging.entry(lane, found, found.message)]
         entry = lane.delayed.get(found.sequence) or lane.bodiless.get(found.sequence)
         if entry is None or entry.message is not None or self._paging.is_doomed(entry):
@@ -227,7 +238,16 @@ def _block(lane: Lane, first: int, until: int) -> list[Entry]:
     while at < len(arrived) and arrived[at].sequence < until:
         found.append(arrived[at])
         at += 1
+    if lane.aside is not None:
+        return [entry for entry in found if entry.sequence not in lane.aside.tombs]
     return found
+
+
+def _is_early(lane: Lane, first: int, until: int, now_ms: int, committed: int) -> bool:
+    """Something of a block is over, and not visible yet."""
+    others = (*lane.recent, *lane.again()) if lane.aside is not None else lane.recent
+    in_memory = [*_block(lane, first, until), *(one for one in others if first <= one.sequence < until)]
+    return any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory)
 
 
 def _bodiless(lane: Lane) -> list[int]:

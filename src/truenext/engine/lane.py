@@ -27,6 +27,7 @@ from truenext.message import Message
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from truenext.engine.aside import Aside
     from truenext.engine.paging import Read
     from truenext.engine.queue import Queue
 
@@ -53,15 +54,21 @@ class Entry(msgspec.Struct, gc=False):
     """The store has a mark for it (batch.Mark)."""
     due_us: int = 0
     """If not 0: it failed, and waits until then for its next try; see delays.py."""
+    is_taken: bool = False
+    """It stands in its lane no more; only kept while its queue is served by selectors."""
+    is_again: bool = False
+    """It is not in `Lane.arrived`: it was given back, or stays known while its body may leave."""
 
 
 class Lane:
     __slots__ = (
         "arrived",
+        "aside",
         "bodiless",
         "delayed",
         "horizon",
         "horizon_min",
+        "is_pinned",
         "key",
         "looks",
         "queue",
@@ -97,21 +104,40 @@ class Lane:
         """Those of them whose write is under way, or was when the page was asked for that is being read; in order."""
         self.reading: Read | None = None
         """The page that is being read."""
+        self.is_pinned = False
+        """Nothing leaves memory: a page is being read, and is laid beside what is there."""
         self.looks = 0
         """Other pages of it that are being read, and are nobody's next ones."""
+        self.aside: Aside | None = None
+        """What was taken out of its turn; only where there are, or were, consumers with selectors."""
         self.taken_out: dict[int, int] = {}
         """Messages that have left out of their turn, by sequence, and the batch that removes them: pages may still show
         them."""
 
     def __len__(self) -> int:
-        return len(self.arrived) + len(self.returned) + len(self.delayed) + self.unread
+        length = len(self.arrived) + len(self.returned) + len(self.delayed) + self.unread
+        aside = self.aside
+        return length if aside is None else length + len(aside.plucked) - len(aside.tombs) - len(aside.lifted)
 
     def __iter__(self) -> Iterator[Entry]:
         """Those in memory, in no particular order."""
-        yield from self.arrived
-        for _, entry in self.returned:
-            yield entry
+        aside = self.aside
+        if aside is None:
+            yield from self.arrived
+        else:
+            yield from (entry for entry in self.arrived if entry.sequence not in aside.tombs)
+        yield from self.again()
         yield from self.delayed.values()
+
+    def again(self) -> Iterator[Entry]:
+        """Those in memory that wait and have not just arrived, in no particular order: they may lose their bodies."""
+        aside = self.aside
+        if aside is None:
+            for _, entry in self.returned:
+                yield entry
+        else:
+            yield from (entry for sequence, entry in self.returned if sequence not in aside.lifted)
+            yield from aside.plucked.values()
 
     def head(self) -> Entry | None:
         """The earliest message in memory, ready or not."""
@@ -124,17 +150,35 @@ class Lane:
         """Take the head out."""
         arrived, returned = self.arrived, self.returned
         if returned and (not arrived or returned[0][0] < arrived[0].sequence):
-            return heappop(returned)[1]
-        return arrived.popleft()
+            entry = heappop(returned)[1]
+        else:
+            entry = arrived.popleft()
+        if self.aside is not None:
+            self._strip()
+        return entry
 
     def give_back(self, entry: Entry) -> None:
         """Put a message that was dispatched at its place again."""
-        heappush(self.returned, (entry.sequence, entry))
+        sequence = entry.sequence
+        entry.is_taken = False
+        entry.is_again = True
+        aside = self.aside
+        if aside is not None and sequence > self.horizon:
+            aside.plucked[sequence] = entry
+        elif aside is not None and sequence in aside.lifted:
+            aside.lifted.discard(sequence)
+        else:
+            heappush(self.returned, (sequence, entry))
         if entry.message is None:
             self.bodiless[entry.sequence] = entry
 
     def leave_out(self, entry: Entry) -> None:
         """Forget a message that was given back."""
+        entry.is_taken = True
+        if self.aside is not None:
+            self.aside.plucked.pop(entry.sequence, None)
+            self.aside.strays.pop(entry.sequence, None)
+            self.aside.lifted.discard(entry.sequence)
         self.returned = [(sequence, one) for sequence, one in self.returned if one is not entry]
         heapify(self.returned)
 
@@ -144,6 +188,13 @@ class Lane:
         # The store never hears of what it was not told of before this batch.
         self.taken_out.update((one.sequence, batch) for one in entries if one.stored not in (None, batch))
         self._take_from_arrived(gone)
+        aside = self.aside
+        if aside is not None:
+            for entry in entries:
+                entry.is_taken = True
+                aside.plucked.pop(entry.sequence, None)
+            # Who came back stands elsewhere; its empty place went as well.
+            aside.tombs -= gone
         if any(sequence in gone for sequence, _ in self.returned):
             self.returned = [place for place in self.returned if place[0] not in gone]
             heapify(self.returned)
@@ -153,9 +204,10 @@ class Lane:
         recent = [entry for entry in self.recent if entry.sequence in gone]
         if recent:
             self.recent = deque(entry for entry in self.recent if entry.sequence not in gone)
-        self.unread -= sum(sequence > self.horizon for sequence in gone)
-        if not self.unread:
-            self.horizon = WHOLE
+        self.unread -= sum(
+            sequence > self.horizon and (aside is None or sequence not in aside.strays) for sequence in gone
+        )
+        self.end_horizon()
         return recent
 
     def _take_from_arrived(self, gone: set[int]) -> None:
@@ -185,6 +237,74 @@ class Lane:
         self.arrived.clear()
         self.returned.clear()
         self.delayed.clear()
+        self.aside = None
+
+    # ---- Out of turn ----
+
+    def lift(self, entry: Entry) -> None:
+        """Take a message out that waits in memory, wherever it stands."""
+        aside = self.aside
+        assert aside is not None, "somebody has a selector"
+        entry.is_taken = True
+        if entry is self.head():
+            self.pop()
+            return
+        sequence = entry.sequence
+        if aside.plucked.pop(sequence, None) is None:
+            (aside.lifted if entry.is_again else aside.tombs).add(sequence)
+            self._strip()
+        aside.strays[sequence] = entry
+        self.bodiless.pop(sequence, None)
+
+    def pluck(self, entry: Entry) -> None:
+        """Have a message in memory that is above the horizon."""
+        assert self.aside is not None, "somebody has a selector"
+        self.aside.strays[entry.sequence] = self.aside.plucked[entry.sequence] = entry
+        entry.is_again = True
+        self.unread -= 1
+
+    def keep_above(self) -> None:
+        """Move the horizon below the last message in memory, and have that in memory all the same."""
+        entry = self.lower_horizon()
+        self.pluck(entry)
+
+    def end_horizon(self) -> None:
+        """To be called when messages above the horizon have left: if there are none it is nowhere."""
+        if not self.unread:
+            if self.aside is not None and self.horizon != WHOLE:
+                self.aside.rises += 1
+            self.horizon = WHOLE
+        if self.aside is not None:
+            self._strip()
+            self.stand_again()
+
+    def stand_again(self) -> None:
+        """The horizon has moved: what was taken out of its turn and waits stands on its other side."""
+        aside = self.aside
+        assert aside is not None, "somebody has a selector"
+        if aside.plucked and min(aside.plucked) <= self.horizon:
+            for sequence in [sequence for sequence in aside.plucked if sequence <= self.horizon]:
+                entry = aside.plucked.pop(sequence)
+                heappush(self.returned, (sequence, entry))
+        if self.horizon != WHOLE and any(sequence > self.horizon for sequence, _ in self.returned):
+            above = [place for place in self.returned if place[0] > self.horizon]
+            aside.plucked.update(place for place in above if place[0] not in aside.lifted)
+            aside.lifted.difference_update(sequence for sequence, _ in above)
+            self.returned = [place for place in self.returned if place[0] <= self.horizon]
+            heapify(self.returned)
+
+    def _strip(self) -> None:
+        """Let both ends of what is in memory be no empty places."""
+        aside = self.aside
+        assert aside is not None, "somebody has a selector"
+        tombs, lifted = aside.tombs, aside.lifted
+        arrived, returned = self.arrived, self.returned
+        while tombs and arrived and arrived[0].sequence in tombs:
+            tombs.discard(arrived.popleft().sequence)
+        while tombs and arrived and arrived[-1].sequence in tombs:
+            tombs.discard(arrived.pop().sequence)
+        while lifted and returned and returned[0][0] in lifted:
+            lifted.discard(heappop(returned)[0])
 
     # ---- The horizon ----
 
@@ -196,8 +316,12 @@ class Lane:
     def fix_horizon(self) -> None:
         """What is in memory stays known there; its bodies can leave."""
         for entry in self.arrived:
-            heappush(self.returned, (entry.sequence, entry))
+            if self.aside is None or entry.sequence not in self.aside.tombs:
+                entry.is_again = True
+                heappush(self.returned, (entry.sequence, entry))
         self.arrived.clear()
+        if self.aside is not None:
+            self.aside.tombs.clear()
 
     def lower_horizon(self) -> Entry:
         """Move the last message in memory above the horizon; whoever asked for a page must ask again."""
@@ -205,6 +329,8 @@ class Lane:
         self.horizon = entry.sequence - 1
         self.unread += 1
         self.reading = None
+        if self.aside is not None:
+            self._strip()
         return entry
 
     def take_in_recent(self) -> None:
@@ -212,7 +338,7 @@ class Lane:
         self.arrived.extend(self.recent)
         self.recent.clear()
         self.unread = 0
-        self.horizon = WHOLE
+        self.end_horizon()
         self.reading = None
 
     def take_in(self, page: list[Entry], left_out: int, up_to: int, as_of: int) -> tuple[list[Entry], list[Entry]]:
@@ -230,11 +356,14 @@ class Lane:
         self.arrived.extend(merge(page, not_in_page, key=attrgetter("sequence")) if not_in_page else page)
         self.unread -= len(page) + len(not_in_page) + left_out
         self.horizon = up_to
+        if self.aside is not None:
+            self.aside.rises += 1
+            self.end_horizon()
         return in_page, not_in_page
 
     def let_go(self, committed: int) -> list[Entry]:
         """What no longer has to be in memory, now that this batch is durable; not while a page is being read."""
-        if self.reading is not None:
+        if self.reading is not None or self.is_pinned or (self.aside is not None and self.aside.scanning):
             # It may have been read before the batch was written.
             return []
         gone = [entry for entry in self.recent if _is_stored(entry, committed)]

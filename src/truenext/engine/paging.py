@@ -62,6 +62,16 @@ class Look(Read):
     """A page that is nobody's next page: what is on it stays where it is, as far as the lane is concerned."""
 
 
+class BodyRead(Look):
+    """A message that was taken out of its turn and has left memory; what follows it may come as well."""
+
+    __slots__ = ("entry",)
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(entry.lane, entry.sequence - 1, PAGE_SIZE_SHORT, PAGE_BYTES_SHORT)
+        self.entry = entry
+
+
 class Found(msgspec.Struct, gc=False):
     """One message of a page."""
 
@@ -223,10 +233,50 @@ class Paging:
     def take_reads(self) -> list[Read]:
         """What is to be read from the store."""
         for entry in self._doomed:
-            if entry.lane.reading is None:
+            if entry.lane.aside is not None and entry.sequence in entry.lane.aside.strays:
+                self.ask_body(entry)
+            elif entry.lane.reading is None:
                 self._read(entry.lane, entry.sequence - 1, 1, PAGE_BYTES)
         reads, self._reads = self._reads, []
         return reads
+
+    def ask_body(self, entry: Entry) -> None:
+        """Somebody waits for this one, out of its turn."""
+        lane = entry.lane
+        assert lane.aside is not None, "it was taken out of its turn, or may be"
+        if entry.sequence not in lane.aside.embodying:
+            lane.aside.embodying.add(entry.sequence)
+            lane.looks += 1
+            self._reads.append(BodyRead(entry))
+
+    def body_read(self, read: BodyRead, page: PageRead) -> list[Entry]:
+        """Returns those messages of the page that failed too often: they stand in no lane any more.
+
+        Raises: StoreError if the store has lost the message
+        """
+        lane, wanted = read.lane, read.entry
+        lane.looks -= 1
+        if lane.aside is not None:
+            lane.aside.embodying.discard(wanted.sequence)
+        failed: list[Entry] = []
+        is_there = lane.bodiless.get(wanted.sequence) is not wanted
+        for found in page.found:
+            entry = lane.bodiless.pop(found.sequence, None)
+            if entry is not None:
+                is_there |= entry is wanted
+                if self._embody(entry, found.message) and entry.message is not None:
+                    failed.append(entry)
+        if not is_there:
+            raise damage(lane, "a message is not there any more")
+        return failed
+
+    def forgot_stray(self, entry: Entry, batch: int) -> None:
+        """A message that was taken out of its turn is done with; `batch` removes it."""
+        lane = entry.lane
+        assert lane.aside is not None, "somebody had a selector"
+        if lane.aside.strays.pop(entry.sequence, None) is not None and entry.stored not in (None, batch):
+            lane.taken_out[entry.sequence] = batch
+            self._with_taken_out[lane] = None
 
     def _read(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
         lane.reading = Read(lane, after_sequence, limit, size_max)
@@ -256,7 +306,11 @@ class Paging:
                 was_doomed = self._embody(entry, found.message)
                 if was_doomed and entry.message is not None:
                     failed.append(entry)
-            elif found.sequence > lane.horizon and found.sequence not in lane.taken_out:
+            elif (
+                found.sequence > lane.horizon
+                and found.sequence not in lane.taken_out
+                and (lane.aside is None or found.sequence not in lane.aside.strays)
+            ):
                 if found.message is None:
                     left_out += 1
                     continue
@@ -272,17 +326,33 @@ class Paging:
                     fresh.append(entry)
                     if entry.due_us:
                         self._waiting.append(entry)
-        if any(read.after_sequence < sequence <= up_to for sequence in lane.bodiless):
+        strays = {} if lane.aside is None else lane.aside.strays
+        # Strays may have been written later than the page shows.
+        if any(read.after_sequence < sequence <= up_to and sequence not in strays for sequence in lane.bodiless):
             raise damage(lane, "a message is not there any more")
         if up_to > lane.horizon:
             self._move_horizon(lane, fresh, left_out, up_to, page.as_of)
-        self._let_go_of(lane, committed)
+        self.let_go_of(lane, committed)
         return failed
 
     def take_waiting(self) -> list[Entry]:
         """Messages of pages since the last call that wait for their next try."""
         waiting, self._waiting = self._waiting, []
         return waiting
+
+    def shows_waiting(self, entry: Entry) -> None:
+        """A message that a page showed waits for its next try."""
+        self._waiting.append(entry)
+
+    def delay_stray(self, entry: Entry) -> None:
+        """The same for one that was plucked, and that others pass meanwhile: it keeps its place, but not its body."""
+        lane = entry.lane
+        assert lane.aside is not None, "it was plucked"
+        del lane.aside.plucked[entry.sequence]
+        entry.is_taken = True
+        self.went(entry)
+        lane.delayed[entry.sequence] = entry
+        self._waiting.append(entry)
 
     def _has_failed(self, entry: Entry) -> bool:
         """It was on its way to the dead-letter queue when the broker ended, or has to go there since."""
@@ -349,13 +419,14 @@ class Paging:
         self._too_large.update(self._still_too_large)
         self._still_too_large.clear()
         for lane in list(self._with_recent):
-            self._let_go_of(lane, committed)
+            self.let_go_of(lane, committed)
         for lane in list(self._with_taken_out):
             lane.forget_taken_out(committed)
             if not lane.taken_out:
                 del self._with_taken_out[lane]
 
-    def _let_go_of(self, lane: Lane, committed: int) -> None:
+    def let_go_of(self, lane: Lane, committed: int) -> None:
+        """The same for one lane, of which no page is being read any more."""
         for entry in lane.let_go(committed):
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.leaving -= size_of(entry.message)
@@ -422,7 +493,7 @@ class Paging:
         for lane in reversed(queue.lanes):
             for entry in lane.delayed.values():
                 needed -= self._disembody(entry, batch, committed)
-            for _, entry in lane.returned:
+            for entry in lane.again():
                 freed = self._disembody(entry, batch, committed)
                 if freed and entry.message is None:
                     lane.bodiless[entry.sequence] = entry
@@ -434,11 +505,17 @@ class Paging:
         """Bytes that left, or will once they are durable."""
         left = 0
         arrived = lane.arrived
+        selecting = lane.queue.selecting
+        if selecting is not None and arrived:
+            selecting.lowering(lane)
         while arrived and left < needed:
             entry = arrived[-1]
             if entry.sequence <= lane.horizon_min:
                 lane.fix_horizon()
                 break
+            if selecting is not None and selecting.has_found(entry):
+                lane.keep_above()
+                continue
             message = entry.message
             assert message is not None, "what has arrived stands in memory as a whole"
             if entry.stored is None:
@@ -447,18 +524,21 @@ class Paging:
                 put(batch, entry)
             lane.lower_horizon()
             left += size_of(message)
-            if entry.batch <= committed and entry.stored is not None and entry.stored <= committed:
+            is_stored = entry.batch <= committed and entry.stored is not None and entry.stored <= committed
+            if is_stored and not lane.is_pinned:
                 self.went(entry)
             else:
                 lane.recent.appendleft(entry)
                 self._memory.leaving += size_of(message)
                 self._with_recent[lane] = None
+        if lane.aside is not None:
+            lane.end_horizon()
         return left
 
     def _disembody(self, entry: Entry, batch: Batch, committed: int) -> int:
         """Leave a message to the store, but not the knowledge of it. Bytes that left, or can once they are durable."""
         message = entry.message
-        if message is None:
+        if message is None or entry.lane.is_pinned:
             return 0
         size = size_of(message)
         if entry.stored is None:

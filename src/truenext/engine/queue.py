@@ -11,6 +11,7 @@ from truenext.record import lane_key
 
 if TYPE_CHECKING:
     from truenext.engine.consumer import Consumer
+    from truenext.engine.selecting import Selecting
     from truenext.message import Message
     from truenext.policy import Policy
 
@@ -21,11 +22,13 @@ class Queue:
         "destination",
         "holds_dead_letters",
         "is_known_to_store",
+        "is_paused",
         "lanes",
         "number",
         "owner",
         "policy",
         "resident",
+        "selecting",
     )
 
     def __init__(
@@ -37,11 +40,15 @@ class Queue:
         """What the store calls it."""
         self.holds_dead_letters = holds_dead_letters
         self.is_known_to_store = False
+        self.is_paused = False
+        """Nothing is dispatched."""
         self.lanes = [Lane(lane_key(number, rank), self) for rank in RANKS]
         """By rank: the first non-empty lane is served first."""
         self.consumers: list[Consumer] = []
         self.owner: Consumer | None = None
         """The only one that gets messages, as long as some are exclusive."""
+        self.selecting: Selecting | None = None
+        """As long as some consumers have selectors."""
         self.resident = 0
         """Bytes of memory that its messages take, waiting or held."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.batch import DUE_NEVER
-from truenext.destination import Destination, Kind, dead_letter_name
+from truenext.destination import SUBSCRIPTION_PREFIX, Destination, Kind, dead_letter_name
 from truenext.envelope import read_header, write_header
 from truenext.limits import DESTINATION_LENGTH_MAX
 from truenext.message import Message
@@ -92,6 +92,19 @@ def dead_letter(
     )
 
 
+def moved(message: Message, destination: Destination) -> tuple[Destination, Message]:
+    """What a message is in the queue that somebody moves it to: what it was."""
+    headers = read_header(message.header)
+    headers["destination"] = destination.address
+    return destination, Message(
+        priority=message.priority,
+        persistent=message.persistent,
+        expires_ms=message.expires_ms,
+        header=write_header(headers),
+        body=message.body,
+    )
+
+
 def revived(letter: Message, now_ms: int) -> tuple[Destination, Message] | None:
     """What a dead letter was, and where; None if it is none.
 
@@ -101,7 +114,9 @@ def revived(letter: Message, now_ms: int) -> tuple[Destination, Message] | None:
     headers = read_header(letter.header)
     address = headers.get(DESTINATION, "")
     name = address.removeprefix("/queue/")
-    if name == address or not 0 < len(name) <= DESTINATION_LENGTH_MAX:
+    if name == address or not name:
+        return None
+    if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
         return None
     expires = headers.get(_EXPIRES, "0")
     expires_ms = int(expires) if expires.isascii() and expires.isdigit() and len(expires) < 20 else 0

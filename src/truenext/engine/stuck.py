@@ -7,8 +7,10 @@ socket is full) is not looked at, for it is what may be wrong.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from enum import Enum
-from itertools import chain
+from heapq import merge
+from itertools import chain, islice, takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -21,8 +23,14 @@ if TYPE_CHECKING:
 
     from truenext.engine.consumer import Consumer
     from truenext.engine.engine import Engine
-    from truenext.engine.lane import Lane
+    from truenext.engine.lane import Entry, Lane
     from truenext.engine.queue import Queue
+    from truenext.selector import Selector
+
+_sequence = attrgetter("sequence")
+
+WANTED_MAX = 2000
+"""Messages of a queue that are compared with selectors at one look; the next one goes on behind them."""
 
 STUCK_MS = 5000
 """Milliseconds after which what should never be is said aloud."""
@@ -35,6 +43,7 @@ class StuckAudit:
         self._since: dict[Queue, int] = {}
         """When it was first seen so, in milliseconds, for each queue that was so at every look since."""
         self._said: set[Queue] = set()
+        self._selective: dict[Queue, _Selective] = {}
 
     def look(self, engine: Engine, read_lanes: Container[Lane]) -> list[Queue]:
         """To be asked from time to time, right behind a turn; `read_lanes` are those of which a page is being read.
@@ -42,12 +51,21 @@ class StuckAudit:
         Returns the queues that have been so for longer than STUCK_MS by now, each once.
         """
         now_ms = engine.now_ms
-        found = {
-            queue: self._since.get(queue, now_ms)
-            for queue in _with_credit(engine)
-            if _keeps_waiting(queue, engine.last_committed, read_lanes, now_ms, engine.delays.now_us)
-        }
+        with_credit = _with_credit(engine)
+        times = (now_ms, engine.delays.now_us)
+        found: dict[Queue, int] = {}
+        selective: dict[Queue, _Selective] = {}
+        for queue, consumers in with_credit.items():
+            is_stuck = not all(consumer.scan for consumer in consumers) and _keeps_waiting(
+                queue, engine.last_committed, read_lanes, *times
+            )
+            if any(consumer.scan for consumer in consumers):
+                selective[queue] = self._selective.get(queue) or _Selective()
+                is_stuck |= selective[queue].keep_waiting(queue, consumers, engine.last_committed, *times)
+            if is_stuck:
+                found[queue] = self._since.get(queue, now_ms)
         self._since = found
+        self._selective = selective
         too_long = {queue for queue, since_ms in found.items() if now_ms - since_ms > STUCK_MS}
         news = [queue for queue in too_long if queue not in self._said]
         self._said = too_long
@@ -58,8 +76,8 @@ class StuckAudit:
         return [(queue, now_ms - self._since[queue]) for queue in sorted(self._said, key=lambda queue: queue.name)]
 
 
-def _with_credit(engine: Engine) -> set[Queue]:
-    """The queues some consumer of which has credit."""
+def _with_credit(engine: Engine) -> dict[Queue, list[Consumer]]:
+    """The queues some consumer of which has credit, with those that have."""
     sessions = list(engine.sessions())
     mark = max(engine.memory.limit // 4, UNSENT_MARK_MIN)
     unsent_max = 1 if sum(session.unsent_bytes for session in sessions) > mark else UNSENT_BYTES_MAX
@@ -68,13 +86,86 @@ def _with_credit(engine: Engine) -> set[Queue]:
     for consumer in sorted(consumers, key=lambda consumer: (-consumer.priority, consumer.number)):
         if consumer.is_exclusive:
             owners.setdefault(consumer.queue, consumer)
-    return {
-        consumer.queue
-        for consumer in consumers
-        if consumer.session.unsent_bytes < unsent_max
-        and len(consumer.held) < consumer.window
-        and owners.get(consumer.queue, consumer) is consumer
-    }
+    found: dict[Queue, list[Consumer]] = {}
+    for consumer in consumers:
+        if (
+            not consumer.queue.is_paused
+            and consumer.session.unsent_bytes < unsent_max
+            and len(consumer.held) < consumer.window
+            and owners.get(consumer.queue, consumer) is consumer
+        ):
+            found.setdefault(consumer.queue, []).append(consumer)
+    return found
+
+
+class _Selective:
+    """What waits in memory in a queue for consumers with selectors; what nobody's selector wants does not.
+
+    Of the messages that a selector wants one is remembered until it waits no longer. What only the store has is not
+    looked at: whether it is wanted is known when it is read.
+    """
+
+    def __init__(self) -> None:
+        self._suspects: dict[str, Entry] = {}
+        """By selector."""
+        self._after = (0, 0)
+        """Rank and sequence up to which the queue was looked at."""
+
+    def keep_waiting(self, queue: Queue, consumers: list[Consumer], committed: int, now_ms: int, now_us: int) -> bool:
+        """True if one of them could take a message that is ready for him."""
+        selectors = {one.scan.selector.text: one.scan.selector for one in consumers if one.scan is not None}
+        some = self._some(queue)
+        ready: dict[str, Entry] = {}
+        for text, selector in selectors.items():
+            suspect = self._suspects.get(text)
+            known = [] if suspect is None or suspect.is_taken else [suspect]
+            for entry in (*known, *some):
+                message = entry.message
+                if message is None or entry.batch > committed or entry.due_us > now_us:
+                    continue
+                if 0 < message.expires_ms <= now_ms or not selector.matches(message):
+                    continue
+                if not _is_held_back(entry, selector, committed, now_us):
+                    ready[text] = entry
+                    break
+        self._suspects = ready
+        return bool(ready)
+
+    def _some(self, queue: Queue) -> list[Entry]:
+        """What follows where the last look ended."""
+        rank, after_sequence = self._after
+        lane = queue.lanes[rank]
+        at = bisect_right(lane.arrived, after_sequence, key=_sequence)
+        tombs = set() if lane.aside is None else lane.aside.tombs
+        arrived = (entry for entry in islice(lane.arrived, at, None) if entry.sequence not in tombs)
+        others = sorted((one for one in (*lane.again(), *lane.recent) if one.sequence > after_sequence), key=_sequence)
+        some = list(islice(merge(arrived, others, key=_sequence), WANTED_MAX))
+        if len(some) == WANTED_MAX:
+            self._after = (rank, some[-1].sequence)
+            return some
+        self._after = ((rank + 1) % len(queue.lanes), 0)
+        # Most lanes are empty.
+        return some if some or self._after == (0, 0) else self._some(queue)
+
+
+def _is_held_back(entry: Entry, selector: Selector, committed: int, now_us: int) -> bool:
+    """Something before it that is wanted as well is being committed, or waits for its next try."""
+    lane = entry.lane
+    lanes = lane.queue.lanes
+    in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
+    before = [one for one in (*in_flight, *lane.again(), *lane.recent) if one.batch > committed]
+    if _holds(lane.queue):
+        waiting = (one for each in lanes[: lane.rank + 1] for one in each.again() if one.due_us > now_us)
+        before += [one for one in waiting if one.lane is not lane or one.sequence < entry.sequence]
+    return any(
+        one.message is None or selector.matches(one.message)
+        for one in before
+        if one.lane is not lane or one.sequence < entry.sequence
+    )
+
+
+def _holds(queue: Queue) -> bool:
+    return queue.policy.while_waiting is WhileWaiting.HOLD
 
 
 class _Place(Enum):

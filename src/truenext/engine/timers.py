@@ -50,10 +50,12 @@ class TimersRead(NamedTuple):
 class Timers:
     """To begin with, nothing is known but that there may be timers in the store."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, first: bytes = b"", end: bytes = END) -> None:
+        """These are all timers behind `first` and before `end`."""
+        self._end = end
         self._in_memory: list[bytes] = []
         """In order, each once; those that were taken as due are not among them."""
-        self._horizon = b""
+        self._horizon = first
         """Every timer up to here is in memory, or was taken."""
         self._recent: dict[bytes, int] = {}
         """Those that were set and need not be in the store yet, and the batch that sets them."""
@@ -63,6 +65,11 @@ class Timers:
     def next_due_ms(self) -> int | None:
         """Milliseconds since the epoch; None if that is not known, or there are none."""
         return split_timer(self._in_memory[0])[0] if self._in_memory else None
+
+    @property
+    def first(self) -> bytes | None:
+        """None if that is not known, or there are none."""
+        return self._in_memory[0] if self._in_memory else None
 
     def set(self, timer: bytes, batch: Batch) -> None:
         """It is in force at once, and durable with the batch. Costs little if it is set already."""
@@ -86,6 +93,12 @@ class Timers:
         # Whoever sets it from now on wants it to be obeyed again.
         self._recent.pop(timer, None)
         return timer
+
+    def take_first(self, batch: Batch) -> None:
+        """The first one was obeyed, and is gone with the batch."""
+        timer = self._in_memory.pop(0)
+        self._recent.pop(timer, None)
+        self.clear(timer, batch)
 
     def put_back(self, timer: bytes) -> None:
         """It could not be obeyed yet, and is due still."""
@@ -113,9 +126,10 @@ class Timers:
             # Meanwhile the horizon has moved down.
             return
         self._reading = None
-        up_to = END if page.is_end else page.timers[-1]
+        timers = page.timers[: bisect_left(page.timers, self._end)]
+        up_to = END if page.is_end or len(timers) < len(page.timers) else timers[-1]
         recent = {timer for timer in self._recent if self._horizon < timer <= up_to}
-        self._in_memory += sorted(recent.union(page.timers))
+        self._in_memory += sorted(recent.union(timers))
         self._horizon = up_to
         self.let_go(page.as_of)
         if len(self._in_memory) > TIMERS_MAX:

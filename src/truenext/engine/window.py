@@ -93,7 +93,9 @@ class AutoWindow:
 
     def stretch(self, now_ms: int) -> bool:
         """To be called now and then while the window is full; True if it has doubled."""
-        interval_ms = 1 / self._per_ms if self._per_ms else 0
+        # What came since the last look counts, too: after a long silence that saw the first of many.
+        per_ms = max(self._per_ms, self.answered / max(1, now_ms - self._since_ms))
+        interval_ms = 1 / per_ms if per_ms else 0
         if now_ms - self._answered_ms < max(PATIENCE_MS, PATIENCE_INTERVALS * interval_ms):
             return False
         if self.size >= WINDOW_DEFAULT:

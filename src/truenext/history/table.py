@@ -101,8 +101,8 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
         "reason": _coded(code, REASONS, has[Kind.RETURNED] | has[Kind.STARTED]),
         "mode": _coded(code, MODES, has[Kind.SUBSCRIBED]),
         "window": _where(own["window"], has[Kind.SUBSCRIBED] & (own["window"] != NO_WINDOW), pa.int32()),
-        "target_queue": names_of(own["target_queue"], has[Kind.DEAD_LETTERED]),
-        "target_sequence": _where(own["target_sequence"], has[Kind.DEAD_LETTERED], pa.int64()),
+        "target_queue": names_of(own["target_queue"], _any(has, "target_queue")),
+        "target_sequence": _where(own["target_sequence"], _any(has, "target_sequence"), pa.int64()),
         "count": _where(other, has[Kind.RECOVERED], pa.int64()),
     }
     return pa.table([_column(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)

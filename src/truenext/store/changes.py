@@ -45,6 +45,7 @@ class Rest(msgspec.Struct, frozen=True, omit_defaults=True):
     marks: dict[bytes, Mark] = {}
     unmarks: list[bytes] = []
     queues: dict[int, str] = {}
+    paused: dict[int, bool] = {}
     producers: dict[str, tuple[int, int]] = {}
     forgotten_producers: list[str] = []
     timers: list[bytes] = []
@@ -74,7 +75,7 @@ class Changes(msgspec.Struct, gc=False):
         self.count = len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
         rest = self.rest
         if rest is not None:
-            self.count += len(rest.marks) + len(rest.unmarks) + len(rest.queues)
+            self.count += len(rest.marks) + len(rest.unmarks) + len(rest.queues) + len(rest.paused)
             self.count += len(rest.producers) + len(rest.forgotten_producers)
             self.count += len(rest.timers) + len(rest.cleared_timers)
 
@@ -160,6 +161,7 @@ def _rest_of(batch: Batch) -> Rest | None:
         batch.marks
         or batch.unmarks
         or batch.queues
+        or batch.paused
         or batch.producers
         or batch.forgotten_producers
         or batch.timers
@@ -173,6 +175,7 @@ def _rest_of(batch: Batch) -> Rest | None:
         marks=batch.marks,
         unmarks=batch.unmarks,
         queues=batch.queues,
+        paused=batch.paused,
         producers={name: (state.number, state.used_ms) for name, state in batch.producers.items()},
         forgotten_producers=batch.forgotten_producers,
         timers=list(batch.timers),
@@ -185,3 +188,8 @@ def _rest_of(batch: Batch) -> Rest | None:
 
 def producers_of(rest: Rest) -> dict[str, ProducerState]:
     return {name: ProducerState(*state) for name, state in rest.producers.items()}
+
+
+def with_changes(paused: set[int], changes: dict[int, bool]) -> set[int]:
+    """Which queues are paused after what a batch or a segment says."""
+    return {number for number in paused | changes.keys() if changes.get(number, True)}

@@ -20,6 +20,7 @@ The databases in it; numbers are big-endian. If you change anything here, increa
                         "sequence limit"                    ->  u64
                         "redelivered below"                 ->  u64
                         "clean stop"                        ->  u8      0 or 1
+                        "paused"                            ->  queue number u32, of each that is paused, in order
 
 All values but the records carry a checksum, see sealed.py; what meta names is there from the beginning.
 
@@ -42,6 +43,7 @@ import msgspec
 from truenext.batch import NO_MARK, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, TIMER_SIZE, message_key
+from truenext.store.changes import with_changes
 from truenext.store.folder import sync_folder
 from truenext.store.lmdb_file import holds_nothing, metas
 from truenext.store.sealed import DamagedValue, seal, unseal
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 
 DATA_FILE = "data.mdb"
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
@@ -83,6 +85,7 @@ META = (
     b"sequence limit",
     b"redelivered below",
     b"clean stop",
+    b"paused",
 )
 """What meta names."""
 
@@ -262,6 +265,7 @@ class Checkpoint:
                 clean_stop=meta.need(txn, b"clean stop") == CLEAN,
                 sequence_limit=NUMBER.unpack(meta.need(txn, b"sequence limit"))[0],
                 redelivered_below=NUMBER.unpack(meta.need(txn, b"redelivered below"))[0],
+                paused=paused_of(meta.need(txn, b"paused")),
                 queues={QUEUE.unpack(key)[0]: name.decode() for key, name in self._queues.items(txn)},
                 producers=dict(producer_of(value) for _, value in self._producers.items(txn)),
             )
@@ -473,6 +477,9 @@ class Checkpoint:
     def _finish_layer(self, txn: lmdb.Transaction[bytes], layer: Layer) -> None:
         for number, name in layer.queues.items():
             self._queues.put(txn, QUEUE.pack(number), name.encode())
+        if layer.paused:
+            paused = with_changes(paused_of(self._meta.need(txn, b"paused")), layer.paused)
+            self._meta.put(txn, b"paused", b"".join(map(QUEUE.pack, sorted(paused))))
         # Before the producers, as one can be forgotten and come back.
         for name in layer.forgotten_producers:
             self._producers.delete(txn, _producer_key(name))
@@ -520,6 +527,7 @@ def _make(folder: Path, map_size: int) -> None:
             (b"sequence limit", NUMBER.pack(1)),
             (b"redelivered below", NUMBER.pack(0)),
             (b"clean stop", CLEAN),
+            (b"paused", b""),
         ):
             meta.put(txn, name, value)
     new.rename(folder / DATA_FILE)
@@ -554,6 +562,10 @@ def _pages(txn: lmdb.Transaction[bytes], db: lmdb._Database | None) -> int:
 
 def _producer_key(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=16).digest()
+
+
+def paused_of(value: bytes) -> set[int]:
+    return {number for (number,) in QUEUE.iter_unpack(value)}
 
 
 def producer_of(value: bytes) -> tuple[str, ProducerState]:

@@ -144,6 +144,7 @@ def _layer(salvage: Salvage, names: dict[int, str]) -> Layer:
     recovered = salvage.recovered
     layer = Layer(0)
     layer.queues = names
+    layer.paused = dict.fromkeys(recovered.paused, True)
     layer.producers = dict(recovered.producers)
     layer.sequence_limit = max(recovered.sequence_limit, salvage.highest + 1)
     layer.redelivered_below = recovered.redelivered_below

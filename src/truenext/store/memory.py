@@ -19,6 +19,7 @@ from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE, message_key
 from truenext.room import Room
+from truenext.store.changes import with_changes
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 
 
@@ -37,6 +38,7 @@ class MemoryStore:
         and it is needed for pages only, where a sorted list would cost every removal."""
         self._marks: dict[bytes, Mark] = {}
         self._queues: dict[int, str] = {}
+        self._paused: set[int] = set()
         self._producers: dict[str, ProducerState] = {}
         self._timers: list[bytes] = []
         """In order, each once."""
@@ -70,6 +72,7 @@ class MemoryStore:
                 sequence_limit=self._sequence_limit,
                 redelivered_below=self._redelivered_below,
                 queues=dict(self._queues),
+                paused=set(self._paused),
                 counts={lane: len(keys) for lane, keys in self._lanes.items()},
                 producers=dict(sorted(self._producers.items(), key=lambda item: (item[1].used_ms, item[0]))),
             )
@@ -128,6 +131,8 @@ class MemoryStore:
         for number, name in batch.queues.items():
             require(may_be_named(self._queues.get(number), name), "puts a queue that is there already")
 
+        require(batch.paused.keys() <= self._queues.keys() | batch.queues.keys(), "pauses a queue that is not there")
+
         unmarked = set(batch.unmarks)
         for key in batch.marks.keys() - unmarked:
             held = key in put or ((key in self._messages or key in self._transients) and key not in removed)
@@ -149,6 +154,7 @@ class MemoryStore:
         for key in batch.unmarks:
             self._marks.pop(key, None)
         self._queues.update(batch.queues)
+        self._paused = with_changes(self._paused, batch.paused)
         for name in batch.forgotten_producers:
             self._producers.pop(name, None)
         self._producers.update(batch.producers)

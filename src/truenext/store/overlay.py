@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.batch import Mark, ProducerState
 from truenext.record import LANE_KEY_SIZE, message_key, sequence_of
-from truenext.store.changes import BEFORE_RECORD, PUTS_AT, producers_of
+from truenext.store.changes import BEFORE_RECORD, PUTS_AT, producers_of, with_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -94,6 +94,7 @@ class Layer:
         "gone",
         "marks",
         "memory",
+        "paused",
         "producers",
         "queues",
         "records",
@@ -116,6 +117,7 @@ class Layer:
         """Keys that the checkpoint may have and that were removed since, and whether they are transient."""
         self.marks: dict[bytes, Mark] = {}
         self.queues: dict[int, str] = {}
+        self.paused: dict[int, bool] = {}
         self.producers: dict[str, ProducerState] = {}
         self.forgotten_producers: set[str] = set()
         self.timers: dict[bytes, bool] = {}
@@ -344,6 +346,7 @@ class Overlay:
             for one in self.layers:
                 one.marks.pop(key, None)
         layer.queues.update(rest.queues)
+        layer.paused.update(rest.paused)
         for name in rest.forgotten_producers:
             layer.producers.pop(name, None)
             layer.forgotten_producers.add(name)
@@ -454,8 +457,10 @@ def is_gone(key: bytes, layers: tuple[Layer, ...]) -> bool:
 def laid_over(recovered: Recovered, layers: tuple[Layer, ...]) -> Recovered:
     """What the checkpoint says by itself, with what the layers say over it; of messages nothing."""
     queues, producers = dict(recovered.queues), dict(recovered.producers)
+    paused = set(recovered.paused)
     for layer in layers:
         queues.update(layer.queues)
+        paused = with_changes(paused, layer.paused)
         for name in layer.forgotten_producers:
             producers.pop(name, None)
         producers.update(layer.producers)
@@ -466,7 +471,7 @@ def laid_over(recovered: Recovered, layers: tuple[Layer, ...]) -> Recovered:
             clean_stop=recovered.clean_stop if layer.clean_stop is None else layer.clean_stop,
         )
     by_use = sorted(producers.items(), key=lambda item: (item[1].used_ms, item[0]))
-    return replace(recovered, queues=queues, producers=dict(by_use))
+    return replace(recovered, queues=queues, paused=paused, producers=dict(by_use))
 
 
 def mark_of(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:

@@ -47,6 +47,7 @@ from truenext.store.checkpoint import (
     SALT,
     UNCLEAN,
     Position,
+    paused_of,
     producer_of,
 )
 from truenext.store.crc import begin_of
@@ -247,6 +248,7 @@ class Salvage:
             sequence_limit=NUMBER.unpack(meta.get(b"sequence limit", NUMBER.pack(1)))[0],
             redelivered_below=NUMBER.unpack(meta.get(b"redelivered below", NUMBER.pack(0)))[0],
             queues={QUEUE.unpack(key)[0]: name.decode() for key, name in values[b"queues"].items()},
+            paused=paused_of(meta.get(b"paused", b"")),
             producers=dict(producer_of(value) for value in values[b"producers"].values()),
         )
         for name, counts in self._counts.items():

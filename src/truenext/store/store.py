@@ -79,6 +79,8 @@ class Recovered:
     redelivered_below: int = 0
     """Messages with a sequence below it may have been dispatched without a trace, in a run before the last."""
     queues: dict[int, str] = field(default_factory=dict)
+    paused: set[int] = field(default_factory=set)
+    """Numbers of queues from which nothing is dispatched."""
     counts: dict[bytes, int] = field(default_factory=dict)
     """Lane key to messages stored there; lanes without any are left out."""
     producers: dict[str, ProducerState] = field(default_factory=dict)

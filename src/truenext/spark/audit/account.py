@@ -18,6 +18,9 @@ NEVER = 1 << 62
 """The `visible_event` of a message that the history never shows to be durable."""
 AUTO_WINDOW = 1
 """In `auto` mode a consumer that holds something may have no room for more bytes; one that holds nothing has."""
+SELECTIVE = -1
+"""In place of the window of a consumer with a selector: what it wants the history does not say, so that nothing that it
+got, or did not get, is evidence."""
 POINTS_MAX = 1000
 """Depths kept per queue; when there are more, every other goes."""
 NO_MESSAGE = -1
@@ -37,11 +40,15 @@ class Code(IntEnum):
     UNSUBSCRIBED = 7
     RECOVERED = 8
     DRAINED = 9
-    DELAYED = 10
-    HOLDING = 11
-    STARTED = 12
-    GAP = 13
-    ENDED = 14
+    MOVED = 10
+    REMOVED = 11
+    PAUSED = 12
+    RESUMED = 13
+    DELAYED = 14
+    HOLDING = 15
+    STARTED = 16
+    GAP = 17
+    ENDED = 18
 
 
 class Start(IntEnum):
@@ -148,6 +155,8 @@ HOW_GONE = {
     Code.ACKNOWLEDGED: "acknowledged",
     Code.EXPIRED: "expired",
     Code.DEAD_LETTERED: "dead-lettered",
+    Code.MOVED: "moved",
+    Code.REMOVED: "removed",
     Code.STARTED: "gone with a crash",
 }
 
@@ -167,6 +176,8 @@ class Account:
         self.holding: dict[int, tuple[int, int]] = {}
         """Delayed messages that hold back all behind them, by sequence: (9 - priority, sequence) of each."""
         self.consumers: dict[int, Consumer] = {}
+        self.is_paused = False
+        """Nothing is to be dispatched."""
         self.free = 0
         """Consumers that hold less than their window."""
         self.waiting = 0
@@ -231,6 +242,8 @@ class Account:
         return None
 
     def true_next(self, event: int) -> Message | None:
+        if self.is_paused:
+            return None
         for lane in reversed(self.lanes):
             if lane:
                 head = self.head(lane)
@@ -246,6 +259,8 @@ class Account:
     def dispatched(self, event: int, at: int, sequence: int, consumer: int) -> None:
         if self.idle is not None:
             self.end_idle(at)
+        if self.is_paused:
+            self.findings.append(Finding("premature", event, at, sequence, -1, None, consumer, detail="paused"))
         message = self.messages.get(sequence)
         if message is None:
             code = self.gone.get(sequence)
@@ -257,7 +272,7 @@ class Account:
                 return
             message = Message(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL)
             self.messages[sequence] = message
-        elif message.priority >= 0:
+        elif message.priority >= 0 and not self.is_selective(consumer):
             self.judge(event, at, message, consumer)
         if message.state is HELD:
             self.findings.append(
@@ -311,6 +326,11 @@ class Account:
         if self.free and self.waiting:
             self.look(event, at)
 
+    def is_selective(self, consumer: int) -> bool:
+        """It has a selector: what else it could have taken is not known."""
+        known = self.consumers.get(consumer)
+        return known is not None and known.window == SELECTIVE
+
     def judge(self, event: int, at: int, message: Message, consumer: int) -> None:
         """Was it the true next message?"""
         priority = message.priority
@@ -360,7 +380,7 @@ class Account:
                 self.free += 1
 
     def end(self, event: int, at: int, sequence: int, code: Code) -> None:
-        """ACKNOWLEDGED, EXPIRED or DEAD_LETTERED."""
+        """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED."""
         self.gone.add(sequence, code)
         self.holding.pop(sequence, None)
         message = self.messages.pop(sequence, None)
@@ -418,13 +438,18 @@ class Account:
 
     def subscribed(self, event: int, at: int, consumer: int, window: int) -> None:
         self.consumers[consumer] = Consumer(window)
-        self.free += 1
+        if window != SELECTIVE:
+            self.free += 1
         self.look_again(event, at)
 
     def unsubscribed(self, event: int, at: int, consumer: int) -> None:
         leaver = self.consumers.pop(consumer, None)
         if leaver is not None and leaver.held < leaver.window:
             self.free -= 1
+        self.look_again(event, at)
+
+    def paused(self, event: int, at: int, *, is_paused: bool) -> None:
+        self.is_paused = is_paused
         self.look_again(event, at)
 
     def look(self, event: int, at: int) -> None:
@@ -498,6 +523,7 @@ class Account:
         self.committing.clear()
         self.holding.clear()
         self.consumers.clear()
+        self.is_paused = False
         self.free = self.waiting = self.held = 0
 
     def started(self, event: int, at: int, flags: int, previous_at: int) -> None:

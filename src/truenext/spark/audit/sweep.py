@@ -145,8 +145,10 @@ def _enter_rare(
     account: Account, event: int, at: int, code: int, sequence: int, consumer: int, number: int, visible_at: int
 ) -> None:
     match code:
-        case Code.EXPIRED | Code.DEAD_LETTERED:
+        case Code.EXPIRED | Code.DEAD_LETTERED | Code.MOVED | Code.REMOVED:
             account.end(event, at, sequence, Code(code))
+        case Code.PAUSED | Code.RESUMED:
+            account.paused(event, at, is_paused=code == Code.PAUSED)
         case Code.SUBSCRIBED:
             account.subscribed(event, at, consumer, number)
         case Code.UNSUBSCRIBED:

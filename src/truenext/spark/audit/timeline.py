@@ -9,7 +9,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from truenext.spark.audit.account import AUTO_WINDOW, NEVER, Code, Start
+from truenext.spark.audit.account import AUTO_WINDOW, NEVER, SELECTIVE, Code, Start
 
 COLUMNS = (
     "queue",
@@ -30,6 +30,10 @@ CODES = {
     "returned": Code.RETURNED,
     "expired": Code.EXPIRED,
     "dead-lettered": Code.DEAD_LETTERED,
+    "moved": Code.MOVED,
+    "removed": Code.REMOVED,
+    "paused": Code.PAUSED,
+    "resumed": Code.RESUMED,
     "subscribed": Code.SUBSCRIBED,
     "unsubscribed": Code.UNSUBSCRIBED,
     "recovered": Code.RECOVERED,
@@ -40,8 +44,8 @@ CODES = {
 def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:
     """`COLUMNS`, without nulls: all rows of a queue in one partition, each partition in order of `event`.
 
-    `number` is the priority of an `accepted`, the window of a `subscribed`, the `count` of a `recovered`, the
-    `attempts` of a `returned`, the flags of a start, else 0; times are microseconds.
+    `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTIVE), the `count` of a
+    `recovered`, the `attempts` of a `returned`, the flags of a start, else 0; times are microseconds.
     """
     own = events.where("queue is not null")
     marks = _marks(runs, gaps).crossJoin(F.broadcast(own.select("queue").distinct()))
@@ -88,6 +92,7 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
     at = F.unix_micros("at")
     number: Column = (
         F.when(F.col("kind") == "accepted", F.col("priority"))
+        .when((F.col("kind") == "subscribed") & F.col("mode").endswith("selector"), F.lit(SELECTIVE))
         .when(F.col("kind") == "subscribed", F.coalesce("window", F.lit(AUTO_WINDOW)))
         .when(F.col("kind") == "returned", F.col("attempts"))
         .otherwise(F.col("count"))

@@ -36,6 +36,7 @@ from truenext.limits import (
 )
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
+from truenext.schedule import FOR_EVER, Schedule, checked
 from truenext.selector import selector
 from truenext.wire.stomp.frame import Frame, Version, header_line
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
@@ -43,7 +44,10 @@ from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, 
 PARTS_PER_MESSAGE = 5
 """Pieces of bytes that one MESSAGE frame is written in."""
 
-_HOP_HEADERS = frozenset(
+_SCHEDULE_HEADERS = frozenset(
+    {"AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"}
+)
+_HOP_HEADERS = _SCHEDULE_HEADERS | frozenset(
     {
         # What concerns the SEND alone, and what only the broker may say of a message.
         "receipt",
@@ -62,22 +66,16 @@ _HOP_HEADERS = frozenset(
     }
 )
 _LATER_SEND = {
-    "AMQ_SCHEDULED_DELAY": "scheduled sends",
-    "AMQ_SCHEDULED_PERIOD": "scheduled sends",
-    "AMQ_SCHEDULED_REPEAT": "scheduled sends",
-    "AMQ_SCHEDULED_CRON": "scheduled sends",
     "JMSXGroupID": "message groups",
     "JMSXGroupSeq": "message groups",
 }
 _LATER_SUBSCRIBE = {
-    "selector": "selectors of consumers",
     "activemq.retroactive": "retroactive consumers",
     "activemq.noLocal": "subscriptions without one's own messages",
     "no-local": "subscriptions without one's own messages",
 }
 _DURABLE_NAMES = ("activemq.subscriptionName", "activemq.subcriptionName", "durable-subscription-name")
 """As ActiveMQ calls it, as it misspelt it for years, and as its successor does."""
-_LATER_BROWSE = {name: feature for name, feature in _LATER_SUBSCRIBE.items() if name != "selector"}
 _UNUSUAL_SEND = _HOP_HEADERS | _LATER_SEND.keys() | {"reply-to"}
 _PRIORITIES = {str(priority): priority for priority in range(10)}
 
@@ -199,8 +197,11 @@ class StompServer:
         header = frame.lines
         producer = None
         number = 0
+        schedule = None
         if not _UNUSUAL_SEND.isdisjoint(headers):
             _refuse_later(headers, _LATER_SEND)
+            if not _SCHEDULE_HEADERS.isdisjoint(headers):
+                schedule = _schedule(headers, destination)
             producer, number = _numbered(headers)
             header = self._forwarded(frame)
         elif not header or "content-length" not in headers:
@@ -216,7 +217,7 @@ class StompServer:
         text = headers.get("expires")
         expires_ms = 0 if text is None else _number("expires", text)
         message = Message(priority, persistent, expires_ms, header, frame.body)
-        return Send(destination, message, headers.get("transaction"), producer, number)
+        return Send(destination, message, headers.get("transaction"), producer, number, schedule)
 
     def _forwarded(self, frame: Frame) -> bytes:
         """The header lines that go on to the consumer."""
@@ -246,7 +247,7 @@ class StompServer:
     def _subscribe(self, frame: Frame) -> Subscribe | Browse:
         headers = frame.headers
         is_browse = _boolean("browser", headers.get("browser", "false"))
-        _refuse_later(headers, _LATER_BROWSE if is_browse else _LATER_SUBSCRIBE)
+        _refuse_later(headers, _LATER_SUBSCRIBE)
         address = _required(frame, "destination")
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
@@ -279,6 +280,8 @@ class StompServer:
         is_exclusive = _boolean("activemq.exclusive", headers.get("activemq.exclusive", "false"))
         if is_exclusive and is_browse:
             raise RemoteProtocolError("activemq.exclusive with browser:true: a browser takes no messages")
+        text = headers.get("selector")
+        wanted = selector(text) if text else None
         version = self._version
         start = "MESSAGE\n"
         if "id" in headers:
@@ -291,8 +294,7 @@ class StompServer:
             head = (f"{start}{message_id}", "")
         self._heads.setdefault(subscription, head)
         if is_browse:
-            wanted = headers.get("selector")
-            return Browse(subscription, destination, selector(wanted) if wanted else None)
+            return Browse(subscription, destination, wanted)
         return Subscribe(
             subscription,
             destination,
@@ -301,6 +303,7 @@ class StompServer:
             priority=_consumer_priority(headers.get("activemq.priority", "0")),
             is_exclusive=is_exclusive,
             has_express=has_express,
+            selector=wanted,
             durable=durable,
         )
 
@@ -499,6 +502,25 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
     if number > PRODUCER_NUMBER_MAX:
         raise RemoteProtocolError(f"truenext-number {text} is more than {PRODUCER_NUMBER_MAX}")
     return _name("truenext-producer", producer), number
+
+
+def _schedule(headers: dict[str, str], destination: Destination) -> Schedule:
+    """When a SEND is to be sent, and how often, in ActiveMQ's words."""
+    for part in destination.parts or (destination,):
+        if part.session:
+            raise RemoteProtocolError(f"{part.address} may be gone when a scheduled send is due")
+    repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
+    delay_ms, period_ms = (
+        _number(name, headers.get(name, "0")) for name in ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD")
+    )
+    return checked(
+        Schedule(
+            delay_ms=delay_ms,
+            period_ms=period_ms,
+            repeat=FOR_EVER if repeat == str(FOR_EVER) else _number("AMQ_SCHEDULED_REPEAT", repeat),
+            cron=headers.get("AMQ_SCHEDULED_CRON", ""),
+        )
+    )
 
 
 def _name(header: str, name: str) -> str:

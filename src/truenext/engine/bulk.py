@@ -1,0 +1,292 @@
+"""How many messages of a queue are moved or removed, a piece at a time.
+
+    redrive     dead letters go back to where they came from
+    move        messages go to another queue
+    purge       messages are removed
+
+A piece is one page of the store, together with what is in memory alone: it reaches what has left memory, and nothing is
+kept from one piece to the next but a position, which whoever asked brings along. What stands on the page may have
+changed since: it is taken only if it still waits in the lane. What is taken goes in one batch with what comes of it. A
+page that was read before that is durable still shows it; `Lane.taken_out` says that it is gone.
+
+While the page is read nothing leaves the lane's memory (`Lane.is_pinned`): what is neither on the page nor in memory
+then is not there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from functools import partial
+from heapq import merge
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from truenext import selector
+from truenext.batch import NO_MARK
+from truenext.destination import Destination, queue_called
+from truenext.engine.expiry import is_expired
+from truenext.engine.lane import Entry
+from truenext.engine.paging import Look
+from truenext.engine.redelivery import is_given_up, moved, revived
+from truenext.errors import RemoteProtocolError
+from truenext.limits import BULK_PIECE, PAGE_BYTES
+from truenext.message import Message
+from truenext.order import RANKS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.engine.lane import Lane
+    from truenext.engine.paging import Found, PageRead
+    from truenext.engine.queue import Queue
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One piece of work, as it is asked for, in JSON: a purge, and what all of them have."""
+
+    queue: str
+    sequences: tuple[int, ...] | None = None
+    """In order; None is all."""
+    selector: str | None = None
+    """Which messages are wanted; None is all."""
+    limit: int | None = None
+    """Messages to take from here on; None is all."""
+    dry_run: bool = False
+    """Nothing is done; the answer is what would be."""
+    after: tuple[int, int] = (0, 0)
+    """Rank and sequence behind which it goes on: `next` of the last answer."""
+    until: int | None = None
+    """The last sequence that is looked at: `until` of the last answer; None is what was accepted so far."""
+
+
+class Redrive(Wanted, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Move(Wanted, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    to: str
+    """The queue that the messages go to."""
+
+
+class Purge(Wanted, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+VERBS: dict[str, type[Wanted]] = {"redrive": Redrive, "move": Move, "purge": Purge}
+
+
+class Done(msgspec.Struct):
+    """The answer, in JSON."""
+
+    moved: int
+    """Or removed."""
+    to: dict[str, int]
+    """Those of them that went to each queue."""
+    left: int
+    """Wanted, and left where they are: consumers hold them, they are still being committed, or (re-drive) they do not
+    say where they came from, or that is no more."""
+    next: tuple[int, int] | None
+    """Where to go on; None at the end."""
+    until: int
+    """What was accepted behind this is not looked at."""
+    sequences: list[int] = []
+    """Which ones were moved, if single ones were wanted."""
+    refused: str = ""
+    """Why nothing more can be done, if that turned out only after it was asked for; such as that the queue was that of
+    a durable subscription, which has ended."""
+
+
+class Taken(NamedTuple):
+    """A message that leaves its place."""
+
+    entry: Entry
+    arrival: tuple[Destination, Message] | None
+    """What it becomes, and where; None if it is removed."""
+
+
+class BulkLook(Look):
+    """The page of a piece."""
+
+    __slots__ = ("until",)
+
+    def __init__(self, lane: Lane, after_sequence: int, limit: int, until: int) -> None:
+        super().__init__(lane, after_sequence, limit, PAGE_BYTES)
+        self.until = until
+
+
+def wanted(verb: str, body: bytes) -> Wanted:
+    """Raises: RemoteProtocolError if that is not a question for such work."""
+    try:
+        asked = msgspec.json.decode(body, type=VERBS[verb])
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"{verb}: {error}") from error
+    rank, after = asked.after
+    if rank not in RANKS or after < 0 or (asked.limit is not None and asked.limit < 1):
+        raise RemoteProtocolError(f"{verb}: `after` is no rank and sequence, or `limit` is less than 1")
+    if asked.selector is not None:
+        selector.selector(asked.selector)
+    if isinstance(asked, Move):
+        if asked.to == asked.queue:
+            raise RemoteProtocolError(f"{verb}: {asked.to!r} is where they are")
+        target_of(asked)
+    return msgspec.structs.replace(asked, sequences=asked.sequences and tuple(sorted(set(asked.sequences))))
+
+
+def target_of(asked: Move) -> Destination:
+    """Raises: RemoteProtocolError if there can be no such queue."""
+    return queue_called(asked.to)
+
+
+def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None:
+    """What is to be read of a queue for a piece; None if nothing is left there. `last_sequence` is the last that was
+    given out."""
+    rank, after = asked.after
+    until = last_sequence if asked.until is None else min(asked.until, last_sequence)
+    limit = BULK_PIECE
+    if asked.limit is not None and asked.selector is None:
+        limit = min(asked.limit, BULK_PIECE)
+    for lane in queue.lanes[rank:]:
+        if len(lane):
+            if asked.sequences is None:
+                return BulkLook(lane, after, limit, until)
+            at = bisect_right(asked.sequences, after)
+            if at < len(asked.sequences):
+                return BulkLook(lane, asked.sequences[at] - 1, limit, until)
+        after = 0
+    return None
+
+
+def refused(until: int, why: str) -> Done:
+    """The answer when it cannot be done any more."""
+    return Done(moved=0, to={}, left=0, next=None, until=until, refused=why)
+
+
+def take(
+    asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int, has_ended: Callable[[str], bool]
+) -> tuple[list[Taken], Done]:
+    """What is to be taken out of the lane, and the answer when that is done. What came from queues of which `has_ended`
+    says that they are no more stays."""
+    lane = read.lane
+    last = read.until if page.is_end else min(page.found[-1].sequence, read.until)
+    in_memory = _in_memory(lane, read.after_sequence, last)
+    on_page = {found.sequence: found for found in page.found if found.sequence <= last}
+    wants = selector.selector(asked.selector).matches if asked.selector is not None else None
+    become = _deed(asked, now_ms, has_ended)
+    sequences = asked.sequences and set(asked.sequences)
+    here: list[Taken] = []
+    answer = Done(moved=0, to={}, left=0, next=None, until=read.until)
+    at = read.after_sequence
+    for looked_at, at in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):
+        if sequences is None or at in sequences:
+            _take_one(lane, in_memory.get(at), on_page.get(at), committed, now_ms, wants, become, here, answer)
+        if looked_at == read.limit or len(here) == asked.limit:
+            break
+    else:
+        at = last
+    answer.next = _next(read, at, is_end=page.is_end and at == last)
+    answer.moved = len(here)
+    if sequences is not None:
+        answer.sequences = [taken.entry.sequence for taken in here]
+    return here, answer
+
+
+def _take_one(
+    lane: Lane,
+    entry: Entry | None,
+    found: Found | None,
+    committed: int,
+    now_ms: int,
+    wants: Callable[[Message], bool] | None,
+    become: Callable[[Message], tuple[Destination, Message] | None] | None,
+    here: list[Taken],
+    answer: Done,
+) -> None:
+    message = entry.message if entry is not None else None
+    if message is None and found is not None:
+        message = found.message
+    if message is None:
+        # Damaged, or it has just left memory and is held together by what a page will bring.
+        answer.left += 1
+        return
+    if (wants is not None and not wants(message)) or is_expired(message, now_ms):
+        return
+    if entry is None and found is not None:
+        entry = _unread(lane, found)
+    if entry is None or entry.batch > committed:
+        answer.left += 1
+        return
+    arrival = None
+    if become is not None:
+        arrival = become(message)
+        if arrival is None or arrival[0].name == lane.queue.name:
+            answer.left += 1
+            return
+        name = arrival[0].name
+        answer.to[name] = answer.to.get(name, 0) + 1
+    here.append(Taken(entry, arrival))
+
+
+def _deed(
+    asked: Wanted, now_ms: int, has_ended: Callable[[str], bool]
+) -> Callable[[Message], tuple[Destination, Message] | None] | None:
+    """What a message becomes, and where; None if it is removed."""
+    if isinstance(asked, Move):
+        return partial(moved, destination=target_of(asked))
+    if not isinstance(asked, Redrive):
+        return None
+
+    def back(letter: Message) -> tuple[Destination, Message] | None:
+        arrival = revived(letter, now_ms)
+        return None if arrival is None or has_ended(arrival[0].name) else arrival
+
+    return back
+
+
+def _in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
+    """What waits in memory behind the one sequence, up to the other; what somebody is about to dead-letter left out."""
+    arrived = lane.arrived
+    here: dict[int, Entry] = {}
+    at = bisect_left(arrived, after + 1, key=attrgetter("sequence"))
+    # A deque is slow in its middle; what is looked at begins at its end, or near its beginning.
+    while at < len(arrived) and arrived[at].sequence <= last and len(here) <= BULK_PIECE:
+        if lane.aside is None or arrived[at].sequence not in lane.aside.tombs:
+            here[arrived[at].sequence] = arrived[at]
+        at += 1
+    if len(here) > BULK_PIECE:
+        last = max(here)
+    for entry in (*lane.again(), *lane.delayed.values(), *lane.recent):
+        if after < entry.sequence <= last:
+            here[entry.sequence] = entry
+    return here
+
+
+def _next(read: BulkLook, at: int, *, is_end: bool) -> tuple[int, int] | None:
+    rank = read.lane.rank
+    if not is_end and at < read.until:
+        return rank, at
+    return (rank + 1, 0) if rank + 1 in RANKS else None
+
+
+def _unread(lane: Lane, found: Found) -> Entry | None:
+    """A message that only the store has; None if it is held, on its way out, or to be given up."""
+    if found.sequence <= lane.horizon or found.sequence in lane.taken_out or found.message is None:
+        return None
+    if lane.aside is not None and found.sequence in lane.aside.strays:
+        return None
+    attempts, deliveries, due_ms = found.mark
+    queue = lane.queue
+    if is_given_up(queue.policy, attempts, due_ms) and not queue.keeps_failures:
+        return None
+    return Entry(
+        sequence=found.sequence,
+        message=None,
+        lane=lane,
+        batch=0,
+        persistent=found.message.persistent,
+        stored=0,
+        deliveries=deliveries,
+        attempts=attempts,
+        marked=found.mark != NO_MARK,
+    )

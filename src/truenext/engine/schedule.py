@@ -1,0 +1,227 @@
+"""Sends that are to be sent later: they wait in the store, and become messages when they are due.
+
+    a scheduled send is accepted   -> `accept`     -> a record in a hidden queue, and a timer
+    its timer is due               -> `step`       -> the record is to be read: a DueLook
+    the page is there              -> `page_read`  -> the record goes, and the message is accepted, in one batch
+
+The hidden queue of `orders` is called /scheduled/orders, and nobody can name it; that of all topics, and of several
+destinations at once, has no name behind /scheduled/. What waits there has a number instead
+of a sequence, from the same counter: its place among those that were scheduled. Its record is that of the message, with
+what is still to be done (schedule.py) as a line of JSON before its header lines.
+
+A timer names one record, and stands in the order of (due, number), over all queues (record.py, `due_timer`). Those that
+are due are taken from the front, so that sequences are given in that order: one that is still being written makes those
+behind it wait. Nothing is kept in memory but the first timers, and how many wait in each queue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext import schedule
+from truenext.destination import Destination, Kind
+from truenext.engine.lane import Entry, Lane
+from truenext.engine.paging import Look
+from truenext.engine.queue import Queue
+from truenext.engine.timers import Timers
+from truenext.engine.writing import put, remove
+from truenext.limits import DUE_PIECE, DUE_PIECE_MIN, GATHERING_BYTES_MAX, PAGE_BYTES
+from truenext.message import Message
+from truenext.policy import DEFAULT_POLICY
+from truenext.record import DUE_TIMERS, due_timer, split_due_timer
+from truenext.room import Room
+from truenext.schedule import Schedule, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.batch import Batch
+    from truenext.engine.paging import Found, PageRead, Paging
+
+HIDDEN_PREFIX = "/scheduled/"
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Schedule).decode
+
+
+class DueLook(Look):
+    """A page that begins with what is due first."""
+
+
+class Scheduler:
+    def __init__(
+        self,
+        paging: Paging,
+        *,
+        take_number: Callable[[], int],
+        new_queue_number: Callable[[], int],
+        send: Callable[[str, str, Message], None],
+    ) -> None:
+        """`take_number` gives the next number of the counter of sequences; `send` accepts a message, whose time has
+        come, in a queue, or where an address says.
+        """
+        self._paging = paging
+        self._take_number = take_number
+        self._new_queue_number = new_queue_number
+        self._send = send
+        self.timers = Timers(first=DUE_TIMERS)
+        self._queues: dict[str, Queue] = {}
+        """Hidden ones, by the names of those that it is for; of what is not for one queue, by ""."""
+        self._lanes: dict[bytes, Lane] = {}
+        self._unwritten: dict[int, int] = {}
+        """Numbers of what is not durable yet, or was not when the page was asked for that is being read, and the batch
+        that it is durable with."""
+        self._look: DueLook | None = None
+        """One at a time."""
+        self._is_wanted = False
+        """It has not been handed out yet."""
+        self._hits = 1
+        """Records of the last page that were due."""
+        self._is_stopped = False
+
+    def restore_queue(self, number: int, name: str) -> Queue:
+        """Take over a hidden queue; `name` is its own."""
+        queue = self._make(number, name.removeprefix(HIDDEN_PREFIX))
+        queue.is_known_to_store = True
+        return queue
+
+    def names(self) -> list[str]:
+        """Of queues for which something has been scheduled; "" is for what is not one queue."""
+        return list(self._queues)
+
+    def count(self, name: str) -> int:
+        """Scheduled sends that wait for a queue."""
+        queue = self._queues.get(name)
+        return 0 if queue is None else queue.waiting()
+
+    def stop(self) -> None:
+        """Nothing becomes due any more: what waits is being written down."""
+        self._is_stopped = True
+
+    def accept(self, name: str, message: Message, wanted: Schedule, now_ms: int, batch: Batch) -> None:
+        waiting = schedule.begun(wanted, now_ms)
+        if waiting is not None:
+            self._add(name, message, message.header, waiting, batch)
+
+    # ---- What is due ----
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """Milliseconds since the epoch; None if that is not known, or there are none."""
+        first = self.timers.first
+        return None if first is None else split_due_timer(first)[0]
+
+    def is_due(self, now_ms: int, committed: int, batch: Batch, room: Room) -> bool:
+        """A step would do something."""
+        first = self.timers.first
+        if first is None or self._is_stopped or self._look is not None:
+            return False
+        if batch.size >= GATHERING_BYTES_MAX or room is Room.NONE:
+            return False
+        due_ms, number, _ = split_due_timer(first)
+        return due_ms <= now_ms and self._unwritten.get(number, 0) <= committed
+
+    def awaits(self, now_ms: int, batch: Batch) -> bool:
+        """What is due first is written with the gathering batch."""
+        first = self.timers.first
+        if first is None or not self._unwritten:
+            return False
+        due_ms, number, _ = split_due_timer(first)
+        return due_ms <= now_ms and self._unwritten.get(number) == batch.number
+
+    def step(self, now_ms: int, committed: int, batch: Batch, room: Room) -> None:
+        while self.is_due(now_ms, committed, batch, room):
+            first = self.timers.first
+            assert first is not None, "one is due"
+            _, number, lane_key = split_due_timer(first)
+            lane = self._lanes.get(lane_key)
+            if lane is not None:
+                # Where many follow one another they are read together, and few at a time where they do not.
+                limit = min(max(DUE_PIECE_MIN, 2 * self._hits), DUE_PIECE)
+                self._look = DueLook(lane, number - 1, limit, PAGE_BYTES)
+                self._is_wanted = True
+                return
+            self.timers.take_first(batch)
+
+    def wanted(self) -> list[Look]:
+        """What is to be read from the store; `page_read` takes it."""
+        is_wanted, self._is_wanted = self._is_wanted, False
+        return [self._look] if is_wanted and self._look is not None else []
+
+    def page_read(self, look: DueLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
+        """Send what is due and on a page that names no batch later than `committed`."""
+        self._look = None
+        if self._is_stopped:
+            return
+        lane = look.lane
+        on_page = {found.sequence: found for found in page.found}
+        hits = 0
+        while (first := self.timers.first) is not None and batch.size < GATHERING_BYTES_MAX:
+            due_ms, number, lane_key = split_due_timer(first)
+            is_here = lane_key == lane.key and number > look.after_sequence
+            if not page.is_end:
+                is_here &= number <= page.found[-1].sequence
+            # What became durable after the page was read is not on it.
+            if due_ms > now_ms or not is_here or self._unwritten.get(number, 0) > page.as_of:
+                break
+            self.timers.take_first(batch)
+            hits += 1
+            found = on_page.get(number)
+            # A transient that a crash has dropped is not there; a damaged one stays for whoever looks into it.
+            if found is not None and found.message is not None and number not in lane.taken_out:
+                self._come_due(lane, found, found.message, due_ms, now_ms, batch)
+        self._hits = max(hits, 1)
+        self._forget_written(committed)
+
+    def committed(self, committed: int) -> None:
+        """This batch is durable."""
+        if self._look is None:
+            self._forget_written(committed)
+        self.timers.let_go(committed)
+
+    def _forget_written(self, committed: int) -> None:
+        if self._unwritten:
+            self._unwritten = {number: batch for number, batch in self._unwritten.items() if batch > committed}
+
+    # ---- Inside ----
+
+    def _come_due(self, lane: Lane, found: Found, message: Message, due_ms: int, now_ms: int, batch: Batch) -> None:
+        text, _, header = message.header.partition(b"\n")
+        name = lane.queue.name.removeprefix(HIDDEN_PREFIX)
+        entry = Entry(found.sequence, None, lane, 0, message.persistent, 0)
+        # Until this is durable a page may show it, and the clock may be set back.
+        self._paging.left_with_page(entry, batch.number)
+        remove(batch, entry)
+        lane.unread -= 1
+        wanted = _decode(text)
+        is_sent, rest = schedule.due(wanted, due_ms, now_ms)
+        if is_sent:
+            self._send(name, wanted.to, _with_header(message, header))
+        for waiting in rest:
+            self._add(name, message, header, waiting, batch)
+
+    def _add(self, name: str, message: Message, header: bytes, waiting: Waiting, batch: Batch) -> None:
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._make(self._new_queue_number(), name)
+        lane = queue.lane_of(message)
+        number = self._take_number()
+        record = _with_header(message, _encode(waiting.schedule) + b"\n" + header)
+        put(batch, Entry(number, record, lane, batch.number, message.persistent, None))
+        lane.unread += 1
+        self._unwritten[number] = batch.number
+        self.timers.set(due_timer(waiting.due_ms, number, lane.key), batch)
+
+    def _make(self, number: int, name: str) -> Queue:
+        queue = Queue(Destination(Kind.QUEUE, HIDDEN_PREFIX + name), number, DEFAULT_POLICY)
+        self._queues[name] = queue
+        for lane in queue.lanes:
+            lane.horizon = 0
+            self._lanes[lane.key] = lane
+        return queue
+
+
+def _with_header(message: Message, header: bytes) -> Message:
+    return Message(message.priority, message.persistent, message.expires_ms, header, message.body)

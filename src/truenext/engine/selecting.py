@@ -1,0 +1,485 @@
+"""What the selectors of a queue's consumers want, wherever it is.
+
+Each selector is one `Scan`, however many consumers have it. In each lane that it can want anything of it has a `Place`:
+
+    tested                                 position            not tested yet
+    <----- `found`: what it wants of it -----> | <--- in memory, in slices; in the store, page by page --->
+
+What arrives where all is tested, or is given back where it is tested, is compared at once. So a consumer's next message
+is the first of what was found; if there is none, and not all is tested, its consumers wait. What is found above the
+horizon is plucked (aside.py): it comes into memory alone, and the horizon stays. If too much was found and not taken,
+the position stays where it is until some was.
+
+One slice of one queue in a turn, and one page at a time for all queues. Source: docs/contract.md, "True next"
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from heapq import heappop, heappush
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from truenext.engine.aside import Aside
+from truenext.engine.lane import WHOLE, Entry
+from truenext.engine.memory import size_of
+from truenext.engine.paging import Look, damage
+from truenext.engine.redelivery import is_given_up
+from truenext.limits import SCAN_BYTES, SCAN_FOUND_MAX, SCAN_PAGE_SIZE, SCAN_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.engine.consumer import Consumer
+    from truenext.engine.delays import Delays
+    from truenext.engine.lane import Lane
+    from truenext.engine.memory import Memory
+    from truenext.engine.paging import Found, PageRead, Paging
+    from truenext.engine.queue import Queue
+    from truenext.message import Message
+    from truenext.selector import Selector
+
+    Pluck = Callable[[Lane, Found], Entry]
+    """Brings a message of a page into memory; it may have to wait for its next try."""
+
+CHUNK = 10_000
+"""Messages of a lane that are noted at a time to be tested: to get to the middle of a lane takes a while."""
+
+_sequence = attrgetter("sequence")
+
+
+class Place:
+    """How far one lane was tested for one selector, and what was found in it."""
+
+    __slots__ = ("_order", "_selector", "_unsure", "found", "lane", "noted", "noted_to", "position")
+
+    def __init__(self, lane: Lane, selector: Selector) -> None:
+        self._selector = selector
+        self.lane = lane
+        self.position = 0 if len(lane) else WHOLE
+        """All that waits in the lane up to this sequence was tested."""
+        self.found: dict[int, Entry] = {}
+        """What is wanted, by sequence; some may have been taken by others."""
+        self._order: list[int] = []
+        """The same, as a heap."""
+        self._unsure: set[int] = set()
+        """Those whose bodies have left memory, so that they are still to be tested."""
+        self.noted: list[Entry] = []
+        """What follows in memory, the last first."""
+        self.noted_to = 0
+        """Up to here; who comes back meanwhile is not among them."""
+
+    @property
+    def is_behind(self) -> bool:
+        return self.position < WHOLE
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.found) >= SCAN_FOUND_MAX
+
+    def first(self) -> Entry | None:
+        """The first of what was found, if all before it was tested. One without a body has to be read."""
+        while self._order:
+            sequence = self._order[0]
+            entry = self.found[sequence]
+            if not entry.is_taken and self._is_wanted(entry):
+                return entry if sequence <= self.position else None
+            heappop(self._order)
+            del self.found[sequence]
+            self._unsure.discard(sequence)
+        return None
+
+    def _is_wanted(self, entry: Entry) -> bool:
+        if entry.sequence not in self._unsure or entry.message is None:
+            return True
+        self._unsure.discard(entry.sequence)
+        return self._selector.matches(entry.message)
+
+    def wants(self, message: Message) -> bool:
+        return self._selector.matches(message)
+
+    def test(self, entry: Entry) -> bool:
+        """Add a message that waits, if it is wanted or that cannot be said yet. True if it was added."""
+        message = entry.message
+        sequence = entry.sequence
+        if message is None:
+            self._unsure.add(sequence)
+        elif not self._selector.matches(message):
+            return False
+        self.add(entry)
+        return True
+
+    def add(self, entry: Entry) -> None:
+        sequence = entry.sequence
+        if sequence not in self.found:
+            heappush(self._order, sequence)
+        self.found[sequence] = entry
+
+    def came_back(self, entry: Entry) -> None:
+        if entry.sequence <= max(self.position, self.noted_to if self.noted else 0):
+            self.test(entry)
+
+    def note(self) -> None:
+        """See what follows in memory; nothing if nothing does."""
+        lane = self.lane
+        aside = lane.aside
+        assert aside is not None, "somebody has a selector"
+        arrived = lane.arrived
+        at = bisect_right(arrived, self.position, key=_sequence)
+        # Turned until they are in front: to get to the middle of it step by step takes longer.
+        arrived.rotate(-at)
+        following = list(islice(arrived, min(CHUNK, len(arrived) - at)))
+        arrived.rotate(at)
+        is_all = at + len(following) == len(arrived)
+        to = lane.horizon if is_all or not following else following[-1].sequence
+        again = [entry for entry in lane.again() if self.position < entry.sequence <= to]
+        self.noted = [entry for entry in following if entry.sequence not in aside.tombs] + again
+        self.noted.sort(key=_sequence, reverse=True)
+        self.noted_to = self.noted[0].sequence if self.noted else 0
+        if not self.noted:
+            self.position = to
+
+    def test_noted(self, count: int) -> int:
+        """Test what follows in memory, at most so much. Returns how much that was."""
+        left = count
+        noted = self.noted
+        while noted and left > 0 and not self.is_full:
+            entry = noted.pop()
+            if not entry.is_taken:
+                self.test(entry)
+            self.position = entry.sequence
+            left -= 1
+        return count - left
+
+
+class Scan:
+    """What one selector wants of a queue."""
+
+    __slots__ = ("consumers", "places", "selector")
+
+    def __init__(self, selector: Selector, queue: Queue) -> None:
+        self.selector = selector
+        self.consumers = 0
+        self.places = {rank: Place(queue.lanes[rank], selector) for rank in sorted(selector.ranks)}
+        """By rank, those of the lanes in which there can be anything that is wanted."""
+
+    def waits_at(self) -> int | None:
+        """The rank of the lane of which something has to be tested or read before anything else can be dispatched,
+        should there be nothing before that; None if there is none."""
+        for rank, place in self.places.items():
+            entry = place.first()
+            if (entry is None and place.is_behind) or (entry is not None and entry.message is None):
+                return rank
+        return None
+
+
+class ScanRead(Look):
+    """A page that is read to be tested."""
+
+    __slots__ = ("rises",)
+
+    def __init__(self, lane: Lane, after_sequence: int) -> None:
+        super().__init__(lane, after_sequence, min(lane.queue.policy.page_size, SCAN_PAGE_SIZE), SCAN_BYTES)
+        assert lane.aside is not None, "somebody has a selector"
+        self.rises = lane.aside.rises
+
+
+class Selecting:
+    """The selectors of one queue."""
+
+    __slots__ = ("_memory", "behind", "queue", "scans")
+
+    def __init__(self, queue: Queue, memory: Memory) -> None:
+        self._memory = memory
+        self.queue = queue
+        self.scans: dict[str, Scan] = {}
+        """By the text of the selector."""
+        self.behind: dict[Place, None] = {}
+        """Places that are not tested to their ends."""
+        for lane in queue.lanes:
+            if lane.aside is None:
+                lane.aside = Aside()
+
+    def join(self, consumer: Consumer, selector: Selector) -> None:
+        scan = self.scans.get(selector.text)
+        if scan is None:
+            scan = self.scans[selector.text] = Scan(selector, self.queue)
+            self.behind.update((place, None) for place in scan.places.values() if place.is_behind)
+        scan.consumers += 1
+        consumer.scan = scan
+
+    def leave(self, consumer: Consumer) -> None:
+        scan = consumer.scan
+        if scan is not None:
+            scan.consumers -= 1
+            if not scan.consumers:
+                del self.scans[scan.selector.text]
+                for place in scan.places.values():
+                    self.behind.pop(place, None)
+
+    # ---- What comes and goes ----
+
+    def arrived(self, entry: Entry) -> None:
+        """A message has just got its place at the end of its lane."""
+        lane = entry.lane
+        is_wanted = False
+        for scan in self.scans.values():
+            place = scan.places.get(lane.rank)
+            if place is None or place.is_behind:
+                continue
+            if place.is_full:
+                place.position = entry.sequence - 1
+                self.behind[place] = None
+            else:
+                is_wanted |= place.test(entry)
+        if is_wanted and lane.horizon != WHOLE:
+            assert entry.message is not None, "it has just arrived"
+            lane.recent.pop()
+            self._memory.leaving -= size_of(entry.message)
+            lane.pluck(entry)
+            lane.end_horizon()
+
+    def came_back(self, entry: Entry) -> None:
+        """A message is in its lane again."""
+        for scan in self.scans.values():
+            place = scan.places.get(entry.lane.rank)
+            if place is not None:
+                place.came_back(entry)
+
+    def lowering(self, lane: Lane) -> None:
+        """The horizon of a lane is about to move down."""
+        for scan in self.scans.values():
+            place = scan.places.get(lane.rank)
+            if place is not None:
+                place.noted = []
+
+    def has_found(self, entry: Entry) -> bool:
+        """It has to stay known, whatever leaves memory."""
+        for scan in self.scans.values():
+            place = scan.places.get(entry.lane.rank)
+            if place is not None and entry.sequence in place.found:
+                return True
+        return False
+
+    # ---- What was there before ----
+
+    def next_place(self) -> Place | None:
+        """Where something is to be tested, in the order of the lanes. Half of what may wait has to be taken first."""
+        return min(
+            (place for place in self.behind if len(place.found) <= SCAN_FOUND_MAX // 2),
+            key=lambda place: place.lane.rank,
+            default=None,
+        )
+
+    def step(self, place: Place, *, can_read: bool) -> ScanRead | bool:
+        """Test a slice. Returns the page that is needed to go on, if one is; True if one is and none can be read."""
+        lane = place.lane
+        left = SCAN_SIZE
+        while left > 0 and place.is_behind and not place.is_full:
+            if place.noted:
+                left -= place.test_noted(left)
+            elif place.position < lane.horizon:
+                place.note()
+                left -= 1
+            elif lane.needs_page:
+                return ScanRead(lane, place.position) if can_read else True
+            else:
+                self._test_above(lane, [place], {}, place.position, WHOLE, _no_page)
+        if not place.is_behind:
+            self.behind.pop(place, None)
+        return False
+
+    def is_current(self, read: ScanRead) -> bool:
+        """What a page does not show is still where it was when that was asked for."""
+        lane = read.lane
+        return lane.aside is not None and lane.aside.rises == read.rises and lane.horizon <= read.after_sequence
+
+    def test_page(self, read: ScanRead, found: list[Found], last: int, pluck: Pluck) -> None:
+        """Test what a page shows, up to `last`."""
+        lane = read.lane
+        after_sequence = read.after_sequence
+        places = [place for place in self.behind if place.lane is lane and after_sequence <= place.position < last]
+        self._test_above(lane, places, {one.sequence: one for one in found}, after_sequence, last, pluck)
+        for place in places:
+            if not place.is_behind:
+                self.behind.pop(place, None)
+
+    def _test_above(
+        self,
+        lane: Lane,
+        places: list[Place],
+        on_page: dict[int, Found],
+        after_sequence: int,
+        last: int,
+        pluck: Pluck,
+    ) -> None:
+        """Test what is above the horizon, up to `last`: what is on a page, what is being written, and what was plucked
+        already."""
+        aside = lane.aside
+        assert aside is not None, "somebody has a selector"
+        here = {entry.sequence: entry for entry in lane.recent if after_sequence < entry.sequence <= last}
+        here.update(place for place in aside.plucked.items() if after_sequence < place[0] <= last)
+        from_recent: set[int] = set()
+        for sequence in sorted(on_page.keys() | here.keys()):
+            entry = here.get(sequence)
+            message = on_page[sequence].message if entry is None else None
+            for place in places:
+                if place.position >= sequence or place.is_full:
+                    continue
+                if entry is not None:
+                    if not entry.is_taken and place.test(entry) and sequence not in aside.strays:
+                        from_recent.add(sequence)
+                elif message is not None and place.wants(message):
+                    entry = pluck(lane, on_page[sequence])
+                    if not entry.is_taken:
+                        place.add(entry)
+                place.position = sequence
+        for place in places:
+            if not place.is_full:
+                place.position = last
+        if from_recent:
+            self._pluck_recent(lane, from_recent)
+        lane.end_horizon()
+
+    def _pluck_recent(self, lane: Lane, sequences: set[int]) -> None:
+        for entry in lane.recent:
+            if entry.sequence in sequences:
+                assert entry.message is not None, "what is recent has not left memory yet"
+                self._memory.leaving -= size_of(entry.message)
+                lane.pluck(entry)
+        lane.recent = deque(entry for entry in lane.recent if entry.sequence not in sequences)
+
+
+def _no_page(lane: Lane, found: Found) -> Entry:
+    raise AssertionError("there is no page")
+
+
+class Selections:
+    """The selectors of all queues: whose turn it is to be compared."""
+
+    __slots__ = ("_active", "_delays", "_memory", "_paging", "_reading", "_waiting")
+
+    def __init__(self, memory: Memory, paging: Paging, delays: Delays) -> None:
+        self._memory = memory
+        self._paging = paging
+        self._delays = delays
+        self._active: dict[Selecting, None] = {}
+        """Those that have something to test, the one that was served last at the end."""
+        self._waiting: dict[Selecting, None] = {}
+        """Those that need a page when the one that is being read is there."""
+        self._reading: ScanRead | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """A step would do something."""
+        return bool(self._active)
+
+    def subscribe(self, consumer: Consumer, selector: Selector) -> None:
+        queue = consumer.queue
+        selecting = queue.selecting
+        if selecting is None:
+            selecting = queue.selecting = Selecting(queue, self._memory)
+        selecting.join(consumer, selector)
+        self.go_on(selecting)
+
+    def leave(self, consumer: Consumer) -> None:
+        queue = consumer.queue
+        if queue.selecting is not None:
+            queue.selecting.leave(consumer)
+            if not queue.selecting.scans:
+                self.drop(queue)
+
+    def drop(self, queue: Queue) -> None:
+        """There is nobody with a selector any more."""
+        if queue.selecting is not None:
+            self._active.pop(queue.selecting, None)
+            self._waiting.pop(queue.selecting, None)
+            queue.selecting = None
+
+    def go_on(self, selecting: Selecting) -> None:
+        """Something may have become possible."""
+        reading = self._reading
+        if selecting in self._waiting or (reading is not None and reading.lane.queue is selecting.queue):
+            return
+        if selecting.behind and selecting.next_place() is not None:
+            self._active[selecting] = None
+
+    def step(self) -> tuple[Queue, ScanRead | None] | None:
+        """Test a slice of one queue. Returns that, and a page of it that is wanted."""
+        selecting = next(iter(self._active), None)
+        if selecting is None:
+            return None
+        del self._active[selecting]
+        place = selecting.next_place()
+        if place is None:
+            return selecting.queue, None
+        read = selecting.step(place, can_read=self._reading is None)
+        if isinstance(read, ScanRead):
+            self._reading = read
+            assert read.lane.aside is not None, "somebody has a selector"
+            read.lane.aside.scanning += 1
+            read.lane.looks += 1
+            return selecting.queue, read
+        if read:
+            self._waiting[selecting] = None
+        else:
+            self.go_on(selecting)
+        return selecting.queue, None
+
+    def page_read(self, read: ScanRead, page: PageRead, committed: int, now_ms: int) -> list[Entry]:
+        """Test a page, which names no batch later than `committed`, the last that is known to be durable.
+
+        Returns the messages in it that failed too often: they stand in no lane any more.
+
+        Raises: StoreError if the store has lost something
+        """
+        lane = read.lane
+        lane.looks -= 1
+        self._reading = None
+        waiting, self._waiting = self._waiting, {}
+        self._active.update(waiting)
+        aside = lane.aside
+        assert aside is not None, "it never leaves a lane of a queue that lasts"
+        aside.scanning -= 1
+        failed: list[Entry] = []
+        if not (page.found or page.is_end):
+            raise damage(lane, "a page is empty, but not the last")
+        selecting = lane.queue.selecting
+        if selecting is not None:
+            if selecting.is_current(read):
+                self._test(selecting, read, page, now_ms, failed)
+            self.go_on(selecting)
+        self._paging.let_go_of(lane, committed)
+        return failed
+
+    def _test(self, selecting: Selecting, read: ScanRead, page: PageRead, now_ms: int, failed: list[Entry]) -> None:
+        lane = read.lane
+        aside = lane.aside
+        assert aside is not None, "somebody has a selector"
+        keeps_failures, policy = lane.queue.keeps_failures, lane.queue.policy
+        tested: list[Found] = []
+        recent = {entry.sequence for entry in lane.recent}
+        for found in page.found:
+            sequence = found.sequence
+            if sequence in lane.taken_out or sequence in aside.strays or sequence in recent or found.message is None:
+                continue
+            if is_given_up(policy, found.mark.attempts, found.mark.due_ms) and not keeps_failures:
+                failed.append(self._paging.entry(lane, found, found.message))
+                lane.unread -= 1
+            else:
+                tested.append(found)
+
+        def pluck(lane: Lane, found: Found) -> Entry:
+            assert found.message is not None, "it is wanted"
+            entry = self._paging.entry(lane, found, found.message)
+            lane.pluck(entry)
+            if self._delays.restore(entry, found.mark.due_ms, now_ms):
+                self._paging.delay_stray(entry)
+            elif entry.due_us:
+                self._paging.shows_waiting(entry)
+            return entry
+
+        last = WHOLE if page.is_end else page.found[-1].sequence
+        selecting.test_page(read, tested, last, pluck)

@@ -1,0 +1,95 @@
+"""When a message is sent that is to be sent later, and how often. Times are the wall clock's, in milliseconds since the
+epoch; cron means UTC, whose days all have 24 hours.
+"""
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+from cronsim import CronSim, CronSimError
+
+from truenext.errors import RemoteProtocolError
+from truenext.limits import CRON_LENGTH_MAX, SCHEDULE_MS_MAX
+
+FOR_EVER = -1
+"""As `repeat`."""
+
+
+class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What is still to be done with a scheduled send."""
+
+    delay_ms: int = 0
+    """From its SEND, or with `cron` from each hit, to the first message."""
+    period_ms: int = 0
+    """From one message to the next; not 0 if it repeats."""
+    repeat: int = 0
+    """Messages behind the first, or FOR_EVER."""
+    cron: str = ""
+    """Five fields, or none."""
+    to: str = ""
+    """The address, if it is not that of one queue."""
+
+
+class Waiting(NamedTuple):
+    """A scheduled send that is to be stored."""
+
+    due_ms: int
+    schedule: Schedule
+
+
+def checked(schedule: Schedule) -> Schedule:
+    """Raises: RemoteProtocolError if there can be no such schedule."""
+    if max(schedule.delay_ms, schedule.period_ms) > SCHEDULE_MS_MAX:
+        raise RemoteProtocolError(f"scheduled more than {SCHEDULE_MS_MAX} milliseconds (100 years) from now")
+    if schedule.repeat and not schedule.period_ms:
+        raise RemoteProtocolError("AMQ_SCHEDULED_REPEAT without AMQ_SCHEDULED_PERIOD of 1 or more")
+    if schedule.cron:
+        if schedule.repeat == FOR_EVER:
+            raise RemoteProtocolError("AMQ_SCHEDULED_REPEAT:-1 with AMQ_SCHEDULED_CRON: each hit would begin one more")
+        if len(schedule.cron) > CRON_LENGTH_MAX or len(schedule.cron.split()) != 5:
+            raise RemoteProtocolError(f"AMQ_SCHEDULED_CRON is not five fields of {CRON_LENGTH_MAX} characters in all")
+        # From any time, as all fields come round within a few years.
+        if _next_hit(schedule.cron, 0) is None:
+            raise RemoteProtocolError(f"AMQ_SCHEDULED_CRON {schedule.cron!r} is no cron expression, or never")
+    return schedule
+
+
+def begun(schedule: Schedule, now_ms: int) -> Waiting | None:
+    """A scheduled send that was just accepted; None if its time never comes."""
+    if not schedule.cron:
+        return Waiting(now_ms + schedule.delay_ms, schedule)
+    hit_ms = _next_hit(schedule.cron, now_ms)
+    return None if hit_ms is None else Waiting(hit_ms, schedule)
+
+
+def due(schedule: Schedule, due_ms: int, now_ms: int) -> tuple[bool, list[Waiting]]:
+    """Whether a message is sent when this is due, and what waits from then on. What was missed meanwhile is not made
+    up for.
+
+    >>> due(Schedule(period_ms=10, repeat=2), 100, 135)
+    (True, [Waiting(due_ms=140, schedule=Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to=''))])
+    """
+    rest: list[Waiting] = []
+    is_sent = True
+    if schedule.cron:
+        if schedule.delay_ms:
+            is_sent = False
+            own = Schedule(period_ms=schedule.period_ms, repeat=schedule.repeat, to=schedule.to)
+            rest.append(Waiting(due_ms + schedule.delay_ms, own))
+        hit_ms = _next_hit(schedule.cron, max(due_ms, now_ms))
+        if hit_ms is not None:
+            rest.append(Waiting(hit_ms, schedule))
+    if is_sent and schedule.repeat:
+        left = schedule.repeat if schedule.repeat == FOR_EVER else schedule.repeat - 1
+        again_ms = due_ms + schedule.period_ms * max(1, (now_ms - due_ms) // schedule.period_ms + 1)
+        rest.append(Waiting(again_ms, Schedule(period_ms=schedule.period_ms, repeat=left, to=schedule.to)))
+    return is_sent, rest
+
+
+def _next_hit(cron: str, now_ms: int) -> int | None:
+    """The first after this time; None if there is none within 50 years, or it is no cron expression."""
+    try:
+        hit = next(CronSim(cron, datetime.fromtimestamp(now_ms // 1000, UTC)))
+    except (CronSimError, StopIteration, ValueError, OverflowError):
+        return None
+    return int(hit.timestamp()) * 1000

@@ -1,0 +1,208 @@
+"""Are messages moved and removed once, and queues paused, whatever becomes of the broker? Over a real broker."""
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.broker_process import TRUENEXT, BrokerProcess
+from tests.integration.raw_client import RawClient, Refused, bodies
+
+
+def truenext(broker: BrokerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    url = f"stomp://127.0.0.1:{broker.port}"
+    return subprocess.run([TRUENEXT, *arguments, "--url", url], capture_output=True, text=True, timeout=60, check=False)
+
+
+def said(broker: BrokerProcess, *arguments: str) -> str:
+    done = truenext(broker, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def asking(broker: BrokerProcess) -> RawClient:
+    client = broker.connect()
+    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
+    return client
+
+
+def ask(client: RawClient, verb: str, **question: Any) -> None:
+    body = json.dumps(question).encode()
+    client.say("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"}, body)
+
+
+def fill(broker: BrokerProcess, queue: str, count: int, *, transient_every: int = 3) -> None:
+    client = broker.connect()
+    for number in range(count):
+        headers = {"colour": "red" if number % 2 else "blue"}
+        is_persistent = bool(number % transient_every)
+        is_last = number == count - 1
+        client.send(queue, b"%d" % number, persistent=is_persistent, confirmed=is_last, headers=headers)
+    client.disconnect()
+
+
+def test_what_waits_is_moved_in_order_transient_or_not(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 10)
+    assert said(broker, "move", queue, f"{queue}.new") == f"10 moved to {queue}.new\n"
+    moved = broker.what_is_left(f"{queue}.new")
+    assert bodies(moved) == [str(number) for number in range(10)]
+    assert {each.headers["destination"] for each in moved} == {f"/queue/{queue}.new"}
+    assert [each.headers.get("persistent") for each in moved[:4]] == [None, "true", "true", None]
+    broker.await_facts(queue, waiting=0)
+
+
+def test_a_selector_a_limit_and_single_ids_say_what_is_moved(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 10)
+    said(broker, "move", queue, f"{queue}.red", "--selector", "colour = 'red'", "--limit", "2")
+    assert bodies(broker.what_is_left(f"{queue}.red")) == ["1", "3"]
+    (third,) = [each for each in broker.what_is_left(queue) if each.body == b"5"]
+    sequence = third.headers["truenext-sequence"]
+    assert truenext(broker, "move", queue, f"{queue}.one", "--id", sequence).returncode == 0
+    again = truenext(broker, "move", queue, f"{queue}.one", "--id", sequence)
+    assert (again.returncode, again.stderr) == (1, f"truenext: not moved: {sequence}\n")
+    assert bodies(broker.what_is_left(f"{queue}.one")) == ["5"]
+
+
+def test_a_purge_removes_what_waits_and_leaves_what_a_consumer_holds(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 10)
+    client = broker.connect()
+    client.subscribe(queue, prefetch=2)
+    held = client.messages(2)
+    dry = json.loads(said(broker, "purge", queue, "--dry-run", "--json"))
+    assert (dry["count"], dry["dry_run"]) == (8, True)
+    left = "1 left: consumers hold them, or they are still being committed\n"
+    assert said(broker, "purge", queue, "--selector", "colour = 'red'") == f"4 removed\n{left}"
+    assert json.loads(said(broker, "purge", queue, "--json"))["count"] == 4
+    client.nack(held[0])
+    client.nack(held[1], confirmed=True)
+    assert sorted(bodies(client.messages(2))) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "question", "why"),
+    [
+        ("move", {"queue": "nowhere", "to": "there"}, "there is no queue 'nowhere'"),
+        ("move", {"queue": "orders"}, "missing required field `to`"),
+        ("move", {"queue": "orders", "to": "orders"}, "is where they are"),
+        ("move", {"queue": "orders", "to": "a,b"}, "composite destinations"),
+        ("purge", {"queue": "orders", "selector": "colour ="}, "selector"),
+        ("pause", {}, "missing required field `queue`"),
+        ("resume", {"queue": "nowhere"}, "there is no queue 'nowhere'"),
+        ("pause", {"queue": ""}, "has no name"),
+    ],
+)
+def test_work_that_cannot_be_is_refused_by_name(
+    broker: BrokerProcess, verb: str, question: dict[str, Any], why: str
+) -> None:
+    client = asking(broker)
+    client.send("orders", b"", confirmed=True)
+    with pytest.raises(Refused, match=why):
+        ask(client, verb, **question)
+        client.message()
+
+
+def test_kill_9_between_pieces_neither_loses_nor_doubles_what_is_moved(own_broker: BrokerProcess) -> None:
+    count = 300
+    fill(own_broker, "q", count, transient_every=count + 1)
+    for pieces in (1, 2, 3):
+        client = asking(own_broker)
+        after, until = [0, 0], None
+        for _ in range(pieces):
+            ask(client, "move", queue="q", to="r", limit=20, after=after, until=until)
+            piece = json.loads(client.message().body)
+            assert piece["moved"] == 20
+            after, until = piece["next"], piece["until"]
+        ask(client, "move", queue="q", to="r", limit=20, after=after, until=until)
+        own_broker.kill()
+        own_broker.close_clients()
+        own_broker.start()
+    said(own_broker, "move", "q", "r")
+    own_broker.await_facts("q", waiting=0)
+    own_broker.await_facts("r", waiting=count - 1)
+    there = Counter(bodies(own_broker.what_is_left("r")))
+    # The first was transient, and a kill may lose it.
+    assert there == Counter(str(number) for number in range(1, count))
+
+
+def test_kill_9_between_the_pieces_of_a_purge_brings_nothing_back(own_broker: BrokerProcess) -> None:
+    fill(own_broker, "q", 200, transient_every=500)
+    client = asking(own_broker)
+    ask(client, "purge", queue="q", limit=50)
+    piece = json.loads(client.message().body)
+    assert piece["moved"] == 50
+    ask(client, "purge", queue="q", limit=50, after=piece["next"])
+    own_broker.kill()
+    own_broker.close_clients()
+    own_broker.start()
+    there = bodies(own_broker.what_is_left("q"))
+    assert there in ([str(number) for number in range(begin, 200)] for begin in (50, 100))
+    said(own_broker, "purge", "q")
+    own_broker.restart(is_clean=False)
+    assert own_broker.queues().get("q") in (None, (0, 0, 0))
+
+
+def test_ten_thousand_are_purged_from_the_disk_while_another_queue_is_served(tmp_path: Path) -> None:
+    count = 10_000
+    broker = BrokerProcess(tmp_path, ("--queue-memory-limit", "100KB"))
+    try:
+        broker.start()
+        fill(broker, "q", count)
+        purge = subprocess.Popen(
+            [TRUENEXT, "purge", "q", "--url", f"stomp://127.0.0.1:{broker.port}"], stdout=subprocess.PIPE, text=True
+        )
+        client = broker.connect()
+        client.subscribe("other", prefetch=1)
+        served = 0
+        while purge.poll() is None:
+            client.send("other", b"", confirmed=True)
+            client.ack(client.message(), confirmed=True)
+            served += 1
+        assert purge.stdout is not None
+        assert purge.stdout.read() == f"{count:,} removed\n"
+        purge.stdout.close()
+        assert served > 3
+        broker.await_facts("q", waiting=0)
+    finally:
+        broker.clean_up()
+
+
+def test_a_paused_queue_takes_sends_and_acknowledgements_and_dispatches_nothing(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    client.send("q", b"held", persistent=True, confirmed=True)
+    client.subscribe("q", prefetch=5)
+    held = client.message()
+    said(own_broker, "pause", "q")
+    client.send("q", b"while paused", persistent=True, confirmed=True)
+    client.ack(held, confirmed=True)
+    client.only(0)
+    assert "q (paused)" in said(own_broker, "queues")
+    client.disconnect()
+    for is_clean in (True, False):
+        own_broker.restart(is_clean=is_clean)
+        (facts,) = json.loads(said(own_broker, "queues", "--json"))
+        assert (facts["paused"], facts["waiting"]) == (True, 1)
+        client = own_broker.connect()
+        client.subscribe("q")
+        client.only(0)
+        client.disconnect()
+    client = own_broker.connect()
+    client.subscribe("q")
+    said(own_broker, "resume", "q")
+    assert client.message().body == b"while paused"
+    client.disconnect()
+    own_broker.restart(is_clean=False)
+    assert not json.loads(said(own_broker, "queues", "--json"))[0]["paused"]
+
+
+def test_a_queue_can_be_paused_before_anybody_uses_it(own_broker: BrokerProcess) -> None:
+    said(own_broker, "pause", "new")
+    own_broker.restart(is_clean=False)
+    client = own_broker.connect()
+    client.subscribe("new")
+    client.send("new", b"first", confirmed=True)
+    client.only(0)
+    said(own_broker, "resume", "new")
+    assert client.message().body == b"first"

@@ -1,0 +1,109 @@
+"""Are scheduled sends sent once, and not before their time, whatever becomes of the broker? Over a real broker."""
+
+import json
+import time
+from collections import Counter
+
+import pytest
+
+from tests.integration.broker_process import BrokerProcess
+from tests.integration.raw_client import RawClient, Refused, bodies
+
+
+def later(client: RawClient, body: str, milliseconds: int, *, persistent: bool = True, confirmed: bool = False) -> None:
+    headers = {"AMQ_SCHEDULED_DELAY": str(milliseconds)}
+    client.send("q", body.encode(), persistent=persistent, confirmed=confirmed, headers=headers)
+
+
+def scheduled(broker: BrokerProcess) -> dict[str, int]:
+    return {each["name"]: each["scheduled"] for each in broker.ask("queues")}
+
+
+def test_a_delay_is_waited_for_and_its_headers_do_not_reach_the_consumer(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    client.subscribe("q")
+    sent_at = time.monotonic()
+    later(client, "second", 600, persistent=False)
+    later(client, "first", 300, confirmed=True)
+    assert scheduled(own_broker) == {"q": 2}
+    client.send("q", b"at once")
+    assert client.message().body == b"at once"
+    first, second = client.messages(2)
+    assert time.monotonic() - sent_at >= 0.6
+    assert bodies([first, second]) == ["first", "second"]
+    assert not any(name.startswith("AMQ_") for name in first.headers)
+    assert first.headers["persistent"] == "true"
+    assert scheduled(own_broker) == {"q": 0}
+
+
+def test_repetitions_come_as_often_as_was_asked_for(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    client.subscribe("q")
+    headers = {"AMQ_SCHEDULED_PERIOD": "50", "AMQ_SCHEDULED_REPEAT": "4"}
+    client.send("q", b"tick", persistent=True, headers=headers)
+    sequences = [int(each.headers["truenext-sequence"]) for each in client.messages(5)]
+    assert sequences == sorted(set(sequences))
+    time.sleep(0.2)
+    client.only(0)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_what_is_scheduled_survives_a_restart(own_broker: BrokerProcess, is_clean: bool) -> None:
+    client = own_broker.connect()
+    for number in range(20):
+        later(client, f"soon {number}", 2000 + number % 3 * 200)
+    later(client, "transient", 2000, persistent=False)
+    later(client, "much later", 3_600_000, confirmed=True)
+    client.disconnect()
+    own_broker.restart(is_clean=is_clean)
+    assert scheduled(own_broker) == {"q": 22 if is_clean else 21}
+    client = own_broker.connect()
+    client.subscribe("q")
+    soon = [f"soon {number}" for rest in range(3) for number in range(20) if number % 3 == rest]
+    came = bodies(client.messages(21 if is_clean else 20))
+    assert [each for each in came if each != "transient"] == soon
+    assert ("transient" in came) is is_clean
+    assert scheduled(own_broker) == {"q": 1}
+
+
+def test_kill_9_while_they_become_due_neither_loses_nor_doubles_one(own_broker: BrokerProcess) -> None:
+    count = 600
+    client = own_broker.connect()
+    for number in range(count):
+        later(client, str(number), 1000 + number * 2, confirmed=number == count - 1)
+    client.disconnect()
+    time.sleep(1.0)
+    for _ in range(4):
+        time.sleep(0.2)
+        own_broker.kill()
+        own_broker.close_clients()
+        own_broker.start()
+    own_broker.await_facts("q", waiting=count)
+    there = own_broker.what_is_left("q")
+    assert Counter(bodies(there)) == Counter(map(str, range(count)))
+    assert bodies(there) == [str(number) for number in range(count)]
+    assert scheduled(own_broker) == {"q": 0}
+
+
+def test_a_cron_expression_is_taken_and_counted(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    client.send("q", b"", persistent=True, confirmed=True, headers={"AMQ_SCHEDULED_CRON": "0 0 1 1 *"})
+    assert scheduled(own_broker) == {"q": 1}
+    assert json.dumps(own_broker.queues()["q"]) == "[0, 0, 0]"
+
+
+@pytest.mark.parametrize(
+    ("destination", "headers", "why"),
+    [
+        ("/queue/q", {"AMQ_SCHEDULED_DELAY": "soon"}, "'soon' is not a number"),
+        ("/queue/q", {"AMQ_SCHEDULED_REPEAT": "-2", "AMQ_SCHEDULED_PERIOD": "1"}, "'-2' is not a number"),
+        ("/queue/q", {"AMQ_SCHEDULED_CRON": "* * 30 2 *"}, "no cron expression, or never"),
+        ("/temp-queue/q", {"AMQ_SCHEDULED_DELAY": "1"}, "a temporary queue may be gone"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused(
+    broker: BrokerProcess, destination: str, headers: dict[str, str], why: str
+) -> None:
+    client = broker.connect()
+    with pytest.raises(Refused, match=why):
+        client.say("SEND", {"destination": destination} | headers, confirmed=True)

@@ -1,0 +1,217 @@
+"""When is a scheduled send due, how often, and what waits in between? The rest is in tests/property."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from truenext.batch import Batch
+from truenext.commands import Begin, Commit, Send
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.paging import Found, PageRead
+from truenext.engine.session import Session
+from truenext.engine.timers import TimersRead
+from truenext.errors import RemoteProtocolError
+from truenext.message import Message
+from truenext.record import decode, sequence_of, split_lane_key
+from truenext.room import Room
+from truenext.schedule import FOR_EVER, Schedule, begun, checked, due
+from truenext.store.memory import MemoryStore
+
+NOON_MS = int(datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp() * 1000)
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+
+
+class Run:
+    """An engine and its store, where everything is done at once."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.begin()
+
+    def begin(self) -> None:
+        recovered = self.store.recover()
+        self.engine = Engine(sequence_limit=recovered.sequence_limit)
+        self.now_ms = getattr(self, "now_ms", NOON_MS)
+        self.engine.tick(self.now_ms * 1000, 0)
+        queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
+        for lane, count in recovered.counts.items():
+            number, rank = split_lane_key(lane)
+            self.engine.restore_lane(queues[number], rank, count)
+        self.engine.start()
+        self.session: Session = self.engine.connect("s")
+        self.settle()
+
+    def at(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.engine.tick(now_ms * 1000, 0)
+        self.settle()
+
+    def settle(self) -> None:
+        engine = self.engine
+        while True:
+            effects = engine.turn()
+            for read in effects.reads:
+                page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+                found = [Found(sequence_of(one.key), decode(one.key, one.record)) for one in page.messages]
+                engine.page_read(read, PageRead(found, page.as_of, page.is_end))
+            for timer_read in effects.timer_reads:
+                timers = self.store.timers(timer_read.after, timer_read.limit)
+                engine.timers_read(timer_read, TimersRead(timers.timers, timers.as_of, timers.is_end))
+            batch = engine.take_batch()
+            if batch is not None:
+                self.apply(batch)
+            elif not (effects.reads or effects.timer_reads or engine.has_work):
+                return
+
+    def apply(self, batch: Batch) -> None:
+        if not batch.is_empty():
+            self.store.apply(batch)
+        self.engine.committed(batch)
+
+    def send(self, body: str, schedule: Schedule | None, *, queue: str = "q", transaction: str | None = None) -> None:
+        message = Message(4, True, 0, b"content-length:%d\n" % len(body), body.encode())
+        self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction, schedule=schedule))
+
+    def waiting(self) -> dict[str, tuple[int, int]]:
+        """Messages, and those that are still to be."""
+        return {each.name: (each.waiting(), self.engine.scheduled(each.name)) for each in self.engine.queues()}
+
+    def bodies(self) -> list[str]:
+        (queue,) = (each for each in self.engine.queues() if each.name == "q")
+        entries = sorted(queue.lanes[5].arrived, key=lambda entry: entry.sequence)
+        return [entry.message.body.decode() for entry in entries if entry.message is not None]
+
+
+def test_what_is_scheduled_is_counted_and_becomes_a_message_when_it_is_due() -> None:
+    run = Run()
+    run.send("later", Schedule(delay_ms=1000))
+    run.at(NOON_MS + 999)
+    assert run.waiting() == {"q": (0, 1)}
+    assert run.engine.next_due_ms == NOON_MS + 1000
+    run.at(NOON_MS + 1000)
+    assert run.waiting() == {"q": (1, 0)}
+    assert run.engine.next_due_ms is None
+
+
+def test_they_come_in_the_order_of_due_and_arrival_whatever_waits_between() -> None:
+    run = Run()
+    for number, delay_ms in enumerate([30, 10, 20, 10, 30, 10]):
+        run.send(str(number), Schedule(delay_ms=delay_ms))
+        run.send("other", Schedule(delay_ms=delay_ms), queue="other")
+    run.at(NOON_MS + 100)
+    assert run.bodies() == ["1", "3", "5", "2", "0", "4"]
+
+
+def test_a_thousand_come_due_in_order_though_pages_are_small() -> None:
+    run = Run()
+    for number in range(1000):
+        run.send(str(number), Schedule(delay_ms=1 + number % 7))
+    run.settle()
+    run.at(NOON_MS + 100)
+    assert run.bodies() == [str(number) for rest in range(7) for number in range(rest, 1000, 7)]
+
+
+def test_nothing_is_sent_twice_when_the_clock_is_set_back_and_forward() -> None:
+    run = Run()
+    run.send("soon", Schedule(delay_ms=10))
+    run.send("later", Schedule(delay_ms=HOUR_MS))
+    run.at(NOON_MS + 20)
+    run.at(NOON_MS - HOUR_MS)
+    run.at(NOON_MS + 20)
+    assert run.bodies() == ["soon"]
+    run.at(NOON_MS + 2 * HOUR_MS)
+    assert run.bodies() == ["soon", "later"]
+
+
+def test_a_repetition_keeps_its_beat_and_makes_up_for_nothing() -> None:
+    run = Run()
+    run.send("tick", Schedule(delay_ms=5, period_ms=10, repeat=3))
+    for at, count in ((4, 0), (5, 1), (15, 2), (48, 3), (54, 3), (55, 4), (1000, 4)):
+        run.at(NOON_MS + at)
+        assert len(run.bodies()) == count, at
+    assert run.waiting() == {"q": (4, 0)}
+
+
+def test_what_repeats_for_ever_goes_on_after_a_restart() -> None:
+    run = Run()
+    run.send("tick", Schedule(period_ms=10, repeat=FOR_EVER))
+    run.at(NOON_MS + 20)
+    before = run.waiting()["q"][0]
+    run.begin()
+    run.at(NOON_MS + 30)
+    assert run.waiting() == {"q": (before + 1, 1)}
+
+
+def test_each_hit_of_a_cron_expression_begins_its_delay_and_its_repetitions() -> None:
+    run = Run()
+    run.send("hourly", Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *"))
+    for hour in (1, 2):
+        for seconds, count in ((0, 0), (1, 1), (2, 2), (3, 2)):
+            run.at(NOON_MS + hour * HOUR_MS + seconds * 1000)
+            assert len(run.bodies()) == 2 * (hour - 1) + count
+    assert run.waiting() == {"q": (4, 1)}
+
+
+def test_inside_a_transaction_it_is_scheduled_at_commit_behind_what_is_sent_at_once() -> None:
+    run = Run()
+    run.engine.begin(run.session, Begin("t"))
+    run.send("first", None, transaction="t")
+    run.send("later", Schedule(delay_ms=0), transaction="t")
+    run.send("second", None, transaction="t")
+    run.settle()
+    assert run.waiting() == {}
+    run.engine.commit(run.session, Commit("t"))
+    run.settle()
+    assert run.bodies() == ["first", "second", "later"]
+
+
+def test_nothing_becomes_due_while_there_is_no_room_on_the_disk() -> None:
+    run = Run()
+    run.send("later", Schedule(delay_ms=10))
+    run.settle()
+    run.engine.room = Room.NONE
+    run.at(NOON_MS + 20)
+    assert run.waiting() == {"q": (0, 1)}
+    run.engine.room = Room.PLENTY
+    run.settle()
+    assert run.waiting() == {"q": (1, 0)}
+
+
+def test_nobody_can_name_the_queue_in_which_it_waits() -> None:
+    run = Run()
+    run.send("later", Schedule(delay_ms=10))
+    hidden = parse("/remote-temp-queue/scheduled/q", "s")
+    assert hidden.name == "/scheduled/q"
+    run.engine.send(run.session, Send(hidden, Message(4, False, 0, b"", b"")))
+    run.settle()
+    assert run.waiting() == {"q": (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "why"),
+    [
+        (Schedule(delay_ms=10**15), "100 years"),
+        (Schedule(repeat=1), "without AMQ_SCHEDULED_PERIOD"),
+        (Schedule(period_ms=1, repeat=FOR_EVER, cron="* * * * *"), "REPEAT:-1"),
+        (Schedule(cron="* * * *"), "five fields"),
+        (Schedule(cron="* * * * * *"), "five fields"),
+        (Schedule(cron="61 * * * *"), "no cron expression"),
+        (Schedule(cron="0 0 30 2 *"), "or never"),
+        (Schedule(cron="*" * 101), "five fields"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(schedule: Schedule, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        checked(schedule)
+
+
+def test_a_cron_expression_counts_in_utc_and_skips_what_was_missed() -> None:
+    schedule = Schedule(cron="30 12 * * *")
+    first = begun(schedule, NOON_MS)
+    assert first is not None
+    assert first.due_ms == NOON_MS + 30 * MINUTE_MS
+    is_sent, rest = due(schedule, first.due_ms, first.due_ms + 50 * HOUR_MS)
+    assert is_sent
+    assert [each.due_ms for each in rest] == [first.due_ms + 72 * HOUR_MS]

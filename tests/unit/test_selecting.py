@@ -1,0 +1,370 @@
+"""Do selectors of consumers find what is theirs, wherever it is, and does nobody else wait for that?
+
+That what they get is right, while anything happens, is asked by tests/property.
+"""
+
+from collections import deque
+
+from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.lane import Entry
+from truenext.engine.paging import Found, PageRead, Read
+from truenext.engine.selecting import ScanRead
+from truenext.engine.session import Session
+from truenext.engine.stuck import STUCK_MS, StuckAudit
+from truenext.limits import SCAN_FOUND_MAX, SCAN_PAGE_SIZE, SCAN_SIZE
+from truenext.message import Message
+from truenext.policy import Policies, Policy, WhileWaiting
+from truenext.record import decode, sequence_of
+from truenext.selector import selector
+from truenext.store.memory import MemoryStore
+
+A = parse("/queue/a", "s")
+RED, BLUE = "colour = 'red'", "colour = 'blue'"
+HIGH = "JMSPriority > 6"
+
+
+class World:
+    """An engine and its store, which does at once what it is asked for."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.store = MemoryStore()
+        self.store.recover()
+        self.engine = Engine(policies=Policies(policy or Policy()))
+        self.engine.start()
+        self.commit()
+        self.session = self.engine.connect("s")
+        self.reads: deque[Read] = deque()
+        self.pages = 0
+        self.got: dict[str, list[str]] = {}
+        self.entries: dict[str, list[Entry]] = {}
+
+    def commit(self) -> None:
+        batch = self.engine.take_batch()
+        if batch is not None:
+            if not batch.is_empty():
+                self.store.apply(batch)
+            self.engine.committed(batch)
+
+    def send(self, *bodies: str, colour: str = "", priority: int = 4, persistent: bool = False) -> None:
+        header = f"colour:{colour}\n".encode() if colour else b""
+        for body in bodies:
+            self.engine.send(self.session, Send(A, Message(priority, persistent, 0, header, body.encode())))
+
+    def subscribe(
+        self,
+        name: str,
+        wanted: str | None = None,
+        *,
+        window: int = 1000,
+        session: Session | None = None,
+        is_exclusive: bool = False,
+        has_express: bool = False,
+    ) -> None:
+        self.engine.subscribe(
+            session or self.session,
+            Subscribe(
+                name,
+                A,
+                AckMode.INDIVIDUAL,
+                window,
+                is_exclusive=is_exclusive,
+                has_express=has_express,
+                selector=None if wanted is None else selector(wanted),
+            ),
+        )
+
+    def turn(self) -> dict[str, list[str]]:
+        """What one turn dispatches, by subscription."""
+        effects = self.engine.turn()
+        self.reads.extend(effects.reads)
+        got: dict[str, list[str]] = {}
+        for consumer, entries in effects.deliveries.items():
+            got[consumer.subscription] = [bytes(entry.message.body).decode() for entry in entries if entry.message]
+            self.entries.setdefault(consumer.subscription, []).extend(entries)
+        return got
+
+    def read_page(self) -> tuple[Read, PageRead]:
+        """What the store shows by now of the page that was wanted first."""
+        read = self.reads.popleft()
+        page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+        found = [Found(sequence_of(each.key), decode(each.key, each.record), each.mark) for each in page.messages]
+        self.pages += 1
+        return read, PageRead(found, page.as_of, page.is_end)
+
+    def read_pages(self) -> None:
+        while self.reads:
+            self.engine.page_read(*self.read_page())
+
+    def settle(self) -> dict[str, list[str]]:
+        """What is dispatched until nothing more happens."""
+        got: dict[str, list[str]] = {}
+        for _ in range(10_000):
+            dispatched = self.turn()
+            for name, bodies in dispatched.items():
+                got.setdefault(name, []).extend(bodies)
+            if dispatched:
+                self.engine.taken(self.session)
+            self.commit()
+            self.read_pages()
+            if not (self.engine.has_work or self.engine.has_batch or self.reads):
+                return got
+        raise AssertionError("it never comes to rest")
+
+    def acknowledge(self, name: str) -> None:
+        for entry in self.entries.pop(name):
+            self.engine.acknowledge(self.session, Ack(name, entry.sequence))
+
+    def leave_memory(self) -> None:
+        """All that can."""
+        self.commit()
+        limit, self.engine.memory.limit = self.engine.memory.limit, 0
+        self.engine.relieve()
+        self.engine.memory.limit = limit
+        self.commit()
+
+
+def numbers(count: int, first: int = 0) -> list[str]:
+    return [str(number) for number in range(first, first + count)]
+
+
+def test_of_three_consumers_the_one_that_wants_high_priorities_never_gets_a_low_one_and_lows_go_to_the_others() -> None:
+    world = World()
+    for name, wanted in (("high", HIGH), ("one", None), ("two", None)):
+        world.subscribe(name, wanted)
+    world.send(*numbers(6), priority=2)
+    world.send("h1", "h2", "h3", priority=9)
+    got = world.settle()
+    assert sorted(body for bodies in got.values() for body in bodies) == sorted([*numbers(6), "h1", "h2", "h3"])
+    assert all(body.startswith("h") for body in got["high"])
+    # Before all lows, and each to whoever holds least: all three have one.
+    assert {bodies[0] for bodies in got.values()} == {"h1", "h2", "h3"}
+
+
+def test_a_match_behind_many_that_do_not_match_is_dispatched_in_the_turn_in_which_it_comes() -> None:
+    world = World()
+    world.subscribe("red", RED)
+    world.send(*numbers(5000), colour="blue")
+    assert world.settle() == {}
+    world.send("r", colour="red")
+    assert world.turn() == {"red": ["r"]}
+
+
+def test_the_same_where_those_before_it_are_only_in_the_store() -> None:
+    world = World()
+    world.subscribe("red", RED)
+    world.send(*numbers(3000), colour="blue", persistent=True)
+    world.settle()
+    world.leave_memory()
+    assert world.engine.memory.used == 0
+    world.send("r", colour="red")
+    assert world.turn() == {"red": ["r"]}
+    assert world.engine.memory.used < 1000
+
+
+def test_what_was_there_before_is_compared_in_slices_and_others_are_served_between_them() -> None:
+    world = World()
+    world.send(*numbers(4 * SCAN_SIZE), colour="blue")
+    world.send("r", colour="red")
+    world.subscribe("red", RED)
+    turns = 0
+    while not (got := world.turn()):
+        world.send("other", priority=9)
+        world.subscribe(f"other {turns}", window=1)
+        assert world.turn() == {f"other {turns}": ["other"]}
+        world.engine.unsubscribe(world.session, Unsubscribe(f"other {turns}"))
+        turns += 1
+    assert got == {"red": ["r"]}
+    assert turns >= 2
+
+
+def test_pages_of_a_scan_are_read_one_at_a_time_and_leave_nothing_in_memory_that_is_not_wanted() -> None:
+    world = World()
+    world.send(*numbers(10 * SCAN_SIZE), colour="blue", persistent=True)
+    world.send("r", colour="red", persistent=True)
+    world.settle()
+    world.leave_memory()
+    world.subscribe("red", RED)
+    for _ in range(10 * SCAN_SIZE // SCAN_PAGE_SIZE):
+        world.turn()
+        assert len(world.reads) == 1 and isinstance(world.reads[0], ScanRead)
+        assert world.engine.memory.used == 0
+        world.read_pages()
+    assert world.settle() == {"red": ["r"]}
+    assert world.pages == 10 * SCAN_SIZE // SCAN_PAGE_SIZE + 1
+
+
+def test_a_scan_ends_when_enough_was_found_and_goes_on_when_it_was_taken() -> None:
+    world = World()
+    count = 3 * SCAN_FOUND_MAX
+    world.send(*numbers(count), colour="red", persistent=True)
+    world.settle()
+    world.leave_memory()
+    world.subscribe("red", RED, window=SCAN_FOUND_MAX)
+    got = world.settle()["red"]
+    assert got == numbers(SCAN_FOUND_MAX)
+    # As many more wait in memory at the most, whatever is there.
+    assert world.engine.memory.used < 1000 * (2 * SCAN_FOUND_MAX + 1)
+    for _ in range(2):
+        world.acknowledge("red")
+        got += world.settle()["red"]
+    assert got == numbers(count)
+
+
+def test_too_much_that_arrives_and_is_not_taken_is_compared_when_that_is() -> None:
+    world = World()
+    world.subscribe("red", RED, window=1)
+    world.send(*numbers(SCAN_FOUND_MAX + 100), colour="red")
+    got = world.settle()["red"]
+    for _ in range(SCAN_FOUND_MAX + 99):
+        world.acknowledge("red")
+        got += world.settle()["red"]
+    assert got == numbers(SCAN_FOUND_MAX + 100)
+
+
+def test_a_commit_in_flight_holds_back_who_could_take_it_and_nobody_else() -> None:
+    world = World()
+    world.subscribe("red", RED)
+    world.subscribe("blue", BLUE)
+    world.send("r1", colour="red", persistent=True)
+    world.send("b1", colour="blue")
+    world.send("r2", colour="red")
+    assert world.turn() == {"blue": ["b1"]}
+    world.commit()
+    assert world.turn() == {"red": ["r1", "r2"]}
+
+
+def test_a_failed_message_that_holds_others_back_holds_back_who_could_take_it_and_nobody_else() -> None:
+    world = World(Policy(first_delay_ms=1000, while_waiting=WhileWaiting.HOLD))
+    world.subscribe("red", RED)
+    world.send("r1", colour="red")
+    world.settle()
+    world.engine.refuse(world.session, Nack("red", world.entries["red"][0].sequence))
+    world.subscribe("blue", BLUE)
+    world.send("b1", colour="blue")
+    world.send("r2", colour="red")
+    assert world.settle() == {"blue": ["b1"]}
+    world.engine.tick(1_000_000, 1_000_000)
+    assert world.settle() == {"red": ["r1", "r2"]}
+
+
+def test_what_is_given_back_from_the_middle_stands_at_its_place_again() -> None:
+    world = World()
+    world.send("1", "2", colour="blue")
+    world.send("3", colour="red")
+    world.send("4", colour="blue")
+    world.subscribe("red", RED)
+    assert world.settle() == {"red": ["3"]}
+    world.engine.unsubscribe(world.session, Unsubscribe("red"))
+    world.subscribe("all")
+    assert world.settle() == {"all": ["1", "2", "3", "4"]}
+
+
+def test_what_came_back_to_the_middle_and_leaves_out_of_its_turn_is_counted_once() -> None:
+    world = World()
+    world.send("1", "2", colour="blue")
+    world.send("3", colour="red")
+    world.send("4", colour="blue")
+    world.subscribe("red", RED)
+    world.settle()
+    world.engine.refuse(world.session, Nack("red", world.entries["red"][0].sequence))
+    world.engine.unsubscribe(world.session, Unsubscribe("red"))
+    (queue,) = world.engine.queues()
+    assert queue.waiting() == 4
+    world.engine.change_policies(Policies(Policy(attempts_max=1)))
+    assert queue.waiting() == 3 == sum(1 for lane in queue.lanes for _ in lane)
+
+
+def test_what_was_written_came_into_memory_and_left_it_while_a_page_was_compared_is_found() -> None:
+    world = World()
+    world.send("1", "2", "3", colour="blue", persistent=True)
+    world.settle()
+    world.leave_memory()
+    world.subscribe("red", RED)
+    world.turn()
+    world.send("r", colour="red", persistent=True)
+    scanned = world.read_page()
+    world.commit()
+    world.subscribe("all")
+    world.turn()
+    page = world.read_page()
+    world.engine.unsubscribe(world.session, Unsubscribe("all"))
+    world.engine.page_read(*page)
+    world.leave_memory()
+    world.engine.page_read(*scanned)
+    assert world.settle() == {"red": ["r"]}
+
+
+def test_a_lane_of_which_the_rest_was_plucked_is_served_to_its_end() -> None:
+    world = World(Policy(page_size=2))
+    world.send("1", "2", colour="blue", persistent=True)
+    world.settle()
+    world.leave_memory()
+    world.subscribe("red", RED, window=1)
+    world.settle()
+    world.send("3", "4", colour="red", persistent=True)
+    assert world.settle() == {"red": ["3"]}
+    world.subscribe("all")
+    assert world.settle() == {"all": ["1", "2", "4"]}
+
+
+def test_of_an_exclusive_consumer_what_its_selector_does_not_want_waits() -> None:
+    world = World()
+    world.subscribe("red", RED, is_exclusive=True)
+    world.subscribe("all")
+    world.send("b1", colour="blue")
+    world.send("r1", colour="red")
+    assert world.settle() == {"red": ["r1"]}
+    world.engine.unsubscribe(world.session, Unsubscribe("red"))
+    assert world.settle() == {"all": ["b1", "r1"]}
+
+
+def test_the_express_lane_brings_what_its_selector_wants() -> None:
+    world = World()
+    world.subscribe("red", RED, window=2, has_express=True)
+    world.send("1", "2", colour="red")
+    assert world.settle() == {"red": ["1", "2"]}
+    world.send("b", colour="blue", priority=9)
+    world.send("r", colour="red", priority=9)
+    assert world.settle() == {"red": ["r"]}
+
+
+def test_consumers_with_the_same_selector_take_turns() -> None:
+    world = World()
+    world.subscribe("one", RED)
+    world.subscribe("two", RED)
+    world.send(*numbers(4), colour="red")
+    assert world.settle() == {"one": ["0", "2"], "two": ["1", "3"]}
+
+
+def test_a_queue_whose_last_selector_has_gone_is_served_as_if_there_had_been_none() -> None:
+    world = World()
+    world.subscribe("red", RED)
+    (queue,) = world.engine.queues()
+    assert queue.selecting is not None
+    world.engine.unsubscribe(world.session, Unsubscribe("red"))
+    assert queue.selecting is None
+
+
+def test_what_nobodys_selector_wants_is_not_stuck_and_a_match_that_is_not_dispatched_is() -> None:
+    world = World()
+    world.subscribe("red", RED)
+    world.send(*numbers(5000), colour="blue")
+    world.settle()
+    audit = StuckAudit()
+
+    def said() -> list[str]:
+        names = []
+        for _ in range(20):
+            world.engine.tick(world.engine.now_ms * 1000 + 1_000_000, 0)
+            names += [queue.name for queue in audit.look(world.engine, [])]
+        return names
+
+    assert said() == []
+    world.send("r", colour="red")
+    # Nobody has taken a turn since.
+    assert said() == ["a"]
+    assert audit.stuck(world.engine.now_ms)[0][1] > STUCK_MS
+    world.settle()
+    assert said() == []
