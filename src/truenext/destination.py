@@ -9,6 +9,7 @@ Addresses as clients write them:
     /temp-topic/NAME                   a topic of the connection that says it
     /remote-temp-topic/SESSION/NAME    the same topic, as everybody else must say it
     /queue/a,/topic/b                  several of these at once, to be sent to
+    /subscription/CLIENT,NAME          a durable subscription, to be browsed
     /control/VERB                      a question to the broker itself
 """
 
@@ -31,6 +32,7 @@ selector last if it has one. No name in a client's address has a comma."""
 ENDED_PREFIX = "ended,"
 """Before the name of a durable subscription that has ended, until nothing of it is left."""
 
+DURABLE_ADDRESS_PREFIX = "/subscription/"
 TEMPORARY_PREFIX = "/temp-queue/"
 REMOTE_TEMPORARY_PREFIX = "/remote-temp-queue/"
 TEMPORARY_TOPIC_PREFIX = "/temp-topic/"
@@ -48,6 +50,8 @@ class Kind(Enum):
     """All topics whose names match a pattern; only to subscribe to."""
     COMPOSITE = "composite"
     """Several of the others; only to send to."""
+    DURABLE = "subscription"
+    """A durable subscription, whose key is the name; only to browse."""
     CONTROL = "control"
 
 
@@ -95,6 +99,9 @@ def parse(address: str, session: str) -> Destination:
 
     Raises: RemoteProtocolError if there is no such destination, or none yet.
     """
+    if address.startswith(DURABLE_ADDRESS_PREFIX):
+        client, _, name = address[len(DURABLE_ADDRESS_PREFIX) :].partition(",")
+        return Destination(Kind.DURABLE, durable_key(client, name))
     if "," in address:
         return _composite(address, session)
     if address.startswith("/queue/"):

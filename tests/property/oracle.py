@@ -546,6 +546,7 @@ class Oracle:
                     work.acknowledged = [each for each in work.acknowledged if each is not letter]
                     work.refused = [each for each in work.refused if each is not letter]
             self._remove(letter)
+        self._forget_commits(durable.queue)
         if self.leave_memory:
             # What had to be read first is gone before.
             for move in self.moves:
@@ -553,12 +554,20 @@ class Oracle:
                     self._remove(move.origin)
             self.moves = [move for move in self.moves if move.origin.queue != durable.queue]
 
+    def _forget_commits(self, queue: str) -> None:
+        """A queue has ended, and one of its name is another: what was being committed in it holds nobody back."""
+        for letter in self.letters:
+            if letter.queue == queue:
+                letter.visible_from = AT_ONCE
+
     def _end(self, reader: Reader) -> None:
         # Topics: it ends with UNSUBSCRIBE or its connection, and what is in it goes; transactions keep what they have.
         if _is_temporary(reader.queue) and self.topics.pop(reader.queue, None) is not None:
             self.wants.pop(reader.queue, None)
             for letter in self.letters:
-                letter.is_gone |= letter.queue == reader.queue
+                if letter.queue == reader.queue:
+                    letter.is_gone = True
+            self._forget_commits(reader.queue)
 
     def disconnect(self, peer: Peer, is_clean: bool) -> None:
         self._event += 1

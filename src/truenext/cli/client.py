@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from truenext.client.connection import Connection
+from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.errors import TruenextError
 from truenext.url import DEFAULT_URL
 from truenext.wire.stomp.frame import Frame
@@ -40,6 +41,10 @@ class Unasked(Failure):
 
 def address(queue: str) -> str:
     """`orders` is /queue/orders; what begins with / is an address already."""
+    if queue.startswith(SUBSCRIPTION_PREFIX):
+        # As `truenext queues` calls it.
+        _, client, name, *_ = queue.split(",", 3)
+        return f"{DURABLE_ADDRESS_PREFIX}{client},{name}"
     return queue if queue.startswith("/") else f"/queue/{queue}"
 
 

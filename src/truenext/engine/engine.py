@@ -466,16 +466,19 @@ class Engine:
         self._touched[queue] = None
 
     def browse(self, session: Session, browse: Browse) -> None:
-        """Raises: RemoteProtocolError if the subscription is taken, the queue is another connection's, or too many
-        browse.
+        """Raises: RemoteProtocolError if the subscription is taken, the queue is another connection's, there is no such
+        durable subscription, or too many browse.
         """
         session.check_subscription(browse.subscription, browse.destination)
         browsing = self._browsing.browsers
         if len(browsing) >= BROWSERS_MAX:
             raise RemoteProtocolError(f"more than {BROWSERS_MAX} are browsing; try again when others are done")
         name = browse.destination.name
-        # One that is not there is empty, and is not made for being looked at.
-        queue = self._queues.get(name) or Queue(browse.destination, 0, self._policies.of(name))
+        if browse.destination.kind is Kind.DURABLE:
+            queue = self._known_durable(name)
+        else:
+            # One that is not there is empty, and is not made for being looked at.
+            queue = self._queues.get(name) or Queue(browse.destination, 0, self._policies.of(name))
         browser = Browser(session, queue, browse, self.memory, last_sequence=self._next_sequence - 1)
         session.browsers[browse.subscription] = browser
         browsing[browser] = None
@@ -518,9 +521,7 @@ class Engine:
         return queue
 
     def _unsubscribe_durable(self, session: Session, unsubscribe: Unsubscribe) -> None:
-        queue = self._durable.get(unsubscribe.durable)
-        if queue is None:
-            raise RemoteProtocolError(f"there is no durable subscription {unsubscribe.durable!r}")
+        queue = self._known_durable(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
         if any(other is not consumer for other in queue.consumers):
             raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}")
@@ -529,6 +530,12 @@ class Engine:
             self._release(consumer, has_begun=False)
         self._end(queue)
         session.batch = self._batch.number
+
+    def _known_durable(self, key: str) -> Queue:
+        queue = self._durable.get(key)
+        if queue is None:
+            raise RemoteProtocolError(f"there is no durable subscription {key!r}")
+        return queue
 
     def _end(self, queue: Queue) -> None:
         """A durable subscription goes, which nobody uses, with all that is in it."""

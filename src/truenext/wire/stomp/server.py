@@ -194,6 +194,8 @@ class StompServer:
             return self._control(frame, destination)
         if destination.kind is Kind.PATTERN:
             raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to")
+        if destination.kind is Kind.DURABLE:
+            raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic")
         header = frame.lines
         producer = None
         number = 0
@@ -255,7 +257,12 @@ class StompServer:
         if destination.kind is Kind.COMPOSITE:
             raise RemoteProtocolError(f"subscriptions to composite destinations are not supported yet: {address!r}")
         if is_browse and destination.kind in (Kind.TOPIC, Kind.PATTERN):
-            raise RemoteProtocolError("browser:true is for queues: nothing waits in a topic")
+            raise RemoteProtocolError(
+                "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
+                "nothing waits in a topic"
+            )
+        if destination.kind is Kind.DURABLE and not is_browse:
+            raise RemoteProtocolError(f"{address} is to browse; to use it subscribe to its topic, durable")
         subscription = self._subscription_id(frame)
         durable = self._durable(frame, subscription)
         if durable and is_browse:
