@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
+from tests.integration.test_bulk import said, truenext
 
 
 def follow(client: RawClient, address: str, *, name: str = "1", headers: dict[str, str] | None = None) -> None:
@@ -237,3 +238,125 @@ def test_there_is_nothing_to_end_where_no_durable_subscription_is(broker: Broker
     client = known(broker, queue)
     client.say("UNSUBSCRIBE", {"id": "1", "durable": "true"})
     assert "there is no durable subscription" in client.error().headers["message"]
+
+
+# ---- With selectors, scheduled sends, and what whoever runs the broker does ----
+
+
+def test_a_subscription_with_a_selector_collects_only_what_that_wants_through_a_kill(own_broker: BrokerProcess) -> None:
+    headers = {"durable": "true", "selector": "colour = 'red' AND total > 5, 9"}
+    reader = known(own_broker)
+    reader.say("SUBSCRIBE", {"id": "1", "destination": "/topic/news"} | headers)
+    assert "selector" in reader.error().headers["message"]
+    headers["selector"] = "colour IN ('red', 'green') AND total > 5"
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers=headers)
+    for _ in range(2):
+        for number in range(10):
+            colour = "red" if number % 2 else "blue"
+            publish(reader, "/topic/news", str(number), {"persistent": "true", "colour": colour, "total": str(number)})
+        messages = reader.only(2)
+        assert bodies(messages) == ["7", "9"]
+        reader.ack(messages[0], confirmed=True)
+        reader.ack(messages[1], confirmed=True)
+        own_broker.kill()
+        own_broker.start()
+        reader = known(own_broker)
+        follow(reader, "/topic/news", headers=headers)
+    publish(reader, "/topic/news", "last", {"persistent": "true", "colour": "red", "total": "6"})
+    headers["selector"] = "colour = 'red'"
+    reader.message()
+    reader.unsubscribe()
+    follow(reader, "/topic/news", headers=headers)
+    assert not reader.arrived()
+
+
+def test_what_is_scheduled_for_a_topic_and_a_queue_comes_to_both_once_over_a_kill(own_broker: BrokerProcess) -> None:
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers={"durable": "true"})
+    follow(reader, "/topic/>", name="2")
+    headers = {"persistent": "true", "AMQ_SCHEDULED_DELAY": "300"}
+    publish(reader, "/topic/news", "soon", headers)
+    for message in reader.messages(2):
+        assert message.body == b"soon"
+        reader.ack(message, confirmed=True)
+    publish(reader, "/topic/news,/queue/q", "over the kill", headers)
+    own_broker.kill()
+    own_broker.start()
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers={"durable": "true"})
+    follow(reader, "/queue/q", name="2")
+    messages = reader.only(2)
+    assert bodies(messages) == ["over the kill"] * 2
+    assert {message.headers["subscription"] for message in messages} == {"1", "2"}
+    assert {message.headers["destination"] for message in messages} == {"/topic/news,/queue/q"}
+
+
+@pytest.mark.parametrize("address", ["/temp-topic/t", "/temp-queue/q", "/queue/a,/temp-topic/t"])
+def test_nothing_is_scheduled_for_what_may_be_gone(broker: BrokerProcess, address: str) -> None:
+    client = broker.connect()
+    client.say("SEND", {"destination": address, "AMQ_SCHEDULED_DELAY": "1"}, b"m")
+    assert "may be gone when a scheduled send is due" in client.error().headers["message"]
+
+
+def test_a_durable_subscription_is_listed_browsed_moved_and_purged_by_its_name(
+    broker: BrokerProcess, queue: str
+) -> None:
+    reader = known(broker, queue)
+    follow(reader, f"/topic/{queue}", headers={"activemq.subscriptionName": "n", "selector": "colour <> 'blue, light'"})
+    reader.unsubscribe()
+    name = f"subscription,{queue},n,{queue},colour <> 'blue, light'"
+    for number in range(10):
+        colour = "red" if number % 2 else "green"
+        publish(reader, f"/topic/{queue}", str(number), {"persistent": str(number > 3).lower(), "colour": colour})
+    listed = {each["name"]: each for each in json.loads(said(broker, "queues", "--json"))}
+    assert (listed[name]["waiting"], listed[name]["topic"]) == (10, queue)
+    assert said(broker, "browse", name, "--selector", "colour = 'red'").split() == list("13579")
+    assert said(broker, "browse", f"/subscription/{queue},n", "--limit", "2").split() == ["0", "1"]
+    assert said(broker, "move", name, f"{queue}.red", "--selector", "colour = 'red'") == f"5 moved to {queue}.red\n"
+    said(broker, "pause", name)
+    follow(reader, f"/topic/{queue}", headers={"activemq.subscriptionName": "n", "selector": "colour <> 'blue, light'"})
+    assert not reader.arrived()
+    said(broker, "resume", name)
+    assert bodies(reader.only(5)) == list("02468")
+    reader.unsubscribe()
+    assert said(broker, "purge", name) == "5 removed\n"
+    assert said(broker, "browse", name) == ""
+    reader.say("UNSUBSCRIBE", {"id": "1", "activemq.subscriptionName": "n"}, confirmed=True)
+    done = truenext(broker, "purge", name)
+    assert (done.returncode, f"there is no queue {name!r}" in done.stderr) == (1, True)
+    assert "there is no durable subscription" in truenext(broker, "browse", name).stderr
+    assert bodies(broker.what_is_left(f"{queue}.red")) == list("13579")
+
+
+@pytest.mark.parametrize(
+    ("command", "address", "why"),
+    [
+        ("SEND", "/subscription/c,n", "send to its topic"),
+        ("SUBSCRIBE", "/subscription/c,n", "subscribe to its topic"),
+        ("SEND", "/subscription/c", "name of a durable subscription '' is empty"),
+        ("SEND", "/queue/a,/subscription/c,n", "is empty"),
+    ],
+)
+def test_a_durable_subscription_has_an_address_for_browsing_alone(
+    broker: BrokerProcess, command: str, address: str, why: str
+) -> None:
+    client = broker.connect()
+    client.say(command, {"id": "1", "destination": address})
+    assert why in client.error().headers["message"]
+
+
+def test_dead_letters_of_a_subscription_with_a_long_selector_go_back_until_it_ends(
+    broker: BrokerProcess, queue: str
+) -> None:
+    reader = known(broker, queue)
+    headers = {"durable": "true", "selector": " OR ".join(f"number = {number}" for number in range(100))}
+    follow(reader, f"/topic/{queue}", headers=headers)
+    publish(reader, f"/topic/{queue}", "bad", {"persistent": "true", "number": "7"})
+    reader.nack(reader.message(), headers={"truenext-poison": "true"}, confirmed=True)
+    assert said(broker, "redrive", f"DLQ.subscription.{queue}.1").startswith("1 moved to subscription,")
+    message = reader.message()
+    assert message.body == b"bad"
+    reader.nack(message, headers={"truenext-poison": "true"}, confirmed=True)
+    reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
+    assert "1 left" in said(broker, "redrive", f"DLQ.subscription.{queue}.1")
