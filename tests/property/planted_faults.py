@@ -1767,6 +1767,19 @@ def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> Non
 
 
 @shows_in(TopicsMachine)
+def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
+    do_bulk = Engine.do_bulk
+
+    def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
+        queue = read.lane.queue
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setitem(engine._queues, queue.name, queue)
+            return do_bulk(engine, asked, read, page)
+
+    patch.setattr(Engine, "do_bulk", faulty)
+
+
+@shows_in(TopicsMachine)
 def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: Patch) -> None:
     schedule = Engine._schedule
 
