@@ -1532,14 +1532,6 @@ class TopicsMachine(BrokerMachine):
         "send": 12,
         "refuse": 3,
         "send_in_transaction": 5,
-        "schedule": 3,
-        "advance": 3,
-        "read_for_bulk": 4,
-        "do_bulk": 4,
-        "move_at_once": 1,
-        "purge_at_once": 1,
-        "pause": 1,
-        "resume": 2,
         "squeeze": 2,
         "crash": 2,
         "restart": 2,
@@ -1549,6 +1541,11 @@ class TopicsMachine(BrokerMachine):
         "read_for_redrive": 0,
         "redrive_at_once": 0,
         "change_policies": 0,
+        "schedule": 0,
+        "read_for_bulk": 0,
+        "move_at_once": 0,
+        "purge_at_once": 0,
+        "pause": 0,
     }
     ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
         "subscribe": {
@@ -1561,17 +1558,34 @@ class TopicsMachine(BrokerMachine):
         },
         "send": {"queue": st.sampled_from(OF_TOPICS)},
         "send_numbered": {"queue": st.sampled_from(OF_TOPICS)},
+        "send_in_transaction": {
+            "sends": st.lists(
+                st.tuples(st.sampled_from(OF_TOPICS), PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), min_size=1, max_size=3
+            )
+        },
+    }
+
+
+class BusyTopicsMachine(TopicsMachine):
+    """The same, with scheduled sends, and bulk work on durable subscriptions that may end meanwhile."""
+
+    WEIGHTS: ClassVar[dict[str, int]] = TopicsMachine.WEIGHTS | {
+        "schedule": 3,
+        "advance": 3,
+        "read_for_bulk": 4,
+        "do_bulk": 4,
+        "move_at_once": 1,
+        "purge_at_once": 1,
+        "pause": 1,
+        "resume": 2,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = TopicsMachine.ARGUMENTS | {
         "schedule": {"queue": st.sampled_from(OF_TOPICS)},
         "read_for_bulk": {"queue": st.sampled_from(OF_BULK)},
         "do_bulk": {"to": st.sampled_from(["b", None])},
         "move_at_once": {"queue": st.sampled_from(OF_BULK), "to": st.just("b")},
         "purge_at_once": {"queue": st.sampled_from([*OF_BULK, "subscription,c,o,>", "a"])},
         "pause": {"queue": st.sampled_from([*OF_BULK, "subscription,c,o,>", "a"])},
-        "send_in_transaction": {
-            "sends": st.lists(
-                st.tuples(st.sampled_from(OF_TOPICS), PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), min_size=1, max_size=3
-            )
-        },
     }
 
 
@@ -1670,6 +1684,7 @@ class SelectingMachine(BrokerMachine):
 
 MACHINES: list[type[BrokerMachine]] = [
     TopicsMachine,
+    BusyTopicsMachine,
     BrokerMachine,
     FailingMachine,
     PagingMachine,
