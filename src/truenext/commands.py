@@ -45,6 +45,8 @@ class Subscribe(msgspec.Struct, gc=False):
     """While it is there nobody else gets messages of the queue."""
     has_express: bool = False
     """It sorts what it holds: something more urgent may come to it beyond its window."""
+    durable: str = ""
+    """The durable subscription that it takes up (destination.durable_key); "" is none."""
     selector: Selector | None = None
     """Which messages are wanted; None is all."""
 
@@ -60,6 +62,8 @@ class Browse(msgspec.Struct, gc=False):
 
 class Unsubscribe(msgspec.Struct, gc=False):
     subscription: str
+    durable: str = ""
+    """The durable subscription that is to end, with what waits in it; "" is none."""
 
 
 class Ack(msgspec.Struct, gc=False):

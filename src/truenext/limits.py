@@ -46,6 +46,12 @@ SELECTOR_ANY_MAX = 256
 """Characters of a selector in those pieces of its LIKE patterns that hold a _ and stand between two %: only there the
 test takes as long as the value times the pattern."""
 
+COMPOSITE_MAX = 100
+"""Destinations that one message may be sent to at once."""
+
+COPIES_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes that are written for one message, all queues together that it stands in: they are in one batch."""
+
 TRANSACTIONS_MAX = 64
 """Open transactions of one connection: a session normally has one, a pool of workers a few."""
 

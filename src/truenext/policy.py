@@ -1,9 +1,7 @@
 """What may differ from queue to queue: how failures are treated, and how much of it may be in memory.
 
-    Policy      what holds for one queue
-    Policies    which policy that is, by the queue's name
-
-Names and patterns are of words with dots between them: `*` stands for one word, `>` at the end for one or more.
+Policy      what holds for one queue
+Policies    which policy that is, by the queue's name
 """
 
 from collections.abc import Mapping
@@ -13,6 +11,7 @@ from sys import maxsize
 
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.limits import ATTEMPTS_MAX, DELAY_MS_MAX, PAGE_SIZE, PAGE_SIZE_MAX
+from truenext.pattern import matches
 from truenext.setting import setting
 
 
@@ -185,36 +184,6 @@ class Policies:
         """The most specific pattern that a queue's name matches; None if there is none."""
         words = name.split(".")
         return next((pattern for pattern_words, pattern in self._patterns if matches(pattern_words, words)), None)
-
-
-def fault_of_pattern(pattern: str) -> str | None:
-    """Why this is no pattern; None if it is one.
-
-    >>> fault_of_pattern("orders.>"), fault_of_pattern("orders.>.new")
-    (None, '> stands for the rest of a name, and only at its end')
-    """
-    words = pattern.split(".")
-    if "" in words:
-        return "it has an empty word"
-    if ">" in words[:-1]:
-        return "> stands for the rest of a name, and only at its end"
-    for word in words:
-        if len(word) > 1 and set(word) & {"*", ">"}:
-            return f"{word!r}: * and > stand for whole words"
-    return None
-
-
-def matches(pattern: list[str], words: list[str]) -> bool:
-    """
-    >>> matches(["orders", ">"], ["orders", "new", "eu"]), matches(["orders", "*"], ["orders"])
-    (True, False)
-    """
-    if pattern[-1] == ">":
-        pattern = pattern[:-1]
-        if len(words) <= len(pattern):
-            return False
-        words = words[: len(pattern)]
-    return len(pattern) == len(words) and all(one in ("*", word) for one, word in zip(pattern, words, strict=True))
 
 
 def _specificity(pattern: list[str]) -> tuple[tuple[int, ...], int]:

@@ -26,6 +26,8 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Messages behind the first, or FOR_EVER."""
     cron: str = ""
     """Five fields, or none."""
+    to: str = ""
+    """The address, if it is not that of one queue."""
 
 
 class Waiting(NamedTuple):
@@ -65,14 +67,14 @@ def due(schedule: Schedule, due_ms: int, now_ms: int) -> tuple[bool, list[Waitin
     up for.
 
     >>> due(Schedule(period_ms=10, repeat=2), 100, 135)
-    (True, [Waiting(due_ms=140, schedule=Schedule(delay_ms=0, period_ms=10, repeat=1, cron=''))])
+    (True, [Waiting(due_ms=140, schedule=Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to=''))])
     """
     rest: list[Waiting] = []
     is_sent = True
     if schedule.cron:
         if schedule.delay_ms:
             is_sent = False
-            own = Schedule(period_ms=schedule.period_ms, repeat=schedule.repeat)
+            own = Schedule(period_ms=schedule.period_ms, repeat=schedule.repeat, to=schedule.to)
             rest.append(Waiting(due_ms + schedule.delay_ms, own))
         hit_ms = _next_hit(schedule.cron, max(due_ms, now_ms))
         if hit_ms is not None:
@@ -80,7 +82,7 @@ def due(schedule: Schedule, due_ms: int, now_ms: int) -> tuple[bool, list[Waitin
     if is_sent and schedule.repeat:
         left = schedule.repeat if schedule.repeat == FOR_EVER else schedule.repeat - 1
         again_ms = due_ms + schedule.period_ms * max(1, (now_ms - due_ms) // schedule.period_ms + 1)
-        rest.append(Waiting(again_ms, Schedule(period_ms=schedule.period_ms, repeat=left)))
+        rest.append(Waiting(again_ms, Schedule(period_ms=schedule.period_ms, repeat=left, to=schedule.to)))
     return is_sent, rest
 
 

@@ -176,6 +176,18 @@ def test_giving_a_queue_number_a_second_name_is_refused(disk: Disk) -> None:
     assert disk.crash().queues == {1: "orders"}
 
 
+def test_a_queue_number_gets_another_name_when_its_queue_has_ended(disk: Disk) -> None:
+    disk.apply(queues={1: "orders", 2: "kept"})
+    disk.apply(queues={1: "ended,orders"})
+    assert disk.crash().queues == {1: "ended,orders", 2: "kept"}
+    with pytest.raises(StoreError, match="there already"):
+        disk.apply(queues={1: "ended,orders"})
+    assert disk.crash().queues == {1: "ended,orders", 2: "kept"}
+    disk.apply(queues={1: "invoices"})
+    disk.stop()
+    assert disk.crash().queues == {1: "invoices", 2: "kept"}
+
+
 def test_removed_messages_are_gone_for_good(disk: Disk) -> None:
     disk.apply(puts=put(1, 2, 3), transient_puts=put(4, 5))
     disk.apply(removes=[key(2)], transient_removes=[key(4)])

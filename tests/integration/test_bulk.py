@@ -87,7 +87,7 @@ def test_a_purge_removes_what_waits_and_leaves_what_a_consumer_holds(broker: Bro
         ("move", {"queue": "nowhere", "to": "there"}, "there is no queue 'nowhere'"),
         ("move", {"queue": "orders"}, "missing required field `to`"),
         ("move", {"queue": "orders", "to": "orders"}, "is where they are"),
-        ("move", {"queue": "orders", "to": "a,b"}, "composite destinations"),
+        ("move", {"queue": "orders", "to": "a,b"}, "its name has a comma"),
         ("purge", {"queue": "orders", "selector": "colour ="}, "selector"),
         ("pause", {}, "missing required field `queue`"),
         ("resume", {"queue": "nowhere"}, "there is no queue 'nowhere'"),

@@ -207,9 +207,9 @@ def test_receipts_come_in_the_order_they_were_asked_for(connect: Connect, queue:
 @VERSIONS
 def test_an_error_reaches_it_and_ends_the_connection(connect: Connect, version: str) -> None:
     client = connect(version)
-    client.connection.subscribe("/topic/news", id="1", receipt="in question")
+    client.connection.subscribe("/exchange/news", id="1", receipt="in question")
     error = client.errors.get(timeout=PATIENCE_SECONDS)
-    assert error.headers["message"] == "topics are not supported yet: '/topic/news'"
+    assert error.headers["message"] == "exchanges are not supported yet: '/exchange/news'"
     assert error.headers["receipt-id"] == "in question"
     client.await_end()
     assert not client.is_connected

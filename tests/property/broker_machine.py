@@ -5,9 +5,10 @@ every durable batch, through restarts and shortness of memory. How the engine wo
 memory_audit.py looks inside); see test_against_oracle.py for how it is run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from sys import maxsize
 from typing import Any, ClassVar, TypeVar
 
@@ -41,7 +42,6 @@ from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, 
 from truenext.destination import parse
 from truenext.engine import groups, selecting
 from truenext.engine import place as places
-from truenext.engine.account import NoAccount
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, Purge, Redrive
 from truenext.engine.bulk import Wanted as BulkWanted
@@ -119,6 +119,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "connect": (1, {}),
     "subscribe": (2, SUBSCRIBING),
     "unsubscribe": (1, {"which": PICK}),
+    "end_durable": (0, {"who": PICK, "name": st.sampled_from(["n", "n", "o"])}),
     "disconnect": (1, {"who": PICK, "is_clean": YES_OR_NO, "taken": st.sampled_from([0, 0, 1, 2])}),
     "browse": (3, {"who": PICK, "queue": SENT_TO, "selector": st.sampled_from(sorted(SELECTORS))}),
     "browse_at_once": (2, {"who": PICK, "queue": SENT_TO, "selector": st.sampled_from(sorted(SELECTORS))}),
@@ -238,7 +239,21 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "restart": (1, {}),
 }
 """What may happen, how often relative to the rest, and with what."""
-RARE = sorted(name for name, (weight, _) in ACTIONS.items() if weight <= 2)
+RARE = sorted(name for name, (weight, _) in ACTIONS.items() if 0 < weight <= 2)
+OF_TOPICS = [
+    "/topic/news.eu",
+    "/topic/news.eu",
+    "/topic/news.us",
+    "/topic/news.us.ny",
+    "/topic/VirtualTopic.t",
+    "a,/topic/news.eu",
+    "/topic/news.us,/topic/news.eu,a,/queue/a",
+    "a",
+]
+"""Addresses to send to."""
+
+OF_BULK = ["subscription,c,n,news.eu", "subscription,c,n,news.*"]
+"""Of these one is there at a time: what is moved has no copy where it goes."""
 
 T = TypeVar("T")
 
@@ -285,8 +300,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.looks: list[Look] = []
         """Browses of those who are connected, also what they were told the end of."""
         self.disk = Disk()
-        self.accepted: list[tuple[str, str]] = []
-        """Label and queue of what the engine has given a sequence, and nobody has looked at."""
+        self.due: list[tuple[str, str]] = []
+        """Label and address of each scheduled send that has become a message, and nobody has looked at."""
         self.redriving: tuple[BulkLook, PageRead] | None = None
         """A page of dead letters that was read, and none was moved yet."""
         self.piece: tuple[BulkLook, PageRead, str | None, list[Letter]] | None = None
@@ -357,8 +372,9 @@ class BrokerMachine(RuleBasedStateMachine):
             redelivered_below=0 if recovered.clean_stop else recovered.sequence_limit,
             memory_limit=self.memory_limit,
             policies=Policies(self.policy),
-            account=Arrivals(self.accepted),
         )
+        scheduler = self.engine._scheduler
+        scheduler._send = partial(self._becomes_a_message, scheduler._send)
         self.redriving = self.piece = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
         self._tick()
@@ -414,11 +430,16 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _come_due(self) -> None:
         """Scheduled sends have become messages."""
-        accepted, self.accepted[:] = list(self.accepted), []
-        for label, queue in accepted:
-            if self.oracle.is_planned(label, queue):
-                note(f"# {queue}:{label} is due")
-                self.oracle.came_due(label, queue)
+        due, self.due[:] = list(self.due), []
+        for label, address in due:
+            note(f"# {address}:{label} is due")
+            self.oracle.came_due(label, address)
+
+    def _becomes_a_message(
+        self, send: Callable[[str, str, Message], None], name: str, to: str, message: Message
+    ) -> None:
+        self.due.append((_label(message), to or name))
+        send(name, to, message)
 
     def _audit(self) -> None:
         self._come_due()
@@ -504,17 +525,23 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(who)
         used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
         name = min({f"c{number}" for number in range(READERS_MAX)} - used)
-        destination = parse(f"/queue/{queue}", session.id)
+        address, _, durable = queue.partition("#")
+        if durable and self._is_used(durable):
+            return
+        destination = parse(_address(address), session.id)
         if self.WINDOW_MAX is not None:
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
         has_express &= mode is AckMode.INDIVIDUAL
         extras: dict[str, Any] = {"priority": priority, "is_exclusive": is_exclusive, "has_express": has_express}
         note(
-            f'engine.subscribe({peer.name}, Subscribe("{name}", /queue/{queue}, {mode}, {window}, '
+            f'engine.subscribe({peer.name}, Subscribe("{name}", {queue}, {mode}, {window}, '
             f"selector={selector!r}, **{extras}))"
         )
         wanted = None if selector is None else truenext.selector.selector(selector)
-        self.engine.subscribe(session, Subscribe(name, destination, mode, window, selector=wanted, **extras))
+        key = f"c,{durable}" if durable else ""
+        self.engine.subscribe(
+            session, Subscribe(name, destination, mode, window, selector=wanted, **extras, durable=key)
+        )
         self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, **extras)
 
     def unsubscribe(self, which: int) -> None:
@@ -522,6 +549,25 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f'engine.unsubscribe({reader.peer.name}, Unsubscribe("{reader.subscription}"))')
         self.engine.unsubscribe(self.sessions[reader.peer], Unsubscribe(reader.subscription))
         self.oracle.unsubscribe(reader)
+
+    def end_durable(self, who: int, name: str) -> None:
+        """By its subscriber, or, if there is none, by anybody."""
+        peer, session = self._peer(who)
+        durable = self.oracle.durable_of(name)
+        if durable is None:
+            return
+        subscription = "none"
+        for reader in self.oracle.readers:
+            if reader.queue == durable.queue:
+                peer, session, subscription = reader.peer, self.sessions[reader.peer], reader.subscription
+        note(f'engine.unsubscribe({peer.name}, Unsubscribe("{subscription}", "c,{name}"))')
+        self.engine.unsubscribe(session, Unsubscribe(subscription, f"c,{name}"))
+        self.oracle.end_durable(peer, name)
+        self.ask_receipt(list(self.sessions).index(peer))
+
+    def _is_used(self, name: str) -> bool:
+        durable = self.oracle.durable_of(name)
+        return durable is not None and any(reader.queue == durable.queue for reader in self.oracle.readers)
 
     def disconnect(self, who: int, is_clean: bool, taken: int) -> None:
         """Before a connection ends, its socket may have taken something yet."""
@@ -607,8 +653,8 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(who)
         for _ in range(count):
             parcel = self._parcel(priority, persistent, expires_in, is_big)
-            note(f"engine.send({peer.name}, Send(/queue/{queue}, {parcel}))")
-            self.engine.send(session, Send(parse(f"/queue/{queue}", session.id), _message(parcel)))
+            note(f"engine.send({peer.name}, Send({queue}, {parcel}))")
+            self.engine.send(session, Send(parse(_address(queue), session.id), _message(parcel)))
             self.oracle.send(peer, queue, parcel)
         if wants_receipt:
             self.ask_receipt(who)
@@ -632,8 +678,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def _send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str, number: int) -> None:
         peer, session = self._peer(who)
         parcel = self._parcel(priority, persistent, None, False)
-        note(f'engine.send({peer.name}, Send(/queue/{queue}, {parcel}, None, "{producer}", {number}))')
-        send = Send(parse(f"/queue/{queue}", session.id), _message(parcel), None, producer, number)
+        note(f'engine.send({peer.name}, Send({queue}, {parcel}, None, "{producer}", {number}))')
+        send = Send(parse(_address(queue), session.id), _message(parcel), None, producer, number)
         self.engine.send(session, send)
         self.oracle.send_numbered(peer, queue, parcel, producer, number)
 
@@ -738,11 +784,11 @@ class BrokerMachine(RuleBasedStateMachine):
         """Returns: False if open transactions take too much memory for one more send; its connection has ended then."""
         peer, session = self._peer(who)
         message = _message(parcel)
-        note(f'engine.send({peer.name}, Send(/queue/{queue}, {parcel}, "{transaction}"))')
+        note(f'engine.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))')
         kept = [_size(_message(each)) for one in self.oracle.peers for each in one.parcels_in_transactions()]
         is_too_much = bool(kept) and sum(kept) + _size(message) > self.memory_limit // 4
         try:
-            self.engine.send(session, Send(parse(f"/queue/{queue}", session.id), message, transaction))
+            self.engine.send(session, Send(parse(_address(queue), session.id), message, transaction))
         except NoRoomError as error:
             if not is_too_much:
                 raise Disagreement(f"there is room for {_size(message)} bytes beside {kept}") from error
@@ -818,7 +864,9 @@ class BrokerMachine(RuleBasedStateMachine):
         if batch is not None:
             self.disk.queue_names.update(batch.queues)
             puts = [(key, decode(key, record)) for key, record in (batch.puts | batch.transient_puts).items()]
-            puts = [(key, message) for key, message in puts if not self.disk.is_hidden(key)]
+            puts = [
+                (key, message) for key, message in puts if not (self.disk.has_ended(key) or self.disk.is_hidden(key))
+            ]
             for key, message in puts:
                 self.oracle.arrived(_label(message), self.disk.queue_names[split_lane_key(key[:-8])[0]])
             self.oracle.saw_batch([self._stored_letter(key, message) for key, message in puts])
@@ -882,8 +930,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def relieve(self) -> None:
         note("engine.relieve()")
-        if self.engine.relieve():
-            raise Disagreement("a connection is to be ended, though there are no temporary queues")
+        for session in self.engine.relieve():
+            peer = next(peer for peer, one in self.sessions.items() if one is session)
+            if not any(reader.peer is peer and reader.queue in self.oracle.topics for reader in self.oracle.readers):
+                raise Disagreement(f"{peer.name} is to be ended, though it has no temporary queues")
+            self.disconnect(list(self.sessions).index(peer), False, 0)
 
     def send_and_refuse(
         self, who: int, priority: int, persistent: bool, which: int, delay: int | None, is_poison: bool
@@ -934,11 +985,11 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(who)
         for delay in delays:
             parcel = self._parcel(priority, persistent, None, False)
-            note(f"engine.send({peer.name}, Send(/queue/{queue}, {parcel}), in {delay} ms)")
-            self.engine.send(
-                session, Send(parse(f"/queue/{queue}", session.id), _message(parcel), schedule=Schedule(delay_ms=delay))
-            )
-            self.oracle.schedule(peer, queue, parcel, delay)
+            destination = parse(_address(queue), session.id)
+            note(f"engine.send({peer.name}, Send({destination.address}, {parcel}), in {delay} ms)")
+            self.engine.send(session, Send(destination, _message(parcel), schedule=Schedule(delay_ms=delay)))
+            planned = destination.address if destination.is_spread else queue
+            self.oracle.schedule(peer, planned, parcel, delay)
 
     def read_for_bulk(self, queue: str, rank: int, selector: str | None) -> None:
         """The page of a piece, at the first lane from `rank` on that has anything."""
@@ -997,6 +1048,9 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.bulk_done(here, moved, to)
 
     def pause(self, queue: str) -> None:
+        if "," in queue and queue not in {each.name for each in self.engine.queues()}:
+            # Other queues are made for that.
+            return
         note(f'engine.pause("{queue}")')
         self.engine.pause(queue)
         self.oracle.pause(queue, is_paused=True)
@@ -1114,6 +1168,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._begin_run_with(self.disk.restart())
 
     def _begin_run_with(self, recovered: Recovered) -> None:
+        self.oracle.queues = {name for name in recovered.queues.values() if "," not in name}
         self.oracle.recovered([self._stored_letter(key, each.message)[0] for key, each in self.disk.contents().items()])
         self._begin_run(recovered)
 
@@ -1490,6 +1545,76 @@ class FailingMachine(BrokerMachine):
     ARE_NARROW: ClassVar[list[bool]] = [True, False]
 
 
+class TopicsMachine(BrokerMachine):
+    """Subscriptions to topics, and sends to many queues at once; now and then memory is short."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.sampled_from([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
+        "subscribe": 4,
+        "unsubscribe": 3,
+        "end_durable": 3,
+        "send": 12,
+        "refuse": 3,
+        "send_in_transaction": 5,
+        "squeeze": 2,
+        "crash": 2,
+        "restart": 2,
+        "browse": 0,
+        "browse_at_once": 0,
+        "browse_while_messages_leave": 0,
+        "read_for_redrive": 0,
+        "redrive_at_once": 0,
+        "change_policies": 0,
+        "schedule": 0,
+        "read_for_bulk": 0,
+        "move_at_once": 0,
+        "purge_at_once": 0,
+        "pause": 0,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "subscribe": {
+            "queue": st.sampled_from(
+                ["/topic/news.eu", "/topic/news.*", "/topic/>", "/topic/VirtualTopic.>"] * 2
+                + ["/topic/news.eu#n", "/topic/news.eu#n", "/topic/news.eu#n", "/topic/news.*#n", "/topic/>#o"] * 2
+                + ["a", "Consumer.x.VirtualTopic.t", "Consumer.y.VirtualTopic.t", "Consumer.x.VirtualTopic.u"]
+            ),
+            "selector": st.sampled_from([None] * 8 + sorted(SELECTORS_OF_CONSUMERS)),
+        },
+        "send": {"queue": st.sampled_from(OF_TOPICS)},
+        "send_numbered": {"queue": st.sampled_from(OF_TOPICS)},
+        "send_in_transaction": {
+            "sends": st.lists(
+                st.tuples(st.sampled_from(OF_TOPICS), PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), min_size=1, max_size=3
+            )
+        },
+    }
+
+
+class BusyTopicsMachine(TopicsMachine):
+    """The same, with scheduled sends, and bulk work on durable subscriptions that may end meanwhile."""
+
+    WEIGHTS: ClassVar[dict[str, int]] = TopicsMachine.WEIGHTS | {
+        "schedule": 3,
+        "advance": 3,
+        "read_for_bulk": 4,
+        "do_bulk": 4,
+        "move_at_once": 1,
+        "purge_at_once": 1,
+        "pause": 1,
+        "resume": 2,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = TopicsMachine.ARGUMENTS | {
+        "schedule": {"queue": st.sampled_from(OF_TOPICS)},
+        "read_for_bulk": {"queue": st.sampled_from(OF_BULK)},
+        "do_bulk": {"to": st.sampled_from(["b", None])},
+        "move_at_once": {"queue": st.sampled_from(OF_BULK), "to": st.just("b")},
+        "purge_at_once": {"queue": st.sampled_from([*OF_BULK, "subscription,c,o,>", "a"])},
+        "pause": {"queue": st.sampled_from([*OF_BULK, "subscription,c,o,>", "a"])},
+    }
+
+
 class BulkMachine(BrokerMachine):
     """Messages are moved and removed, in memory or not, and queues paused, while all goes on."""
 
@@ -1533,18 +1658,6 @@ class ScheduledMachine(BrokerMachine):
     }
     WINDOW_MAX = 2
     ARE_NARROW: ClassVar[list[bool]] = [True, False]
-
-
-class Arrivals(NoAccount):
-    """Notes what is accepted."""
-
-    def __init__(self, accepted: list[tuple[str, str]]) -> None:
-        super().__init__()
-        self._accepted = accepted
-
-    def accepted(self, entry: Entry) -> None:
-        assert entry.message is not None
-        self._accepted.append((_label(entry.message), entry.lane.queue.name))
 
 
 class SelectingMachine(BrokerMachine):
@@ -1650,6 +1763,8 @@ class ExpiringGroupsMachine(GroupsMachine):
 
 
 MACHINES: list[type[BrokerMachine]] = [
+    TopicsMachine,
+    BusyTopicsMachine,
     BrokerMachine,
     FailingMachine,
     PagingMachine,
@@ -1690,6 +1805,11 @@ def _ask_who_waits(queue: Queue) -> None:
 
 def _one_of(things: list[T], which: int) -> T:
     return things[which % len(things)]
+
+
+def _address(queue: str) -> str:
+    """Of a queue, or of whatever begins with a slash; also of several."""
+    return ",".join(part if part.startswith("/") else f"/queue/{part}" for part in queue.split(","))
 
 
 def _message(parcel: Parcel) -> Message:

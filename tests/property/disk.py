@@ -14,12 +14,13 @@ from sys import maxsize
 from typing import NamedTuple
 
 from truenext.batch import Batch, Mark
+from truenext.destination import ENDED_PREFIX
 from truenext.engine.browse import BrowseRead
 from truenext.engine.paging import Found, Look, PageRead, Read
 from truenext.engine.timers import TimerRead, TimersRead
 from truenext.message import Message
 from truenext.order import RANKS
-from truenext.record import decode, lane_key, sequence_of, split_lane_key
+from truenext.record import LANE_KEY_SIZE, decode, lane_key, sequence_of, split_lane_key
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered
 
@@ -133,11 +134,15 @@ class Disk:
 
     # The whole --------------------------------------------------------------------------------------------------------
 
+    def has_ended(self, key: bytes) -> bool:
+        """It is a message of a durable subscription that has ended, and is on its way out."""
+        return self.queue_names[split_lane_key(key[:LANE_KEY_SIZE])[0]].startswith(ENDED_PREFIX)
+
     def contents(self) -> dict[bytes, Stored]:
         """All messages, by key."""
         found: dict[bytes, Stored] = {}
         for queue, name in self.queue_names.items():
-            if not name.startswith(HIDDEN_PREFIX):
+            if not name.startswith((HIDDEN_PREFIX, ENDED_PREFIX)):
                 found |= self._contents_of(queue)
         return found
 

@@ -17,6 +17,12 @@ from truenext.policy import Policy
 def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
     """What is wrong in the books; they are to be right after every step."""
     counted = {queue: _size(_all(queue, sessions)) for queue in engine.queues()}
+    # What transactions have of subscriptions that have ended.
+    for session in sessions:
+        for transaction in session.transactions.values():
+            for entry in transaction.acknowledged + transaction.refused:
+                if entry.lane.queue not in counted:
+                    counted[entry.lane.queue] = _size(_all(entry.lane.queue, sessions))
     memory = engine.memory
     books = [
         (f"resident of {queue.name}", queue.resident, in_memory) for queue, in_memory in counted.items()
@@ -37,7 +43,7 @@ def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
         for queue in engine.queues()
         if any(lane.recent or lane.reading for lane in queue.lanes)
     ]
-    evictable = {queue: _size(_that_can_leave(queue)) for queue in engine.queues()}
+    evictable = {queue: _size(_that_can_leave(queue)) for queue in engine.queues() if not queue.is_temporary}
     if engine.memory.excess > 0 and any(evictable.values()):
         wrong.append(f"{engine.memory.excess} bytes too many, and {evictable} can leave")
     wrong += [

@@ -17,6 +17,7 @@ SOCKETS_BYTES_MIN = 4 * 1024 * 1024
 """All sockets together may have so much to take, however little memory there is."""
 
 DEAD_LETTER_PREFIX = "DLQ."
+TOPIC = "/topic/"
 AT_ONCE = 0
 
 Wanted = Callable[["Parcel"], bool]
@@ -199,11 +200,13 @@ class Letter:
     event: int
     """Which command accepted it."""
     block: int
-    """The transaction that accepted it, 0 if none: its sequences are unbroken."""
+    """The transaction or the send to many queues that accepted it, 0 if none: its sequences are unbroken."""
     visible_from: int
     """The batch that makes it visible."""
     stored_in: int | None
     """The batch that writes it; of a transient one that left memory, once that was seen."""
+    copies: range = range(0)
+    """`order` of all copies of the send; which of them is which, nobody has said."""
     is_dead_letter: bool = False
     origin: "Letter | None" = None
     """What a dead letter was."""
@@ -277,6 +280,22 @@ class Move:
     """The batch that gathered when it failed."""
 
 
+@dataclass(eq=False)
+class Durable:
+    """A durable subscription, from the batch that makes it to that which ends it."""
+
+    queue: str
+    topic: str
+    selector: str | None
+    made_in: int
+    ended_in: int | None = None
+
+    @property
+    def dead_letters(self) -> str:
+        """Attempts: `DLQ.` + name, which is that of client and subscription."""
+        return DEAD_LETTER_PREFIX + ".".join(self.queue.split(",")[:3])
+
+
 @dataclass(frozen=True)
 class Use:
     """The first use of a producer's number."""
@@ -331,6 +350,14 @@ class Oracle:
         self.scanning_for: dict[str, dict[Reader, int]] = {}
         """Queues with groups, and in each up to which rank a consumer waits for what is compared or read; told by the
         broker."""
+        self.topics: dict[str, str] = {}
+        """Of each subscription to a topic what it is to, by its queue."""
+        self.wants: dict[str, str] = {}
+        """Of those that have one, the selector."""
+        self.durables: list[Durable] = []
+        """All that a crash may leave."""
+        self.queues: set[str] = set()
+        """Ordinary ones that are known to exist."""
         self.peers: list[Peer] = []
         self.ended: list[Peer] = []
         self.sequences: dict[Letter, int] = {}
@@ -346,6 +373,8 @@ class Oracle:
         self.gathering = 1
         self.in_flight: int | None = None
         self.durable = 0
+        self._is_roomy = False
+        """No connection's room shuts in this turn, so that any order of the queues will do, or none."""
         self._reading: dict[str, int] = {}
         """Queues for which pages are being read, with the smallest rank among those."""
         self.scanning: dict[tuple[str, str], int] = {}
@@ -376,6 +405,18 @@ class Oracle:
         selector: str | None = None,
     ) -> Reader:
         step = self._next_step()
+        if "#" in queue:
+            topic, _, name = queue.removeprefix(TOPIC).partition("#")
+            queue = self._take_up(peer, name, topic, selector)
+            selector = None
+        elif queue.startswith(TOPIC):
+            topic = queue.removeprefix(TOPIC)
+            queue = f"/{peer.name}//{subscription}"
+            self._begin_subscription(queue, topic, selector)
+            # Topics: what its selector does not want is not copied; from there on it has none.
+            selector = None
+        else:
+            self.queues.add(queue)
         reader = Reader(peer, subscription, queue, mode, window, step, priority, is_exclusive, has_express)
         reader.selector = selector
         self.readers.append(reader)
@@ -387,7 +428,7 @@ class Oracle:
             peer.transactions[transaction].sends.append((queue, parcel))
             return
         self._event += 1
-        self._accept(peer, queue, parcel)
+        self._accept(peer, queue, parcel, block=self._event)
 
     def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> None:
         # L5: accepted once; the receipt of a repeat waits until the first is durable.
@@ -396,7 +437,7 @@ class Oracle:
             self._wait(peer, must=first.batch, may=self.gathering)
             return
         self.send(peer, queue, parcel)
-        self._use(producer, number, is_stored=parcel.persistent)
+        self._use(producer, number, is_stored=self._is_stored(queue, parcel))
         self._wait(peer, may=self.gathering)
 
     def acknowledge(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
@@ -441,8 +482,8 @@ class Oracle:
                 return
         assert work is not None
         # Ready: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
-        is_lasting = any(parcel.persistent for _, parcel in work.sends)
-        is_lasting = is_lasting or any(letter.persistent for letter in work.acknowledged)
+        is_lasting = any(self._is_stored(queue, parcel) for queue, parcel in work.sends)
+        is_lasting |= any(letter.persistent and not _is_temporary(letter.queue) for letter in work.acknowledged)
         visible_from = self.gathering if is_lasting else AT_ONCE
         for queue, parcel in work.sends:
             self._accept(peer, queue, parcel, visible_from=visible_from, block=self._event)
@@ -471,6 +512,73 @@ class Oracle:
         self._end(reader)
         self._wait(reader.peer, may=self.gathering)
         self._give_back(self.unacknowledged(reader), charged=[])
+        self._end_subscription(reader)
+
+    def durable_of(self, name: str) -> Durable | None:
+        """The durable subscription of this name that is there."""
+        found = [one for one in self.durables if one.queue.split(",")[2] == name and one.ended_in is None]
+        return found[0] if found else None
+
+    def _take_up(self, peer: Peer, name: str, topic: str, selector: str | None) -> str:
+        durable = self.durable_of(name)
+        if durable is not None and (durable.topic, durable.selector) != (topic, selector):
+            self.end_durable(peer, name)
+            durable = None
+        if durable is None:
+            queue = ",".join(filter(None, ("subscription,c", name, topic, selector)))
+            durable = Durable(queue, topic, selector, self.gathering)
+            self.durables.append(durable)
+            self._begin_subscription(queue, topic, selector)
+            self._wait(peer, must=self.gathering)
+        return durable.queue
+
+    def _begin_subscription(self, queue: str, topic: str, selector: str | None) -> None:
+        self.topics[queue] = topic
+        if selector is not None:
+            self.wants[queue] = selector
+
+    def end_durable(self, peer: Peer, name: str) -> None:
+        """Topics: all that is in it goes, what open transactions have of it too, in one step."""
+        self._event += 1
+        durable = self.durable_of(name)
+        assert durable is not None
+        for reader in [reader for reader in self.readers if reader.queue == durable.queue]:
+            self.unsubscribe(reader)
+        durable.ended_in = self.gathering
+        del self.topics[durable.queue]
+        self.wants.pop(durable.queue, None)
+        self.pause(durable.queue, is_paused=False)
+        self._wait(peer, must=self.gathering)
+        there = [each for each in self.letters if each.queue == durable.queue and not each.is_gone]
+        # Of what has expired nobody can see whether it is gone already.
+        for letter in [each for each in there if not self._may_be_removed(each)]:
+            for work in (letter.acknowledged_by, letter.refused_by):
+                if work is not None:
+                    work.acknowledged = [each for each in work.acknowledged if each is not letter]
+                    work.refused = [each for each in work.refused if each is not letter]
+            self._remove(letter)
+        self._forget_commits(durable.queue)
+        if self.leave_memory:
+            # What had to be read first is gone before.
+            for move in self.moves:
+                if move.origin.queue == durable.queue:
+                    self._remove(move.origin)
+            self.moves = [move for move in self.moves if move.origin.queue != durable.queue]
+
+    def _forget_commits(self, queue: str) -> None:
+        """A queue has ended, and one of its name is another: what was being committed in it holds nobody back."""
+        for letter in self.letters:
+            if letter.queue == queue:
+                letter.visible_from = AT_ONCE
+
+    def _end_subscription(self, reader: Reader) -> None:
+        # Topics: it ends with UNSUBSCRIBE or its connection, and what is in it goes; transactions keep what they have.
+        if _is_temporary(reader.queue) and self.topics.pop(reader.queue, None) is not None:
+            self.wants.pop(reader.queue, None)
+            for letter in self.letters:
+                if letter.queue == reader.queue:
+                    letter.is_gone = True
+            self._forget_commits(reader.queue)
 
     def disconnect(self, peer: Peer, is_clean: bool) -> None:
         self._event += 1
@@ -478,16 +586,20 @@ class Oracle:
         if NACKED_STAYS_WITH_TRANSACTION:
             returned += [letter for work in peer.transactions.values() for letter in work.refused]
         charged = list(returned)
+        ended: list[Reader] = []
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
             returned += held
             if held and reader.mode is not AckMode.AUTO:
                 charged.append(held[0])
             self._end(reader)
+            ended.append(reader)
         self.looks = [look for look in self.looks if look.peer is not peer]
         self.peers.remove(peer)
         self.ended.append(peer)
         self._give_back(returned, charged=[] if is_clean else charged)
+        for reader in ended:
+            self._end_subscription(reader)
 
     def taken(self, peer: Peer) -> None:
         """The socket took every byte: there is room again, and auto mode counts it as acknowledged."""
@@ -637,6 +749,14 @@ class Oracle:
             letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
         self.owners = {}
+        # Topics: it survives every end of the broker; durably ended it has.
+        kept = [one for one in self.durables if one.made_in <= self.durable]
+        self.durables = [one for one in kept if one.ended_in is None or one.ended_in > self.durable]
+        for one in self.durables:
+            one.made_in, one.ended_in = AT_ONCE, None
+        self.topics, self.wants = {}, {}
+        for one in self.durables:
+            self._begin_subscription(one.queue, one.topic, one.selector)
         self.in_flight = None
         self.durable = self.gathering
         self.gathering += 1
@@ -693,11 +813,10 @@ class Oracle:
         self._event += 1
         if parcel.persistent:
             self._wait(peer, must=self.gathering)
+        # Whatever queue is named is there from now on.
+        self.copied_to(queue, parcel)
         self._order += 1
         self.planned.append(Planned(parcel, queue, self.now_ms + delay_ms, self._order, self.gathering))
-
-    def is_planned(self, label: str, queue: str) -> bool:
-        return any((each.parcel.label, each.queue, each.removed_in) == (label, queue, None) for each in self.planned)
 
     def came_due(self, label: str, queue: str) -> None:
         """The broker has made a message of a scheduled send.
@@ -714,12 +833,8 @@ class Oracle:
             raise Disagreement(f"{first} becomes a message at {self.now_ms}, when batch {self.durable} is durable")
         self._event += 1
         first.removed_in = self.gathering
-        self._order += 1
-        parcel, stored_in = first.parcel, self.gathering if first.parcel.persistent else None
-        order, event = self._order, self._event
-        self.letters.append(
-            Letter(parcel, queue, parcel.persistent, order, event, 0, self.gathering, stored_in=stored_in)
-        )
+        # Topics: it is sent now, to whoever subscribes now.
+        self._accept(None, queue, first.parcel, visible_from=self.gathering, block=self._event)
 
     def is_any_overdue(self) -> bool:
         return any(each.removed_in is None and each.due_ms <= self.now_ms for each in self.planned)
@@ -842,7 +957,7 @@ class Oracle:
         """Deliveries and attempts: it is dead-lettered; only a restart or a change of policies may leave that
         still to come."""
         has_failed = letter.attempts >= self.attempts_max or letter.is_poison
-        return has_failed and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+        return has_failed and not _keeps_failures(letter.queue)
 
     def is_waiting_for_next_try(self, letter: Letter) -> bool:
         # Ready, due.
@@ -1006,6 +1121,9 @@ class Oracle:
         here = [each for each in self.letters if each.queue == queue and not each.is_gone and each.holder is None]
         # Expiry: removed when dispatch comes upon it, too; nobody can see when that was.
         at_most = sum(not self.is_overdue(letter) for letter in here)
+        if _is_temporary(queue):
+            # Expiry: there only dispatch comes upon it.
+            at_most = len(here)
         return sum(not self.is_expired(letter) for letter in here), at_most
 
     def arrived(self, label: str, queue: str) -> Letter:
@@ -1015,6 +1133,9 @@ class Oracle:
         before that, so that their sequences are of that time.
         """
         at_home = queue.removeprefix(DEAD_LETTER_PREFIX)
+        for durable in self.durables:
+            if durable.dead_letters == queue and self._has_been(label, durable.queue):
+                at_home = durable.queue
         known = [each for each in self.letters if each.parcel.label == label and each.queue == queue]
         if at_home == queue or any(not each.is_gone for each in known):
             return self.letter(label, queue)
@@ -1042,6 +1163,9 @@ class Oracle:
         )
         self.letters.append(letter)
         return letter
+
+    def _has_been(self, label: str, queue: str) -> bool:
+        return any(each.parcel.label == label and each.queue == queue for each in self.letters)
 
     def saw_batch(self, stored: list[tuple[Letter, int]]) -> None:
         """Learn the sequences of new stored messages.
@@ -1080,7 +1204,9 @@ class Oracle:
             if self.leave_memory and (letter.is_dead_letter or other.is_dead_letter) and letter.queue != other.queue:
                 is_right = sequence != theirs
             elif letter.block and other.block == letter.block:
-                is_right = sequence - theirs == letter.order - other.order
+                apart = sequence - theirs
+                least = letter.copies.start - other.copies.stop + 1
+                is_right = apart != 0 and least <= apart <= letter.copies.stop - other.copies.start - 1
             elif letter.event != other.event or letter.queue == other.queue:
                 is_right = sequence != theirs and (sequence < theirs) == (letter.order < other.order)
             else:
@@ -1121,30 +1247,55 @@ class Oracle:
 
     def _accept(
         self,
-        peer: Peer,
+        peer: Peer | None,
         queue: str,
         parcel: Parcel,
         *,
         visible_from: int | None = None,
         block: int = 0,
     ) -> None:
-        if parcel.persistent:
-            self._wait(peer, must=self.gathering)  # L1
-        if visible_from is None:
-            visible_from = self.gathering if parcel.persistent and not self.is_concurrent else AT_ONCE
-        self._order += 1
-        self.letters.append(
-            Letter(
-                parcel,
-                queue,
-                parcel.persistent,
-                self._order,
-                self._event,
-                block,
-                visible_from,
-                stored_in=self.gathering if parcel.persistent else None,
+        queues = self.copied_to(queue, parcel)
+        copies = range(self._order + 1, self._order + 1 + len(queues))
+        for each in queues:
+            is_stored = parcel.persistent and not _is_temporary(each)
+            if is_stored and peer is not None:
+                self._wait(peer, must=self.gathering)  # L1
+            of_itself = self.gathering if is_stored and not self.is_concurrent else AT_ONCE
+            self._order += 1
+            self.letters.append(
+                Letter(
+                    parcel,
+                    each,
+                    parcel.persistent,
+                    self._order,
+                    self._event,
+                    block,
+                    of_itself if visible_from is None else visible_from,
+                    stored_in=self.gathering if is_stored else None,
+                    copies=copies,
+                )
             )
-        )
+
+    def copied_to(self, address: str, parcel: Parcel) -> list[str]:
+        """Topics: which queues what is sent to an address, or to a queue, is copied to now."""
+        queues: dict[str, None] = {}
+        for part in address.split(","):
+            if part.startswith(TOPIC):
+                topic = part.removeprefix(TOPIC)
+                queues |= {
+                    queue: None
+                    for queue, to in self.topics.items()
+                    if _is_meant(to, topic) and (queue not in self.wants or SELECTORS[self.wants[queue]](parcel))
+                }
+                queues |= {queue: None for queue in sorted(self.queues) if _consumes(queue, topic)}
+            else:
+                queue = part.removeprefix("/queue/")
+                self.queues.add(queue)
+                queues[queue] = None
+        return list(queues)
+
+    def _is_stored(self, address: str, parcel: Parcel) -> bool:
+        return parcel.persistent and not all(map(_is_temporary, self.copied_to(address, parcel)))
 
     def _remove(self, letter: Letter) -> None:
         letter.is_gone = True
@@ -1176,6 +1327,7 @@ class Oracle:
             and not self._may_be_removed(each)
         ]
         reasons += [move for move in self.moves if move.since == now]
+        reasons += [one for one in self.durables if now in (one.made_in, one.ended_in)]
         reasons += [each for each in self.planned if now in (each.stored_in, each.removed_in)]
         reasons += [pause for pause in self.pauses if pause[0] == now]
         reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
@@ -1209,7 +1361,7 @@ class Oracle:
         letter.is_restored = False
         delay = 0
         if is_tried_later:
-            letter.is_poison = letter.wish.is_poison and not letter.queue.startswith(DEAD_LETTER_PREFIX)
+            letter.is_poison = letter.wish.is_poison and not _keeps_failures(letter.queue)
             delay = self.retries.after(letter.attempts) if letter.wish.delay is None else letter.wish.delay
             if not self.is_doomed(letter):
                 letter.due = self.steady_ms + delay
@@ -1254,6 +1406,18 @@ class Oracle:
                 raise Disagreement(f"a dispatch to {reader}, which is not there")
         labels = {reader: [seen.label for seen in dispatched.get(reader, [])] for reader in self.readers}
         # Not promised: order across queues. Only queues that share a connection's room can tell the difference.
+        given = {
+            peer: peer.unsent
+            + sum(
+                self.letter(seen.label, reader.queue).parcel.unsent
+                for reader, all_seen in dispatched.items()
+                if reader.peer is peer
+                for seen in all_seen
+            )
+            for peer in self.peers
+        }
+        all_given = sum(given.values())
+        self._is_roomy = all_given < (self.sockets_max or all_given + 1) and max(given.values(), default=0) < ROOM_BYTES
         queues = sorted({reader.queue for reader in self.readers})
         if not self._explain(queues, labels, dict.fromkeys(self.readers, 0), dict.fromkeys(queues, 0), set()):
             expected: dict[Reader, list[Letter]] = {}
@@ -1371,6 +1535,8 @@ class Oracle:
         if is_over and all(self._may_wait(letter, reader) for letter, reader in steps):
             return True
         for letter, reader in steps:
+            if self._is_roomy and failed:
+                break
             at = done[reader]
             if at < len(labels[reader]) and labels[reader][at] == letter.parcel.label:
                 undo = (letter.dispatched_at, reader.waiting_since)
@@ -1417,3 +1583,28 @@ class Oracle:
             return self.scanning.get((reader.queue, reader.selector), 10) <= letter.key[0]
         # True next: what has left memory is read before anything behind it; higher priorities go on meanwhile.
         return letter.queue in self._reading and self._reading[letter.queue] <= letter.key[0]
+
+
+def _is_temporary(queue: str) -> bool:
+    """Topics: a subscription is a temporary queue."""
+    return queue.startswith("/")
+
+
+def _keeps_failures(queue: str) -> bool:
+    # Deliveries and attempts: what fails in a dead-letter queue stays there, as it does in a temporary queue.
+    return queue.startswith(DEAD_LETTER_PREFIX) or _is_temporary(queue)
+
+
+def _is_meant(pattern: str, topic: str) -> bool:
+    """Topics: `*` is any one word, `>` the rest, one word or more."""
+    first, _, rest = pattern.partition(".")
+    word, _, others = topic.partition(".")
+    if not word or not first:
+        return word == first
+    return first == ">" or (first in ("*", word) and _is_meant(rest, others))
+
+
+def _consumes(queue: str, topic: str) -> bool:
+    """Topics: Consumer.ANY.VirtualTopic.NAME, *ANY* being one word."""
+    words = queue.split(".")
+    return words[0] == "Consumer" and ".".join(words[2:]) == topic and topic.startswith("VirtualTopic.")

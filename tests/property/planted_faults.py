@@ -19,19 +19,23 @@ from msgspec import structs
 from tests.property.broker_machine import (
     BrokerMachine,
     BulkMachine,
+    BusyTopicsMachine,
     ExpiringMachine,
     FailingMachine,
     GroupsMachine,
     PagingMachine,
     ScheduledMachine,
     SelectingMachine,
+    TopicsMachine,
     WindowsMachine,
 )
 from tests.property.disk import Disk, Stored
 from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.engine import browse
+from truenext.destination import Destination, Kind, stored_queue
+from truenext.engine import browse, topics
+from truenext.engine import engine as engine_module
 from truenext.engine import groups as groups_of_engine
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, Purge, Taken, Wanted, take
@@ -39,10 +43,12 @@ from truenext.engine.choosing import Choosing
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
+from truenext.engine.endings import Endings
 from truenext.engine.engine import Effects, Engine
 from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.lane import WHOLE, Entry, Lane
+from truenext.engine.memory import size_of
 from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.place import Place
 from truenext.engine.queue import Queue
@@ -51,11 +57,15 @@ from truenext.engine.schedule import DueLook, Scheduler
 from truenext.engine.selecting import Scan, ScanRead, Selecting, Selections
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
+from truenext.engine.topics import Topics
+from truenext.engine.transaction import Transaction
 from truenext.engine.writing import mark, put, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
+from truenext.pattern import matches
 from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer
+from truenext.schedule import Schedule
 from truenext.selector import Selector
 
 Patch = pytest.MonkeyPatch
@@ -1126,11 +1136,11 @@ def a_re_drive_moves_one_twice(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> object:
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int, has_ended: Any) -> object:
         held = {entry.sequence: entry for consumer in read.lane.queue.consumers for entry in consumer.held.values()}
         lane = read.lane
         lane.delayed.update({each.sequence: held[each.sequence] for each in page.found if each.sequence in held})
-        return take(asked, read, page, committed, now_ms)
+        return take(asked, read, page, committed, now_ms, has_ended)
 
     patch.setattr("truenext.engine.bulk.take", faulty)
 
@@ -1149,8 +1159,8 @@ def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
 
 @shows_in(BulkMachine)
 def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> tuple[list[Taken], Done]:
-        here, answer = take(asked, read, page, committed, now_ms)
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> tuple[list[Taken], Done]:
+        here, answer = take(asked, read, page, *rest)
         taken = {each.entry.sequence for each in here}
         for consumer in read.lane.queue.consumers if isinstance(asked, Purge) else ():
             for entry in consumer.held.values():
@@ -1163,8 +1173,8 @@ def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
 
 @shows_in(BulkMachine)
 def a_move_doubles(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> tuple[list[Taken], Done]:
-        here, answer = take(asked, read, page, committed, now_ms)
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> tuple[list[Taken], Done]:
+        here, answer = take(asked, read, page, *rest)
         return here + here[-1:] if isinstance(asked, Move) else here, answer
 
     patch.setattr("truenext.engine.bulk.take", faulty)
@@ -1189,8 +1199,8 @@ def a_piece_misses_what_leaves_memory_while_its_page_is_read(patch: Patch) -> No
 
 @shows_in(BulkMachine)
 def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> object:
-        return take(asked, read, page, maxsize, now_ms)
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, *rest: Any) -> object:
+        return take(asked, read, page, maxsize, *rest)
 
     patch.setattr("truenext.engine.bulk.take", faulty)
 
@@ -1202,8 +1212,8 @@ def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
 
 @shows_in(BulkMachine)
 def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> object:
-        return take(structs.replace(asked, selector=None), read, page, committed, now_ms)
+    def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> object:
+        return take(structs.replace(asked, selector=None), read, page, *rest)
 
     patch.setattr("truenext.engine.bulk.take", faulty)
 
@@ -1247,7 +1257,7 @@ def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
 def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
     accept = Engine._accept
 
-    def faulty(engine: Engine, name: str, message: Message) -> None:
+    def faulty(engine: Engine, name: str, to: str, message: Message) -> None:
         accept(engine, engine._queues[name], message, 0)
 
     patch.setattr(Engine, "_send_scheduled", faulty)
@@ -1621,6 +1631,197 @@ def timers_are_only_in_memory(patch: Patch) -> None:
         batch.timers.clear()
 
     patch.setattr(Timers, "set", faulty)
+
+
+# Topics
+
+
+@shows_in(TopicsMachine)
+def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None:
+    def faulty(engine: Engine, send: Send) -> list[Queue]:
+        parts = send.destination.parts or (send.destination,)
+        return [
+            queue
+            for part in parts
+            for queue in (
+                engine._topics.queues_of(part.name, send.message)
+                if part.kind is Kind.TOPIC
+                else filter(None, [engine._queue(part)])
+            )
+        ]
+
+    patch.setattr(Engine, "_queues_for", faulty)
+
+
+@shows_in(TopicsMachine)
+def whoever_subscribes_to_a_topic_that_was_sent_to_gets_nothing(patch: Patch) -> None:
+    add = Topics.add
+
+    def faulty(topics: Topics, queue: Queue) -> None:
+        known = dict(topics._known)
+        add(topics, queue)
+        topics._known.update(known)
+
+    patch.setattr(Topics, "add", faulty)
+
+
+@shows_in(TopicsMachine)
+def a_word_of_a_pattern_is_the_rest_of_a_name(patch: Patch) -> None:
+    patch.setattr(topics, "matches", lambda pattern, words: matches([*pattern[:-1], ">"], words))
+
+
+@shows_in(TopicsMachine)
+def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
+    spread = Engine._spread
+
+    def faulty(engine: Engine, send: Send) -> bool:
+        accept = engine._accept
+        engine._accept = lambda queue, message, batch: accept(queue, message, 0)  # type: ignore[method-assign]
+        is_stored = spread(engine, send)
+        del engine._accept
+        return is_stored
+
+    patch.setattr(Engine, "_spread", faulty)
+
+
+@shows_in(TopicsMachine)
+def the_receipt_of_a_copied_message_does_not_wait_for_its_batch(patch: Patch) -> None:
+    spread = Engine._spread
+
+    def faulty(engine: Engine, send: Send) -> bool:
+        spread(engine, send)
+        return False
+
+    patch.setattr(Engine, "_spread", faulty)
+
+
+@shows_in(TopicsMachine)
+def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> None:
+    send, queues_for = Engine.send, Engine._queues_for
+    asked: dict[int, list[Queue]] = {}
+
+    def faulty_send(engine: Engine, session: Session, one: Send) -> None:
+        send(engine, session, one)
+        if one.transaction is not None:
+            asked[id(one)] = queues_for(engine, one)
+
+    def faulty_queues_for(engine: Engine, one: Send) -> list[Queue]:
+        return asked.pop(id(one), None) or queues_for(engine, one)
+
+    patch.setattr(Engine, "send", faulty_send)
+    patch.setattr(Engine, "_queues_for", faulty_queues_for)
+
+
+@shows_in(TopicsMachine)
+def a_virtual_topic_is_not_one_after_a_restart(patch: Patch) -> None:
+    restore_queue = Engine.restore_queue
+
+    def faulty(engine: Engine, number: int, name: str) -> Queue:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(topics, "virtual_topic", lambda queue: "")
+            return restore_queue(engine, number, name)
+
+    patch.setattr(Engine, "restore_queue", faulty)
+
+
+@shows_in(TopicsMachine)
+def a_durable_subscription_is_forgotten_unless_something_is_in_it(patch: Patch) -> None:
+    patch.setattr(engine_module, "introduce", lambda batch, queue: None)
+
+
+@shows_in(TopicsMachine)
+def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) -> None:
+    end = Engine._end
+
+    def faulty(engine: Engine, queue: Queue) -> None:
+        end(engine, queue)
+        del engine._batch.queues[queue.number]
+
+    patch.setattr(Engine, "_end", faulty)
+
+
+@shows_in(TopicsMachine)
+def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> None:
+    patch.setattr(Transaction, "leave_out", lambda transaction, queue: [])
+
+
+@shows_in(TopicsMachine)
+def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
+    forget = Paging.forget
+
+    def faulty(paging: Paging, lane: Lane) -> None:
+        paging._memory.leaving += sum(size_of(_message_of(entry)) for entry in lane.recent if entry.message is not None)
+        forget(paging, lane)
+
+    patch.setattr(Paging, "forget", faulty)
+
+
+@shows_in(TopicsMachine)
+def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
+    add = Endings.add
+    patch.setattr(Endings, "add", lambda endings, queue, name, batch: add(endings, queue, name, 0))
+
+
+@shows_in(TopicsMachine)
+def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
+    lane_of = Engine._lane_of
+
+    def faulty(engine: Engine, key: bytes) -> Lane | None:
+        lanes = [lane for queue in engine._endings.queues() for lane in queue.lanes if lane.key == key]
+        return lanes[0] if lanes else lane_of(engine, key)
+
+    patch.setattr(Engine, "_lane_of", faulty)
+
+
+@shows_in(TopicsMachine)
+def what_a_subscription_does_not_want_is_copied_to_it(patch: Patch) -> None:
+    patch.setattr(Topics, "_selectors", property(lambda topics: {}, lambda topics, value: None), raising=False)
+
+
+@shows_in(TopicsMachine)
+def another_selector_finds_the_durable_subscription_as_it_was(patch: Patch) -> None:
+    durable_subscription = Engine._durable_subscription
+
+    def faulty(engine: Engine, session: Session, key: str, destination: Destination, selector: str) -> Queue:
+        known = engine._durable.get(key)
+        if known is not None and known.destination.topic == destination.name:
+            selector = known.destination.selector
+        return durable_subscription(engine, session, key, destination, selector)
+
+    patch.setattr(Engine, "_durable_subscription", faulty)
+
+
+@shows_in(TopicsMachine)
+def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> None:
+    patch.setattr(engine_module, "stored_queue", lambda name: structs.replace(stored_queue(name), selector=""))
+
+
+@shows_in(BusyTopicsMachine)
+def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
+    do_bulk = Engine.do_bulk
+
+    def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
+        queue = read.lane.queue
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setitem(engine._queues, queue.name, queue)
+            return do_bulk(engine, asked, read, page)
+
+    patch.setattr(Engine, "do_bulk", faulty)
+
+
+@shows_in(BusyTopicsMachine)
+def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: Patch) -> None:
+    schedule = Engine._schedule
+
+    def faulty(engine: Engine, destination: Destination, message: Message, wanted: Schedule) -> None:
+        if not destination.is_spread:
+            schedule(engine, destination, message, wanted)
+            return
+        for queue in engine._queues_of_parts(destination, message, engine._queue):
+            if not queue.is_temporary:
+                engine._scheduler.accept(queue.name, message, wanted, engine.now_ms, engine._batch)
+
+    patch.setattr(Engine, "_schedule", faulty)
 
 
 # Selectors of consumers

@@ -11,10 +11,15 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.contract.naive_history import read
-from tests.contract.test_history import busy
+from tests.contract.test_history import Told, busy
 from tests.property import planted_faults
 from tests.spark.judge import Judge
+from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsubscribe
+from truenext.destination import parse
+from truenext.engine.paging import Found, PageRead
 from truenext.history.table import SCHEMA
+from truenext.record import decode, sequence_of
+from truenext.store.memory import MemoryStore
 
 GROUPS = ("g", "g", "h", "")
 
@@ -64,3 +69,54 @@ def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
 ) -> None:
     fault(monkeypatch)
     assert any(findings(seed)[kind] for seed in range(20))
+
+
+@pytest.mark.parametrize("is_visible", [True, False])
+def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible: bool) -> None:
+    """With messages that wait, that its last consumer held, and that an open transaction has; in memory and not."""
+    told, store = Told(), MemoryStore()
+    store.recover()
+    engine, session = told.engine, told.session()
+
+    def go_on() -> None:
+        for _ in range(100):
+            for one in engine.turn().reads:
+                page = store.page(one.lane.key, one.after_sequence, one.limit, one.size_max)
+                found = [
+                    Found(sequence_of(each.key), decode(each.key, each.record), each.mark) for each in page.messages
+                ]
+                engine.page_read(one, PageRead(found, page.as_of, page.is_end))
+            batch = engine.take_batch()
+            if batch is not None:
+                told.chunks.append(batch.history)
+                store.apply(batch)
+                engine.committed(batch)
+
+    news = parse("/topic/news", "x")
+    engine.subscribe(session, Subscribe("s", news, AckMode.INDIVIDUAL, 6, durable="me,s"))
+    for number in range(12):
+        told.send(session, number % 3, persistent=number % 2 == 0, destination=news)
+    if is_visible:
+        go_on()
+        held = list(session.consumers["s"].held)
+        engine.acknowledge(session, Ack("s", held[0]))
+        engine.refuse(session, Nack("s", held[1]))
+        engine.begin(session, Begin("t"))
+        engine.acknowledge(session, Ack("s", held[2], "t"))
+        engine.refuse(session, Nack("s", held[3], "t"))
+        engine.memory.limit = 1000
+        engine.relieve()
+        engine.memory.limit = 1 << 40
+    engine.unsubscribe(session, Unsubscribe("s", "me,s"))
+    if is_visible:
+        engine.commit(session, Commit("t"))
+    go_on()
+    nothing = dict.fromkeys(SCHEMA.names)
+    events = [
+        nothing | event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC)}
+        for event in read(b"".join(told.chunks))
+    ]
+    assert not Judge(events, stuck_seconds=10.0).judge().found
+    kinds = Counter(event["kind"] for event in events)
+    assert kinds["accepted"] == 12 == kinds["acknowledged"] + kinds["expired"]
+    assert set(store.recover().queues.values()) == {"ended,subscription,me,s,news"} and not store.recover().counts

@@ -23,6 +23,10 @@ LONGEST = "x" * (DESTINATION_LENGTH_MAX - len(DEAD_LETTER_PREFIX))
         ("/remote-temp-queue/you/r", Destination(Kind.TEMPORARY, "/you/r", "you")),
         ("/remote-temp-queue/you/r/s", Destination(Kind.TEMPORARY, "/you/r/s", "you")),
         ("/control/status", Destination(Kind.CONTROL, "status")),
+        ("/topic/news", Destination(Kind.TOPIC, "news")),
+        ("/topic/news.*.>", Destination(Kind.PATTERN, "news.*.>")),
+        ("/temp-topic/t", Destination(Kind.TOPIC, "/me/t", "me")),
+        ("/remote-temp-topic/you/t", Destination(Kind.TOPIC, "/you/t", "you")),
     ],
 )
 def test_an_address_means_one_destination(address: str, destination: Destination) -> None:
@@ -55,13 +59,20 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/queue/a\x7f", "cannot be printed"),
         ("/queue/\u200b", "cannot be printed"),
         ("/queue/\x00", "cannot be printed"),
-        ("/topic/news", "topics are not supported yet"),
-        ("/temp-topic/news", "temporary topics are not supported yet"),
-        ("/dsub/news", "durable subscriptions are not supported yet"),
+        ("/topic/", "has no name"),
+        ("/topic//me/news", "begin"),
+        ("/topic/a.>.b", "only at its end"),
+        ("/topic/a*", "stand for whole words"),
+        ("/topic/a..*", "empty word"),
+        ("/topic/*\n", "stand for whole words"),
+        ("/temp-topic/a.*", "wildcards but in subscriptions"),
+        ("/queue/a,b", "unknown destination 'b'"),
+        ("/queue/a,", "unknown destination"),
+        (",".join(["/queue/a"] * 101), "101 parts; at most 100"),
+        ("/dsub/news", "durable subscriptions by such an address are not supported yet"),
         ("/exchange/news", "exchanges are not supported yet"),
-        ("/queue/a.*", "wildcard destinations are not supported yet"),
-        ("/queue/a.>", "wildcard destinations are not supported yet"),
-        ("/queue/a,/queue/b", "composite destinations are not supported yet"),
+        ("/queue/a.*", "wildcards but in subscriptions to /topic/ are not supported yet"),
+        ("/queue/a.>", "wildcards but in subscriptions to /topic/ are not supported yet"),
     ],
 )
 def test_an_address_that_means_nothing_is_refused_and_says_why(address: str, reason: str) -> None:
@@ -78,10 +89,16 @@ def test_the_session_of_a_remote_address_obeys_the_rules_of_names(session: str) 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="*>,/"), min_size=1, max_size=20)
 
 
-@given(NAMES, st.sampled_from(["/queue/", "/temp-queue/", "/control/"]))
+@given(NAMES, st.sampled_from(["/queue/", "/topic/", "/temp-queue/", "/temp-topic/", "/control/"]))
 def test_the_address_of_a_destination_means_it_for_everybody(name: str, prefix: str) -> None:
     destination = parse(prefix + name, "me")
     assert parse(destination.address, "me") == parse(destination.address, "you") == destination
+
+
+def test_a_composite_destination_has_parts_each_of_which_means_what_it_means_alone() -> None:
+    composite = parse("/queue/a, /topic/b,/temp-queue/c", "me")
+    assert composite.parts == tuple(parse(each, "me") for each in ("/queue/a", "/topic/b", "/temp-queue/c"))
+    assert composite.is_spread
 
 
 @given(NAMES, NAMES)

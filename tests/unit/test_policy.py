@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.policy import Policies, Policy, matches
+from truenext.pattern import matches
+from truenext.policy import Policies, Policy
 
 NAMES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4)
 PATTERNS = st.builds(

@@ -639,10 +639,6 @@ def test_a_transaction_is_begun_committed_and_aborted_by_name(version: Version) 
 @pytest.mark.parametrize(
     ("command", "line", "feature"),
     [
-        ("SUBSCRIBE", "durable:true", "durable subscriptions"),
-        ("SUBSCRIBE", "durable-subscription-name:d", "durable subscriptions"),
-        ("SUBSCRIBE", "activemq.subscriptionName:d", "durable subscriptions"),
-        ("SUBSCRIBE", "activemq.subcriptionName:d", "durable subscriptions"),
         ("SUBSCRIBE", "activemq.retroactive:true", "retroactive consumers"),
         ("SUBSCRIBE", "activemq.noLocal:true", "one's own messages"),
         ("SUBSCRIBE", "no-local:true", "one's own messages"),
@@ -698,13 +694,11 @@ def test_a_nack_with_a_bad_wish_is_refused_by_name(version: Version, lines: list
 @pytest.mark.parametrize(
     ("address", "feature"),
     [
-        ("/topic/a", "topics"),
-        ("/temp-topic/a", "temporary topics"),
         ("/dsub/a", "durable subscriptions"),
         ("/exchange/a", "exchanges"),
         ("/queue/a.>", "wildcard"),
         ("/queue/*", "wildcard"),
-        ("/queue/a,/queue/b", "composite"),
+        ("/queue/a,/queue/b.*", "wildcard"),
     ],
 )
 def test_a_destination_that_is_not_there_yet_is_refused_by_name(
@@ -712,6 +706,27 @@ def test_a_destination_that_is_not_there_yet_is_refused_by_name(
 ) -> None:
     reason = refused(version, command, f"destination:{address}", "id:s")
     assert feature in reason and "not supported yet" in reason
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("command", "lines", "why"),
+    [
+        ("SEND", ["destination:/topic/a.*"], "can only be subscribed to"),
+        ("SEND", ["destination:/queue/a,/topic/a.>"], "can only be subscribed to"),
+        ("SEND", ["destination:/queue/a,/control/status"], "is for questions"),
+        ("SUBSCRIBE", ["destination:/queue/a,/topic/b"], "subscriptions to composite destinations"),
+        ("SUBSCRIBE", ["destination:/topic/a", "browser:true"], "nothing waits in a topic"),
+        ("SUBSCRIBE", ["destination:/topic/a", "durable:true"], "needs a client-id"),
+        ("SUBSCRIBE", ["destination:/topic/a", "durable:maybe"], "durable 'maybe' is not true or false"),
+        ("UNSUBSCRIBE", ["destination:/topic/a", "activemq.subscriptionName:n"], "needs a client-id"),
+        ("SUBSCRIBE", ["destination:/topic/a.*", "browser:true"], "nothing waits in a topic"),
+    ],
+)
+def test_what_cannot_be_done_with_topics_is_refused_and_says_why(
+    version: Version, command: str, lines: list[str], why: str
+) -> None:
+    assert why in refused(version, command, *lines, "id:s")
 
 
 # ---- Receipts and faults ----

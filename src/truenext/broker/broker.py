@@ -50,7 +50,7 @@ from truenext.engine.paging import Look, PageRead, Read
 from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
 from truenext.engine.timers import TimerRead, TimersRead
-from truenext.errors import NoRoomError, StoreError, TruenextError
+from truenext.errors import NoRoomError, RemoteProtocolError, StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import LAZY_COMMIT_SECONDS, ROOM_SECONDS
 from truenext.policy import Policies
@@ -345,7 +345,7 @@ class Broker:
         for peer in written:
             peer.flush()
         for session in engine.relieve():
-            peers[session].cut("does not read what waits in its temporary queues")
+            peers[session].cut("does not read what waits in its temporary queues, or for its subscriptions to topics")
         self._alarm.set(engine.next_due_ms, engine.now_ms)
         self._commit()
 
@@ -490,6 +490,11 @@ class Broker:
             except NoRoomError:
                 # There was when it was asked for. A turn looks again within LOOK_SECONDS.
                 return
+            except RemoteProtocolError as error:
+                # When it was asked for this could be done: a durable subscription was still there.
+                self._pieces.popleft()
+                self._answer_piece(question, bulk.refused(asked.until or 0, str(error)))
+                continue
             if read is None:
                 self._pieces.popleft()
                 self._answer_piece(question, bulk.Done(moved=0, to={}, left=0, next=None, until=asked.until or 0))

@@ -19,9 +19,10 @@ from typing import Any
 
 from truenext.broker import toml_lines
 from truenext.broker.settings import BrokerSettings
-from truenext.destination import parse
+from truenext.destination import queue_called
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
-from truenext.policy import Policies, Policy, fault_of_pattern
+from truenext.pattern import fault_of_pattern
+from truenext.policy import Policies, Policy
 from truenext.setting import NO_WORD, Setting, settings_of
 from truenext.size import parse_size, said
 from truenext.url import parse_url
@@ -195,7 +196,7 @@ class _Reader:
                     raise ValueError(f"names what cannot be listened on: {error}") from error
         if setting.name == "dead_letters":
             try:
-                parse(f"/queue/{value}", "")
+                queue_called(value)
             except RemoteProtocolError as error:
                 raise ValueError(f"is no name of a queue, without /queue/: {error}") from error
         return self._file.parent / value if setting.kind is Path else value

@@ -91,6 +91,7 @@ def _queues(asked: Asked) -> list[dict[str, Any]]:
             "scheduled": asked.engine.scheduled(queue.name),
             "paused": queue.is_paused,
         }
+        | ({"topic": queue.destination.topic} if queue.destination.topic else {})
         for queue in sorted(_lasting(asked.engine), key=lambda queue: queue.name)
     ]
 
@@ -114,6 +115,11 @@ def _status(asked: Asked) -> dict[str, Any]:
         "room": engine.room.name.lower(),
         "page_reads": asked.page_reads,
         "queues": len(queues),
+        "subscriptions": {
+            "durable": sum(bool(queue.destination.topic) for queue in queues),
+            "others": sum(queue.is_temporary and bool(queue.destination.topic) for queue in engine.queues()),
+        },
+        "scheduled_for_topics": engine.scheduled(""),
         "waiting": sum(queue.waiting() for queue in queues),
         "in_memory": sum(map(_in_memory, queues)) + _in_transactions(engine),
     }

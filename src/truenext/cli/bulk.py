@@ -144,9 +144,10 @@ class _Work:
         self._count = 0
         self._to = Counter[str]()
         self._left = 0
+        self._refused = ""
 
     def run(self, url: str, *, as_json: bool) -> None:
-        """Exits 1 if a message that was named was not moved."""
+        """Exits 1 if a message that was named was not moved, or there is no such queue any more."""
         try:
             with Connection(url) as connection:
                 self._do(connection)
@@ -159,6 +160,9 @@ class _Work:
             sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n")
         else:
             self._say()
+        if self._refused:
+            click.echo(f"truenext: {self._refused}", err=True)
+            raise SystemExit(1)
         if self._missing:
             click.echo(f"truenext: not moved: {', '.join(map(str, sorted(self._missing)))}", err=True)
             raise SystemExit(1)
@@ -181,6 +185,7 @@ class _Work:
                 self._to.update(answer["to"])
                 self._left += answer["left"]
                 self._missing -= set(answer["sequences"])
+                self._refused = answer["refused"]
                 after, until = answer["next"], {"until": answer["until"]}
                 if bar is not None and task is not None:
                     bar.update(task, completed=self._count)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from truenext.client.connection import Connection
+from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.errors import TruenextError
 from truenext.url import DEFAULT_URL
 from truenext.wire.stomp.frame import Frame
@@ -40,6 +41,10 @@ class Unasked(Failure):
 
 def address(queue: str) -> str:
     """`orders` is /queue/orders; what begins with / is an address already."""
+    if queue.startswith(SUBSCRIPTION_PREFIX):
+        # As `truenext queues` calls it.
+        _, client, name, *_ = queue.split(",", 3)
+        return f"{DURABLE_ADDRESS_PREFIX}{client},{name}"
     return queue if queue.startswith("/") else f"/queue/{queue}"
 
 
@@ -178,6 +183,11 @@ def status(url: str) -> None:
     held_in = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
     of_queues = f"{facts['queues']:,} queue{'s' if facts['queues'] != 1 else ''}"
     click.echo(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
+    subscriptions = facts["subscriptions"]
+    click.echo(
+        f"topics     {subscriptions['durable']:,} durable subscriptions, {subscriptions['others']:,} others; "
+        f"{facts['scheduled_for_topics']:,} scheduled sends"
+    )
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     click.echo(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
     click.echo(f"disk       room: {facts['room']}; {facts['page_reads']:,} page reads under way")

@@ -25,7 +25,7 @@ import msgspec
 
 from truenext import selector
 from truenext.batch import NO_MARK
-from truenext.destination import Destination, parse
+from truenext.destination import Destination, queue_called
 from truenext.engine.expiry import is_expired
 from truenext.engine.lane import Entry
 from truenext.engine.paging import Look
@@ -86,13 +86,16 @@ class Done(msgspec.Struct):
     """Those of them that went to each queue."""
     left: int
     """Wanted, and left where they are: consumers hold them, they are still being committed, or (re-drive) they do not
-    say where they came from."""
+    say where they came from, or that is no more."""
     next: tuple[int, int] | None
     """Where to go on; None at the end."""
     until: int
     """What was accepted behind this is not looked at."""
     sequences: list[int] = []
     """Which ones were moved, if single ones were wanted."""
+    refused: str = ""
+    """Why nothing more can be done, if that turned out only after it was asked for; such as that the queue was that of
+    a durable subscription, which has ended."""
 
 
 class Taken(NamedTuple):
@@ -133,7 +136,7 @@ def wanted(verb: str, body: bytes) -> Wanted:
 
 def target_of(asked: Move) -> Destination:
     """Raises: RemoteProtocolError if there can be no such queue."""
-    return parse(f"/queue/{asked.to}", "")
+    return queue_called(asked.to)
 
 
 def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None:
@@ -155,14 +158,22 @@ def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None
     return None
 
 
-def take(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int) -> tuple[list[Taken], Done]:
-    """What is to be taken out of the lane, and the answer when that is done."""
+def refused(until: int, why: str) -> Done:
+    """The answer when it cannot be done any more."""
+    return Done(moved=0, to={}, left=0, next=None, until=until, refused=why)
+
+
+def take(
+    asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int, has_ended: Callable[[str], bool]
+) -> tuple[list[Taken], Done]:
+    """What is to be taken out of the lane, and the answer when that is done. What came from queues of which `has_ended`
+    says that they are no more stays."""
     lane = read.lane
     last = read.until if page.is_end else min(page.found[-1].sequence, read.until)
     in_memory = _in_memory(lane, read.after_sequence, last)
     on_page = {found.sequence: found for found in page.found if found.sequence <= last}
     wants = selector.selector(asked.selector).matches if asked.selector is not None else None
-    become = _deed(asked, now_ms)
+    become = _deed(asked, now_ms, has_ended)
     sequences = asked.sequences and set(asked.sequences)
     here: list[Taken] = []
     answer = Done(moved=0, to={}, left=0, next=None, until=read.until)
@@ -217,13 +228,20 @@ def _take_one(
     here.append(Taken(entry, arrival))
 
 
-def _deed(asked: Wanted, now_ms: int) -> Callable[[Message], tuple[Destination, Message] | None] | None:
+def _deed(
+    asked: Wanted, now_ms: int, has_ended: Callable[[str], bool]
+) -> Callable[[Message], tuple[Destination, Message] | None] | None:
     """What a message becomes, and where; None if it is removed."""
     if isinstance(asked, Move):
         return partial(moved, destination=target_of(asked))
-    if isinstance(asked, Redrive):
-        return partial(revived, now_ms=now_ms)
-    return None
+    if not isinstance(asked, Redrive):
+        return None
+
+    def back(letter: Message) -> tuple[Destination, Message] | None:
+        arrival = revived(letter, now_ms)
+        return None if arrival is None or has_ended(arrival[0].name) else arrival
+
+    return back
 
 
 def _in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:

@@ -22,19 +22,32 @@ from operator import attrgetter
 from sys import maxsize
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from truenext.answers import Answer
 from truenext.batch import DUE_NEVER, Batch, ProducerState
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Command, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import Destination, Kind, parse
+from truenext.destination import (
+    ENDED_PREFIX,
+    SUBSCRIPTION_PREFIX,
+    Destination,
+    Kind,
+    durable_key_of,
+    durable_subscription,
+    parse,
+    queue_called,
+    stored_queue,
+)
 from truenext.engine import bulk
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.browse import Browser, BrowseRead, Browsing, Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher
+from truenext.engine.endings import EndingRead, Endings
 from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.lane import Entry, Lane
-from truenext.engine.memory import Memory
+from truenext.engine.memory import Memory, size_of
 from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
@@ -43,11 +56,13 @@ from truenext.engine.schedule import HIDDEN_PREFIX, DueLook, Scheduler
 from truenext.engine.selecting import ScanRead, Selections
 from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
+from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction, begin, make_room
 from truenext.engine.writing import introduce, mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     BROWSERS_MAX,
+    COPIES_BYTES_MAX,
     GATHERING_BYTES_MAX,
     PAUSE_BYTES,
     QUEUES_MAX,
@@ -112,6 +127,10 @@ class Engine:
         self._when_full = when_full
         self._sessions: dict[str, Session] = {}
         self._queues: dict[str, Queue] = {}
+        self._topics = Topics()
+        self._durable: dict[str, Queue] = {}
+        """Of each durable subscription, by its key."""
+        self._endings = Endings(self._account)
         self._numbered: dict[int, Queue] = {}
         """Those that the store may know."""
         self._queue_number = 0
@@ -160,9 +179,15 @@ class Engine:
         if name.startswith(HIDDEN_PREFIX):
             self._queue_number = max(self._queue_number, number)
             return self._scheduler.restore_queue(number, name)
-        queue = self._new_queue(Destination(Kind.QUEUE, name), number)
-        queue.is_known_to_store = True
-        self._queues[name] = self._numbered[number] = queue
+        queue = self._new_queue(stored_queue(name.removeprefix(ENDED_PREFIX)), number)
+        if name.startswith(ENDED_PREFIX):
+            self._endings.add(queue, name, 0)
+        else:
+            queue.is_known_to_store = True
+            self._queues[name] = self._numbered[number] = queue
+            self._topics.add(queue)
+            if queue.destination.topic:
+                self._durable[durable_key_of(queue.destination)] = queue
         self._account.named(queue)
         self._queue_number = max(self._queue_number, number)
         return queue
@@ -190,9 +215,9 @@ class Engine:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
         self._account.started(after_clean_stop=after_clean_stop)
         for name in self._scheduler.names():
-            if name not in self._queues:
+            if name and name not in self._queues:
                 self._make_queue(Destination(Kind.QUEUE, name))
-        for queue in self._queues.values():
+        for queue in chain(self._queues.values(), self._endings.queues()):
             if count := queue.waiting():
                 self._account.recovered(queue, count)
             if queue.is_paused:
@@ -205,6 +230,7 @@ class Engine:
     def stop(self) -> None:
         """Take back, without an attempt, what anybody holds; nobody is served from here on, and nothing expires."""
         self._expiry.stop()
+        self._endings.stop()
         self._scheduler.stop()
         for session in list(self._sessions.values()):
             self.disconnect(session, is_clean=True)
@@ -245,7 +271,9 @@ class Engine:
         if self._when_full is not WhenFull.SLOW or not session.only_sends:
             return False
         # A transaction makes room only if it takes messages away, and none are held here.
-        return isinstance(command, Begin) or (isinstance(command, Send) and command.destination.kind is Kind.QUEUE)
+        return isinstance(command, Begin) or (
+            isinstance(command, Send) and command.destination.kind is not Kind.TEMPORARY
+        )
 
     @property
     def is_batch_awaited(self) -> bool:
@@ -264,6 +292,7 @@ class Engine:
             or self._browsing.has_work
             or self._selections.has_work
             or self._expiry.is_due(self.now_ms, self._batch)
+            or self._endings.is_due(self._committed, self._batch)
             or self._scheduler.is_due(self.now_ms, self._committed, self._batch, self.room)
         )
 
@@ -345,7 +374,7 @@ class Engine:
 
     def set_right(self, entry: Entry, *, is_taken: bool) -> None:
         """Acknowledge a message that was set aside, or give it back."""
-        if is_taken:
+        if is_taken and self._queues.get(entry.lane.queue.name) is entry.lane.queue:
             self._acknowledged(entry)
         else:
             self._give_back(entry, has_failed=False)
@@ -380,22 +409,44 @@ class Engine:
         if send.producer is not None and self._is_repeat(session, send.producer, send.number):
             return
         self._admit(session, send)
-        is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
-        queue = self._queue(send.destination)
         if send.schedule is not None:
-            self._schedule(send.destination.name, send.message, send.schedule)
-        elif queue is not None:
-            visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
-            self._accept(queue, send.message, 0 if visible_at_once else self._batch.number)
+            # Whatever can be refused is refused now.
+            self._queues_for(send)
+            is_stored = send.message.persistent
+            self._schedule(send.destination, send.message, send.schedule)
+        elif send.destination.is_spread:
+            is_stored = self._spread(send)
+        else:
+            is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
+            queue = self._queue(send.destination)
+            if queue is not None:
+                visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
+                self._accept(queue, send.message, 0 if visible_at_once else self._batch.number)
         if send.producer is not None:
             self._record_number(send.producer, send.number, is_stored)
         if is_stored:
             session.batch = self._batch.number
 
     def subscribe(self, session: Session, subscribe: Subscribe) -> None:
-        """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's."""
+        """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's, or somebody
+        uses the durable subscription.
+        """
         session.check_subscription(subscribe.subscription, subscribe.destination)
-        queue = self._queue(subscribe.destination)
+        destination = subscribe.destination
+        selector = subscribe.selector
+        text = selector.text if selector is not None else ""
+        if subscribe.durable:
+            queue: Queue | None = self._durable_subscription(session, subscribe.durable, destination, text)
+        else:
+            if destination.kind is Kind.TOPIC or destination.kind is Kind.PATTERN:
+                destination = Destination(
+                    Kind.TEMPORARY,
+                    f"/{session.id}//{subscribe.subscription}",
+                    session.id,
+                    topic=destination.name,
+                    selector=text,
+                )
+            queue = self._queue(destination)
         assert queue is not None, "the owner of a temporary queue is connected"
         self._consumer_number += 1
         consumer = Consumer(
@@ -407,8 +458,11 @@ class Engine:
             served_at=self._dispatcher.dispatches,
             now_ms=self.now_ms,
         )
-        if subscribe.selector is not None or queue.groups is not None:
-            self._selections.subscribe(consumer, subscribe.selector)
+        if queue.destination.topic:
+            # What waits in a subscription to a topic is what its selector wants.
+            selector = None
+        if selector is not None or queue.groups is not None:
+            self._selections.subscribe(consumer, selector)
         self._account.subscribed(consumer)
         session.consumers[subscribe.subscription] = consumer
         queue.consumers.append(consumer)
@@ -416,22 +470,28 @@ class Engine:
         self._touched[queue] = None
 
     def browse(self, session: Session, browse: Browse) -> None:
-        """Raises: RemoteProtocolError if the subscription is taken, the queue is another connection's, or too many
-        browse.
+        """Raises: RemoteProtocolError if the subscription is taken, the queue is another connection's, there is no such
+        durable subscription, or too many browse.
         """
         session.check_subscription(browse.subscription, browse.destination)
         browsing = self._browsing.browsers
         if len(browsing) >= BROWSERS_MAX:
             raise RemoteProtocolError(f"more than {BROWSERS_MAX} are browsing; try again when others are done")
         name = browse.destination.name
-        # One that is not there is empty, and is not made for being looked at.
-        queue = self._queues.get(name) or Queue(browse.destination, 0, self._policies.of(name))
+        if browse.destination.kind is Kind.DURABLE:
+            queue = self._known_durable(name)
+        else:
+            # One that is not there is empty, and is not made for being looked at.
+            queue = self._queues.get(name) or Queue(browse.destination, 0, self._policies.of(name))
         browser = Browser(session, queue, browse, self.memory, last_sequence=self._next_sequence - 1)
         session.browsers[browse.subscription] = browser
         browsing[browser] = None
 
     def unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
-        """Raises: RemoteProtocolError if there is no such subscription."""
+        """Raises: RemoteProtocolError if there is no such subscription, or somebody else uses it."""
+        if unsubscribe.durable:
+            self._unsubscribe_durable(session, unsubscribe)
+            return
         browser = session.browsers.pop(unsubscribe.subscription, None)
         if browser is not None:
             self._browsing.browsers.pop(browser, None)
@@ -440,6 +500,69 @@ class Engine:
         if consumer is None:
             raise RemoteProtocolError(f"there is no subscription {unsubscribe.subscription!r} on this connection")
         self._release(consumer, has_begun=False)
+        queue = consumer.queue
+        if queue.is_temporary and queue.destination.topic:
+            session.temporary_queues.remove(queue)
+            self._drop(queue)
+
+    def _durable_subscription(self, session: Session, key: str, destination: Destination, selector: str) -> Queue:
+        """The one of this name, made now if it is not there, or is to something else or wants something else."""
+        if destination.session or destination.kind not in (Kind.TOPIC, Kind.PATTERN):
+            raise RemoteProtocolError(f"{destination.address}: durable subscriptions are to topics that last")
+        queue = self._durable.get(key)
+        if queue is not None and queue.consumers:
+            raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}")
+        wanted = durable_subscription(key, destination.name, selector)
+        if queue is not None and queue.destination != wanted:
+            self._end(queue)
+            queue = None
+        if queue is None:
+            if len(self._queues) >= QUEUES_MAX:
+                raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
+            queue = self._durable[key] = self._make_queue(wanted)
+            introduce(self._batch, queue)
+            session.batch = self._batch.number
+        return queue
+
+    def _unsubscribe_durable(self, session: Session, unsubscribe: Unsubscribe) -> None:
+        queue = self._known_durable(unsubscribe.durable)
+        consumer = session.consumers.get(unsubscribe.subscription)
+        if any(other is not consumer for other in queue.consumers):
+            raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}")
+        if consumer is not None and consumer.queue is queue:
+            del session.consumers[unsubscribe.subscription]
+            self._release(consumer, has_begun=False)
+        self._end(queue)
+        session.batch = self._batch.number
+
+    def _known_durable(self, key: str) -> Queue:
+        queue = self._durable.get(key)
+        if queue is None:
+            raise RemoteProtocolError(f"there is no durable subscription {key!r}")
+        return queue
+
+    def _end(self, queue: Queue) -> None:
+        """A durable subscription goes, which nobody uses, with all that is in it."""
+        del self._queues[queue.name], self._numbered[queue.number], self._durable[durable_key_of(queue.destination)]
+        self._topics.remove(queue)
+        self._touched.pop(queue, None)
+        if queue.is_paused:
+            # Its number may be that of another queue.
+            self._set_paused(queue, is_paused=False)
+        recent = [entry for lane in queue.lanes for entry in lane.recent]
+        self.memory.leaving -= sum(size_of(entry.message) for entry in recent if entry.message is not None)
+        here = [*chain(*queue.lanes), *recent]
+        for session in self._sessions.values():
+            for transaction in session.transactions.values():
+                here += transaction.leave_out(queue)
+        for entry in here:
+            if entry.stored is None:
+                # The others are on the pages that will be read.
+                self._account.expired(entry)
+            self._paging.went(entry)
+        for lane in queue.lanes:
+            self._paging.forget(lane)
+        self._endings.end(queue, self._batch)
 
     def acknowledge(self, session: Session, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
@@ -503,20 +626,24 @@ class Engine:
                 f"transaction {commit.transaction!r} is not open: it was rolled back, or committed under another number"
             )
         # Everything that can be refused is asked for first: from here on all of it happens.
-        queues = [self._queue(send.destination) for send in transaction.sends]
+        spread = [self._queues_for(send) for send in transaction.sends]
         del session.transactions[commit.transaction]
         self.memory.open -= transaction.size
-        is_stored = transaction.is_stored()
+        is_stored = transaction.acknowledges_stored() or any(
+            send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in queues))
+            for queues, send in zip(spread, transaction.sends, strict=True)
+        )
         batch = self._batch.number if is_stored else 0
         scheduled: list[tuple[Send, Schedule]] = []
-        for queue, send in zip(queues, transaction.sends, strict=True):
+        for queues, send in zip(spread, transaction.sends, strict=True):
             if send.schedule is not None:
                 scheduled.append((send, send.schedule))
-            elif queue is not None:
+                continue
+            for queue in queues:
                 self._accept(queue, send.message, batch)
         # Behind the others, whose sequences are one block.
         for send, schedule in scheduled:
-            self._schedule(send.destination.name, send.message, schedule)
+            self._schedule(send.destination, send.message, schedule)
         for entry in transaction.acknowledged:
             self._acknowledged(entry)
         for entry in transaction.refused:
@@ -574,7 +701,9 @@ class Engine:
         lane = read.lane
         lane.looks -= 1
         lane.is_pinned = False
-        here, answer = bulk.take(asked, read, page, self._committed, self.now_ms)
+        if self._queues.get(lane.queue.name) is not lane.queue:
+            return bulk.refused(read.until, f"{lane.queue.name!r} has ended")
+        here, answer = bulk.take(asked, read, page, self._committed, self.now_ms, self._has_ended)
         self._paging.let_go_of(lane, self._committed)
         if asked.dry_run or not here:
             return answer
@@ -595,6 +724,10 @@ class Engine:
         self._touched[lane.queue] = None
         return answer
 
+    def _has_ended(self, name: str) -> bool:
+        """A durable subscription is no more: nobody can make its queue by sending to it."""
+        return name.startswith(SUBSCRIPTION_PREFIX) and name not in self._queues
+
     # ---- Pausing ----
 
     def pause(self, name: str) -> None:
@@ -602,7 +735,9 @@ class Engine:
 
         Raises: RemoteProtocolError if there can be no such queue.
         """
-        queue = self._queue(parse(f"/queue/{name}", ""))
+        queue = self._queues.get(name)
+        if queue is None or queue.is_temporary:
+            queue = self._queue(queue_called(name))
         assert queue is not None, "it belongs to no connection"
         self._set_paused(queue, is_paused=True)
 
@@ -669,7 +804,7 @@ class Engine:
                 if queue.selecting is not None:
                     self._selections.go_on(queue.selecting)
         reads = [*self._paging.take_reads(), *looks]
-        looks = self._expiry.wanted() + self._scheduler.wanted()
+        looks = self._expiry.wanted() + self._scheduler.wanted() + self._endings.wanted(self._committed, self._batch)
         showings: list[Showing] = []
         if self._browsing.has_work:
             showings, pages = self._browsing.turn(self._committed, self.now_ms)
@@ -689,7 +824,15 @@ class Engine:
         """
         if isinstance(read, BrowseRead):
             read.lane.looks -= 1
+            queue = read.lane.queue
+            if self._queues.get(queue.name) is not queue:
+                # A durable subscription, which has ended with all that the page shows.
+                page.found, page.is_end = [], True
             self._browsing.page_read(read, page)
+            return
+        if isinstance(read, EndingRead):
+            read.lane.looks -= 1
+            self._endings.page_read(read, page, self._batch)
             return
         if page.as_of > self._committed:
             # Its batch became durable a moment ago; all queues are to see that in one step.
@@ -728,10 +871,10 @@ class Engine:
         """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
 
         Not before what the last turn dispatched is written. Returns connections that must be ended: they do not read
-        what waits in their temporary queues.
+        what waits in their temporary queues, or for their subscriptions to topics.
         """
         queues = self._paging.relieve(self._queues.values(), self._batch, self._committed)
-        return [self._sessions[queue.destination.session] for queue in queues]
+        return [self._sessions[session] for session in {queue.destination.session: None for queue in queues}]
 
     def stretch_windows(self) -> None:
         """To be called now and then: who waits for more than its window lets it have gets more."""
@@ -748,7 +891,7 @@ class Engine:
         self._policies = policies
         # A dead-letter queue may be made meanwhile.
         for queue in list(self._queues.values()):
-            queue.policy = policies.of(queue.name)
+            queue.policy = policies.of(queue.policy_name)
             queue.holds_dead_letters = policies.holds_dead_letters(queue.name) and not queue.is_temporary
             self._paging.policy_changed(queue)
             if not queue.keeps_failures:
@@ -812,7 +955,7 @@ class Engine:
     def _admit(self, session: Session, send: Send) -> None:
         """Raises: NoRoomError if the store has no room for what this connection sends."""
         session.has_sent = True
-        if self.room is Room.PLENTY or send.destination.kind is not Kind.QUEUE:
+        if self.room is Room.PLENTY or send.destination.kind is Kind.TEMPORARY:
             return
         if self.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
             raise NoRoomError("the broker's disk is as full as it may be; try again when messages were consumed")
@@ -861,18 +1004,78 @@ class Engine:
         else:
             self._touched[queue] = None
 
+    def _spread(self, send: Send) -> bool:
+        """Give a message its places in all queues that its destination stands for, in one batch; each copy is visible
+        as if it were the only one. True if any is stored.
+        """
+        message = send.message
+        is_stored = False
+        for queue in self._queues_for(send):
+            batch = 0
+            if message.persistent and not queue.is_temporary:
+                is_stored = True
+                if queue.policy.store_and_dispatch is not StoreAndDispatch.CONCURRENT:
+                    batch = self._batch.number
+            self._accept(queue, message, batch)
+        return is_stored
+
+    def _queues_for(self, send: Send) -> list[Queue]:
+        """Each once; none for those that went with their connections, or for a topic without subscriptions.
+
+        Raises: RemoteProtocolError if they are too many, or too much would have to be written
+        """
+        destination = send.destination
+        if not destination.is_spread:
+            queue = self._queue(destination)
+            return [] if queue is None else [queue]
+        message = send.message
+        queues = self._queues_of_parts(destination, message, self._queue)
+        if message.persistent:
+            size = (len(message.header) + len(message.body)) * sum(not queue.is_temporary for queue in queues)
+            if size > COPIES_BYTES_MAX and len(queues) > 1:
+                raise RemoteProtocolError(
+                    f"{size} bytes would have to be written, once for each queue and durable subscription; "
+                    f"at most {COPIES_BYTES_MAX} for one message"
+                )
+        return queues
+
+    def _queues_of_parts(
+        self, destination: Destination, message: Message, queue_of: Callable[[Destination], Queue | None]
+    ) -> list[Queue]:
+        """Where the copies of a message stand that is sent to a topic, or to several destinations."""
+        queues: dict[Queue, None] = {}
+        # A selector may ask for it.
+        message.arrived_ms = self.now_ms
+        for part in destination.parts or (destination,):
+            if part.kind is Kind.TOPIC:
+                queues.update(dict.fromkeys(self._topics.queues_of(part.name, message)))
+            elif (queue := queue_of(part)) is not None:
+                queues[queue] = None
+        return list(queues)
+
     def scheduled(self, name: str) -> int:
-        """Scheduled sends that wait for a queue."""
+        """Scheduled sends that wait for a queue; of the name "", those that wait for what is not one queue."""
         return self._scheduler.count(name)
 
-    def _schedule(self, name: str, message: Message, schedule: Schedule) -> None:
+    def _schedule(self, destination: Destination, message: Message, schedule: Schedule) -> None:
+        name = destination.name
+        if destination.is_spread:
+            name, schedule = "", replace(schedule, to=destination.address)
         self._scheduler.accept(name, message, schedule, self.now_ms, self._batch)
         self._is_awaited |= message.persistent
 
-    def _send_scheduled(self, name: str, message: Message) -> None:
-        """Without asking for QUEUES_MAX, as the queue was there when it was scheduled."""
-        queue = self._queues.get(name) or self._make_queue(Destination(Kind.QUEUE, name))
-        self._accept(queue, message, self._batch.number)
+    def _send_scheduled(self, name: str, to: str, message: Message) -> None:
+        """Accept what is due, in the queue of this name, or everywhere that the address `to` stands for now."""
+        if to:
+            queues = self._queues_of_parts(parse(to, ""), message, self._existing_queue)
+        else:
+            queues = [self._existing_queue(Destination(Kind.QUEUE, name))]
+        for queue in queues:
+            self._accept(queue, message, self._batch.number)
+
+    def _existing_queue(self, destination: Destination) -> Queue:
+        """Without asking for QUEUES_MAX, as it was there once."""
+        return self._queues.get(destination.name) or self._make_queue(destination)
 
     def _take_sequence(self) -> int:
         """The next one, for what is durable with the gathering batch at the earliest."""
@@ -883,6 +1086,8 @@ class Engine:
         return sequence
 
     def _new_queue_number(self) -> int:
+        if self._endings.free_numbers:
+            return self._endings.free_numbers.pop()
         self._queue_number += 1
         return self._queue_number
 
@@ -1101,6 +1306,7 @@ class Engine:
             number = self._new_queue_number()
         queue = self._new_queue(destination, number)
         self._queues[destination.name] = queue
+        self._topics.add(queue)
         if number:
             self._numbered[number] = queue
         self._account.named(queue)
@@ -1110,11 +1316,14 @@ class Engine:
         name = destination.name
         is_lasting = destination.kind is Kind.QUEUE
         holds_dead_letters = is_lasting and self._policies.holds_dead_letters(name)
-        return Queue(destination, number, self._policies.of(name), holds_dead_letters=holds_dead_letters)
+        policy = self._policies.of(destination.topic or name)
+        return Queue(destination, number, policy, holds_dead_letters=holds_dead_letters)
 
     def _drop(self, queue: Queue) -> None:
         """A temporary queue goes with its messages."""
         del self._queues[queue.name]
+        if queue.destination.topic:
+            self._topics.remove(queue)
         self._selections.drop(queue)
         self._touched.pop(queue, None)
         for lane in queue.lanes:

@@ -140,6 +140,11 @@ class Expiry:
         if self._is_stopped:
             return
         lane, until = look.lane, look.until
+        if self._lane_of(lane.key) is not lane:
+            # It ended meanwhile, with its queue.
+            self._look = None
+            self._timers.clear(look.timer, batch)
+            return
         _, _, first = split_timer(look.timer)
         # What came into memory meanwhile is not above the horizon any more.
         self._take_from_memory(lane, first, until, now_ms, committed, batch)

@@ -189,6 +189,19 @@ class Paging:
         if lane.taken_out:
             self._with_taken_out[lane] = None
 
+    def forget(self, lane: Lane) -> None:
+        """A lane has ended with its queue: nothing of it is in memory, or will be."""
+        for entry in (*lane, *lane.recent, *lane.bodiless.values()):
+            self.went(entry)
+        lane.clear()
+        lane.bodiless.clear()
+        lane.recent.clear()
+        lane.unread = 0
+        lane.reading = None
+        self._with_recent.pop(lane, None)
+        self._with_taken_out.pop(lane, None)
+        self._doomed = [entry for entry in self._doomed if entry.lane is not lane]
+
     def left_with_page(self, entry: Entry, batch: int) -> None:
         """A message of the page that came last did not come into its lane; `batch` removes it."""
         entry.lane.taken_out[entry.sequence] = batch
@@ -443,9 +456,15 @@ class Paging:
         Not between a dispatch and the writing of what was dispatched. Returns the temporary queues that have to go,
         for their messages cannot leave.
         """
+        too_slow: list[Queue] = []
         too_large, self._too_large = self._too_large, {}
         for queue in too_large:
             limit = queue.policy.memory_limit
+            if queue.is_temporary:
+                # Of a reply queue the limit of some pattern was never meant.
+                if queue.destination.topic and queue.resident > limit:
+                    too_slow.append(queue)
+                continue
             if queue.resident > limit:
                 self._shrink(queue, queue.resident - limit + limit // RELIEF, batch, committed)
             if queue.resident > limit:
@@ -453,18 +472,18 @@ class Paging:
         memory = self._memory
         is_short, self._is_short = self._is_short, False
         if (memory.excess <= 0 and not is_short) or self._futile == (committed, memory.used):
-            return []
+            return too_slow
         largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
         for queue in largest_first:
             needed = memory.excess + memory.limit // RELIEF
             if needed <= 0:
-                return []
+                return too_slow
             self._shrink(queue, needed, batch, committed)
         if memory.excess + memory.limit // 4 > 0:
             self._futile = (committed, memory.used)
         if memory.excess <= 0:
-            return []
-        return [queue for queue in largest_first[:1] if queue.is_temporary]
+            return too_slow
+        return too_slow + [queue for queue in largest_first[:1] if queue.is_temporary]
 
     def _shrink(self, queue: Queue, needed: int, batch: Batch, committed: int) -> None:
         """Make `needed` bytes of a queue's messages leave; those that would be served last go first."""

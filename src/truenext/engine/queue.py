@@ -61,6 +61,11 @@ class Queue:
         return self.destination.name
 
     @property
+    def policy_name(self) -> str:
+        """By what its policy is looked up: a subscription has that of its topic."""
+        return self.destination.topic or self.destination.name
+
+    @property
     def is_temporary(self) -> bool:
         """It goes with its connection; nothing of it is ever stored."""
         return self.destination.kind is Kind.TEMPORARY

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.batch import DUE_NEVER
-from truenext.destination import Destination, Kind, dead_letter_name
+from truenext.destination import SUBSCRIPTION_PREFIX, Destination, Kind, dead_letter_name
 from truenext.envelope import read_header, write_header
 from truenext.limits import DESTINATION_LENGTH_MAX
 from truenext.message import Message
@@ -116,7 +116,9 @@ def revived(letter: Message, now_ms: int) -> tuple[Destination, Message] | None:
     headers = read_header(letter.header)
     address = headers.get(DESTINATION, "")
     name = address.removeprefix("/queue/")
-    if name == address or not 0 < len(name) <= DESTINATION_LENGTH_MAX:
+    if name == address or not name:
+        return None
+    if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
         return None
     expires = headers.get(_EXPIRES, "0")
     expires_ms = int(expires) if expires.isascii() and expires.isdigit() and len(expires) < 20 else 0

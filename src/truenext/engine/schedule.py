@@ -4,7 +4,8 @@
     its timer is due               -> `step`       -> the record is to be read: a DueLook
     the page is there              -> `page_read`  -> the record goes, and the message is accepted, in one batch
 
-The hidden queue of `orders` is called /scheduled/orders, and nobody can name it. What waits there has a number instead
+The hidden queue of `orders` is called /scheduled/orders, and nobody can name it; that of all topics, and of several
+destinations at once, has no name behind /scheduled/. What waits there has a number instead
 of a sequence, from the same counter: its place among those that were scheduled. Its record is that of the message, with
 what is still to be done (schedule.py) as a line of JSON before its header lines.
 
@@ -56,10 +57,10 @@ class Scheduler:
         *,
         take_number: Callable[[], int],
         new_queue_number: Callable[[], int],
-        send: Callable[[str, Message], None],
+        send: Callable[[str, str, Message], None],
     ) -> None:
         """`take_number` gives the next number of the counter of sequences; `send` accepts a message, whose time has
-        come, in a queue.
+        come, in a queue, or where an address says.
         """
         self._paging = paging
         self._take_number = take_number
@@ -67,7 +68,7 @@ class Scheduler:
         self._send = send
         self.timers = Timers(first=DUE_TIMERS)
         self._queues: dict[str, Queue] = {}
-        """Hidden ones, by the names of those that it is for."""
+        """Hidden ones, by the names of those that it is for; of what is not for one queue, by ""."""
         self._lanes: dict[bytes, Lane] = {}
         self._unwritten: dict[int, int] = {}
         """Numbers of what is not durable yet, or was not when the page was asked for that is being read, and the batch
@@ -87,7 +88,7 @@ class Scheduler:
         return queue
 
     def names(self) -> list[str]:
-        """Of queues for which something has been scheduled."""
+        """Of queues for which something has been scheduled; "" is for what is not one queue."""
         return list(self._queues)
 
     def count(self, name: str) -> int:
@@ -194,9 +195,10 @@ class Scheduler:
         self._paging.left_with_page(entry, batch.number)
         remove(batch, entry)
         lane.unread -= 1
-        is_sent, rest = schedule.due(_decode(text), due_ms, now_ms)
+        wanted = _decode(text)
+        is_sent, rest = schedule.due(wanted, due_ms, now_ms)
         if is_sent:
-            self._send(name, _with_header(message, header))
+            self._send(name, wanted.to, _with_header(message, header))
         for waiting in rest:
             self._add(name, message, header, waiting, batch)
 

@@ -41,7 +41,7 @@ class Session:
         self.transactions: dict[str, Transaction] = {}
         """Open ones, by the client's name for them."""
         self.temporary_queues: list[Queue] = []
-        """They go with the connection."""
+        """They go with the connection; among them those of its subscriptions to topics."""
         self.batch = 0
         """The last batch that has anything of this connection; its answers wait for it."""
         self.has_sent = False
@@ -60,8 +60,9 @@ class Session:
             raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection")
         if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
             raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection")
-        if destination.kind is Kind.TEMPORARY and destination.session != self.id:
-            raise RemoteProtocolError("only the connection that owns a temporary queue may subscribe to it")
+        if destination.session and destination.session != self.id:
+            what = "topic" if destination.kind is Kind.TOPIC else "queue"
+            raise RemoteProtocolError(f"only the connection that owns a temporary {what} may subscribe to it")
 
     def consumer_of(self, subscription: str | None, sequence: int) -> Consumer:
         """The consumer that an ACK or NACK speaks of.

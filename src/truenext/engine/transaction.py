@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.destination import Kind
 from truenext.errors import RemoteProtocolError
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from truenext.commands import Nack, Send
     from truenext.engine.lane import Entry
+    from truenext.engine.queue import Queue
 
 
 class Transaction:
@@ -35,11 +35,16 @@ class Transaction:
     def __len__(self) -> int:
         return len(self.sends) + len(self.acknowledged) + len(self.refused)
 
-    def is_stored(self) -> bool:
-        """Its COMMIT is visible once durable, rather than at once."""
-        return any(send.message.persistent and send.destination.kind is Kind.QUEUE for send in self.sends) or any(
-            entry.persistent and entry.stored is not None for entry in self.acknowledged
-        )
+    def leave_out(self, queue: Queue) -> list[Entry]:
+        """Forget what is of a queue that has ended. Returns it."""
+        gone = [entry for entry in self.acknowledged + self.refused if entry.lane.queue is queue]
+        self.acknowledged = [entry for entry in self.acknowledged if entry.lane.queue is not queue]
+        self.refused = [entry for entry in self.refused if entry.lane.queue is not queue]
+        return gone
+
+    def acknowledges_stored(self) -> bool:
+        """It takes something persistent away: its COMMIT is visible once durable, whatever it sends."""
+        return any(entry.persistent and entry.stored is not None for entry in self.acknowledged)
 
 
 def begin(transactions: dict[str, Transaction], name: str) -> None:

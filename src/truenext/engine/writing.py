@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from truenext.engine.queue import Queue
 
 
+def introduce(batch: Batch, queue: Queue) -> None:
+    """The store is to know a queue, though nothing is in it."""
+    queue.is_known_to_store = True
+    batch.queues[queue.number] = queue.name
+
+
 def put(batch: Batch, entry: Entry) -> None:
     """The message is to be stored; its queue is introduced to the store first if that does not know it."""
     queue = entry.lane.queue
@@ -25,11 +31,6 @@ def put(batch: Batch, entry: Entry) -> None:
     (batch.puts if entry.persistent else batch.transient_puts)[key] = record
     batch.size += len(record)
     entry.stored = batch.number
-
-
-def introduce(batch: Batch, queue: Queue) -> None:
-    queue.is_known_to_store = True
-    batch.queues[queue.number] = queue.name
 
 
 def remove(batch: Batch, entry: Entry) -> None:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from truenext import room
 from truenext.batch import NO_MARK, Batch, Mark
+from truenext.destination import may_be_named
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE
@@ -114,7 +115,7 @@ class EmbeddedStore:
         """A batch has been applied, or begun to be: nothing moves before, as only then its history has been taken."""
         self._refusal = "recover() comes first"
         self._overlay = Overlay()
-        self._queues: set[int] = set()
+        self._queues: dict[int, str] = {}
         self._lock = Lock()
         self._changed = Condition(self._lock)
         """Held for the overlay; tells of every move, every new segment, and every page that a move waits for."""
@@ -237,7 +238,7 @@ class EmbeddedStore:
             for key in puts:
                 if overlay.kind(key) is not None:
                     raise disagreement(batch.number, "puts a message that is there already")
-        if batch.queues and not self._queues.isdisjoint(batch.queues):
+        if not all(may_be_named(self._queues.get(number), name) for number, name in batch.queues.items()):
             raise disagreement(batch.number, "puts a queue that is there already")
 
     def _check_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
@@ -493,7 +494,7 @@ class EmbeddedStore:
         self._leave_out_what_is_in_both()
         # From here on what the overlay has of that segment is in no checkpoint.
         overlay.moving = position.segment
-        self._queues = set(recovered.queues)
+        self._queues = dict(recovered.queues)
         return replace(recovered, counts=self._counts(), history=history)
 
     def _drop_transients(self) -> None:

@@ -14,6 +14,7 @@ from threading import Lock
 
 from truenext import room
 from truenext.batch import NO_MARK, Batch, Mark, ProducerState
+from truenext.destination import may_be_named
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import LANE_KEY_SIZE, message_key
@@ -127,7 +128,8 @@ class MemoryStore:
             len(put) == len(puts) and not any(key in self._messages or key in self._transients for key in put),
             "puts a message that is there already",
         )
-        require(self._queues.keys().isdisjoint(batch.queues), "puts a queue that is there already")
+        for number, name in batch.queues.items():
+            require(may_be_named(self._queues.get(number), name), "puts a queue that is there already")
 
         require(batch.paused.keys() <= self._queues.keys() | batch.queues.keys(), "pauses a queue that is not there")
 

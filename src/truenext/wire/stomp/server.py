@@ -25,7 +25,7 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
-from truenext.destination import TEMPORARY_PREFIX, Destination, Kind, parse
+from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, Kind, durable_key, parse
 from truenext.errors import RemoteProtocolError
 from truenext.limits import (
     CONSUMER_PRIORITY_MAX,
@@ -68,14 +68,12 @@ _HOP_HEADERS = _SCHEDULE_HEADERS | frozenset(
     }
 )
 _LATER_SUBSCRIBE = {
-    "durable": "durable subscriptions",
-    "durable-subscription-name": "durable subscriptions",
-    "activemq.subscriptionName": "durable subscriptions",
-    "activemq.subcriptionName": "durable subscriptions",
     "activemq.retroactive": "retroactive consumers",
     "activemq.noLocal": "subscriptions without one's own messages",
     "no-local": "subscriptions without one's own messages",
 }
+_DURABLE_NAMES = ("activemq.subscriptionName", "activemq.subcriptionName", "durable-subscription-name")
+"""As ActiveMQ calls it, as it misspelt it for years, and as its successor does."""
 _UNUSUAL_SEND = _HOP_HEADERS | {"reply-to", "JMSXGroupID"}
 _PRIORITIES = {str(priority): priority for priority in range(10)}
 
@@ -104,6 +102,8 @@ class StompServer:
         self._message_id_prefix = f"truenext-{identity}-"
         self._server_name = server_name
         self._protocol = Protocol(Side.SERVER)
+        self._client_id = ""
+        """What the client calls itself, whichever of its connections it is."""
         self._version = Version.V1_0
         """The agreed one, once there is one."""
         self._heads: dict[str, tuple[str, str]] = {}
@@ -169,6 +169,7 @@ class StompServer:
         can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
         self.sends_every_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
         self.expects_every_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
+        self._client_id = headers.get("client-id", "")
         self._protocol.agree(version)
         self._version = version
         self.connected = self._protocol.send(
@@ -191,6 +192,10 @@ class StompServer:
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
             return self._control(frame, destination)
+        if destination.kind is Kind.PATTERN:
+            raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to")
+        if destination.kind is Kind.DURABLE:
+            raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic")
         header = frame.lines
         producer = None
         number = 0
@@ -229,7 +234,7 @@ class StompServer:
         headers = {name: value for name, value in frame.headers.items() if name not in _HOP_HEADERS}
         headers["content-length"] = str(len(frame.body))
         reply_to = headers.get("reply-to", "")
-        if reply_to.startswith(TEMPORARY_PREFIX):
+        if reply_to.startswith((TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX)):
             # A name that only this connection understands becomes one that everybody does.
             headers["reply-to"] = parse(reply_to, self._session_id).address
         return envelope.write_header(headers)
@@ -250,7 +255,19 @@ class StompServer:
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
             raise RemoteProtocolError(f"{address} is for questions; subscribe to the queue that the answers go to")
+        if destination.kind is Kind.COMPOSITE:
+            raise RemoteProtocolError(f"subscriptions to composite destinations are not supported yet: {address!r}")
+        if is_browse and destination.kind in (Kind.TOPIC, Kind.PATTERN):
+            raise RemoteProtocolError(
+                "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
+                "nothing waits in a topic"
+            )
+        if destination.kind is Kind.DURABLE and not is_browse:
+            raise RemoteProtocolError(f"{address} is to browse; to use it subscribe to its topic, durable")
         subscription = self._subscription_id(frame)
+        durable = self._durable(frame, subscription)
+        if durable and is_browse:
+            raise RemoteProtocolError("browser:true with a durable subscription: a browser keeps nothing")
         ack = headers.get("ack", "auto")
         try:
             mode = AckMode(ack)
@@ -295,12 +312,25 @@ class StompServer:
             is_exclusive=is_exclusive,
             has_express=has_express,
             selector=wanted,
+            durable=durable,
         )
 
     def _unsubscribe(self, frame: Frame) -> Unsubscribe:
         subscription = self._subscription_id(frame)
         self._heads.pop(subscription, None)
-        return Unsubscribe(subscription)
+        return Unsubscribe(subscription, self._durable(frame, subscription))
+
+    def _durable(self, frame: Frame, subscription: str) -> str:
+        """The durable subscription that a frame speaks of, by its own name or that of the subscription; "" if none."""
+        headers = frame.headers
+        name = next((headers[header] for header in _DURABLE_NAMES if header in headers), None)
+        if name is None:
+            if not _boolean("durable", headers.get("durable", "false")):
+                return ""
+            name = subscription
+        if not self._client_id:
+            raise RemoteProtocolError("a durable subscription needs a client-id, which CONNECT did not name")
+        return durable_key(self._client_id, name)
 
     def _subscription_id(self, frame: Frame) -> str:
         """STOMP 1.0 lets a subscription be known by its destination."""
@@ -486,8 +516,9 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
 
 def _schedule(headers: dict[str, str], destination: Destination) -> Schedule:
     """When a SEND is to be sent, and how often, in ActiveMQ's words."""
-    if destination.kind is not Kind.QUEUE:
-        raise RemoteProtocolError(f"a {destination.kind.value} may be gone when a scheduled send is due")
+    for part in destination.parts or (destination,):
+        if part.session:
+            raise RemoteProtocolError(f"{part.address} may be gone when a scheduled send is due")
     repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
     delay_ms, period_ms = (
         _number(name, headers.get(name, "0")) for name in ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD")

@@ -1,0 +1,127 @@
+"""What becomes of a durable subscription that has ended: its messages go, wherever they are.
+
+    it ends       its queue gets another name in the store, and is nobody's from then on
+    from then on  page after page of it is read from the store and removed, a lane at a time
+    in the end    its number may be that of another queue
+
+Whatever is in memory is forgotten at once: what of it is in the store, or on its way there, is on the pages that are
+read once the new name is durable. A broker that ends meanwhile goes on when it starts again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.batch import NO_MARK
+from truenext.destination import ENDED_PREFIX
+from truenext.engine.lane import Entry
+from truenext.engine.paging import Look
+from truenext.limits import GATHERING_BYTES_MAX, PAGE_BYTES, PAGE_SIZE
+from truenext.record import message_key
+
+if TYPE_CHECKING:
+    from truenext.batch import Batch
+    from truenext.engine.account import Account
+    from truenext.engine.lane import Lane
+    from truenext.engine.paging import PageRead
+    from truenext.engine.queue import Queue
+
+
+class EndingRead(Look):
+    """A page of which all is to be removed."""
+
+
+class _Ending:
+    __slots__ = ("after", "batch", "has_damage", "queue", "rank")
+
+    def __init__(self, queue: Queue, batch: int) -> None:
+        self.queue = queue
+        self.batch = batch
+        """Once it is durable nothing comes to the queue any more."""
+        self.rank = 0
+        self.after = 0
+        """The last sequence of the lane that is gone."""
+        self.has_damage = False
+
+
+class Endings:
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._endings: list[_Ending] = []
+        """The first is under way."""
+        self._names: dict[int, str] = {}
+        """Of queues that have ended, by number, also where the number is used again."""
+        self._is_reading = False
+        self._is_stopped = False
+        self.free_numbers: list[int] = []
+        """Of queues of which nothing is left but a name in the store."""
+
+    def end(self, queue: Queue, batch: Batch) -> None:
+        """A queue has ended: the store is told with this batch."""
+        number, name = queue.number, ENDED_PREFIX + queue.name
+        if self._names.get(number) == name and number in batch.queues:
+            # It had the number of one of the same name, and the store has heard of that one alone.
+            del batch.queues[number]
+        else:
+            batch.queues[number] = name
+        self.add(queue, name, batch.number)
+
+    def add(self, queue: Queue, name: str, batch: int) -> None:
+        """The store knows an ended queue by this name as soon as a batch is durable."""
+        self._names[queue.number] = name
+        self._endings.append(_Ending(queue, batch))
+
+    def stop(self) -> None:
+        """Nothing is removed any more."""
+        self._is_stopped = True
+
+    def queues(self) -> list[Queue]:
+        return [ending.queue for ending in self._endings]
+
+    def is_due(self, committed: int, batch: Batch) -> bool:
+        """There is something to be read."""
+        return (
+            bool(self._endings)
+            and not self._is_reading
+            and not self._is_stopped
+            and self._endings[0].batch <= committed
+            and batch.size < GATHERING_BYTES_MAX
+        )
+
+    def wanted(self, committed: int, batch: Batch) -> list[Look]:
+        """What is to be read from the store; `page_read` takes it."""
+        if not self.is_due(committed, batch):
+            return []
+        self._is_reading = True
+        ending = self._endings[0]
+        return [EndingRead(ending.queue.lanes[ending.rank], ending.after, PAGE_SIZE, PAGE_BYTES)]
+
+    def page_read(self, read: EndingRead, page: PageRead, batch: Batch) -> None:
+        self._is_reading = False
+        if self._is_stopped:
+            return
+        ending = self._endings[0]
+        lane = read.lane
+        for found in page.found:
+            ending.after = found.sequence
+            if found.message is None:
+                # Nobody can say which of the store's two kinds it is of. It does no harm where it is.
+                ending.has_damage = True
+                continue
+            key = message_key(lane.key, found.sequence)
+            (batch.removes if found.message.persistent else batch.transient_removes).append(key)
+            if found.mark != NO_MARK:
+                batch.unmarks.append(key)
+            batch.size += len(key)
+            self._account.expired(_gone(lane, found.sequence, is_persistent=found.message.persistent))
+        if not page.is_end:
+            return
+        ending.rank, ending.after = ending.rank + 1, 0
+        if ending.rank == len(ending.queue.lanes):
+            del self._endings[0]
+            if not ending.has_damage:
+                self.free_numbers.append(ending.queue.number)
+
+
+def _gone(lane: Lane, sequence: int, *, is_persistent: bool) -> Entry:
+    return Entry(sequence, None, lane, 0, is_persistent, 0)

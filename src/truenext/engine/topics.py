@@ -1,0 +1,90 @@
+"""Which queues get what is sent to a topic.
+
+Nothing waits in a topic. Each of its subscriptions has a queue of its own, and a message sent to the topic stands in
+every one of them, as one object: from there on a subscription is a queue like others. What a subscription's selector
+does not want never comes to its queue. A virtual topic gives its messages to ordinary queues as well, those that are
+called `Consumer.*.` and its name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.pattern import is_pattern, matches
+from truenext.selector import selector
+
+if TYPE_CHECKING:
+    from truenext.engine.queue import Queue
+    from truenext.message import Message
+    from truenext.selector import Selector
+
+KNOWN_MAX = 4096
+"""Topics for which the answer is kept until subscriptions change: names that are sent to once must not pile up."""
+
+
+class Topics:
+    __slots__ = ("_by_pattern", "_by_topic", "_known", "_selectors")
+
+    def __init__(self) -> None:
+        self._by_topic: dict[str, dict[Queue, None]] = {}
+        self._by_pattern: dict[Queue, list[str]] = {}
+        """Subscriptions to patterns, with the words of these."""
+        self._selectors: dict[Queue, Selector] = {}
+        """Of subscriptions that have one."""
+        self._known: dict[str, list[Queue]] = {}
+
+    def add(self, queue: Queue) -> None:
+        """A queue was made; most have nothing to do with topics."""
+        topic = queue.destination.topic or virtual_topic(queue.name)
+        if not topic:
+            return
+        if queue.destination.selector:
+            self._selectors[queue] = selector(queue.destination.selector)
+        if is_pattern(topic):
+            self._by_pattern[queue] = topic.split(".")
+        else:
+            self._by_topic.setdefault(topic, {})[queue] = None
+        self._known.clear()
+
+    def remove(self, queue: Queue) -> None:
+        """A subscription ends."""
+        topic = queue.destination.topic
+        self._selectors.pop(queue, None)
+        if is_pattern(topic):
+            del self._by_pattern[queue]
+        else:
+            of_topic = self._by_topic[topic]
+            del of_topic[queue]
+            if not of_topic:
+                del self._by_topic[topic]
+        self._known.clear()
+
+    def queues_of(self, topic: str, message: Message) -> list[Queue]:
+        """Where a message sent to a topic stands."""
+        queues = self._known.get(topic)
+        if queues is None:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            queues = self._known[topic] = [*self._by_topic.get(topic, ()), *self._by_patterns(topic)]
+        selectors = self._selectors
+        if not selectors:
+            return queues
+        return [queue for queue in queues if queue not in selectors or selectors[queue].matches(message)]
+
+    def _by_patterns(self, topic: str) -> list[Queue]:
+        if topic.startswith("/"):
+            # A temporary topic is the private business of one connection.
+            return []
+        words = topic.split(".")
+        return [queue for queue, pattern in self._by_pattern.items() if matches(pattern, words)]
+
+
+def virtual_topic(queue: str) -> str:
+    """The topic whose messages a queue of this name gets; "" if it is not named so.
+
+    >>> virtual_topic("Consumer.billing.VirtualTopic.orders.new")
+    'VirtualTopic.orders.new'
+    """
+    words = queue.split(".", 3)
+    is_virtual = len(words) == 4 and words[0] == "Consumer" and words[2] == "VirtualTopic"
+    return f"VirtualTopic.{words[3]}" if is_virtual else ""

@@ -1,0 +1,39 @@
+"""Which names a pattern stands for: of queues in the configuration file, of topics in a subscription.
+
+Names and patterns are of words with dots between them: `*` stands for one word, `>` at the end for one or more.
+"""
+
+
+def is_pattern(name: str) -> bool:
+    """No name of a queue or topic has these characters."""
+    return "*" in name or ">" in name
+
+
+def fault_of_pattern(pattern: str) -> str | None:
+    """Why this is no pattern; None if it is one.
+
+    >>> fault_of_pattern("orders.>"), fault_of_pattern("orders.>.new")
+    (None, '> stands for the rest of a name, and only at its end')
+    """
+    words = pattern.split(".")
+    if "" in words:
+        return "it has an empty word"
+    if ">" in words[:-1]:
+        return "> stands for the rest of a name, and only at its end"
+    for word in words:
+        if len(word) > 1 and set(word) & {"*", ">"}:
+            return f"{word!r}: * and > stand for whole words"
+    return None
+
+
+def matches(pattern: list[str], words: list[str]) -> bool:
+    """
+    >>> matches(["orders", ">"], ["orders", "new", "eu"]), matches(["orders", "*"], ["orders"])
+    (True, False)
+    """
+    if pattern[-1] == ">":
+        pattern = pattern[:-1]
+        if len(words) <= len(pattern):
+            return False
+        words = words[: len(pattern)]
+    return len(pattern) == len(words) and all(one in ("*", word) for one, word in zip(pattern, words, strict=True))

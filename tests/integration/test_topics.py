@@ -1,0 +1,362 @@
+"""Does everybody who has subscribed get a copy? Over real sockets and a real store."""
+
+import json
+
+import pytest
+
+from tests.integration.broker_process import BrokerProcess
+from tests.integration.raw_client import RawClient, bodies
+from tests.integration.test_bulk import said, truenext
+
+
+def follow(client: RawClient, address: str, *, name: str = "1", headers: dict[str, str] | None = None) -> None:
+    said = {"id": name, "destination": address, "ack": "client-individual"} | (headers or {})
+    client.say("SUBSCRIBE", said, confirmed=True)
+
+
+def publish(client: RawClient, address: str, body: str, headers: dict[str, str] | None = None) -> None:
+    client.say("SEND", {"destination": address} | (headers or {}), body.encode(), confirmed=True)
+
+
+def test_every_subscription_gets_a_copy_in_the_order_of_priority(broker: BrokerProcess, queue: str) -> None:
+    first, second, sender = broker.connect(), broker.connect(), broker.connect()
+    publish(sender, f"/topic/{queue}", "too early")
+    for client in (first, second):
+        follow(client, f"/topic/{queue}", headers={"activemq.prefetchSize": "1"})
+    publish(sender, f"/topic/{queue}", "first")
+    for priority in range(10):
+        publish(sender, f"/topic/{queue}", str(priority), {"priority": str(priority), "persistent": "true"})
+    for client in (first, second):
+        seen = []
+        for _ in range(11):
+            message = client.message()
+            seen.append(message.body.decode())
+            client.ack(message)
+        assert seen == ["first", *"9876543210"]
+        assert message.headers["destination"] == f"/topic/{queue}"
+        assert not client.arrived()
+
+
+def test_nothing_comes_behind_the_receipt_of_an_unsubscribe(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    follow(client, f"/topic/{queue}")
+    publish(client, f"/topic/{queue}", "held")
+    client.message()
+    client.unsubscribe()
+    publish(client, f"/topic/{queue}", "missed")
+    follow(client, f"/topic/{queue}")
+    publish(client, f"/topic/{queue}", "seen")
+    assert bodies(client.only(1)) == ["seen"]
+
+
+def test_a_transaction_is_published_when_it_is_committed(broker: BrokerProcess, queue: str) -> None:
+    reader, sender = broker.connect(), broker.connect()
+    sender.begin("t")
+    sender.say("SEND", {"destination": f"/topic/{queue},/queue/{queue}", "transaction": "t"}, b"m", confirmed=True)
+    follow(reader, f"/topic/{queue}")
+    follow(reader, f"/queue/{queue}", name="2")
+    assert not reader.arrived()
+    sender.commit("t")
+    assert bodies(reader.only(2)) == ["m", "m"]
+
+
+def test_a_pattern_follows_all_topics_that_match_in_one_order(broker: BrokerProcess, queue: str) -> None:
+    reader, sender = broker.connect(), broker.connect()
+    follow(reader, f"/topic/{queue}.*", headers={"activemq.prefetchSize": "1"})
+    for number, topic in enumerate(["eu", "us", "eu.de", "us", "eu"]):
+        publish(sender, f"/topic/{queue}.{topic}", str(number))
+    publish(sender, f"/topic/{queue}", "not")
+    seen = []
+    for _ in range(4):
+        message = reader.message()
+        seen.append(message.body.decode())
+        reader.ack(message)
+    assert seen == list("0134")
+
+
+def test_a_virtual_topic_fills_the_queues_of_its_consumers(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    for name in ("a", "b"):
+        follow(client, f"/queue/Consumer.{name}.VirtualTopic.orders", name=name)
+        client.unsubscribe(name)
+    follow(client, "/topic/VirtualTopic.orders", name="t")
+    publish(client, "/topic/VirtualTopic.orders", "m", {"persistent": "true"})
+    assert bodies(client.only(1)) == ["m"]
+    own_broker.kill()
+    own_broker.start()
+    client = own_broker.connect()
+    for name in ("a", "b"):
+        follow(client, f"/queue/Consumer.{name}.VirtualTopic.orders", name=name)
+        assert bodies(client.only(1)) == ["m"]
+    publish(client, "/topic/VirtualTopic.orders", "after the restart")
+    assert bodies(client.only(2)) == ["after the restart"] * 2
+
+
+def test_a_question_can_name_a_temporary_topic_for_its_answer(broker: BrokerProcess, queue: str) -> None:
+    asker, other = broker.connect(), broker.connect()
+    follow(asker, "/temp-topic/answers")
+    follow(other, f"/queue/{queue}")
+    publish(asker, f"/queue/{queue}", "?", {"reply-to": "/temp-topic/answers"})
+    publish(other, other.message().headers["reply-to"], "!")
+    assert bodies(asker.only(1)) == ["!"]
+
+
+# ---- Durable subscriptions ----
+
+
+def known(broker: BrokerProcess, client_id: str = "me") -> RawClient:
+    client = broker.connect(says_hello=False)
+    client.say_hello("1.2", "0,0", client_id=client_id)
+    return client
+
+
+def asked(client: RawClient, verb: str) -> object:
+    follow(client, "/temp-queue/answers", name="answers")
+    client.say("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"})
+    message = client.message()
+    client.ack(message)
+    answer: object = json.loads(message.body)
+    client.unsubscribe("answers")
+    return answer
+
+
+@pytest.mark.parametrize(
+    "headers", [{"durable": "true"}, {"activemq.subscriptionName": "n"}, {"activemq.subcriptionName": "n"}]
+)
+def test_a_durable_subscription_collects_through_kills_until_it_is_ended(
+    own_broker: BrokerProcess, headers: dict[str, str]
+) -> None:
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers=headers)
+    own_broker.kill()
+    own_broker.start()
+    sender = own_broker.connect()
+    for number, priority in enumerate([4, 9, 4]):
+        publish(sender, "/topic/news", str(number), {"persistent": "true", "priority": str(priority)})
+    own_broker.kill()
+    own_broker.start()
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers=headers)
+    messages = reader.only(3)
+    assert bodies(messages) == ["1", "0", "2"]
+    reader.ack(messages[0], confirmed=True)
+    reader.say("UNSUBSCRIBE", {"id": "1"}, confirmed=True)
+    follow(reader, "/topic/news", headers=headers)
+    assert bodies(reader.only(2)) == ["0", "2"]
+    reader.say("UNSUBSCRIBE", {"id": "1"} | headers, confirmed=True)
+    own_broker.kill()
+    own_broker.start()
+    reader = known(own_broker)
+    assert asked(reader, "queues") == []
+    follow(reader, "/topic/news", headers=headers)
+    assert not reader.arrived()
+    own_broker.stop()
+
+
+def test_an_ended_subscription_leaves_nothing_on_disk_whatever_it_held(own_broker: BrokerProcess) -> None:
+    reader = known(own_broker)
+    for name in ("n", "o"):
+        follow(reader, "/topic/news", name=name, headers={"durable": "true"})
+        reader.unsubscribe(name)
+    for number in range(3000):
+        reader.say("SEND", {"destination": "/topic/news", "persistent": "true"}, b"x" * (number % 100))
+    publish(reader, "/topic/news", "last", {"persistent": "true"})
+    reader.say("UNSUBSCRIBE", {"id": "n", "durable": "true"}, confirmed=True)
+    own_broker.kill()
+    own_broker.start()
+    own_broker.stop()
+    own_broker.start()
+    reader = known(own_broker)
+    waiting = [(queue["topic"], queue["waiting"]) for queue in asked(reader, "queues")]  # type: ignore[attr-defined]
+    assert waiting == [("news", 3001)]
+    status = asked(reader, "status")
+    assert status["subscriptions"] == {"durable": 1, "others": 0}  # type: ignore[index]
+    own_broker.stop()
+
+
+def test_only_one_at_a_time_uses_a_durable_subscription(broker: BrokerProcess, queue: str) -> None:
+    first, second = known(broker, queue), known(broker, queue)
+    follow(first, f"/topic/{queue}", headers={"durable": "true"})
+    second.say("SUBSCRIBE", {"id": "1", "destination": f"/topic/{queue}", "durable": "true"})
+    assert "somebody uses the durable subscription" in second.error().headers["message"]
+    first.disconnect()
+    second = known(broker, queue)
+    follow(second, f"/topic/{queue}", headers={"durable": "true"})
+
+
+def test_a_durable_subscription_that_is_taken_up_for_another_topic_begins_anew(
+    broker: BrokerProcess, queue: str
+) -> None:
+    reader = known(broker, queue)
+    follow(reader, f"/topic/{queue}", headers={"durable": "true"})
+    reader.unsubscribe()
+    publish(reader, f"/topic/{queue}", "old", {"persistent": "true"})
+    follow(reader, f"/topic/{queue}.*", headers={"durable": "true"})
+    publish(reader, f"/topic/{queue}.a", "new", {"persistent": "true"})
+    assert bodies(reader.only(1)) == ["new"]
+
+
+def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_back(
+    broker: BrokerProcess, queue: str
+) -> None:
+    reader = known(broker, queue)
+    follow(reader, f"/topic/{queue}", headers={"durable": "true"})
+    publish(reader, f"/topic/{queue}", "bad", {"persistent": "true"})
+    reader.nack(reader.message(), headers={"truenext-poison": "true"}, confirmed=True)
+    follow(reader, f"/queue/DLQ.subscription.{queue}.1", name="dead")
+    letter = reader.message()
+    assert letter.body == b"bad"
+    reader.unsubscribe("dead")
+    follow(reader, "/temp-queue/answers", name="answers")
+    question = json.dumps({"queue": f"DLQ.subscription.{queue}.1"}).encode()
+    reader.say("SEND", {"destination": "/control/redrive", "reply-to": "/temp-queue/answers"}, question)
+    assert sorted(bodies(reader.messages(2)), key=len)[0] == "bad"
+
+
+@pytest.mark.parametrize(
+    ("client_id", "headers", "why"),
+    [
+        (None, {"durable": "true"}, "needs a client-id"),
+        ("a,b", {"durable": "true"}, "client-id 'a,b' is empty, or has characters"),
+        ("", {"durable": "true"}, "needs a client-id"),
+        ("me", {"activemq.subscriptionName": ""}, "name of a durable subscription '' is empty"),
+        ("me", {"activemq.subscriptionName": "x" * 240}, "of 242 characters"),
+        ("me", {"durable": "true", "destination": "/queue/q"}, "durable subscriptions are to topics"),
+        ("me", {"durable": "true", "destination": "/temp-topic/q"}, "durable subscriptions are to topics"),
+    ],
+)
+def test_a_durable_subscription_that_cannot_be_is_refused_and_says_why(
+    broker: BrokerProcess, client_id: str | None, headers: dict[str, str], why: str
+) -> None:
+    client = broker.connect(says_hello=False)
+    client.say_hello("1.2", "0,0", client_id=client_id)
+    client.say("SUBSCRIBE", {"id": "1", "destination": "/topic/t"} | headers)
+    assert why in client.error().headers["message"]
+
+
+def test_there_is_nothing_to_end_where_no_durable_subscription_is(broker: BrokerProcess, queue: str) -> None:
+    client = known(broker, queue)
+    client.say("UNSUBSCRIBE", {"id": "1", "durable": "true"})
+    assert "there is no durable subscription" in client.error().headers["message"]
+
+
+# ---- With selectors, scheduled sends, and what whoever runs the broker does ----
+
+
+def test_a_subscription_with_a_selector_collects_only_what_that_wants_through_a_kill(own_broker: BrokerProcess) -> None:
+    headers = {"durable": "true", "selector": "colour = 'red' AND total > 5, 9"}
+    reader = known(own_broker)
+    reader.say("SUBSCRIBE", {"id": "1", "destination": "/topic/news"} | headers)
+    assert "selector" in reader.error().headers["message"]
+    headers["selector"] = "colour IN ('red', 'green') AND total > 5"
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers=headers)
+    for _ in range(2):
+        for number in range(10):
+            colour = "red" if number % 2 else "blue"
+            publish(reader, "/topic/news", str(number), {"persistent": "true", "colour": colour, "total": str(number)})
+        messages = reader.only(2)
+        assert bodies(messages) == ["7", "9"]
+        reader.ack(messages[0], confirmed=True)
+        reader.ack(messages[1], confirmed=True)
+        own_broker.kill()
+        own_broker.start()
+        reader = known(own_broker)
+        follow(reader, "/topic/news", headers=headers)
+    publish(reader, "/topic/news", "last", {"persistent": "true", "colour": "red", "total": "6"})
+    headers["selector"] = "colour = 'red'"
+    reader.message()
+    reader.unsubscribe()
+    follow(reader, "/topic/news", headers=headers)
+    assert not reader.arrived()
+
+
+def test_what_is_scheduled_for_a_topic_and_a_queue_comes_to_both_once_over_a_kill(own_broker: BrokerProcess) -> None:
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers={"durable": "true"})
+    follow(reader, "/topic/>", name="2")
+    headers = {"persistent": "true", "AMQ_SCHEDULED_DELAY": "300"}
+    publish(reader, "/topic/news", "soon", headers)
+    for message in reader.messages(2):
+        assert message.body == b"soon"
+        reader.ack(message, confirmed=True)
+    publish(reader, "/topic/news,/queue/q", "over the kill", headers)
+    own_broker.kill()
+    own_broker.start()
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers={"durable": "true"})
+    follow(reader, "/queue/q", name="2")
+    messages = reader.only(2)
+    assert bodies(messages) == ["over the kill"] * 2
+    assert {message.headers["subscription"] for message in messages} == {"1", "2"}
+    assert {message.headers["destination"] for message in messages} == {"/topic/news,/queue/q"}
+
+
+@pytest.mark.parametrize("address", ["/temp-topic/t", "/temp-queue/q", "/queue/a,/temp-topic/t"])
+def test_nothing_is_scheduled_for_what_may_be_gone(broker: BrokerProcess, address: str) -> None:
+    client = broker.connect()
+    client.say("SEND", {"destination": address, "AMQ_SCHEDULED_DELAY": "1"}, b"m")
+    assert "may be gone when a scheduled send is due" in client.error().headers["message"]
+
+
+def test_a_durable_subscription_is_listed_browsed_moved_and_purged_by_its_name(
+    broker: BrokerProcess, queue: str
+) -> None:
+    reader = known(broker, queue)
+    follow(reader, f"/topic/{queue}", headers={"activemq.subscriptionName": "n", "selector": "colour <> 'blue, light'"})
+    reader.unsubscribe()
+    name = f"subscription,{queue},n,{queue},colour <> 'blue, light'"
+    for number in range(10):
+        colour = "red" if number % 2 else "green"
+        publish(reader, f"/topic/{queue}", str(number), {"persistent": str(number > 3).lower(), "colour": colour})
+    listed = {each["name"]: each for each in json.loads(said(broker, "queues", "--json"))}
+    assert (listed[name]["waiting"], listed[name]["topic"]) == (10, queue)
+    assert said(broker, "browse", name, "--selector", "colour = 'red'").split() == list("13579")
+    assert said(broker, "browse", f"/subscription/{queue},n", "--limit", "2").split() == ["0", "1"]
+    assert said(broker, "move", name, f"{queue}.red", "--selector", "colour = 'red'") == f"5 moved to {queue}.red\n"
+    said(broker, "pause", name)
+    follow(reader, f"/topic/{queue}", headers={"activemq.subscriptionName": "n", "selector": "colour <> 'blue, light'"})
+    assert not reader.arrived()
+    said(broker, "resume", name)
+    assert bodies(reader.only(5)) == list("02468")
+    reader.unsubscribe()
+    assert said(broker, "purge", name) == "5 removed\n"
+    assert said(broker, "browse", name) == ""
+    reader.say("UNSUBSCRIBE", {"id": "1", "activemq.subscriptionName": "n"}, confirmed=True)
+    done = truenext(broker, "purge", name)
+    assert (done.returncode, f"there is no queue {name!r}" in done.stderr) == (1, True)
+    assert "there is no durable subscription" in truenext(broker, "browse", name).stderr
+    assert bodies(broker.what_is_left(f"{queue}.red")) == list("13579")
+
+
+@pytest.mark.parametrize(
+    ("command", "address", "why"),
+    [
+        ("SEND", "/subscription/c,n", "send to its topic"),
+        ("SUBSCRIBE", "/subscription/c,n", "subscribe to its topic"),
+        ("SEND", "/subscription/c", "name of a durable subscription '' is empty"),
+        ("SEND", "/queue/a,/subscription/c,n", "is empty"),
+    ],
+)
+def test_a_durable_subscription_has_an_address_for_browsing_alone(
+    broker: BrokerProcess, command: str, address: str, why: str
+) -> None:
+    client = broker.connect()
+    client.say(command, {"id": "1", "destination": address})
+    assert why in client.error().headers["message"]
+
+
+def test_dead_letters_of_a_subscription_with_a_long_selector_go_back_until_it_ends(
+    broker: BrokerProcess, queue: str
+) -> None:
+    reader = known(broker, queue)
+    headers = {"durable": "true", "selector": " OR ".join(f"number = {number}" for number in range(100))}
+    follow(reader, f"/topic/{queue}", headers=headers)
+    publish(reader, f"/topic/{queue}", "bad", {"persistent": "true", "number": "7"})
+    reader.nack(reader.message(), headers={"truenext-poison": "true"}, confirmed=True)
+    assert said(broker, "redrive", f"DLQ.subscription.{queue}.1").startswith("1 moved to subscription,")
+    message = reader.message()
+    assert message.body == b"bad"
+    reader.nack(message, headers={"truenext-poison": "true"}, confirmed=True)
+    reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
+    assert "1 left" in said(broker, "redrive", f"DLQ.subscription.{queue}.1")

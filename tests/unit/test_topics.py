@@ -1,0 +1,331 @@
+"""What of topics the state machines cannot see: limits, memory, who is ended, what is kept in mind."""
+
+import pytest
+
+from tests.unit.test_engine import commit, dispatched, send, started, subscribe
+from tests.unit.test_schedule import NOON_MS, Run
+from truenext import selector
+from truenext.commands import AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
+from truenext.destination import parse, queue_called
+from truenext.engine import bulk
+from truenext.engine.engine import Engine
+from truenext.engine.paging import Found, PageRead
+from truenext.engine.session import Session
+from truenext.engine.topics import KNOWN_MAX, virtual_topic
+from truenext.errors import RemoteProtocolError
+from truenext.limits import COPIES_BYTES_MAX
+from truenext.message import Message
+from truenext.policy import Policies, Policy
+from truenext.record import decode, sequence_of
+from truenext.schedule import Schedule
+
+
+def subscribe_as(engine: Engine, session: Session, name: str, address: str) -> None:
+    engine.subscribe(session, Subscribe(name, parse(address, session.id), AckMode.INDIVIDUAL, 100))
+
+
+def test_a_copy_is_the_same_message_and_no_other_object() -> None:
+    engine = started()
+    session = engine.connect("s")
+    for name in "xyz":
+        subscribe_as(engine, session, name, "/topic/t")
+    send(engine, session, "/topic/t,/queue/q", body=b"b")
+    entries = [entry for entries in engine.turn().deliveries.values() for entry in entries]
+    assert len(entries) == 3
+    assert len({id(entry.message) for entry in entries}) == 1
+
+
+def test_a_topic_without_subscriptions_leaves_nothing_behind() -> None:
+    engine = started()
+    session = engine.connect("s")
+    before = engine.memory.used
+    send(engine, session, "/topic/t", persistent=True)
+    assert not engine.has_batch and engine.memory.used == before
+    assert not list(engine.queues())
+
+
+def test_an_ended_subscription_leaves_nothing_behind() -> None:
+    engine = started()
+    session = engine.connect("s")
+    subscribe_as(engine, session, "x", "/topic/t")
+    subscribe_as(engine, session, "y", "/topic/*")
+    send(engine, session, "/topic/t")
+    engine.unsubscribe(session, Unsubscribe("x"))
+    engine.unsubscribe(session, Unsubscribe("y"))
+    send(engine, session, "/topic/t")
+    assert (list(engine.queues()), engine.memory.used, session.temporary_queues) == ([], 0, [])
+
+
+def test_whoever_does_not_read_what_its_topic_brings_is_ended_when_nothing_else_can_leave_memory() -> None:
+    engine = started(limit_of_broker=5000)
+    sender, slow, other = (engine.connect(name) for name in ("sender", "slow", "other"))
+    subscribe_as(engine, slow, "1", "/topic/t")
+    subscribe_as(engine, other, "1", "/topic/u")
+    for _ in range(20):
+        send(engine, sender, "/topic/t")
+    send(engine, sender, "/topic/u")
+    assert engine.relieve() == [slow]
+
+
+def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_connection_once() -> None:
+    engine = Engine(policies=Policies(by_pattern={"news.>": Policy(memory_limit=5000)}))
+    engine.start()
+    commit(engine)
+    sender, slow = engine.connect("sender"), engine.connect("slow")
+    subscribe_as(engine, slow, "1", "/topic/news.eu")
+    subscribe_as(engine, slow, "2", "/topic/news.*")
+    subscribe_as(engine, slow, "3", "/topic/other")
+    for _ in range(10):
+        send(engine, sender, "/topic/other")
+        send(engine, sender, "/topic/news.eu")
+    assert engine.relieve() == []
+    for _ in range(10):
+        send(engine, sender, "/topic/news.eu")
+    assert engine.relieve() == [slow]
+
+
+def test_one_message_is_not_written_for_more_queues_than_fit_into_a_batch() -> None:
+    engine = started()
+    session = engine.connect("s")
+    body = bytes(COPIES_BYTES_MAX // 4)
+    send(engine, session, "/queue/a,/queue/b,/queue/c", persistent=True, body=body)
+    with pytest.raises(RemoteProtocolError, match="once for each queue"):
+        send(engine, session, "/queue/a,/queue/b,/queue/c,/queue/d", persistent=True, body=body)
+    send(engine, session, "/queue/a,/queue/b,/queue/c,/queue/d", body=body)
+
+
+def test_only_its_own_connection_subscribes_to_a_temporary_topic_and_no_pattern_does() -> None:
+    engine = started()
+    owner, other = engine.connect("owner"), engine.connect("other")
+    subscribe(engine, owner, "/temp-topic/t")
+    subscribe_as(engine, other, "all", "/topic/>")
+    with pytest.raises(RemoteProtocolError, match="only the connection that owns"):
+        subscribe(engine, other, "/remote-temp-topic/owner/t")
+    send(engine, other, "/remote-temp-topic/owner/t")
+    deliveries = engine.turn().deliveries
+    assert [consumer.session for consumer in deliveries] == [owner]
+
+
+def test_many_topics_that_are_sent_to_once_are_not_all_kept_in_mind() -> None:
+    engine = started()
+    session = engine.connect("s")
+    subscribe(engine, session, "/topic/*")
+    for number in range(KNOWN_MAX + 10):
+        send(engine, session, f"/topic/t{number}")
+    assert len(engine._topics._known) <= KNOWN_MAX
+    assert len(dispatched(engine)) == KNOWN_MAX + 10
+
+
+@pytest.mark.parametrize(
+    ("queue", "topic"),
+    [
+        ("Consumer.a.VirtualTopic.x", "VirtualTopic.x"),
+        ("Consumer.a.VirtualTopic.x.y", "VirtualTopic.x.y"),
+        ("Consumer.a.b.VirtualTopic.x", ""),
+        ("Consumer.a.VirtualTopic", ""),
+        ("Consumer.a.virtualtopic.x", ""),
+        ("consumer.a.VirtualTopic.x", ""),
+        ("VirtualTopic.x", ""),
+    ],
+)
+def test_a_queue_belongs_to_a_virtual_topic_by_its_name_alone(queue: str, topic: str) -> None:
+    assert virtual_topic(queue) == topic
+
+
+# ---- Durable subscriptions, with what else there is ----
+
+DURABLE = "subscription,me,n,t"
+
+
+def follow(run: Run, topic: str = "t", *, wanted: str = "", name: str = "1", durable: str = "me,n") -> None:
+    chosen = selector.selector(wanted) if wanted else None
+    command = Subscribe(name, parse(f"/topic/{topic}", "s"), AckMode.INDIVIDUAL, 100, selector=chosen, durable=durable)
+    run.engine.subscribe(run.session, command)
+    run.settle()
+
+
+def publish(
+    run: Run, body: str, colour: str = "", *, to: str = "/topic/t", transaction: str = "", in_ms: int | None = None
+) -> None:
+    message = Message(4, True, 0, f"colour:{colour}\n".encode() if colour else b"", body.encode())
+    schedule = None if in_ms is None else Schedule(delay_ms=in_ms)
+    run.engine.send(run.session, Send(parse(to, "s"), message, transaction or None, schedule=schedule))
+
+
+def waiting(run: Run) -> dict[str, int]:
+    return {queue.name: queue.waiting() for queue in run.engine.queues()}
+
+
+def test_only_what_its_selector_wants_is_kept_for_a_durable_subscription_also_after_a_restart() -> None:
+    run = Run()
+    follow(run, wanted="colour = 'red, or so'")
+    for _ in range(2):
+        run.engine.unsubscribe(run.session, Unsubscribe("1"))
+        publish(run, "wanted", "red, or so")
+        publish(run, "not", "blue")
+        run.settle()
+        run.begin()
+        follow(run, wanted="colour = 'red, or so'")
+    (queue,) = run.engine.queues()
+    assert queue.unacknowledged() == 2
+    assert queue.name == "subscription,me,n,t,colour = 'red, or so'"
+    assert queue.selecting is None, "nothing is compared twice"
+
+
+def test_a_selector_of_a_subscription_may_ask_when_the_message_came() -> None:
+    run = Run()
+    follow(run, wanted=f"JMSTimestamp >= {NOON_MS + 10}")
+    publish(run, "early")
+    run.at(NOON_MS + 10)
+    publish(run, "late")
+    run.settle()
+    (queue,) = run.engine.queues()
+    assert queue.unacknowledged() == 1
+
+
+def test_another_selector_begins_a_durable_subscription_anew_and_the_same_one_does_not() -> None:
+    run = Run()
+    follow(run, wanted="colour = 'red'")
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    publish(run, "red", "red")
+    follow(run, wanted="colour = 'red'")
+    assert sum(queue.unacknowledged() for queue in run.engine.queues()) == 1
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    follow(run, wanted="colour = 'blue'")
+    run.begin()
+    assert waiting(run) == {"subscription,me,n,t,colour = 'blue'": 0}
+
+
+def test_what_is_scheduled_is_sent_to_whoever_subscribes_when_it_is_due() -> None:
+    run = Run()
+    follow(run, durable="me,gone")
+    publish(run, "later", to="/topic/t,/queue/q", in_ms=1000)
+    assert run.engine.scheduled("") == 1
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,gone"))
+    run.settle()
+    run.begin()
+    follow(run)
+    follow(run, name="2", durable="")
+    follow(run, name="3", durable="", wanted="colour = 'red'")
+    run.at(NOON_MS + 1000)
+    held = {consumer.subscription: len(consumer.held) for consumer in run.session.consumers.values()}
+    assert held == {"1": 1, "2": 1, "3": 0}
+    assert waiting(run)["q"] == 1
+    assert run.engine.scheduled("") == 0
+    sequences = [next(iter(consumer.held), 0) for consumer in run.session.consumers.values()]
+    sequences += [entry.sequence for entry in run.engine._queues["q"].lanes[5].arrived]
+    assert max(sequences) - min(filter(None, sequences)) == 2
+
+
+def test_what_is_scheduled_for_a_topic_in_a_transaction_waits_for_its_commit_and_is_dropped_if_nobody_subscribes() -> (
+    None
+):
+    run = Run()
+    run.engine.begin(run.session, Begin("x"))
+    publish(run, "later", transaction="x", in_ms=10)
+    run.settle()
+    assert run.engine.scheduled("") == 0
+    run.engine.commit(run.session, Commit("x"))
+    run.settle()
+    assert run.engine.scheduled("") == 1
+    run.at(NOON_MS + 10)
+    assert (run.engine.scheduled(""), waiting(run)) == (0, {})
+
+
+def test_what_repeats_for_a_topic_goes_there_every_time() -> None:
+    run = Run()
+    follow(run)
+    message = Message(4, True, 0, b"", b"tick")
+    schedule = Schedule(delay_ms=5, period_ms=10, repeat=2)
+    run.engine.send(run.session, Send(parse("/topic/t", "s"), message, schedule=schedule))
+    for at, count in ((5, 1), (15, 2), (25, 3), (100, 3)):
+        run.at(NOON_MS + at)
+        assert len(run.session.consumers["1"].held) == count
+
+
+def test_more_copies_than_may_be_are_refused_when_they_are_scheduled() -> None:
+    run = Run()
+    body = "x" * (COPIES_BYTES_MAX // 3)
+    with pytest.raises(RemoteProtocolError, match="once for each queue"):
+        publish(run, body, to="/queue/a,/queue/b,/queue/c,/queue/d", in_ms=10)
+
+
+def test_a_piece_of_work_on_a_subscription_that_ends_meanwhile_takes_nothing_and_says_so() -> None:
+    run = Run()
+    follow(run)
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    publish(run, "m")
+    run.settle()
+    asked = bulk.Purge(DURABLE, after=(5, 0))
+    read = run.engine.read_for_bulk(asked)
+    assert read is not None
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
+    answer = run.engine.do_bulk(asked, read, PageRead([], 0, True))
+    assert (answer.moved, answer.next) == (0, None)
+    assert "has ended" in answer.refused
+    with pytest.raises(RemoteProtocolError, match="there is no queue"):
+        run.engine.read_for_bulk(asked)
+    run.settle()
+    assert waiting(run) == {}
+
+
+def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_that_comes_later() -> None:
+    run = Run()
+    follow(run)
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    publish(run, "m")
+    run.settle()
+    run.begin()
+    run.engine.browse(run.session, Browse("b", parse("/subscription/me,n", "s")))
+    effects = run.engine.turn()
+    (read,) = effects.reads
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
+    page = run.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+    found = [Found(sequence_of(one.key), decode(one.key, one.record)) for one in page.messages]
+    run.engine.page_read(read, PageRead(found, page.as_of, page.is_end))
+    shown = [run.engine.turn().showings for _ in range(3)]
+    assert [[entry for each in turn for entry in each.entries] for turn in shown] == [[], [], []]
+    assert any(each.is_end for turn in shown for each in turn)
+
+
+def test_there_is_nothing_to_browse_where_no_durable_subscription_is() -> None:
+    run = Run()
+    with pytest.raises(RemoteProtocolError, match="there is no durable subscription"):
+        run.engine.browse(run.session, Browse("b", parse("/subscription/me,n", "s")))
+
+
+def test_the_next_queue_with_the_number_of_a_paused_subscription_is_not_paused_after_a_restart() -> None:
+    run = Run()
+    follow(run)
+    run.engine.pause(DURABLE)
+    run.settle()
+    number = run.engine._queues[DURABLE].number
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
+    run.settle()
+    publish(run, "m", to="/queue/q")
+    run.settle()
+    assert run.engine._queues["q"].number == number
+    assert run.store.recover().paused == set()
+
+
+def test_a_scheduled_send_may_wait_under_the_number_of_an_ended_subscription() -> None:
+    run = Run()
+    follow(run)
+    publish(run, "held")
+    run.settle()
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
+    run.settle()
+    publish(run, "later", in_ms=10)
+    run.settle()
+    run.begin()
+    follow(run)
+    run.at(NOON_MS + 10)
+    assert len(run.session.consumers["1"].held) == 1
+
+
+@pytest.mark.parametrize("name", ["a,/queue/b", "a,b", DURABLE])
+def test_no_name_with_a_comma_becomes_a_queue(name: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="comma"):
+        queue_called(name)
+    with pytest.raises(RemoteProtocolError, match="comma"):
+        Run().engine.pause(name)
