@@ -1323,7 +1323,8 @@ class BrokerMachine(RuleBasedStateMachine):
         for letter in alive:
             each = found[letter]
             is_right = letter.deliveries == each.mark.deliveries or letter.least_deliveries is not None
-            waits = self.oracle.is_waiting_for_next_try(letter)
+            # What is to be dead-lettered waits for nothing.
+            waits = self.oracle.is_waiting_for_next_try(letter) and not self.oracle.is_doomed(letter)
             due_ms = self.oracle.now_ms + letter.due - self.oracle.steady_ms
             is_right &= not waits or each.mark.due_ms == due_ms
             if not is_right or letter.attempts != each.mark.attempts:
