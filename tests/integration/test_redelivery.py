@@ -75,14 +75,15 @@ def test_two_hundred_poison_messages_are_tried_at_their_times_while_two_thousand
     """Seconds from the first failure, the second and the third to the next try."""
     with running(tmp_path, attempts_max=attempts_max, delay_ms=400, backoff=2.0) as broker:
         producer = broker.connect()
-        for number in range(POISON):
-            producer.send("q", b"poison %d" % number, persistent=bool(number % 2), priority=number % 3)
         consumer = broker.connect()
         consumer.subscribe("q", prefetch=10)
         failed_at: dict[str, list[float]] = defaultdict(list)
         came_while_one_waited = healthy = sent = 0
         while healthy < HEALTHY or sum(map(len, failed_at.values())) < POISON * attempts_max:
             if sent < HEALTHY and sent - healthy < 20:
+                if sent % (HEALTHY // POISON) == 0:
+                    number = sent // (HEALTHY // POISON)
+                    producer.send("q", b"poison %d" % number, persistent=bool(number % 2), priority=5 + number % 3)
                 producer.send("q", b"healthy", persistent=bool(sent % 2), confirmed=sent % 2 == 1)
                 sent += 1
             message = consumer.message()

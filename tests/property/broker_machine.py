@@ -993,8 +993,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def read_for_bulk(self, queue: str, rank: int, selector: str | None) -> None:
         """The page of a piece, at the first lane from `rank` on that has anything."""
-        if self.oracle.moves or queue not in {each.name for each in self.engine.queues()}:
-            # What is on its way to a dead-letter queue may be there already; the oracle learns of it with the batch.
+        if self.oracle.is_any_on_its_way_to(queue) or queue not in {each.name for each in self.engine.queues()}:
             return
         read = self.engine.read_for_bulk(Purge(queue, after=(rank, 0)))
         if read is not None:

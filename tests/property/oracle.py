@@ -855,6 +855,13 @@ class Oracle:
             if each.stored_in <= self.durable and (each.removed_in is None or each.removed_in > self.durable)
         ]
 
+    def is_any_on_its_way_to(self, queue: str) -> bool:
+        """Some message may be in a dead-letter queue already that is not known to be there: that is learnt with the
+        batch."""
+        origin = queue.removeprefix(DEAD_LETTER_PREFIX)
+        expired = (each for each in self.letters if each.queue == origin and not each.is_gone and self.is_expired(each))
+        return bool(self.moves) or (origin != queue and any(expired))
+
     def bulk_candidates(self, queue: str, priorities: Iterable[int]) -> list[Letter]:
         """Bulk work: what waits and is visible, in order. What has expired is left to expire, what has failed too often
         to be dead-lettered, and what somebody has to whoever has it."""
