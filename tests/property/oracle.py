@@ -859,8 +859,10 @@ class Oracle:
         """Some message may be in a dead-letter queue already that is not known to be there: that is learnt with the
         batch."""
         origin = queue.removeprefix(DEAD_LETTER_PREFIX)
-        expired = (each for each in self.letters if each.queue == origin and not each.is_gone and self.is_expired(each))
-        return bool(self.moves) or (origin != queue and any(expired))
+        if origin == queue:
+            return bool(self.moves)
+        here = [each for each in self.letters if each.queue == origin and not each.is_gone]
+        return bool(self.moves) or any(self.is_expired(each) or self.is_doomed(each) for each in here)
 
     def bulk_candidates(self, queue: str, priorities: Iterable[int]) -> list[Letter]:
         """Bulk work: what waits and is visible, in order. What has expired is left to expire, what has failed too often
