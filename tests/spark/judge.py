@@ -9,7 +9,7 @@ by looking at every message. Where the two pages leave a choice, the choice is n
 - What was accepted, and whose commit the history lacks, is there after the next start only if it is mentioned again.
 - What was found lost may turn up again.
 - What has a group was perhaps another's: it is evidence for messages of its group only, and waits for its next try for
-  those alone.
+  those alone. While it is being committed nobody knows for whom its equals behind it are ready.
 """
 
 from __future__ import annotations
@@ -231,11 +231,7 @@ class Judge:
     ) -> bool:
         """`letters` are the evidence."""
         assert letter.priority is not None
-        committing = [
-            other
-            for other in all_letters.values()
-            if other.group is None and other.where == "waiting" and not other.visible
-        ]
+        committing = [other for other in all_letters.values() if other.where == "waiting" and not other.visible]
         ready = [
             other
             for other in self.ready(letters)

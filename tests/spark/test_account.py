@@ -142,3 +142,18 @@ def test_what_has_a_group_is_evidence_for_that_group_alone_and_what_has_none_for
     assert account.findings == []
     account.dispatched(15, 15, 6, 1)
     assert account.findings.pop().overtaken_sequence == 3
+
+
+def test_what_stands_behind_one_of_a_group_that_is_being_committed_is_no_evidence_until_that_is_durable() -> None:
+    for group in (7, 0):
+        account = Account(Gone(), 10)
+        account.accepted(1, 1, 1, 5, True, 6, 6, 8)
+        account.accepted(2, 2, 2, 5, False, 2, 2, group)
+        for sequence in (3, 4):
+            account.accepted(sequence, sequence, sequence, 4, False, sequence, sequence, group)
+        account.subscribed(5, 5, 1, 10)
+        account.dispatched(5, 5, 3, 1)
+        assert account.findings == []
+        account.become_visible(6)
+        account.dispatched(7, 7, 4, 1)
+        assert [finding.overtaken_sequence for finding in account.findings] == [2]

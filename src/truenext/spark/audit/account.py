@@ -5,7 +5,8 @@ knows no Spark; `sweep.py` feeds it.
 
 A message that the account cannot be sure of (after a gap, or accepted before the history begins) is no evidence: it is
 neither overtaken, nor lost, nor given twice. One of a group is evidence for what happens to that group: whose the group
-was when it was overtaken by others is not known.
+was when it was overtaken by others is not known. While it is being committed its equals behind it are none: for whoever
+could take it they are not ready.
 """
 
 from __future__ import annotations
@@ -173,6 +174,9 @@ class Account:
         """By priority, a heap of the sequences that wait, visible or not; what left is dropped when it is the head."""
         self.of_groups: dict[int, list[list[int]]] = {}
         """The same of each group; the lanes above are of what has none."""
+        self.committing_of_groups: list[list[int]] = [[] for _ in range(10)]
+        """By priority, a heap of the sequences of those that are being committed; what is not is dropped when it is the
+        head."""
         self.higher: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]
         """The lanes that are served before, first one first."""
         self.committing: list[tuple[int, int]] = []
@@ -231,7 +235,10 @@ class Account:
             self.waiting += 1
             if self.free and self.idle is None:
                 self.look(event, at)
-        elif visible_event != NEVER:
+            return
+        if group:
+            heappush(self.committing_of_groups[priority], sequence)
+        if visible_event != NEVER:
             heappush(self.committing, (visible_event, sequence))
 
     def push(self, message: Message) -> None:
@@ -277,6 +284,16 @@ class Account:
                 if head is not None and head.visible_event <= event:
                     return None if self.is_held_back(head) else head
         return None
+
+    def is_behind_commit(self, message: Message, event: int) -> bool:
+        """One of some group, of its priority and earlier, is being committed: whoever could take that has to wait."""
+        committing = self.committing_of_groups[message.priority]
+        while committing:
+            first = self.messages.get(committing[0])
+            if first is not None and first.state is WAITING and first.visible_event > event:
+                return first.sequence < message.sequence
+            heappop(committing)
+        return False
 
     def is_held_back(self, message: Message) -> bool:
         """A failed message that is not due yet keeps it from being ready."""
@@ -369,7 +386,7 @@ class Account:
         for lane in self.higher[priority]:
             if lane:
                 head = self.head(lane)
-                if head is not None and head.visible_event <= event:
+                if head is not None and head.visible_event <= event and not self.is_behind_commit(head, event):
                     self.overtook("inversion", event, at, message, consumer, head)
                     return
         lane = self.lanes[priority]
@@ -394,7 +411,7 @@ class Account:
         lanes = self.of_groups.get(message.group, [])
         for lane, plain in zip(lanes[:priority:-1], self.higher[priority], strict=bool(lanes)):
             head = self.head(lane)
-            if head is not None and head.visible_event <= event:
+            if head is not None and head.visible_event <= event and not self.is_behind_commit(head, event):
                 equal = self.head(plain)
                 # One of no group that is being committed holds it back; were it visible, it had been overtaken itself.
                 if equal is None or equal.sequence > head.sequence:
@@ -483,8 +500,11 @@ class Account:
             self.push(message)
             if message.visible_event <= event:
                 self.waiting += 1
-            elif message.visible_event != NEVER:
-                heappush(self.committing, (message.visible_event, sequence))
+            else:
+                if message.group:
+                    heappush(self.committing_of_groups[message.priority], sequence)
+                if message.visible_event != NEVER:
+                    heappush(self.committing, (message.visible_event, sequence))
         self.look_again(event, at)
 
     def subscribed(self, event: int, at: int, consumer: int, window: int) -> None:
