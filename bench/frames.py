@@ -21,8 +21,11 @@ _RECEIPT_ID = re.compile(rb"RECEIPT\r?\n(?:[^\r\n]+\r?\n)*?receipt-id:([^\r\n]+)
 _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 
 
-def connect() -> bytes:
-    return b"CONNECT\naccept-version:1.2\nhost:localhost\nheart-beat:0,0\n\n\0"
+def connect(client_id: str | None = None) -> bytes:
+    head = "accept-version:1.2\nhost:localhost\nheart-beat:0,0"
+    if client_id is not None:
+        head += f"\nclient-id:{client_id}"
+    return f"CONNECT\n{head}\n\n\0".encode()
 
 
 def subscribe(queue: str, individual: bool, receipt: str, prefetch: int | None = 1000) -> bytes:

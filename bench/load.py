@@ -204,10 +204,10 @@ def _take_and_acknowledge(sock: socket.socket, inbox: _Inbox, messages: int, con
     await_frame(sock, b"RECEIPT")
 
 
-def connect(port: int) -> socket.socket:
+def connect(port: int, client_id: str | None = None) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", port), SILENCE)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(frames.connect())
+    sock.sendall(frames.connect(client_id))
     await_frame(sock, b"CONNECTED")
     return sock
 

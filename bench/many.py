@@ -1,9 +1,11 @@
-"""How much does it cost that there are many: queues, consumers of one queue?
+"""How much does it cost that there are many: queues, consumers of one queue, durable subscriptions to one topic?
 
-    queues       messages go to so many queues in turn, each of which has a consumer
-    consumers    messages go to one queue that has so many consumers, which acknowledge each of them
+    queues          messages go to so many queues in turn, each of which has a consumer
+    consumers       messages go to one queue that has so many consumers
+    subscriptions   persistent messages go to one topic that has so many durable subscriptions
 
-Each is compared with one: the same messages, by alternating runs on the same broker, medians.
+All are acknowledged one by one. Each is compared with one: as many messages are delivered, by alternating runs on the
+same broker, medians.
 
 python -m bench.many --only queues
 """
@@ -38,11 +40,20 @@ class Shape:
     count: int
 
     @property
-    def queues(self) -> int:
+    def destinations(self) -> int:
         return self.count if self.kind == "queues" else 1
 
+    @property
+    def copies(self) -> int:
+        """How often each message is delivered."""
+        return self.count if self.is_topic else 1
 
-KINDS = {"queues": 10_000, "consumers": 1_000}
+    @property
+    def is_topic(self) -> bool:
+        return self.kind == "subscriptions"
+
+
+KINDS = {"queues": [1, 10_000], "consumers": [1, 1_000], "subscriptions": [1, 10, 100]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,29 +61,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m bench.many", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=[*KINDS], help="measure only this")
-    parser.add_argument("--count", type=positive, metavar="N", help="how many there are (default: 10,000 and 1,000)")
-    parser.add_argument("--messages", type=positive, default=200_000, metavar="N", help="in each run")
+    parser.add_argument("--count", type=positive, metavar="N", help="how many there are")
+    parser.add_argument("--messages", type=positive, default=200_000, metavar="N", help="delivered in each run")
     parser.add_argument("--runs", type=positive, default=3, metavar="N", help="of each kind")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the broker's data goes (default: temp folder)")
     options = parser.parse_args(arguments)
     end_in_order()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
         for kind in KINDS if options.only is None else [options.only]:
-            many = Shape(kind, options.count or KINDS[kind])
-            rates: dict[Shape, list[float]] = {Shape(kind, 1): [], many: []}
+            counts = KINDS[kind] if options.count is None else [1, options.count]
+            rates: dict[Shape, list[float]] = {Shape(kind, count): [] for count in counts}
             with Truenext(Path(folder)) as broker:
                 for number in range(options.runs):
                     for shape, measured in rates.items():
                         measured.append(_run(shape, broker.port, f"{kind}.{number}.{shape.count}", options.messages))
                         print(f"  {shape.count:,} {kind}: {measured[-1]:,.0f}/s", flush=True)
-            one, many_rate = (statistics.median(measured) for measured in rates.values())
-            share = f"{many_rate / one:.2f} of one's {one:,.0f}"
-            print(f"{many.count:,} {kind}: {many_rate:,.0f} messages a second, {share}")
+            one, *others = (statistics.median(measured) for measured in rates.values())
+            for count, rate in zip(counts[1:], others, strict=True):
+                print(f"{count:,} {kind}: {rate:,.0f} messages a second, {rate / one:.2f} of one's {one:,.0f}")
     return 0
 
 
 def _run(shape: Shape, port: int, name: str, messages: int) -> float:
-    """Messages a second, from the first SEND until the last has come."""
+    """Messages delivered a second, from the first SEND until the last has come."""
+    messages -= messages % shape.copies
     consumed = counter()
     with Crew() as crew:
         consumer = crew.hire(_consume, shape, port, name, messages, consumed)
@@ -86,8 +98,8 @@ def _run(shape: Shape, port: int, name: str, messages: int) -> float:
     return messages / seconds
 
 
-def _destination(name: str, number: int) -> str:
-    return f"/queue/bench.{name}.{number}"
+def _destination(shape: Shape, name: str, number: int) -> str:
+    return f"/{'topic' if shape.is_topic else 'queue'}/bench.{name}.{number}"
 
 
 def _produce(gate: Gate, shape: Shape, port: int, name: str, messages: int, consumed: Counter) -> Timing:
@@ -97,7 +109,7 @@ def _produce(gate: Gate, shape: Shape, port: int, name: str, messages: int, cons
         started = time.monotonic()
         sent = 0
         for group in groups:
-            while sent - consumed.value > AHEAD:
+            while sent * shape.copies - consumed.value > AHEAD:
                 time.sleep(0.001)
             sock.sendall(group)
             sent += GROUP
@@ -107,18 +119,22 @@ def _produce(gate: Gate, shape: Shape, port: int, name: str, messages: int, cons
 
 
 def _groups(shape: Shape, name: str, messages: int) -> Iterator[bytes]:
-    heads = [f"SEND\ndestination:{_destination(name, number)}\n".encode() for number in range(shape.queues)]
+    kind = "persistent:true\n" if shape.is_topic else ""
+    heads = [
+        f"SEND\ndestination:{_destination(shape, name, number)}\n{kind}".encode()
+        for number in range(shape.destinations)
+    ]
     tails = [b"content-length:%d\n\n%b\0" % (len(body), body) for body in frames.bodies()]
-    for first in range(0, messages, GROUP):
-        numbers = range(first, min(first + GROUP, messages))
+    sends = messages // shape.copies
+    for first in range(0, sends, GROUP):
+        numbers = range(first, min(first + GROUP, sends))
         yield b"".join(heads[each % len(heads)] + tails[each % len(tails)] for each in numbers)
 
 
 def _consume(gate: Gate, shape: Shape, port: int, name: str, messages: int, consumed: Counter) -> Timing:
-    inboxes = [_Inbox(port) for _ in range(min(CONNECTIONS, shape.count))]
+    inboxes = [_Inbox(port, f"{name}.{number}") for number in range(min(CONNECTIONS, shape.count))]
     for number in range(shape.count):
-        queue = number if shape.kind == "queues" else 0
-        inboxes[number % len(inboxes)].subscribe(number, _destination(name, queue))
+        inboxes[number % len(inboxes)].subscribe(shape, number, _destination(shape, name, number % shape.destinations))
     with selectors.DefaultSelector() as selector:
         for inbox in inboxes:
             selector.register(inbox.sock, selectors.EVENT_READ, inbox.read)
@@ -139,12 +155,14 @@ def _consume(gate: Gate, shape: Shape, port: int, name: str, messages: int, cons
 class _Inbox:
     """One connection with consumers, which acknowledges what it gets."""
 
-    def __init__(self, port: int) -> None:
-        self.sock = connect(port)
+    def __init__(self, port: int, client_id: str) -> None:
+        self.sock = connect(port, client_id)
         self._rest = b""
 
-    def subscribe(self, number: int, destination: str) -> None:
+    def subscribe(self, shape: Shape, number: int, destination: str) -> None:
         head = f"id:{number}\ndestination:{destination}\nack:client-individual\nactivemq.prefetchSize:100"
+        if shape.is_topic:
+            head += "\ndurable:true"
         self.sock.sendall(f"SUBSCRIBE\n{head}\nreceipt:there\n\n\0".encode())
         await_frame(self.sock, b"RECEIPT")
 
