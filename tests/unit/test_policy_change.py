@@ -1,7 +1,8 @@
 """What becomes of the messages of a queue whose policy changes?"""
 
-from truenext.commands import Ack, AckMode, Nack, Subscribe, Unsubscribe
+from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
+from truenext.engine.bulk import Purge
 from truenext.engine.engine import Engine
 from truenext.engine.paging import Found, PageRead, Read
 from truenext.engine.session import Session
@@ -112,6 +113,22 @@ def test_a_smaller_limit_makes_messages_leave_memory_though_nothing_else_happens
     running.engine.relieve()
     assert 0 < running.queue.resident <= before // 2
     assert running.waiting() == {"a": 5}
+
+
+def test_what_could_not_leave_memory_while_a_piece_of_bulk_work_was_read_leaves_after_it() -> None:
+    running = Running(window=6)
+    waits = Message(4, True, 0, b"content-length:0\n", b"")
+    running.engine.send(running.session, Send(parse("/queue/a", "s"), waits))
+    running.make_durable()
+    before = running.queue.resident
+    look = running.engine.read_for_bulk(Purge("a", selector="colour = 'red'"))
+    assert look is not None
+    running.change(memory_limit=before // 2)
+    running.engine.relieve()
+    assert running.queue.resident == before
+    running.engine.do_bulk(Purge("a", selector="colour = 'red'"), look, PageRead([], 0, True))
+    running.engine.relieve()
+    assert running.queue.resident <= before // 2
 
 
 def test_the_next_page_has_the_new_size() -> None:

@@ -688,7 +688,7 @@ class Engine:
         look = bulk.read_for(asked, self.check_bulk(asked), self._next_sequence - 1)
         if look is not None:
             look.lane.looks += 1
-            look.lane.is_pinned = True
+            self._paging.pin(look.lane)
         return look
 
     @property
@@ -700,11 +700,10 @@ class Engine:
         """Move or remove messages of a page, all in one batch with what they become."""
         lane = read.lane
         lane.looks -= 1
-        lane.is_pinned = False
         if self._queues.get(lane.queue.name) is not lane.queue:
             return bulk.refused(read.until, f"{lane.queue.name!r} has ended")
         here, answer = bulk.take(asked, read, page, self._committed, self.now_ms, self._has_ended)
-        self._paging.let_go_of(lane, self._committed)
+        self._paging.unpin(lane, self._committed)
         if asked.dry_run or not here:
             return answer
         batch = self._bulk_in = self._batch.number

@@ -443,6 +443,17 @@ class Paging:
         if not lane.recent:
             self._with_recent.pop(lane, None)
 
+    def pin(self, lane: Lane) -> None:
+        """Nothing leaves its memory until `unpin`."""
+        lane.is_pinned = True
+
+    def unpin(self, lane: Lane, committed: int) -> None:
+        lane.is_pinned = False
+        self.let_go_of(lane, committed)
+        # Whatever could not leave meanwhile can.
+        self._too_large[lane.queue] = None
+        self._futile = NEVER
+
     def take_in_recent(self, lane: Lane) -> None:
         """What was about to leave the lane is needed now."""
         for entry in lane.recent:
