@@ -1546,10 +1546,8 @@ def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
         page_read(expiry, look, page, *rest)
         lane = look.lane
         for found in page.found:
-            is_unread = lane.horizon < found.sequence not in lane.taken_out
-            if is_unread and found.message is not None and lane.aside is None:
+            if lane.horizon < found.sequence not in lane.taken_out and found.message is not None:
                 lane.arrived.append(expiry._paging.entry(lane, found, found.message))
-                lane.unread -= 1
 
     patch.setattr(Expiry, "page_read", faulty)
 
