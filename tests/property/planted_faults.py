@@ -819,7 +819,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
         keys = sorted(key for key in before[disk] if key.startswith(read.lane.key) and key > behind)
         page.is_end = len(keys) <= read.limit
         page.found = [
-            Found(sequence_of(key), each.message, each.mark)
+            Found(sequence_of(key), each.message, each.mark, each.content)
             for key in keys[: read.limit]
             for each in [before[disk][key]]
         ]
@@ -1676,7 +1676,7 @@ def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
 
     def faulty(engine: Engine, send: Send) -> bool:
         accept = engine._accept
-        engine._accept = lambda queue, message, batch: accept(queue, message, 0)  # type: ignore[method-assign]
+        engine._accept = lambda queue, message, batch, content=0: accept(queue, message, 0, content)  # type: ignore[method-assign]
         is_stored = spread(engine, send)
         del engine._accept
         return is_stored
