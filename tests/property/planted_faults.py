@@ -35,8 +35,12 @@ from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind, stored_queue
 from truenext.engine import browse, topics
+from truenext.engine import bulk as bulk_module
+from truenext.engine import endings as endings_module
 from truenext.engine import engine as engine_module
 from truenext.engine import groups as groups_of_engine
+from truenext.engine import paging as paging_module
+from truenext.engine import writing as writing_module
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, Purge, Taken, Wanted, take
 from truenext.engine.choosing import Choosing
@@ -1668,6 +1672,37 @@ def whoever_subscribes_to_a_topic_that_was_sent_to_gets_nothing(patch: Patch) ->
 @shows_in(TopicsMachine)
 def a_word_of_a_pattern_is_the_rest_of_a_name(patch: Patch) -> None:
     patch.setattr(topics, "matches", lambda pattern, words: matches([*pattern[:-1], ">"], words))
+
+
+@shows_in(TopicsMachine)
+def a_copy_that_was_read_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
+    patch.setattr(paging_module, "shared", lambda entry, content: entry)
+
+
+@shows_in(BusyTopicsMachine)
+def a_copy_that_bulk_work_takes_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
+    patch.setattr(bulk_module, "shared", lambda entry, content: entry)
+
+
+@shows_in(TopicsMachine)
+def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
+    patch.setattr(endings_module, "release", lambda batch, content: None)
+
+
+@shows_in(TopicsMachine)
+def a_copy_that_is_never_written_is_counted(patch: Patch) -> None:
+    patch.setattr(writing_module, "_unshare", lambda batch, content: None)
+
+
+@shows_in(TopicsMachine)
+def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
+    def faulty(engine: Engine, message: Message, queues: list[Queue]) -> int:
+        if not message.persistent or len(queues) < 2:
+            return 0
+        writing_module.share(engine._batch, engine._next_sequence, message, len(queues))
+        return engine._next_sequence
+
+    patch.setattr(Engine, "_share", faulty)
 
 
 @shows_in(TopicsMachine)
