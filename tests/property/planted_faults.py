@@ -1690,11 +1690,6 @@ def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
 
 
 @shows_in(TopicsMachine)
-def a_copy_that_is_never_written_is_counted(patch: Patch) -> None:
-    patch.setattr(writing_module, "_unshare", lambda batch, content: None)
-
-
-@shows_in(TopicsMachine)
 def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
     def faulty(engine: Engine, message: Message, queues: list[Queue]) -> int:
         if not message.persistent or len(queues) < 2:

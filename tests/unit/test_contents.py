@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.unit.test_engine import started
 from tests.unit.test_schedule import Run
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.limits import CONTENT_BYTES_MIN
 from truenext.message import Message
+from truenext.policy import StoreAndDispatch
 from truenext.record import CONTENTS, lane_key
 from truenext.schedule import Schedule
 from truenext.store.store import StoredMessage
@@ -143,3 +145,21 @@ def test_what_goes_with_durable_subscriptions_is_no_copy_any_more() -> None:
         assert [each.mark.attempts for each in contents(run)] == [left]
     take(run, "a")()
     assert contents(run) == []
+
+
+def test_a_copy_that_is_acknowledged_before_it_is_written_is_not_written_and_does_not_count() -> None:
+    engine = started(store_and_dispatch=StoreAndDispatch.CONCURRENT)
+    session = engine.connect("s")
+    for queue in "abc":
+        engine.subscribe(session, Subscribe(queue, parse(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
+    engine.send(session, Send(parse(ADDRESS, "s"), message()))
+    engine.turn()
+    for queue, left in (("b", 2), ("a", 1)):
+        (sequence,) = session.consumers[queue].held
+        engine.acknowledge(session, Ack(queue, sequence))
+        batch = engine._batch
+        (content,) = (key for key in batch.puts if key.startswith(CONTENTS))
+        assert (batch.marks[content].attempts, len(batch.puts), batch.released) == (left, left + 1, [])
+    (sequence,) = session.consumers["c"].held
+    engine.acknowledge(session, Ack("c", sequence))
+    assert (engine._batch.puts, engine._batch.marks, engine._batch.released) == ({}, {}, [])
