@@ -49,9 +49,9 @@ test takes as long as the value times the pattern."""
 COMPOSITE_MAX = 100
 """Destinations that one message may be sent to at once."""
 
-CONTENT_BYTES_MIN = 512
-"""Bytes of header and body from which on several queues share what is stored: a reference takes 51 in the journal, and
-each that goes about as much again for the count of those that are left."""
+CONTENT_BYTES_MIN = 1024
+"""Bytes of header and body from which on several queues share what is stored. Below, to count references costs more
+time than to write the bytes."""
 
 TRANSACTIONS_MAX = 64
 """Open transactions of one connection: a session normally has one, a pool of workers a few."""

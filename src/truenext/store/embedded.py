@@ -174,7 +174,8 @@ class EmbeddedStore:
                 self._has_begun = True
                 self._changed.notify_all()
         try:
-            batch = settled(batch, self._mark_of)
+            if batch.released:
+                batch = settled(batch, self._mark_of())
             changes = changes_of(batch)
             self._check(batch, changes)
             segment, offset = self._append(encode(batch, changes.rest), changes.count)
@@ -245,10 +246,11 @@ class EmbeddedStore:
         if not all(may_be_named(self._queues.get(number), name) for number, name in batch.queues.items()):
             raise disagreement(batch.number, "puts a queue that is there already")
 
-    def _mark_of(self, key: bytes) -> Mark:
+    def _mark_of(self) -> Callable[[bytes], Mark]:
+        """The marks of messages, as long as no batch is written."""
+        marks = [layer.marks for layer in reversed(self._overlay.layers) if layer.marks]
         # In this order: what the overlay does not say any more the checkpoint has.
-        found = mark_of(key, [layer.marks for layer in reversed(self._overlay.layers) if layer.marks])
-        return found or self._checkpoint.mark(key)
+        return lambda key: mark_of(key, marks) or self._checkpoint.mark(key)
 
     def _check_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
         if len(keys) > 1 and len(set(keys)) != len(keys):
