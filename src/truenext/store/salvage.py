@@ -118,8 +118,8 @@ class Contents:
     def __init__(self) -> None:
         self._numbers = array("Q")
         """In order."""
-        self._said = array("L")
-        self._found = array("L")
+        self._said = array("I")
+        self._found = array("I")
 
     def __len__(self) -> int:
         return len(self._numbers)
