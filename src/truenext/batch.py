@@ -46,6 +46,7 @@ class Batch:
         "puts",
         "queues",
         "redelivered_below",
+        "released",
         "removes",
         "sequence_limit",
         "size",
@@ -66,6 +67,9 @@ class Batch:
         self.removes: list[bytes] = []
         """Keys of persistent messages that are gone; each was put by an earlier batch."""
         self.transient_removes: list[bytes] = []
+        self.released: list[bytes] = []
+        """Keys of contents (record.py), one for each reference among `removes`. The store counts them, and removes a
+        content with its last reference; what is put with a content is its mark, whose attempts say how many it has."""
         self.marks: dict[bytes, Mark] = {}
         """By message key, for messages of either kind that were given back."""
         self.unmarks: list[bytes] = []

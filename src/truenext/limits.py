@@ -49,8 +49,9 @@ test takes as long as the value times the pattern."""
 COMPOSITE_MAX = 100
 """Destinations that one message may be sent to at once."""
 
-COPIES_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes that are written for one message, all queues together that it stands in: they are in one batch."""
+CONTENT_BYTES_MIN = 1024
+"""Bytes of header and body from which on several queues share what is stored. Below, to count references costs more
+time than to write the bytes."""
 
 TRANSACTIONS_MAX = 64
 """Open transactions of one connection: a session normally has one, a pool of workers a few."""

@@ -17,6 +17,17 @@ Record, little-endian. If you change it, increase RECORD_VERSION:
     header         bytes
     body           bytes  to the end
 
+A message that several queues have may be stored once, as a content: a record like any other, whose key is that of queue
+0, rank 0, and the content's number. Each of the queues then has a reference under the key of its own copy:
+
+    checksum       u32    as above
+    version        u8
+    flags          u8     3: persistent, and a reference
+    nothing        u32
+    nothing        u64
+    nothing        u64
+    content        u64    its number
+
 Timer, big-endian, so that bytes sort by time; it says that at that time this block of this lane is to be looked at:
 
     due            u64    milliseconds since the epoch
@@ -38,7 +49,7 @@ from truenext.envelope import group_of
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 
 _KEY = struct.Struct(">IBQ")
 _LANE = struct.Struct(">IB")
@@ -46,15 +57,23 @@ _SEQUENCE = struct.Struct(">Q")
 _TIMER = struct.Struct(">Q5sQ")
 _DUE_TIMER = struct.Struct(">QQ5s")
 _DUE_BIT = 1 << 63
+_NUMBER = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _FIELDS = struct.Struct("<BBIQQ")
 _HEADER_AT = _CHECKSUM.size + _FIELDS.size
 _PERSISTENT = 1
+_REFERENCE = 2
+_BEFORE_REFERENCE = _FIELDS.pack(RECORD_VERSION, _PERSISTENT | _REFERENCE, 0, 0, 0)
 
 LANE_KEY_SIZE = _LANE.size
 """A message key begins with the key of its lane."""
 
 MESSAGE_KEY_SIZE = _KEY.size
+
+REFERENCE_SIZE = _HEADER_AT + _NUMBER.size
+
+CONTENTS = _LANE.pack(0, 0)
+"""The lane in which contents stand, which is no queue's. The attempts of a content's mark are its references."""
 
 TIMER_SIZE = _TIMER.size
 
@@ -89,6 +108,11 @@ def message_key(lane: bytes, sequence: int) -> bytes:
 def sequence_of(key: bytes) -> int:
     sequence: int = _SEQUENCE.unpack_from(key, LANE_KEY_SIZE)[0]
     return sequence
+
+
+def content_key(number: int) -> bytes:
+    """Where a content stands."""
+    return CONTENTS + _SEQUENCE.pack(number)
 
 
 def timer(due_ms: int, lane: bytes, sequence: int) -> bytes:
@@ -129,22 +153,35 @@ def encode(key: bytes, message: Message) -> bytes:
     return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
 
 
-def decode(key: bytes, record: bytes) -> Message:
-    """The message that stands under `key`.
+def encode_reference(key: bytes, content: int) -> bytes:
+    """The record of a copy under `key`, whose content has this number."""
+    rest = _BEFORE_REFERENCE + _NUMBER.pack(content)
+    return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
 
-    Raises: DamagedRecord if any bit of key or record is not as written, or a later version wrote it.
+
+def reference_of(record: bytes) -> int:
+    """The number of the content that a record refers to; 0 if it has its own."""
+    if len(record) != REFERENCE_SIZE or not record.startswith(_BEFORE_REFERENCE, _CHECKSUM.size):
+        return 0
+    number: int = _NUMBER.unpack_from(record, _HEADER_AT)[0]
+    return number
+
+
+def decode(key: bytes, record: bytes, content: bytes = b"") -> Message:
+    """The message that stands under `key`; `content` is the record of what it refers to, if it does.
+
+    Raises: DamagedRecord if any bit of key or record is not as written, or a later version wrote it, or its content is
+    missing.
     """
-    if len(record) < _HEADER_AT:
-        raise DamagedRecord(f"record of {len(record)} bytes is cut short")
-    if _CHECKSUM.unpack_from(record)[0] != crc32(memoryview(record)[_CHECKSUM.size :], crc32(key)):
-        raise DamagedRecord("checksum does not match")
-    version, flags, header_length, expires_ms, arrived_ms = _FIELDS.unpack_from(record, _CHECKSUM.size)
-    if version != RECORD_VERSION:
-        raise DamagedRecord(f"record version {version}; this truenext reads version {RECORD_VERSION}")
+    verify(key, record)
+    _, flags, header_length, expires_ms, arrived_ms = _FIELDS.unpack_from(record, _CHECKSUM.size)
+    priority = PRIORITY_MAX - _KEY.unpack(key)[1]
+    if flags & _REFERENCE:
+        return _referred(priority, reference_of(record), content)
     body_at = _HEADER_AT + header_length
     header = record[_HEADER_AT:body_at]
     return Message(
-        priority=PRIORITY_MAX - _KEY.unpack(key)[1],
+        priority=priority,
         persistent=bool(flags & _PERSISTENT),
         expires_ms=expires_ms,
         header=header,
@@ -152,3 +189,25 @@ def decode(key: bytes, record: bytes) -> Message:
         arrived_ms=arrived_ms,
         group=group_of(header),
     )
+
+
+def verify(key: bytes, record: bytes) -> None:
+    """Raises: DamagedRecord if any bit of key or record is not as written, or another version wrote it."""
+    if len(record) < _HEADER_AT:
+        raise DamagedRecord(f"record of {len(record)} bytes is cut short")
+    if _CHECKSUM.unpack_from(record)[0] != crc32(memoryview(record)[_CHECKSUM.size :], crc32(key)):
+        raise DamagedRecord("checksum does not match")
+    version = record[_CHECKSUM.size]
+    if version != RECORD_VERSION:
+        raise DamagedRecord(f"record version {version}; this truenext reads version {RECORD_VERSION}")
+
+
+def _referred(priority: int, number: int, content: bytes) -> Message:
+    if not content:
+        raise DamagedRecord(f"its content, number {number}, is missing")
+    try:
+        message = decode(content_key(number), content)
+    except DamagedRecord as error:
+        raise DamagedRecord(f"its content, number {number}, is damaged: {error}") from error
+    message.priority = priority
+    return message

@@ -29,7 +29,7 @@ from tests.contract.simulated_disk import (
     Walk,
     quick_folder,
 )
-from tests.contract.test_store import Model
+from tests.contract.test_store import Model, Shared
 from truenext.batch import Batch, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.record import message_key, timer
@@ -267,10 +267,15 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
     }
     held = sorted(model.messages)
     gone = rng.sample(held, min(len(held), rng.randint(0, 4))) if rng.random() >= growth else []
+    shared = None
+    if rng.random() < 0.4:
+        copies = [message_key(rng.choice(lanes), first + len(new) + n) for n in range(rng.randint(2, 4))]
+        shared = Shared(first, random_record(rng, growth), copies)
     left = sorted((model.messages.keys() | new) - set(gone))
     return model.changes(
         new,
         gone,
+        shared=shared,
         marks={
             key: Mark(rng.randint(1, 7), rng.randint(1, 9), rng.randint(0, 9))
             for key in rng.sample(left, min(len(left), 2))

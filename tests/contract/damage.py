@@ -16,7 +16,19 @@ from truenext.errors import TruenextError
 from truenext.history.writer import History
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX
-from truenext.record import DamagedRecord, decode, encode, lane_key, message_key, sequence_of, split_lane_key, timer
+from truenext.record import (
+    DamagedRecord,
+    content_key,
+    decode,
+    encode,
+    encode_reference,
+    lane_key,
+    message_key,
+    reference_of,
+    sequence_of,
+    split_lane_key,
+    timer,
+)
 from truenext.store.embedded import EmbeddedStore
 
 PATIENCE_SECONDS = 30.0
@@ -32,6 +44,8 @@ class Shown(NamedTuple):
 
     message: Message | None
     mark: Mark
+    content: int = 0
+    """Number of what it shares with others, if it does."""
 
 
 Shelf = dict[bytes, dict[int, Shown]]
@@ -70,9 +84,12 @@ def message_of(key: bytes, seed: random.Random, *, persistent: bool) -> Message:
 class Writer:
     """Writes into a store what a broker would write, and keeps in mind what is then in it."""
 
-    def __init__(self, folder: Path, seed: random.Random, *, messages: int = 1000) -> None:
-        """At the end some messages are in the checkpoint and some in the journal, some of either kind."""
+    def __init__(self, folder: Path, seed: random.Random, *, messages: int = 1000, shares: bool = False) -> None:
+        """At the end some messages are in the checkpoint and some in the journal, some of either kind; with `shares`
+        some are copies.
+        """
         self._seed = seed
+        self._shares = shares
         self._number = 0
         self._sequence = 0
         # Of its own, so that messages are what they would be without timers.
@@ -113,6 +130,8 @@ class Writer:
             # Few lanes have most.
             lane = lane_key(seed.choice(list(QUEUES)), min(seed.randrange(10), seed.randrange(10)))
             self.put(batch, message_key(lane, self._sequence), is_transient=seed.random() < 0.3)
+        if self._shares and seed.random() < 0.5:
+            self.share(batch)
         self.set_and_clear_timers(batch)
         self.apply(batch)
 
@@ -129,12 +148,27 @@ class Writer:
         (batch.transient_puts if is_transient else batch.puts)[key] = encode(key, message)
         self.shelf[key[:5]][sequence_of(key)] = Shown(message, NO_MARK)
 
+    def share(self, batch: Batch) -> None:
+        number = self._sequence + 1
+        message = message_of(content_key(number), self._seed, persistent=True)
+        message.priority = 4
+        copies = self._seed.randrange(2, 6)
+        batch.puts[content_key(number)] = encode(content_key(number), message)
+        batch.marks[content_key(number)] = Mark(copies, 0)
+        for _ in range(copies):
+            self._sequence += 1
+            key = message_key(lane_key(self._seed.choice(list(QUEUES)), 5), self._sequence)
+            batch.puts[key] = encode_reference(key, number)
+            self.shelf[key[:5]][self._sequence] = Shown(message, NO_MARK, number)
+
     def remove(self, batch: Batch, key: bytes) -> None:
         shown = self.shelf[key[:5]].pop(sequence_of(key))
         assert shown.message is not None, "only what is known is removed"
         (batch.removes if shown.message.persistent else batch.transient_removes).append(key)
         if shown.mark != NO_MARK:
             batch.unmarks.append(key)
+        if shown.content:
+            batch.released.append(content_key(shown.content))
 
     def stop(self) -> Content:
         batch = self.batch()
@@ -162,10 +196,10 @@ def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
                 if sequence_of(stored.key) <= horizon:
                     raise TruenextError("a page begins before its beginning")
                 try:
-                    message = decode(stored.key, stored.record)
+                    message = decode(stored.key, stored.record, stored.content)
                 except DamagedRecord:
                     message = None
-                shelf[lane][sequence_of(stored.key)] = Shown(message, stored.mark)
+                shelf[lane][sequence_of(stored.key)] = Shown(message, stored.mark, reference_of(stored.record))
             unread -= len(page.messages)
             horizon = sequence_of(page.messages[-1].key) if page.messages else horizon
             is_end = page.is_end
@@ -250,6 +284,7 @@ def _take_and_send(store: EmbeddedStore, content: Content) -> None:
             else:
                 (batch.removes if message.persistent else batch.transient_removes).append(key)
                 batch.unmarks += [key] if shown.mark != NO_MARK else []
+                batch.released += [content_key(shown.content)] if shown.content else []
         store.apply(batch)
     number += 1
     batch = Batch(number)

@@ -14,10 +14,13 @@ from weakref import WeakKeyDictionary
 
 import lmdb
 
-from truenext.batch import Batch
+from truenext.batch import Batch, Mark
 from truenext.errors import StoreError
-from truenext.store import checkpoint, folder, journal
-from truenext.store.checkpoint import Checkpoint
+from truenext.record import CONTENTS
+from truenext.store import checkpoint, embedded, folder, journal
+from truenext.store.changes import Changes, decode
+from truenext.store.checkpoint import Checkpoint, Position
+from truenext.store.contents import settled
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME, Journal
 from truenext.store.overlay import Layer, Overlay, TimerView
@@ -151,6 +154,71 @@ def a_cleared_timer_comes_back_after_a_move(patch: "MonkeyPatch") -> None:
 
 def a_timer_is_lost_by_its_move(patch: "MonkeyPatch") -> None:
     patch.setattr(Checkpoint, "set_timers", lambda *_: None)
+
+
+# Contents that several messages share
+
+
+def a_content_goes_with_its_first_reference(patch: "MonkeyPatch") -> None:
+    def faulty(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
+        return settled(batch, lambda key: Mark(batch.released.count(key), 0))
+
+    patch.setattr(embedded, "settled", faulty)
+
+
+def a_content_stays_when_its_last_reference_goes(patch: "MonkeyPatch") -> None:
+    def faulty(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
+        done = settled(batch, mark_of)
+        done.removes = batch.removes
+        done.unmarks = batch.unmarks
+        return done
+
+    patch.setattr(embedded, "settled", faulty)
+
+
+def the_count_of_references_is_not_replayed(patch: "MonkeyPatch") -> None:
+    """Only that which came with the content."""
+
+    def faulty(payload: memoryview) -> Changes:
+        done = decode(payload)
+        if done.rest is not None:
+            put = {key for key, _ in done.puts}
+            for key in [key for key in done.rest.marks if key.startswith(CONTENTS) and key not in put]:
+                del done.rest.marks[key]
+        return done
+
+    patch.setattr(embedded, "decode", faulty)
+
+
+def the_count_of_references_does_not_move(patch: "MonkeyPatch") -> None:
+    finish = Checkpoint.finish
+
+    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: dict[bytes, Mark], position: Position) -> None:
+        finish(one, layers, {key: mark for key, mark in marks.items() if not key.startswith(CONTENTS)}, position)
+
+    patch.setattr(Checkpoint, "finish", faulty)
+
+
+def a_reference_moves_without_its_content(patch: "MonkeyPatch") -> None:
+    put = Checkpoint.put
+
+    def faulty(one: Checkpoint, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
+        put(one, [pair for pair in messages if not pair[0].startswith(CONTENTS)], are_transient=are_transient)
+
+    patch.setattr(Checkpoint, "put", faulty)
+
+
+def the_removal_of_a_reference_is_in_a_batch_of_its_own(patch: "MonkeyPatch") -> None:
+    """The content goes, or is counted, with the batch behind it."""
+    apply = EmbeddedStore.apply
+
+    def faulty(one: EmbeddedStore, batch: Batch) -> None:
+        late = Batch(batch.number)
+        late.released, batch.released = batch.released, []
+        apply(one, batch)
+        apply(one, late)
+
+    patch.setattr(EmbeddedStore, "apply", faulty)
 
 
 # Transients

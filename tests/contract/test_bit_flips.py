@@ -161,7 +161,7 @@ def expect_saved(saved: Content, written: Content, *, is_whole: bool) -> int:
 def test_no_flipped_bit_makes_a_broker_show_what_was_not_written(quick_path: Path) -> None:
     """Nor one that is sent with it; and `store check` says so of every store in which something came out otherwise."""
     pristine = quick_path / "pristine"
-    content = Writer(pristine, random.Random(SEED)).stop()
+    content = Writer(pristine, random.Random(SEED), shares=True).stop()
     write_history(pristine)
     outcomes: Counter[str] = Counter()
     lost: Counter[int] = Counter()

@@ -23,11 +23,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract.disk import LANE, NEXT_QUEUE, Disk, embedded, key, put, sequences, timers
-from tests.contract.test_store import Model, check_restart, draw_batch
+from tests.contract.disk import LANE, NEXT_QUEUE, OTHER_LANE, Disk, embedded, key, put, sequences, timers
+from tests.contract.test_store import Model, check_restart, draw_batch, share
 from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
-from truenext.record import sequence_of
+from truenext.record import CONTENTS, DamagedRecord, content_key, decode, encode_reference, lane_key, sequence_of
 from truenext.store import journal
 from truenext.store.checkpoint import DATABASES_MAX, Checkpoint
 from truenext.store.embedded import SEGMENTS_BEHIND_MAX, EmbeddedStore
@@ -132,7 +132,7 @@ def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> 
         txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
     before = (folder / "data.mdb").read_bytes()
     for _ in range(2):
-        with pytest.raises(StoreError, match="has format 1, this truenext reads format 6"):
+        with pytest.raises(StoreError, match="has format 1, this truenext reads format 7"):
             EmbeddedStore(tmp_path)
     assert (folder / "data.mdb").read_bytes() == before
 
@@ -795,6 +795,65 @@ def test_a_page_read_in_the_middle_of_a_move_shows_every_message_once(
     assert [(sequence_of(m.key), m.mark.attempts, m.record) for m in messages] == [
         (n, {2: 1, 3: 3}.get(n, 0), b"record %d" % n) for n in (2, 3, 5, 6, 7, 8, 10, 20)
     ]
+    disk.store.close()
+
+
+@pytest.mark.parametrize("lane", [LANE, OTHER_LANE])
+def test_a_page_that_is_being_read_keeps_the_contents_that_go_or_move_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lane: bytes
+) -> None:
+    disk = Disk("memory", tmp_path)
+    disk.store = store = EmbeddedStore(tmp_path, segment_bytes=2000, segments_max=1)
+    store.recover()
+    for n in (1, 2, 3):
+        disk.apply(**share(n, key(n), key(n, OTHER_LANE)))
+    (segment,) = journal_files(tmp_path)
+    page = Checkpoint.page
+
+    def late(self: Checkpoint, *args: Any) -> Any:
+        """What the page shows is settled, and nothing of it is read."""
+        disk.apply(removes=[key(2), key(2, OTHER_LANE)], released=[content_key(2)] * 2)
+        disk.apply(puts={key(9, NEXT_QUEUE): bytes(2500)})
+        disk.apply(puts={key(10, NEXT_QUEUE): bytes(2500)})
+        until(lambda: not any(key.startswith(CONTENTS) for key, _ in store._overlay.messages()))
+        assert segment in journal_files(tmp_path), "the page may need it"
+        return page(self, *args)
+
+    monkeypatch.setattr(Checkpoint, "page", late)
+    found = disk.store.page(lane, 0, 100).messages
+    assert [(sequence_of(m.key), m.content) for m in found] == [(n, b"content %d" % n) for n in (1, 2, 3)]
+    monkeypatch.undo()
+    found = disk.store.page(lane, 0, 100).messages
+    assert [(sequence_of(m.key), m.content) for m in found] == [(n, b"content %d" % n) for n in (1, 3)]
+    disk.store.close()
+
+
+def test_what_many_queues_have_is_written_once_and_its_room_is_used_again(tmp_path: Path) -> None:
+    """Through the journal, and through the checkpoint."""
+    disk = Disk("moving", tmp_path)
+    lanes = [lane_key(number, 5) for number in range(1, 101)]
+    sizes = []
+    for n in range(1, 9):
+        disk.apply(**share(n, *(key(n, lane) for lane in lanes), record=bytes(1 << 20)))
+        disk.apply(puts={key(3 * n, OTHER_LANE): bytes(400)})
+        until(lambda: len(journal_files(tmp_path)) == 1)
+        for part, half in enumerate((lanes[:50], lanes[50:]), 1):
+            disk.apply(removes=[key(n, lane) for lane in half], released=[content_key(n)] * len(half))
+            disk.apply(puts={key(3 * n + part, OTHER_LANE): bytes(400)})
+        until(lambda: len(journal_files(tmp_path)) == 1)
+        sizes.append((tmp_path / "lmdb" / "data.mdb").stat().st_size)
+    assert sizes[0] < 3 << 20
+    assert sizes[-1] < 4 << 20
+    disk.store.close()
+
+
+def test_a_message_whose_content_is_missing_comes_without_it(tmp_path: Path) -> None:
+    disk = Disk("moving", tmp_path)
+    disk.apply(puts={key(1): encode_reference(key(1), 1)})
+    (message,) = disk.store.page(LANE, 0, 10).messages
+    assert message.content == b""
+    with pytest.raises(DamagedRecord, match="its content, number 1, is missing"):
+        decode(message.key, message.record, message.content)
     disk.store.close()
 
 

@@ -191,7 +191,7 @@ def test_a_folder_of_another_format_is_not_judged(tmp_path: Path) -> None:
         txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
     result = truenext("check", tmp_path)
     assert result.exit_code == 2
-    assert "has format 1, this truenext reads format 6" in result.stderr
+    assert "has format 1, this truenext reads format 7" in result.stderr
 
 
 @pytest.mark.parametrize("left", ["no bytes", "zeros", "many zeros", "first page", "second page"])

@@ -7,10 +7,11 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,9 +32,30 @@ from tests.contract.disk import (
 )
 from truenext.batch import DUE_NEVER, NO_MARK, Batch, Mark, ProducerState
 from truenext.errors import StoreError
-from truenext.record import LANE_KEY_SIZE, lane_key, message_key, sequence_of, split_timer, timer
+from truenext.record import (
+    CONTENTS,
+    LANE_KEY_SIZE,
+    content_key,
+    encode_reference,
+    lane_key,
+    message_key,
+    reference_of,
+    sequence_of,
+    split_timer,
+    timer,
+)
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store, TimerPage
+
+
+class Shared(NamedTuple):
+    """A content that a batch puts."""
+
+    number: int
+    record: bytes
+    copies: list[bytes]
+    """Keys of the messages that refer to it."""
+
 
 # A new store
 
@@ -567,6 +589,107 @@ def test_pages_of_timers_leave_nothing_out_while_more_are_set_and_everything_mov
     assert [split_timer(one)[0] for one in all_timers(disk.store)] == [*range(280, 300)]
 
 
+# Contents that several messages share
+
+
+def test_a_content_comes_with_every_message_that_refers_to_it_and_is_no_message_itself(disk: Disk) -> None:
+    disk.apply(**share(7, key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)))
+    for _ in range(2):
+        for one in (key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)):
+            (found,) = disk.store.page(one[:LANE_KEY_SIZE], 0, 10).messages
+            assert (found.record, found.content) == (encode_reference(one, 7), b"content 7")
+        assert disk.stop().counts == {LANE: 1, OTHER_LANE: 1, NEXT_QUEUE: 1}
+
+
+@pytest.mark.parametrize("end", ["none", "crash", "stop"])
+def test_a_content_goes_with_the_last_message_that_refers_to_it(disk: Disk, end: str) -> None:
+    copies = [key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)]
+    disk.apply(**share(7, *copies), clean_stop=True)
+    for left in (2, 1, 0):
+        disk.apply(removes=[copies[left]], released=[content_key(7)])
+        if end != "none":
+            disk.stop() if end == "stop" else disk.crash()
+        found = disk.store.page(CONTENTS, 0, 10).messages
+        assert [(m.key, m.mark) for m in found] == ([(content_key(7), Mark(left, 0))] if left else [])
+        shown = [m for lane in (LANE, OTHER_LANE, NEXT_QUEUE) for m in disk.store.page(lane, 0, 10).messages]
+        assert [(m.key, m.content) for m in shown] == [(one, b"content 7") for one in copies[:left]]
+    # The key comes back, as it never does in a broker, to show that its count is gone.
+    disk.apply(**share(7, key(17), key(18)))
+    assert [m.mark for m in disk.store.page(CONTENTS, 0, 10).messages] == [Mark(2, 0)]
+
+
+def test_one_batch_may_remove_several_references(disk: Disk) -> None:
+    copies = [key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)]
+    disk.apply(**share(7, *copies))
+    disk.apply(removes=copies[:2], released=[content_key(7)] * 2)
+    assert [m.mark for m in disk.store.page(CONTENTS, 0, 10).messages] == [Mark(1, 0)]
+    disk.apply(removes=copies[2:], released=[content_key(7)])
+    assert disk.store.page(CONTENTS, 0, 10).messages == []
+
+
+def test_releasing_a_content_more_often_than_it_has_references_is_refused(disk: Disk) -> None:
+    disk.apply(**share(7, key(7), key(8)))
+    with pytest.raises(StoreError, match="disagree"):
+        disk.apply(removes=[key(7), key(8)], released=[content_key(7)] * 3)
+    disk.crash()
+    with pytest.raises(StoreError, match="disagree"):
+        disk.apply(released=[content_key(8)])
+    disk.crash()
+    assert [m.content for m in disk.store.page(LANE, 0, 10).messages] == [b"content 7"] * 2
+
+
+def test_a_page_is_as_large_with_contents_as_it_may_be(disk: Disk) -> None:
+    for number in (1, 3, 5):
+        disk.apply(**share(number, key(number), key(number, OTHER_LANE), record=bytes(1000)))
+    page = disk.store.page(LANE, 0, 10, 2200)
+    assert [(sequence_of(m.key), len(m.content)) for m in page.messages] == [(1, 1000), (3, 1000)]
+    assert not page.is_end
+    page = disk.store.page(LANE, 3, 10, 2200)
+    assert page.is_end
+
+
+def test_pages_read_while_everything_moves_show_no_message_without_its_content(
+    disk: Disk, request: pytest.FixtureRequest
+) -> None:
+    """Each batch puts a content with a copy in two lanes, and removes the one or the other of an earlier one."""
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-5)
+    failures: list[BaseException] = []
+
+    def apply_all() -> None:
+        try:
+            for n in range(1, 300):
+                gone = [key(n - 5)] if n > 5 else []
+                gone += [key(n - 9, OTHER_LANE)] if n > 9 else []
+                released = [content_key(sequence_of(one)) for one in gone]
+                disk.apply(**share(n, key(n), key(n, OTHER_LANE)), removes=gone, released=released)
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=apply_all)
+    thread.start()
+    while thread.is_alive():
+        for lane in (LANE, OTHER_LANE):
+            for message in disk.store.page(lane, 0, 100).messages:
+                assert message.content == b"content %d" % sequence_of(message.key)
+    thread.join()
+    assert not failures
+    assert [sequence_of(m.key) for m in disk.store.page(CONTENTS, 0, 100).messages] == [*range(291, 300)]
+
+
+def share(number: int, *copies: bytes, record: bytes = b"") -> dict[str, Any]:
+    """What a batch says that puts a content and these references to it."""
+    shared = Shared(number, record or b"content %d" % number, [*copies])
+    changes = Model().changes({}, [], shared=shared)
+    return {"puts": changes["puts"], "marks": changes["marks"]}
+
+
+def _content_of(record: bytes) -> bytes:
+    """The key of what a record refers to, if it does."""
+    number = reference_of(record)
+    return content_key(number) if number else b""
+
+
 # Random histories
 
 
@@ -575,6 +698,8 @@ class Model:
     """store.py once more, as plainly as it can be said."""
 
     messages: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)
+    contents: dict[bytes, bytes] = field(default_factory=dict)
+    """What messages refer to: there as long as one of them is."""
     used: set[bytes] = field(default_factory=set)
     """A broker never uses a key twice."""
     marks: dict[bytes, Mark] = field(default_factory=dict)
@@ -595,10 +720,33 @@ class Model:
             self.messages = {k: (record, kept) for k, (record, kept) in self.messages.items() if kept}
             self.marks = {k: mark for k, mark in self.marks.items() if k in self.messages}
 
-    def changes(self, new: dict[bytes, tuple[bytes, bool]], gone: list[bytes], **rest: Any) -> dict[str, Any]:
-        """What a batch says that puts `new`, keys to records and whether they are persistent, and removes `gone`."""
+    def references(self) -> Counter[bytes]:
+        """How many messages refer to each content."""
+        return Counter(_content_of(record) for record, _ in self.messages.values() if _content_of(record))
+
+    def changes(
+        self,
+        new: dict[bytes, tuple[bytes, bool]],
+        gone: list[bytes],
+        *,
+        shared: Shared | None = None,
+        marks: dict[bytes, Mark] | None = None,
+        **rest: Any,
+    ) -> dict[str, Any]:
+        """What a batch says that puts `new`, keys to records and whether they are persistent, and what is shared, and
+        removes `gone`.
+        """
+        puts = {k: record for k, (record, persistent) in new.items() if persistent}
+        marks = dict(marks or {})
+        if shared is not None:
+            puts[content_key(shared.number)] = shared.record
+            puts |= {k: encode_reference(k, shared.number) for k in shared.copies}
+            marks[content_key(shared.number)] = Mark(len(shared.copies), 0)
+        released = [_content_of(self.messages[k][0]) for k in gone]
         return {
-            "puts": {k: record for k, (record, persistent) in new.items() if persistent},
+            "puts": puts,
+            "marks": marks,
+            "released": [k for k in released if k],
             "transient_puts": {k: record for k, (record, persistent) in new.items() if not persistent},
             "removes": [k for k in gone if self.messages[k][1]],
             "transient_removes": [k for k in gone if not self.messages[k][1]],
@@ -611,9 +759,13 @@ class Model:
             del self.messages[one]
             self.marks.pop(one, None)
         for kind, persistent in (("puts", True), ("transient_puts", False)):
-            self.messages.update({k: (record, persistent) for k, record in changes[kind].items()})
+            self.messages.update(
+                {k: (record, persistent) for k, record in changes[kind].items() if not k.startswith(CONTENTS)}
+            )
             self.used.update(changes[kind])
-        self.marks.update(changes.get("marks", {}))
+        self.contents |= {k: record for k, record in changes["puts"].items() if k.startswith(CONTENTS)}
+        self.contents = {k: record for k, record in self.contents.items() if k in self.references()}
+        self.marks.update({k: mark for k, mark in changes.get("marks", {}).items() if not k.startswith(CONTENTS)})
         self.queues.update(changes.get("queues", {}))
         for name in changes.get("forgotten_producers", []):
             self.producers.pop(name, None)
@@ -632,9 +784,15 @@ class Model:
             while page:
                 found += page
                 page = store.page(lane, sequence_of(page[-1].key), limit).messages
-            assert [(m.key, m.record, m.mark) for m in found] == [
-                (one, self.messages[one][0], self.marks.get(one, NO_MARK)) for one in lanes.get(lane, [])
+            assert [(m.key, m.record, m.mark, m.content) for m in found] == [
+                (one, record, self.marks.get(one, NO_MARK), self.contents.get(_content_of(record), b""))
+                for one in lanes.get(lane, [])
+                for record in [self.messages[one][0]]
             ]
+        references = self.references()
+        assert [(m.key, m.record, m.mark) for m in store.page(CONTENTS, 0, 1000).messages] == [
+            (one, record, Mark(references[one], 0)) for one, record in sorted(self.contents.items())
+        ]
 
     def check_recovered(self, recovered: Recovered) -> None:
         assert recovered == Recovered(
@@ -684,13 +842,21 @@ def check_restart(data: st.DataObject, disk: Disk, model: Model, recovered: Reco
 def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     """Apply one random batch that a broker could make, to the store and to the model."""
     some = st.sampled_from([LANE, OTHER_LANE, NEXT_QUEUE])
+    numbers = st.integers(1, 300).filter(lambda number: content_key(number) not in model.used)
     fresh = (
         st.tuples(some, st.integers(1, 300)).map(lambda pair: message_key(*pair)).filter(lambda k: k not in model.used)
     )
     new = data.draw(st.dictionaries(fresh, st.tuples(st.binary(max_size=9), st.booleans()), max_size=6), label="puts")
     held = sorted(model.messages)
     gone = data.draw(st.lists(st.sampled_from(held), unique=True), label="removes") if held else []
-    left = sorted((model.messages.keys() | new) - set(gone))
+    shared: Shared | None = None
+    copies = [one for one, (_, persistent) in new.items() if persistent]
+    are_shared: bool = data.draw(st.booleans(), label="are shared")
+    if copies and are_shared:
+        content: bytes = data.draw(st.binary(min_size=1, max_size=99), label="content")
+        shared = Shared(data.draw(numbers, label="its number"), content, copies)
+        new = {one: rest for one, rest in new.items() if one not in copies}
+    left = sorted((model.messages.keys() | new | set(copies)) - set(gone))
     number = st.integers(0, 2**32 - 1)
     mark = st.builds(Mark, number, number, st.sampled_from([0, 1, DUE_NEVER]))
     marks = data.draw(st.dictionaries(st.sampled_from(left), mark, max_size=4), label="marks") if left else {}
@@ -706,6 +872,7 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     changes = model.changes(
         new,
         gone,
+        shared=shared,
         marks=marks,
         queues=queues,
         producers=producers,

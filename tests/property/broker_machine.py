@@ -56,7 +56,7 @@ from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
-from truenext.record import decode, sequence_of, split_lane_key
+from truenext.record import CONTENTS, content_key, decode, reference_of, sequence_of, split_lane_key
 from truenext.schedule import Schedule
 from truenext.store.store import Recovered
 
@@ -863,7 +863,11 @@ class BrokerMachine(RuleBasedStateMachine):
         batch = self.engine.take_batch()
         if batch is not None:
             self.disk.queue_names.update(batch.queues)
-            puts = [(key, decode(key, record)) for key, record in (batch.puts | batch.transient_puts).items()]
+            puts = [
+                (key, decode(key, record, batch.puts.get(content_key(reference_of(record)), b"")))
+                for key, record in (batch.puts | batch.transient_puts).items()
+                if not key.startswith(CONTENTS)
+            ]
             puts = [
                 (key, message) for key, message in puts if not (self.disk.has_ended(key) or self.disk.is_hidden(key))
             ]
@@ -1284,6 +1288,8 @@ class BrokerMachine(RuleBasedStateMachine):
         plans = sorted(each.parcel.label for each in self.oracle.stored_plans())
         if plans != (stored := sorted(map(_label, self.disk.hidden()))):
             raise Disagreement(f"scheduled in the store are {stored}; by the contract {plans}")
+        if wrong := self.disk.wrong_contents():
+            raise Disagreement(f"contents are said to have, and have, so many references: {wrong}")
         lost = [letter for letter in must if letter not in found]
         undead = [letter for letter in found if letter not in must and letter not in may]
         if lost or undead:

@@ -1,9 +1,9 @@
-"""Small sizes, so that few messages make what needs many in a broker."""
+"""Small sizes, so that few messages make what needs many in a broker, and small ones what needs large ones."""
 
 import pytest
 
 from truenext import record
-from truenext.engine import expiry, timers
+from truenext.engine import engine, expiry, timers
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +12,9 @@ def _small_blocks_and_few_timers_in_memory(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(expiry, "BLOCK", 4)
     monkeypatch.setattr(timers, "TIMERS_MAX", 4)
     monkeypatch.setattr(timers, "PAGE_SIZE", 2)
+
+
+@pytest.fixture(autouse=True)
+def _small_contents_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all: messages with a colour are."""
+    monkeypatch.setattr(engine, "CONTENT_BYTES_MIN", 28)

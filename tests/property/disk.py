@@ -9,7 +9,7 @@ is taken when the state machine says so, so that anything can happen between the
 The same for pages of timers.
 """
 
-from collections import deque
+from collections import Counter, deque
 from sys import maxsize
 from typing import NamedTuple
 
@@ -20,9 +20,18 @@ from truenext.engine.paging import Found, Look, PageRead, Read
 from truenext.engine.timers import TimerRead, TimersRead
 from truenext.message import Message
 from truenext.order import RANKS
-from truenext.record import LANE_KEY_SIZE, decode, lane_key, sequence_of, split_lane_key
+from truenext.record import (
+    CONTENTS,
+    LANE_KEY_SIZE,
+    content_key,
+    decode,
+    lane_key,
+    reference_of,
+    sequence_of,
+    split_lane_key,
+)
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Recovered
+from truenext.store.store import Recovered, StoredMessage
 
 HIDDEN_PREFIX = "/scheduled/"
 """Of queues in which scheduled sends wait: nobody can name one."""
@@ -33,6 +42,14 @@ class Stored(NamedTuple):
 
     message: Message
     mark: Mark
+    content: int
+    """Number of the content that it shares; 0 if it has its own."""
+
+
+def found_of(stored: StoredMessage) -> Found:
+    """As the broker's pager makes it."""
+    message = decode(stored.key, stored.record, stored.content)
+    return Found(sequence_of(stored.key), message, stored.mark, reference_of(stored.record))
 
 
 class Disk:
@@ -89,7 +106,7 @@ class Disk:
 
     def read_at_once(self, read: Read) -> PageRead:
         page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
-        found = [Found(sequence_of(each.key), decode(each.key, each.record), each.mark) for each in page.messages]
+        found = [found_of(each) for each in page.messages]
         return PageRead(found, page.as_of, page.is_end)
 
     @property
@@ -146,6 +163,13 @@ class Disk:
                 found |= self._contents_of(queue)
         return found
 
+    def wrong_contents(self) -> dict[bytes, tuple[int, int]]:
+        """References that contents are said to have, and those that they have, where that differs; by key."""
+        said = {each.key: each.mark.attempts for each in self._store.page(CONTENTS, 0, maxsize - 1, maxsize).messages}
+        numbers = (each.content for queue in self.queue_names for each in self._contents_of(queue).values())
+        have = Counter(content_key(number) for number in numbers if number)
+        return {key: (said.get(key, 0), have[key]) for key in said | have if said.get(key, 0) != have[key]}
+
     def hidden(self) -> list[Message]:
         """Scheduled sends."""
         return [
@@ -160,7 +184,7 @@ class Disk:
 
     def _contents_of(self, queue: int) -> dict[bytes, Stored]:
         return {
-            each.key: Stored(decode(each.key, each.record), each.mark)
+            each.key: Stored(decode(each.key, each.record, each.content), each.mark, reference_of(each.record))
             for rank in RANKS
             for each in self._store.page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages
         }

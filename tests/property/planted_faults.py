@@ -35,8 +35,12 @@ from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind, stored_queue
 from truenext.engine import browse, topics
+from truenext.engine import bulk as bulk_module
+from truenext.engine import endings as endings_module
 from truenext.engine import engine as engine_module
 from truenext.engine import groups as groups_of_engine
+from truenext.engine import paging as paging_module
+from truenext.engine import writing as writing_module
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, Purge, Taken, Wanted, take
 from truenext.engine.choosing import Choosing
@@ -819,7 +823,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
         keys = sorted(key for key in before[disk] if key.startswith(read.lane.key) and key > behind)
         page.is_end = len(keys) <= read.limit
         page.found = [
-            Found(sequence_of(key), each.message, each.mark)
+            Found(sequence_of(key), each.message, each.mark, each.content)
             for key in keys[: read.limit]
             for each in [before[disk][key]]
         ]
@@ -1669,12 +1673,38 @@ def a_word_of_a_pattern_is_the_rest_of_a_name(patch: Patch) -> None:
 
 
 @shows_in(TopicsMachine)
+def a_copy_that_was_read_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
+    patch.setattr(paging_module, "shared", lambda entry, content: entry)
+
+
+@shows_in(BusyTopicsMachine)
+def a_copy_that_bulk_work_takes_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
+    patch.setattr(bulk_module, "shared", lambda entry, content: entry)
+
+
+@shows_in(TopicsMachine)
+def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
+    patch.setattr(endings_module, "release", lambda batch, content: None)
+
+
+@shows_in(TopicsMachine)
+def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
+    def faulty(engine: Engine, message: Message, queues: list[Queue]) -> int:
+        if not message.persistent or len(queues) < 2:
+            return 0
+        writing_module.share(engine._batch, engine._next_sequence, message, len(queues))
+        return engine._next_sequence
+
+    patch.setattr(Engine, "_share", faulty)
+
+
+@shows_in(TopicsMachine)
 def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
     spread = Engine._spread
 
     def faulty(engine: Engine, send: Send) -> bool:
         accept = engine._accept
-        engine._accept = lambda queue, message, batch: accept(queue, message, 0)  # type: ignore[method-assign]
+        engine._accept = lambda queue, message, batch, content=0: accept(queue, message, 0, content)  # type: ignore[method-assign]
         is_stored = spread(engine, send)
         del engine._accept
         return is_stored

@@ -13,12 +13,12 @@ import pytest
 from tests.contract.naive_history import read
 from tests.contract.test_history import Told, busy
 from tests.property import planted_faults
+from tests.property.disk import found_of
 from tests.spark.judge import Judge
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.paging import Found, PageRead
+from truenext.engine.paging import PageRead
 from truenext.history.table import SCHEMA
-from truenext.record import decode, sequence_of
 from truenext.store.memory import MemoryStore
 
 GROUPS = ("g", "g", "h", "")
@@ -82,9 +82,7 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
         for _ in range(100):
             for one in engine.turn().reads:
                 page = store.page(one.lane.key, one.after_sequence, one.limit, one.size_max)
-                found = [
-                    Found(sequence_of(each.key), decode(each.key, each.record), each.mark) for each in page.messages
-                ]
+                found = [found_of(each) for each in page.messages]
                 engine.page_read(one, PageRead(found, page.as_of, page.is_end))
             batch = engine.take_batch()
             if batch is not None:

@@ -106,7 +106,7 @@ def test_a_record_cut_short_anywhere_is_detected() -> None:
 def test_a_record_of_a_later_version_is_refused() -> None:
     key = key_of(EXAMPLE)
     rest = bytes([RECORD_VERSION + 1]) + encode(key, EXAMPLE)[5:]
-    with pytest.raises(DamagedRecord, match="record version 2; this truenext reads version 1"):
+    with pytest.raises(DamagedRecord, match="record version 3; this truenext reads version 2"):
         decode(key, crc32(rest, crc32(key)).to_bytes(4, "little") + rest)
 
 

@@ -4,16 +4,17 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.property.disk import found_of
 from truenext.batch import Batch
 from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
 from truenext.engine.engine import Engine
-from truenext.engine.paging import Found, PageRead
+from truenext.engine.paging import PageRead
 from truenext.engine.session import Session
 from truenext.engine.timers import TimersRead
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message
-from truenext.record import decode, sequence_of, split_lane_key
+from truenext.record import split_lane_key
 from truenext.room import Room
 from truenext.schedule import FOR_EVER, Schedule, begun, checked, due
 from truenext.store.memory import MemoryStore
@@ -54,7 +55,7 @@ class Run:
             effects = engine.turn()
             for read in effects.reads:
                 page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
-                found = [Found(sequence_of(one.key), decode(one.key, one.record)) for one in page.messages]
+                found = [found_of(one) for one in page.messages]
                 engine.page_read(read, PageRead(found, page.as_of, page.is_end))
             for timer_read in effects.timer_reads:
                 timers = self.store.timers(timer_read.after, timer_read.limit)

@@ -5,18 +5,18 @@ That what they get is right, while anything happens, is asked by tests/property.
 
 from collections import deque
 
+from tests.property.disk import found_of
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
-from truenext.engine.paging import Found, PageRead, Read
+from truenext.engine.paging import PageRead, Read
 from truenext.engine.selecting import ScanRead
 from truenext.engine.session import Session
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import SCAN_FOUND_MAX, SCAN_PAGE_SIZE, SCAN_SIZE
 from truenext.message import Message
 from truenext.policy import Policies, Policy, WhileWaiting
-from truenext.record import decode, sequence_of
 from truenext.selector import selector
 from truenext.store.memory import MemoryStore
 
@@ -89,7 +89,7 @@ class World:
         """What the store shows by now of the page that was wanted first."""
         read = self.reads.popleft()
         page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
-        found = [Found(sequence_of(each.key), decode(each.key, each.record), each.mark) for each in page.messages]
+        found = [found_of(each) for each in page.messages]
         self.pages += 1
         return read, PageRead(found, page.as_of, page.is_end)
 

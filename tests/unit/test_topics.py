@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.property.disk import found_of
 from tests.unit.test_engine import commit, dispatched, send, started, subscribe
 from tests.unit.test_schedule import NOON_MS, Run
 from truenext import selector
@@ -9,14 +10,12 @@ from truenext.commands import AckMode, Begin, Browse, Commit, Send, Subscribe, U
 from truenext.destination import parse, queue_called
 from truenext.engine import bulk
 from truenext.engine.engine import Engine
-from truenext.engine.paging import Found, PageRead
+from truenext.engine.paging import PageRead
 from truenext.engine.session import Session
 from truenext.engine.topics import KNOWN_MAX, virtual_topic
 from truenext.errors import RemoteProtocolError
-from truenext.limits import COPIES_BYTES_MAX
 from truenext.message import Message
 from truenext.policy import Policies, Policy
-from truenext.record import decode, sequence_of
 from truenext.schedule import Schedule
 
 
@@ -82,16 +81,6 @@ def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_c
     for _ in range(10):
         send(engine, sender, "/topic/news.eu")
     assert engine.relieve() == [slow]
-
-
-def test_one_message_is_not_written_for_more_queues_than_fit_into_a_batch() -> None:
-    engine = started()
-    session = engine.connect("s")
-    body = bytes(COPIES_BYTES_MAX // 4)
-    send(engine, session, "/queue/a,/queue/b,/queue/c", persistent=True, body=body)
-    with pytest.raises(RemoteProtocolError, match="once for each queue"):
-        send(engine, session, "/queue/a,/queue/b,/queue/c,/queue/d", persistent=True, body=body)
-    send(engine, session, "/queue/a,/queue/b,/queue/c,/queue/d", body=body)
 
 
 def test_only_its_own_connection_subscribes_to_a_temporary_topic_and_no_pattern_does() -> None:
@@ -243,13 +232,6 @@ def test_what_repeats_for_a_topic_goes_there_every_time() -> None:
         assert len(run.session.consumers["1"].held) == count
 
 
-def test_more_copies_than_may_be_are_refused_when_they_are_scheduled() -> None:
-    run = Run()
-    body = "x" * (COPIES_BYTES_MAX // 3)
-    with pytest.raises(RemoteProtocolError, match="once for each queue"):
-        publish(run, body, to="/queue/a,/queue/b,/queue/c,/queue/d", in_ms=10)
-
-
 def test_a_piece_of_work_on_a_subscription_that_ends_meanwhile_takes_nothing_and_says_so() -> None:
     run = Run()
     follow(run)
@@ -281,7 +263,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
     (read,) = effects.reads
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     page = run.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
-    found = [Found(sequence_of(one.key), decode(one.key, one.record)) for one in page.messages]
+    found = [found_of(one) for one in page.messages]
     run.engine.page_read(read, PageRead(found, page.as_of, page.is_end))
     shown = [run.engine.turn().showings for _ in range(3)]
     assert [[entry for each in turn for entry in each.entries] for turn in shown] == [[], [], []]

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from truenext.engine.paging import Found, PageRead, Read
 from truenext.engine.timers import TimerRead, TimersRead
 from truenext.errors import StoreError, TruenextError
-from truenext.record import DamagedRecord, decode, sequence_of
+from truenext.record import DamagedRecord, decode, reference_of, sequence_of
 from truenext.store.store import Page, Store, StoredMessage
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def _decoded(read: Read, page: Page) -> PageRead:
 def _found(read: Read, stored: StoredMessage) -> Found:
     sequence = sequence_of(stored.key)
     try:
-        message = decode(stored.key, stored.record)
+        message = decode(stored.key, stored.record, stored.content)
     except DamagedRecord as error:
         # It stays in the store for whoever looks into it; it is never delivered.
         logger.error(
@@ -90,4 +90,5 @@ def _found(read: Read, stored: StoredMessage) -> Found:
             extra={"queue": read.lane.queue.name, "sequence": sequence, "reason": str(error)},
         )
         message = None
-    return Found(sequence, message, stored.mark)
+    content = reference_of(stored.record) if stored.content else 0
+    return Found(sequence, message, stored.mark, content)

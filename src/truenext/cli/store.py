@@ -129,6 +129,10 @@ def _show(summary: Summary, where: str) -> None:
         Console().print(table)
     messages = _number(total.persistent + total.transient, "message")
     click.echo(f"{messages} of {total.size:,} bytes in {_number(len(summary.queues), 'queue')} {where}")
+    if summary.contents:
+        click.echo(
+            f"{_number(summary.contents, 'content')} of {summary.contents_size:,} bytes that several of them share"
+        )
     if summary.timers:
         click.echo(_number(summary.timers, "timer"))
     for note in summary.notes:

@@ -27,7 +27,7 @@ from truenext import selector
 from truenext.batch import NO_MARK
 from truenext.destination import Destination, queue_called
 from truenext.engine.expiry import is_expired
-from truenext.engine.lane import Entry
+from truenext.engine.lane import Entry, shared
 from truenext.engine.paging import Look
 from truenext.engine.redelivery import is_given_up, moved, revived
 from truenext.errors import RemoteProtocolError
@@ -279,7 +279,7 @@ def _unread(lane: Lane, found: Found) -> Entry | None:
     queue = lane.queue
     if is_given_up(queue.policy, attempts, due_ms) and not queue.keeps_failures:
         return None
-    return Entry(
+    entry = Entry(
         sequence=found.sequence,
         message=None,
         lane=lane,
@@ -290,3 +290,4 @@ def _unread(lane: Lane, found: Found) -> Entry | None:
         attempts=attempts,
         marked=found.mark != NO_MARK,
     )
+    return shared(entry, found.content) if found.content else entry

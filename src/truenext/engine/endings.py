@@ -16,6 +16,7 @@ from truenext.batch import NO_MARK
 from truenext.destination import ENDED_PREFIX
 from truenext.engine.lane import Entry
 from truenext.engine.paging import Look
+from truenext.engine.writing import release
 from truenext.limits import GATHERING_BYTES_MAX, PAGE_BYTES, PAGE_SIZE
 from truenext.record import message_key
 
@@ -110,6 +111,8 @@ class Endings:
                 continue
             key = message_key(lane.key, found.sequence)
             (batch.removes if found.message.persistent else batch.transient_removes).append(key)
+            if found.content:
+                release(batch, found.content)
             if found.mark != NO_MARK:
                 batch.unmarks.append(key)
             batch.size += len(key)

@@ -46,7 +46,7 @@ from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher
 from truenext.engine.endings import EndingRead, Endings
 from truenext.engine.expiry import BlockLook, Expiry, is_expired
-from truenext.engine.lane import Entry, Lane
+from truenext.engine.lane import Entry, Lane, shared
 from truenext.engine.memory import Memory, size_of
 from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
@@ -58,11 +58,11 @@ from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction, begin, make_room
-from truenext.engine.writing import introduce, mark, put, remove
+from truenext.engine.writing import introduce, mark, put, remove, share
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     BROWSERS_MAX,
-    COPIES_BYTES_MAX,
+    CONTENT_BYTES_MIN,
     GATHERING_BYTES_MAX,
     PAUSE_BYTES,
     QUEUES_MAX,
@@ -639,8 +639,9 @@ class Engine:
             if send.schedule is not None:
                 scheduled.append((send, send.schedule))
                 continue
+            content = self._share(send.message, queues)
             for queue in queues:
-                self._accept(queue, send.message, batch)
+                self._accept(queue, send.message, batch, content)
         # Behind the others, whose sequences are one block.
         for send, schedule in scheduled:
             self._schedule(send.destination, send.message, schedule)
@@ -970,8 +971,10 @@ class Engine:
                 for consumer in one.consumers.values():
                     self._touched[consumer.queue] = None
 
-    def _accept(self, queue: Queue, message: Message, batch: int) -> None:
-        """Give a new message its place. It is visible with `batch`, 0 is at once, whether itself stored or not."""
+    def _accept(self, queue: Queue, message: Message, batch: int, content: int = 0) -> None:
+        """Give a new message its place. It is visible with `batch`, 0 is at once, whether itself stored or not. Of
+        `content` see `_share`.
+        """
         sequence = self._next_sequence
         self._next_sequence = sequence + 1
         if sequence >= self._sequence_limit:
@@ -986,6 +989,8 @@ class Engine:
             if queue.groups is None:
                 self._selections.begin_groups(queue)
         if message.persistent and not queue.is_temporary:
+            if content:
+                entry = shared(entry, content)
             put(self._batch, entry)
         self._paging.add(entry, message, self._batch)
         if queue.selecting is not None:
@@ -1009,34 +1014,41 @@ class Engine:
         """
         message = send.message
         is_stored = False
-        for queue in self._queues_for(send):
+        queues = self._queues_for(send)
+        content = self._share(message, queues)
+        for queue in queues:
             batch = 0
             if message.persistent and not queue.is_temporary:
                 is_stored = True
                 if queue.policy.store_and_dispatch is not StoreAndDispatch.CONCURRENT:
                     batch = self._batch.number
-            self._accept(queue, message, batch)
+            self._accept(queue, message, batch, content)
         return is_stored
+
+    def _share(self, message: Message, queues: list[Queue]) -> int:
+        """Store once what all these queues are to have, with the gathering batch: the number of the content for
+        `_accept`. 0 if every record has its own: there is one only, or what it would save is little.
+        """
+        if len(queues) < 2 or not message.persistent or len(message.body) + len(message.header) < CONTENT_BYTES_MIN:
+            return 0
+        copies = sum(not queue.is_temporary for queue in queues)
+        if copies < 2:
+            return 0
+        message.arrived_ms = self.now_ms
+        number = self._next_sequence
+        share(self._batch, number, message, copies)
+        return number
 
     def _queues_for(self, send: Send) -> list[Queue]:
         """Each once; none for those that went with their connections, or for a topic without subscriptions.
 
-        Raises: RemoteProtocolError if they are too many, or too much would have to be written
+        Raises: RemoteProtocolError if they are too many
         """
         destination = send.destination
         if not destination.is_spread:
             queue = self._queue(destination)
             return [] if queue is None else [queue]
-        message = send.message
-        queues = self._queues_of_parts(destination, message, self._queue)
-        if message.persistent:
-            size = (len(message.header) + len(message.body)) * sum(not queue.is_temporary for queue in queues)
-            if size > COPIES_BYTES_MAX and len(queues) > 1:
-                raise RemoteProtocolError(
-                    f"{size} bytes would have to be written, once for each queue and durable subscription; "
-                    f"at most {COPIES_BYTES_MAX} for one message"
-                )
-        return queues
+        return self._queues_of_parts(destination, send.message, self._queue)
 
     def _queues_of_parts(
         self, destination: Destination, message: Message, queue_of: Callable[[Destination], Queue | None]
@@ -1069,8 +1081,9 @@ class Engine:
             queues = self._queues_of_parts(parse(to, ""), message, self._existing_queue)
         else:
             queues = [self._existing_queue(Destination(Kind.QUEUE, name))]
+        content = self._share(message, queues)
         for queue in queues:
-            self._accept(queue, message, self._batch.number)
+            self._accept(queue, message, self._batch.number, content)
 
     def _existing_queue(self, destination: Destination) -> Queue:
         """Without asking for QUEUES_MAX, as it was there once."""

@@ -64,6 +64,18 @@ class Entry(msgspec.Struct, gc=False):
     """Its last dispatch has made its group its consumer's."""
 
 
+class SharedEntry(Entry, gc=False):
+    """One whose content is stored once for several queues."""
+
+    content: int = 0
+    """Its number."""
+
+
+def shared(entry: Entry, content: int) -> SharedEntry:
+    """A new entry, as one of those that share the content of this number."""
+    return SharedEntry(**msgspec.structs.asdict(entry), content=content)
+
+
 class Lane:
     __slots__ = (
         "arrived",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.batch import DUE_NEVER, NO_MARK, Mark
-from truenext.engine.lane import WHOLE, Entry
+from truenext.engine.lane import WHOLE, Entry, shared
 from truenext.engine.memory import ENTRY_BYTES, size_of
 from truenext.engine.redelivery import is_given_up
 from truenext.engine.writing import put
@@ -79,6 +79,8 @@ class Found(msgspec.Struct, gc=False):
     message: Message | None
     """None if its record is damaged."""
     mark: Mark = NO_MARK
+    content: int = 0
+    """The number of the content that it shares with others; 0 if its record has its own."""
 
 
 class PageRead(msgspec.Struct, gc=False):
@@ -390,6 +392,8 @@ class Paging:
             due_us=DUE_NEVER if due_ms == DUE_NEVER else 0,
             group=message.group,
         )
+        if found.content:
+            entry = shared(entry, found.content)
         if message.group and lane.queue.groups is None and self.begin_groups is not None:
             self.begin_groups(lane.queue)
         self.came(entry, message)

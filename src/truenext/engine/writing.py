@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.batch import Mark
-from truenext.record import encode, message_key
+from truenext.engine.lane import SharedEntry
+from truenext.record import content_key, encode, encode_reference, message_key
 
 if TYPE_CHECKING:
     from truenext.batch import Batch
     from truenext.engine.lane import Entry
     from truenext.engine.queue import Queue
+    from truenext.message import Message
 
 
 def introduce(batch: Batch, queue: Queue) -> None:
@@ -27,10 +29,35 @@ def put(batch: Batch, entry: Entry) -> None:
     message = entry.message
     assert message is not None, "what has left memory is in the store already"
     key = message_key(entry.lane.key, entry.sequence)
-    record = encode(key, message)
+    record = encode_reference(key, entry.content) if isinstance(entry, SharedEntry) else encode(key, message)
     (batch.puts if entry.persistent else batch.transient_puts)[key] = record
     batch.size += len(record)
     entry.stored = batch.number
+
+
+def share(batch: Batch, number: int, message: Message, copies: int) -> None:
+    """The content of a message is to be stored once for so many copies, each of which is to be put with the same batch,
+    as a SharedEntry."""
+    key = content_key(number)
+    batch.puts[key] = record = encode(key, message)
+    batch.marks[key] = Mark(copies, 0)
+    batch.size += len(record)
+
+
+def release(batch: Batch, content: int) -> None:
+    """A stored copy of a content is gone, which an earlier batch has put."""
+    batch.released.append(content_key(content))
+
+
+def _unshare(batch: Batch, content: int) -> None:
+    """A copy of a content is not written at all."""
+    key = content_key(content)
+    copies = batch.marks[key].attempts - 1
+    if copies:
+        batch.marks[key] = Mark(copies, 0)
+    else:
+        del batch.marks[key]
+        batch.size -= len(batch.puts.pop(key))
 
 
 def remove(batch: Batch, entry: Entry) -> None:
@@ -40,7 +67,11 @@ def remove(batch: Batch, entry: Entry) -> None:
         batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key))
         if entry.marked:
             batch.marks.pop(key, None)
+        if isinstance(entry, SharedEntry):
+            _unshare(batch, entry.content)
         return
+    if isinstance(entry, SharedEntry):
+        release(batch, entry.content)
     (batch.removes if entry.persistent else batch.transient_removes).append(key)
     if entry.marked:
         batch.unmarks.append(key)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.record import LANE_KEY_SIZE, split_lane_key
+from truenext.record import CONTENTS, LANE_KEY_SIZE, split_lane_key
 from truenext.store.salvage import opened
 
 if TYPE_CHECKING:
@@ -36,11 +36,20 @@ class Summary(msgspec.Struct):
     queues: dict[int, InQueue]
     names: dict[int, str]
     timers: int = 0
+    contents: int = 0
+    """What several messages share."""
+    contents_size: int = 0
+    """Bytes of their records."""
     damages: int = 0
     notes: list[str] = []
     """What is no damage, but may be asked about."""
 
     def count(self, kept: Kept) -> None:
+        if kept.key.startswith(CONTENTS):
+            if not kept.damage:
+                self.contents += 1
+                self.contents_size += len(kept.record)
+            return
         number = split_lane_key(kept.key[:LANE_KEY_SIZE])[0]
         queue = self.queues.get(number)
         if queue is None:

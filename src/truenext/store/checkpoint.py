@@ -2,9 +2,9 @@
 
 The databases in it; numbers are big-endian. If you change anything here, increase FORMAT_VERSION:
 
-    messages            message key (record.py)             ->  record                      persistent messages
+    messages            message key (record.py)             ->  record                      the persistent, and contents
     transients          generation u32, message key         ->  record                      the others
-    marks               message key                         ->  attempts u32, deliveries u32, due u64   of messages
+    marks               message key                         ->  attempts u32, deliveries u32, due u64   of these
     transient marks     generation u32, message key         ->  attempts u32, deliveries u32, due u64   of transients
     counts              lane key (record.py)                ->  messages u64                no entry where there is none
     transient counts    lane key                            ->  transients u64              of the generation
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 DATA_FILE = "data.mdb"
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
@@ -366,6 +366,16 @@ class Checkpoint:
             yield key[size:] if size else key, record, own
         if mark is not None:
             raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
+
+    def content(self, snapshot: lmdb.Transaction[bytes], key: bytes) -> bytes:
+        """The record of a content; empty if it is not here."""
+        return snapshot.get(key, b"", db=self._messages)
+
+    def mark(self, key: bytes) -> Mark:
+        """That of a persistent message; NO_MARK if it has none here."""
+        with self._env.begin() as txn:
+            mark = self._marks.get(txn, key)
+        return NO_MARK if mark is None else Mark(*MARK.unpack(mark))
 
     def timers(self, snapshot: lmdb.Transaction[bytes], after: bytes) -> Iterator[bytes]:
         """Those behind `after`, in order."""

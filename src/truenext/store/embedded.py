@@ -36,19 +36,22 @@ from truenext.batch import NO_MARK, Batch, Mark
 from truenext.destination import may_be_named
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
-from truenext.record import LANE_KEY_SIZE
+from truenext.record import CONTENTS, LANE_KEY_SIZE, REFERENCE_SIZE, content_key, reference_of
 from truenext.room import Room
 from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
+from truenext.store.contents import settled
 from truenext.store.journal import SEGMENT_BYTES, Journal
-from truenext.store.overlay import Overlay, Place, View, alive, is_gone, laid_over
+from truenext.store.overlay import Overlay, Place, View, alive, is_gone, laid_over, mark_of
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 from truenext.store.trouble import CAUSES, disagreement, explained, is_no_space, is_short_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    import lmdb
 
 
 logger = logging.getLogger(__name__)
@@ -170,8 +173,10 @@ class EmbeddedStore:
             with self._changed:
                 self._has_begun = True
                 self._changed.notify_all()
-        changes = changes_of(batch)
         try:
+            if batch.released:
+                batch = settled(batch, self._mark_of())
+            changes = changes_of(batch)
             self._check(batch, changes)
             segment, offset = self._append(encode(batch, changes.rest), changes.count)
         except CAUSES as error:
@@ -192,7 +197,7 @@ class EmbeddedStore:
             try:
                 with snapshot:
                     merged = self._merged(view, self._checkpoint.page(snapshot, lane, after_sequence))
-                    return Page.of(merged, limit, size_max, as_of=as_of)
+                    return Page.of(self._with_contents(merged, view, snapshot), limit, size_max, as_of=as_of)
             finally:
                 with self._changed:
                     self._overlay.views.discard(view)
@@ -240,6 +245,12 @@ class EmbeddedStore:
                     raise disagreement(batch.number, "puts a message that is there already")
         if not all(may_be_named(self._queues.get(number), name) for number, name in batch.queues.items()):
             raise disagreement(batch.number, "puts a queue that is there already")
+
+    def _mark_of(self) -> Callable[[bytes], Mark]:
+        """The marks of messages, as long as no batch is written."""
+        marks = [layer.marks for layer in reversed(self._overlay.layers) if layer.marks]
+        # In this order: what the overlay does not say any more the checkpoint has.
+        return lambda key: mark_of(key, marks) or self._checkpoint.mark(key)
 
     def _check_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
         if len(keys) > 1 and len(set(keys)) != len(keys):
@@ -460,6 +471,22 @@ class EmbeddedStore:
         moved = self._page_of_checkpoint(view, of_checkpoint)
         return _once(merge(self._page_of_journal(view), moved, key=attrgetter("key")))
 
+    def _with_contents(
+        self, messages: Iterable[StoredMessage], view: View, snapshot: lmdb.Transaction[bytes]
+    ) -> Iterator[StoredMessage]:
+        for message in messages:
+            if len(message.record) == REFERENCE_SIZE and (number := reference_of(message.record)):
+                message.content = self._content(content_key(number), view, snapshot)
+            yield message
+
+    def _content(self, key: bytes, view: View, snapshot: lmdb.Transaction[bytes]) -> bytes:
+        """Of a reference that the view shows; empty if it is missing."""
+        with self._lock:
+            place = view.content(key)
+        if place is None:
+            return self._checkpoint.content(snapshot, key)
+        return next(self._journal.read([(place.segment, place.offset, place.length)]))
+
     def _page_of_journal(self, view: View) -> Iterator[StoredMessage]:
         for key, record in self._read(view.places()):
             yield StoredMessage(key, record, view.mark(key) or NO_MARK)
@@ -518,7 +545,7 @@ class EmbeddedStore:
         counts = self._checkpoint.counts()
         counts.update(self._overlay.counts())
         counts.subtract(Counter(key[:LANE_KEY_SIZE] for key in gone))
-        return {lane: count for lane, count in counts.items() if count}
+        return {lane: count for lane, count in counts.items() if count and lane != CONTENTS}
 
 
 class _Closing(Exception):

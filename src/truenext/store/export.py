@@ -13,14 +13,15 @@ import shutil
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_MARK
+from truenext.batch import NO_MARK, Mark
 from truenext.errors import StoreError
 from truenext.limits import SEQUENCE_BLOCK
+from truenext.record import CONTENTS, content_key, reference_of, sequence_of
 from truenext.store import folder
 from truenext.store.check import Summary
 from truenext.store.checkpoint import Checkpoint, Position
 from truenext.store.overlay import Layer
-from truenext.store.salvage import opened
+from truenext.store.salvage import Contents, opened
 from truenext.store.trouble import CAUSES, explained
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def _export(salvage: Salvage, new: Path) -> Summary:
             if not kept.damage:
                 writer.add(kept)
         writer.flush()
+        writer.settle()
         writer.set_timers(salvage.timers_left)
         summary.timers = writer.timers
         summary.finish(salvage)
@@ -95,6 +97,8 @@ class _Writer:
         self._piece: dict[bytes, Kept] = {}
         self._size = 0
         self.timers = 0
+        self._contents = Contents()
+        """With the references that were written."""
         self._highest = {False: b"", True: b""}
         """The highest key of each kind that was written: what stands behind it was not written yet."""
 
@@ -114,6 +118,7 @@ class _Writer:
         maybe_there = [key for key, kept in self._piece.items() if key <= self._highest[kept.is_transient]]
         for key in self._checkpoint.kinds(maybe_there):
             del self._piece[key]
+        self._count_references()
         for are_transient in (False, True):
             keys = sorted(key for key, kept in self._piece.items() if kept.is_transient is are_transient)
             if keys:
@@ -125,6 +130,23 @@ class _Writer:
             self._checkpoint.finish([], marks, Position(0, 0))
         self._piece = {}
         self._size = 0
+
+    def _count_references(self) -> None:
+        for key, kept in self._piece.items():
+            if key.startswith(CONTENTS):
+                self._contents.add(sequence_of(key), kept.mark.attempts)
+        for kept in self._piece.values():
+            if number := reference_of(kept.record):
+                is_there = self._contents.refer(number)
+                assert is_there, "a reference comes behind its content"
+
+    def settle(self) -> None:
+        """See that contents go with what refers to them now. What damage has taken need not be all that it named."""
+        wrong = self._contents.wrong()
+        while piece := list(islice(wrong, PIECE_KEYS_MAX)):
+            marks = {content_key(number): Mark(found, 0) for number, _, found in piece if found}
+            self._checkpoint.finish([], marks, Position(0, 0))
+            self._checkpoint.delete((content_key(number), False) for number, _, found in piece if not found)
 
 
 def _names(salvage: Salvage) -> dict[int, str]:

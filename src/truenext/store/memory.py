@@ -3,12 +3,13 @@
 The object is the disk. Calling `recover` again is a restart: what was applied is there, transients only if the last
 batch with a `clean_stop` said True.
 
-It checks more than a store must. A mark that outlives its message is a bug of the broker that a disk would keep for
-years without a word; here it is refused, so that tests meet it.
+It checks more than a store must. A mark that outlives its message, or a content that nobody refers to, is a bug of the
+broker that a disk would keep for years without a word; here it is refused, so that tests meet it.
 """
 
 import secrets
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from itertools import islice
 from threading import Lock
 
@@ -17,9 +18,10 @@ from truenext.batch import NO_MARK, Batch, Mark, ProducerState
 from truenext.destination import may_be_named
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
-from truenext.record import LANE_KEY_SIZE, message_key
+from truenext.record import CONTENTS, LANE_KEY_SIZE, content_key, message_key, reference_of
 from truenext.room import Room
 from truenext.store.changes import with_changes
+from truenext.store.contents import settled
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 
 
@@ -73,7 +75,7 @@ class MemoryStore:
                 redelivered_below=self._redelivered_below,
                 queues=dict(self._queues),
                 paused=set(self._paused),
-                counts={lane: len(keys) for lane, keys in self._lanes.items()},
+                counts={lane: len(keys) for lane, keys in self._lanes.items() if lane != CONTENTS},
                 producers=dict(sorted(self._producers.items(), key=lambda item: (item[1].used_ms, item[0]))),
             )
 
@@ -82,6 +84,8 @@ class MemoryStore:
             raise StoreError(f"batch {batch.number} is refused: {self._refusal}")
         self._refusal = f"batch {batch.number} could not be written; start the broker again"
         with self._whole:
+            self._check_references(batch)
+            batch = settled(batch, lambda key: self._marks.get(key, NO_MARK))
             self._check(batch)
             self._write(batch)
             self._applied = batch.number
@@ -91,7 +95,7 @@ class MemoryStore:
         with self._whole:
             after = message_key(lane, after_sequence)
             keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)
-            messages = (StoredMessage(key, self._record(key), self._marks.get(key, NO_MARK)) for key in keys)
+            messages = (self._stored(key) for key in keys)
             return Page.of(messages, limit, size_max, as_of=self._applied)
 
     def timers(self, after: bytes, limit: int) -> TimerPage:
@@ -106,14 +110,26 @@ class MemoryStore:
     def _record(self, key: bytes) -> bytes:
         return self._messages[key] if key in self._messages else self._transients[key]
 
+    def _stored(self, key: bytes) -> StoredMessage:
+        record = self._record(key)
+        number = reference_of(record)
+        content = self._messages.get(content_key(number), b"") if number else b""
+        return StoredMessage(key, record, self._marks.get(key, NO_MARK), content)
+
+    def _check_references(self, batch: Batch) -> None:
+        """A content comes with all of its references, which then go one by one."""
+        put = Counter(content_key(number) for number in map(reference_of, batch.puts.values()) if number)
+        counted = Counter({key: batch.marks[key].attempts for key in batch.puts if key.startswith(CONTENTS)})
+        _require(batch, put == counted, "puts contents that have not as many references as their marks say")
+        removed = (self._messages.get(key, b"") for key in batch.removes)
+        gone = Counter(content_key(number) for number in map(reference_of, removed) if number)
+        _require(batch, gone == Counter(batch.released), "releases other contents than it removes references to")
+
     def _check(self, batch: Batch) -> None:
-        """Everything that can be wrong with a batch, found before any of it is done."""
+        """Everything else that can be wrong with a batch, found before any of it is done."""
 
         def require(fact: bool, otherwise: str) -> None:
-            if not fact:
-                raise StoreError(
-                    f"store and broker disagree: batch {batch.number} {otherwise}. This is a bug of truenext"
-                )
+            _require(batch, fact, otherwise)
 
         removes = [*batch.removes, *batch.transient_removes]
         puts = [*batch.puts, *batch.transient_puts]
@@ -182,3 +198,8 @@ class MemoryStore:
         del keys[key]
         if not keys:
             del self._lanes[lane]
+
+
+def _require(batch: Batch, fact: bool, otherwise: str) -> None:
+    if not fact:
+        raise StoreError(f"store and broker disagree: batch {batch.number} {otherwise}. This is a bug of truenext")

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.batch import Mark, ProducerState
-from truenext.record import LANE_KEY_SIZE, message_key, sequence_of
+from truenext.record import CONTENTS, LANE_KEY_SIZE, message_key, sequence_of
 from truenext.store.changes import BEFORE_RECORD, PUTS_AT, producers_of, with_changes
 
 if TYPE_CHECKING:
@@ -173,12 +173,18 @@ class _Lane:
 class View:
     """What the overlay says of one lane at one moment, while it goes on to change; see `Overlay.view`.
 
-    Read without a lock. Whatever changes is noted here before it is changed there, so that it is here once it is seen.
+    Read without a lock, but for contents. Whatever changes is noted here before it is changed there, so that it is here
+    once it is seen.
     """
 
-    def __init__(self, lane: bytes, places: list[tuple[int, int, int]], layers: tuple[Layer, ...]) -> None:
+    def __init__(
+        self, lane: bytes, places: list[tuple[int, int, int]], layers: tuple[Layer, ...], contents: list[_Chunk]
+    ) -> None:
         self._lane = lane
         self._places = places
+        # Once they have moved the overlay has these no more.
+        self._contents = contents
+        self._contents_gone: dict[bytes, Place] = {}
         # What a layer gets later is not of this moment.
         self._gone = [layer.gone for layer in layers if layer.gone]
         self._marks = [layer.marks for layer in reversed(layers) if layer.marks]
@@ -201,8 +207,24 @@ class View:
         mark = mark_of(key, self._marks)
         return self._marks_before.get(key, mark)
 
+    def content(self, key: bytes) -> Place | None:
+        """Where the journal has, or had, a content. Not while the overlay changes."""
+        place = self._contents_gone.get(key)
+        return place if place is not None else self._content(key)
+
+    def _content(self, key: bytes) -> Place | None:
+        sequence = sequence_of(key)
+        for chunk in self._contents:
+            at = bisect_left(chunk.sequences, sequence)
+            if at < len(chunk.sequences) and chunk.sequences[at] == sequence and chunk.places[at]:
+                return _unpack(chunk.segment, chunk.places[at])
+        return None
+
     def keep(self, changes: Changes) -> None:
         """These are about to happen."""
+        for key in changes.removes:
+            if key.startswith(CONTENTS) and (place := self._content(key)) is not None:
+                self._contents_gone[key] = place
         for keys in (changes.removes, changes.transient_removes):
             self._gone_since.update(key for key in keys if key.startswith(self._lane) and not self.is_gone(key))
         rest = changes.rest
@@ -341,7 +363,10 @@ class Overlay:
             del self._lanes[lane_key]
 
     def _add_rest(self, rest: Rest, layer: Layer) -> None:
+        marks = len(layer.marks)
         layer.marks.update(rest.marks)
+        # The mark of a content changes as often as it has references.
+        layer.memory += _MARK_BYTES * (len(layer.marks) - marks)
         for key in rest.unmarks:
             for one in self.layers:
                 one.marks.pop(key, None)
@@ -359,7 +384,7 @@ class Overlay:
         layer.redelivered_below = rest.redelivered_below or layer.redelivered_below
         if rest.clean_stop is not None:
             layer.clean_stop = rest.clean_stop
-        layer.memory += _MARK_BYTES * len(rest.marks) + sum(
+        layer.memory += sum(
             _NAME_BYTES + 4 * len(name) for name in (*rest.queues.values(), *rest.producers, *rest.forgotten_producers)
         )
 
@@ -390,7 +415,13 @@ class Overlay:
     def view(self, lane: bytes, after_sequence: int, limit: int) -> View:
         """As of now: the next messages of a lane that the journal has, and what it says of those that it has not."""
         found = self._lanes.get(lane)
-        view = View(lane, found.behind(after_sequence, limit) if found is not None else [], self.layers)
+        contents = self._lanes.get(CONTENTS)
+        view = View(
+            lane,
+            found.behind(after_sequence, limit) if found is not None else [],
+            self.layers,
+            contents.chunks[:] if contents is not None else [],
+        )
         self.views.add(view)
         return view
 

@@ -7,7 +7,8 @@
                    it is known which pages are free; their checksums tell what they are.
     salt           If the checkpoint does not have it any more, it is worked out from the journal's frames.
 
-Memory: what the journal may cost (overlay.py), one byte for each page of the checkpoint, and the names.
+Memory: what the journal may cost (overlay.py), one byte for each page of the checkpoint, 16 for each content that
+several messages share, and the names; and what refers to contents that are missing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,13 +28,15 @@ from truenext.batch import NO_MARK, Mark
 from truenext.errors import StoreError
 from truenext.order import PRIORITY_MAX
 from truenext.record import (
+    CONTENTS,
     LANE_KEY_SIZE,
     MESSAGE_KEY_SIZE,
     TIMER_SIZE,
     DamagedRecord,
-    decode,
+    reference_of,
     sequence_of,
     split_lane_key,
+    verify,
 )
 from truenext.store import changes, folder
 from truenext.store.checkpoint import (
@@ -107,6 +112,42 @@ class Kept(msgspec.Struct, gc=False):
     """Empty if every bit is as written."""
 
 
+class Contents:
+    """The contents that are there, and how many messages refer to each."""
+
+    def __init__(self) -> None:
+        self._numbers = array("Q")
+        """In order."""
+        self._said = array("I")
+        self._found = array("I")
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, number: int, references: int) -> None:
+        """One is there, and is said to have so many references."""
+        at = bisect_left(self._numbers, number)
+        if at == len(self._numbers) or self._numbers[at] != number:
+            # Nearly always at the end.
+            self._numbers.insert(at, number)
+            self._said.insert(at, references)
+            self._found.insert(at, 0)
+
+    def refer(self, number: int) -> bool:
+        """One more refers to a content; False if that is not there."""
+        at = bisect_left(self._numbers, number)
+        if at == len(self._numbers) or self._numbers[at] != number:
+            return False
+        self._found[at] += 1
+        return True
+
+    def wrong(self) -> Iterator[tuple[int, int, int]]:
+        """Number, references that it is said to have, and those that were found, where they differ."""
+        for number, said, found in zip(self._numbers, self._said, self._found, strict=True):
+            if said != found:
+                yield number, said, found
+
+
 @contextmanager
 def opened(data: Path, found: Callable[[Finding], None], report: Callable[[int, int], None]) -> Iterator[Salvage]:
     """The folder is ours meanwhile, and nothing in it but the lock file is written to.
@@ -164,6 +205,8 @@ class Salvage:
         """Transients that unclean stops dropped and that are not deleted yet."""
         self.highest = 0
         """The highest sequence of a message."""
+        self.contents = Contents()
+        """As far as `messages` was read."""
         self.nameless: set[int] = set()
         """Queues that have messages and no name."""
         self._counts: dict[bytes, dict[bytes, int]] = {b"counts": {}, b"transient counts": {}}
@@ -400,9 +443,32 @@ class Salvage:
 
     def messages(self) -> Iterator[Kept]:
         """Those of the checkpoint in the order of their keys, persistent ones first, those that damaged pages led to,
-        those of the journal. Transients are among them, whether or not a start would drop them. Only a damaged
-        checkpoint has one twice.
+        those of the journal. Transients are among them, whether or not a start would drop them, and so are contents. A
+        copy comes behind its content; only a damaged checkpoint has one twice.
         """
+        waiting: list[Kept] = []
+        for kept in self._all():
+            if kept.damage or not (number := reference_of(kept.record)):
+                if not kept.damage and kept.key.startswith(CONTENTS):
+                    self.contents.add(sequence_of(kept.key), kept.mark.attempts)
+                yield kept
+            elif self.contents.refer(number):
+                yield kept
+            else:
+                # Its content may stand on a page that a damaged one led to.
+                waiting.append(kept)
+        for kept in waiting:
+            number = reference_of(kept.record)
+            if not self.contents.refer(number):
+                kept.damage = f"its content, number {number}, is missing or damaged"
+                self._found(kept.file, f"{self.described(kept.key)} is damaged: {kept.damage}")
+            yield kept
+        for number, said, found in self.contents.wrong():
+            referred = "nothing refers to it" if not found else f"{found} messages refer to it"
+            self._found("contents", f"content {number} is said to have {said} references, and {referred}")
+        self._report(1, 1)
+
+    def _all(self) -> Iterator[Kept]:
         yield from self._of_checkpoint(b"messages", b"marks", b"counts", are_transient=False)
         yield from self._of_checkpoint(b"transients", b"transient marks", b"transient counts", are_transient=True)
         if self._file is not None and self.damages:
@@ -417,7 +483,6 @@ class Salvage:
             yield self._looked_at(Kept(key, record, place.is_transient, mark, file))
         if self.highest >= self.recovered.sequence_limit:
             self._in_checkpoint(f"message {self.highest} is not below the limit {self.recovered.sequence_limit}")
-        self._report(1, 1)
 
     def timers(self) -> Iterator[bytes]:
         """The journal's laid over those of the checkpoint. Only a damaged checkpoint has one twice, or out of order."""
@@ -512,6 +577,8 @@ class Salvage:
             self._found(kept.file, f"{self.described(kept.key)} is damaged: {kept.damage}")
             return kept
         self.highest = max(self.highest, sequence_of(kept.key))
+        if kept.key.startswith(CONTENTS):
+            return kept
         number = split_lane_key(kept.key[:LANE_KEY_SIZE])[0]
         if number not in self.recovered.queues and number not in self.nameless:
             self.nameless.add(number)
@@ -522,9 +589,13 @@ class Salvage:
 
     def described(self, key: bytes) -> str:
         """A message, for people."""
+        if key.startswith(CONTENTS):
+            return f"content {sequence_of(key)}"
         return f"message {sequence_of(key)} of {self._lane(key[:LANE_KEY_SIZE])}"
 
     def _lane(self, lane: bytes) -> str:
+        if lane == CONTENTS:
+            return "contents"
         number, rank = split_lane_key(lane)
         name = self.recovered.queues.get(number)
         return f"queue {number if name is None else repr(name)}, priority {PRIORITY_MAX - rank}"
@@ -594,7 +665,7 @@ def _read(file: int) -> tuple[bytearray, list[int]]:
 
 def _damage(key: bytes, record: bytes) -> str:
     try:
-        decode(key, record)
+        verify(key, record)
     except DamagedRecord as error:
         return str(error)
     return ""

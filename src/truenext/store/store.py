@@ -26,6 +26,8 @@ class StoredMessage(msgspec.Struct, gc=False):
     key: bytes
     record: bytes
     mark: Mark
+    content: bytes = b""
+    """The record that its own refers to (record.py); empty if it does not, or that is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Page:
         messages: list[StoredMessage] = []
         size = 0
         for message in islice(following, limit + 1):
-            size += len(message.record)
+            size += len(message.record) + len(message.content)
             if messages and (size > size_max or len(messages) == limit):
                 return cls(messages=messages, as_of=as_of, is_end=False)
             messages.append(message)
@@ -82,7 +84,7 @@ class Recovered:
     paused: set[int] = field(default_factory=set)
     """Numbers of queues from which nothing is dispatched."""
     counts: dict[bytes, int] = field(default_factory=dict)
-    """Lane key to messages stored there; lanes without any are left out."""
+    """Lane key to messages stored there; lanes without any are left out, and so is that of contents."""
     producers: dict[str, ProducerState] = field(default_factory=dict)
     """In order of last use."""
     history: list[bytes] = field(default_factory=list)
@@ -113,7 +115,7 @@ class Store(Protocol):
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         """The next messages of a lane behind `after_sequence`, persistent and transient in one order: at most `limit`
-        (1 or more) with at most `size_max` bytes of records, or one that is larger.
+        (1 or more) with at most `size_max` bytes of records and contents, or one that is larger.
 
         Reflects every batch that apply has returned for, and none but whole ones. May be called on any thread while
         apply runs on another; neither waits for the other's disk.

@@ -1,0 +1,42 @@
+"""When a content goes that several messages refer to: with the last of them.
+
+A content (record.py) is a message of a lane that no queue has, and how many references it has is a mark of it. So
+journal, overlay, move and recovery know nothing of contents. What a batch does to them is worked out here, once, before
+the batch is written: the journal says how many references are left, never how many have gone, so that it can be laid
+over any state of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import copy
+from typing import TYPE_CHECKING
+
+from truenext.batch import Batch, Mark
+from truenext.record import sequence_of
+from truenext.store.trouble import disagreement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def settled(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
+    """The same batch, with what becomes of the contents that it has released; `mark_of` says what the store has.
+
+    Raises: StoreError if one has fewer references than were released
+    """
+    if not batch.released:
+        return batch
+    settled = copy(batch)
+    settled.released = []
+    settled.removes, settled.marks, settled.unmarks = batch.removes[:], batch.marks.copy(), batch.unmarks[:]
+    for key, released in Counter(batch.released).items():
+        left = mark_of(key).attempts - released
+        if left < 0:
+            raise disagreement(batch.number, f"releases content {sequence_of(key)}, which is not there so often")
+        if left:
+            settled.marks[key] = Mark(left, 0)
+        else:
+            settled.removes.append(key)
+            settled.unmarks.append(key)
+    return settled

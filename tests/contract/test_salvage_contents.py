@@ -1,0 +1,161 @@
+"""Do `store check` and `store export` know what several messages share?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from tests.contract.disk import Disk
+from tests.contract.test_embedded_store import until
+from tests.contract.test_salvage import check, truenext
+from truenext.batch import Mark
+from truenext.message import Message
+from truenext.record import (
+    CONTENTS,
+    content_key,
+    decode,
+    encode,
+    encode_reference,
+    lane_key,
+    message_key,
+)
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.embedded import EmbeddedStore
+
+LANES = [lane_key(number, 5) for number in (1, 2, 3)]
+NUMBERS = (1, 4, 7, 10)
+
+
+def copies(number: int) -> list[bytes]:
+    return [message_key(lane, number + at) for at, lane in enumerate(LANES)]
+
+
+def content_of(number: int) -> Message:
+    return Message(4, True, 0, b"content-length:3\n", b"%03d" % number)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three copies each of four messages, the first two in the checkpoint. Each has lost one copy."""
+    folder = tmp_path / "data"
+    disk = Disk("moving", folder)
+    disk.apply(queues={1: "a", 2: "b", 3: "c"}, sequence_limit=1000)
+    for number in NUMBERS:
+        record = encode(content_key(number), content_of(number))
+        puts = {one: encode_reference(one, number) for one in copies(number)}
+        disk.apply(puts={content_key(number): record} | puts, marks={content_key(number): (3, 0)})
+        disk.apply(removes=[copies(number)[0]], released=[content_key(number)])
+        if number == NUMBERS[1]:
+            disk.apply(puts={})
+            until(lambda: len(list((folder / "journal").glob("*.journal"))) == 1)
+            disk.store.close()
+            disk.store = EmbeddedStore(folder, segment_bytes=1 << 20)
+            disk.store.recover()
+            disk.number = 0
+    disk.apply(clean_stop=True)
+    disk.store.close()
+    return folder
+
+
+def shown(data: Path) -> dict[bytes, Message]:
+    store = EmbeddedStore(data)
+    store.recover()
+    found = [each for lane in LANES for each in store.page(lane, 0, 100).messages]
+    store.close()
+    return {each.key: decode(each.key, each.record, each.content) for each in found}
+
+
+def left() -> dict[bytes, Message]:
+    """What is there if nothing is damaged."""
+    return {one: content_of(number) for number in NUMBERS for one in copies(number)[1:]}
+
+
+def exported(data: Path) -> dict[bytes, Message]:
+    """What is in the new folder, which is sound, and from which contents go with their last copies."""
+    new = data.parent / "new"
+    truenext("export", data, new)
+    assert check(new) == []
+    found = shown(new)
+    disk = Disk("memory", new)
+    disk.store = EmbeddedStore(new)
+    disk.store.recover()
+    for one in found:
+        released = [content_key(number) for number in NUMBERS if one in copies(number)]
+        disk.apply(removes=[one], released=released)
+    assert disk.store.page(CONTENTS, 0, 10).messages == []
+    disk.store.close()
+    return found
+
+
+def checkpoint_of(data: Path) -> Checkpoint:
+    return Checkpoint(data / "lmdb", may_be_new=False)
+
+
+def test_a_sound_folder_is_sound_and_every_copy_is_exported(data: Path) -> None:
+    assert check(data) == []
+    assert "8 messages of" in truenext("check", data).stdout
+    assert "4 contents of" in truenext("check", data).stdout
+    assert shown(data) == left()
+    assert exported(data) == left()
+
+
+def test_copies_whose_content_is_missing_are_named_and_left_out(data: Path) -> None:
+    checkpoint = checkpoint_of(data)
+    checkpoint.delete([(content_key(1), False)])
+    checkpoint.close()
+    assert check(data) == [
+        f"lmdb/data.mdb: message {number} of queue {name}, priority 4 is damaged: its content, number 1, is missing or "
+        "damaged"
+        for number, name in ((2, "'b'"), (3, "'c'"))
+    ]
+    assert exported(data) == {one: message for one, message in left().items() if one not in copies(1)}
+
+
+def test_a_damaged_content_costs_its_copies_and_no_others(data: Path) -> None:
+    with lmdb.open(str(data / "lmdb"), max_dbs=20, lib_version=0) as env, env.begin(write=True) as txn:
+        messages = env.open_db(b"messages", txn=txn)
+        record = txn.get(content_key(4), b"", db=messages)
+        txn.put(content_key(4), record[:-1] + b"!", db=messages)
+    found = check(data)
+    assert found[0] == "lmdb/data.mdb: content 4 is damaged: checksum does not match"
+    assert len(found) == 3 and all("its content, number 4, is missing or damaged" in one for one in found[1:])
+    assert exported(data) == {one: message for one, message in left().items() if one not in copies(4)}
+
+
+def test_a_content_that_nobody_refers_to_is_named_and_left_out(data: Path) -> None:
+    checkpoint = checkpoint_of(data)
+    checkpoint.delete([(one, False) for one in copies(4)[1:]])
+    checkpoint.close()
+    assert check(data) == ["contents: content 4 is said to have 2 references, and nothing refers to it"]
+    assert exported(data) == {one: message for one, message in left().items() if one not in copies(4)}
+
+
+@pytest.mark.parametrize("said", [1, 3])
+def test_a_wrong_count_is_named_and_put_right(data: Path, said: int) -> None:
+    checkpoint = checkpoint_of(data)
+    checkpoint.finish([], {content_key(4): Mark(said, 0)}, checkpoint.read()[1])
+    checkpoint.close()
+    assert check(data) == [f"contents: content 4 is said to have {said} references, and 2 messages refer to it"]
+    assert exported(data) == left()
+
+
+def test_what_a_lost_batch_had_removed_is_counted_again(data: Path) -> None:
+    """Of the last content: its copy is there again, and the content outlives all three."""
+    (segment,) = (data / "journal").glob("*.journal")
+    record = bytearray(segment.read_bytes())
+    at = record.rindex(copies(10)[0])
+    record[at] ^= 0xFF
+    segment.write_bytes(record)
+    assert any("cannot be read, and a good frame follows" in one for one in check(data))
+    assert exported(data) == left() | {copies(10)[0]: content_of(10)}
+
+
+def test_a_copy_that_stands_on_a_lost_page_is_missed_by_its_content(data: Path) -> None:
+    """Where no count of messages tells."""
+    checkpoint = checkpoint_of(data)
+    checkpoint.delete([(copies(1)[1], False)])
+    checkpoint.close()
+    assert check(data) == ["contents: content 1 is said to have 2 references, and 1 messages refer to it"]
+    assert exported(data) == {one: message for one, message in left().items() if one != copies(1)[1]}

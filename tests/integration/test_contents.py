@@ -1,0 +1,69 @@
+"""Is what a hundred durable subscriptions get on the disk once? With a real broker, its ends and its starts."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import TRUENEXT, BrokerProcess
+from tests.integration.raw_client import RawClient
+from tests.integration.test_topics import follow, known, publish
+
+SUBSCRIPTIONS = 100
+BODY = "b" * (1 << 20)
+SENDS = 2
+GROWTH_MAX = 40 << 20
+"""A segment of the journal, and a little more; the copies would take two hundred MiB."""
+
+
+def used(data: Path) -> int:
+    """Bytes on the disk."""
+    return sum(path.stat().st_blocks * 512 for path in data.rglob("*") if path.is_file())
+
+
+def subscribe(client: RawClient, names: range) -> None:
+    for name in names:
+        follow(client, "/topic/news", name=str(name), headers={"activemq.subscriptionName": str(name)})
+
+
+def take(broker: BrokerProcess, names: range, each: int) -> None:
+    """Let these have `each` messages, and acknowledge them."""
+    client = known(broker)
+    subscribe(client, names)
+    for _ in range(each * len(names)):
+        message = client.message()
+        assert message.body == BODY.encode()
+        client.ack(message)
+    client.disconnect()
+
+
+@pytest.mark.timeout(180)
+def test_what_a_hundred_subscriptions_get_is_on_the_disk_once(own_broker: BrokerProcess) -> None:
+    broker = own_broker
+    client = known(broker)
+    subscribe(client, range(SUBSCRIPTIONS))
+    client.disconnect()
+    sender = broker.connect()
+    # What a store has from its first message on is there.
+    publish(sender, "/queue/first", "m", {"persistent": "true"})
+    before = used(broker.data)
+    for _ in range(2):
+        sender = broker.connect()
+        for _ in range(SENDS):
+            publish(sender, "/topic/news", BODY, {"persistent": "true"})
+        assert used(broker.data) - before < GROWTH_MAX
+        broker.restart(is_clean=False)
+        take(broker, range(SUBSCRIPTIONS // 2), SENDS)
+        broker.restart(is_clean=True)
+        take(broker, range(SUBSCRIPTIONS // 2, SUBSCRIPTIONS - 1), SENDS)
+        broker.restart(is_clean=False)
+        take(broker, range(SUBSCRIPTIONS - 1, SUBSCRIPTIONS), SENDS)
+        assert used(broker.data) - before < GROWTH_MAX
+    broker.restart(is_clean=False)
+    broker.stop()
+    done = subprocess.run([TRUENEXT, "store", "check", str(broker.data)], capture_output=True, text=True, check=False)
+    said = done.stdout
+    assert re.search(r"^1 message of .* bytes in 1 queue", said, re.MULTILINE)
+    assert "content" not in said
+    assert "is sound" in said

@@ -1,0 +1,165 @@
+"""When is what several queues get stored once, and when does it go? Any order of events is in tests/property."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.test_engine import started
+from tests.unit.test_schedule import Run
+from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.destination import parse
+from truenext.limits import CONTENT_BYTES_MIN
+from truenext.message import Message
+from truenext.policy import StoreAndDispatch
+from truenext.record import CONTENTS, lane_key
+from truenext.schedule import Schedule
+from truenext.store.store import StoredMessage
+
+BODY = b"b" * 2000
+ADDRESS = "/queue/a,/queue/b,/queue/c"
+
+
+def message(body: bytes = BODY, *, persistent: bool = True) -> Message:
+    return Message(4, persistent, 0, b"content-length:%d\n" % len(body), body)
+
+
+def send(run: Run, to: str = ADDRESS, body: bytes = BODY, *, persistent: bool = True) -> None:
+    run.engine.send(run.session, Send(parse(to, "s"), message(body, persistent=persistent)))
+
+
+def contents(run: Run) -> list[StoredMessage]:
+    return run.store.page(CONTENTS, 0, 100).messages
+
+
+def stored(run: Run) -> list[StoredMessage]:
+    """Of all queues."""
+    return [each for number in range(1, 9) for each in run.store.page(lane_key(number, 5), 0, 100).messages]
+
+
+def take(run: Run, queue: str) -> Callable[[], None]:
+    """Subscribe to a queue; what comes back acknowledges the message that came."""
+    run.engine.subscribe(run.session, Subscribe(queue, parse(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
+    run.settle()
+    (entry,) = run.session.consumers[queue].held.values()
+
+    def acknowledge() -> None:
+        run.engine.acknowledge(run.session, Ack(queue, entry.sequence))
+        run.settle()
+
+    return acknowledge
+
+
+def in_a_transaction(run: Run) -> None:
+    run.engine.begin(run.session, Begin("t"))
+    run.engine.send(run.session, Send(parse(ADDRESS, "s"), message(), "t"))
+    run.engine.commit(run.session, Commit("t"))
+
+
+def later(run: Run) -> None:
+    run.engine.send(run.session, Send(parse(ADDRESS, "s"), message(), schedule=Schedule(delay_ms=5)))
+    run.settle()
+    assert contents(run) == []
+    run.at(run.now_ms + 5)
+
+
+@pytest.mark.parametrize("do", [send, in_a_transaction, later])
+def test_what_several_queues_get_is_stored_once(do: Callable[[Run], None]) -> None:
+    run = Run()
+    do(run)
+    run.settle()
+    (content,) = contents(run)
+    assert content.mark.attempts == 3
+    assert [len(each.record) < 100 and each.content == content.record for each in stored(run)] == [True] * 3
+    acknowledge = [take(run, queue) for queue in "abc"]
+    for left in (2, 1, 0):
+        acknowledge.pop()()
+        assert [each.mark.attempts for each in contents(run)] == ([left] if left else [])
+
+
+def test_a_copy_that_is_not_stored_does_not_count() -> None:
+    run = Run()
+    send(run, "/queue/a,/queue/b,/temp-queue/t")
+    run.settle()
+    assert [each.mark.attempts for each in contents(run)] == [2]
+    send(run, "/queue/a,/temp-queue/t")
+    run.settle()
+    assert len(contents(run)) == 1
+
+
+@pytest.mark.parametrize(
+    ("to", "body", "persistent"),
+    [("/queue/a", BODY, True), (ADDRESS, b"b" * (CONTENT_BYTES_MIN - 100), True), (ADDRESS, BODY, False)],
+    ids=["of one queue", "small", "transient"],
+)
+def test_every_other_record_has_its_own(to: str, body: bytes, persistent: bool) -> None:
+    run = Run()
+    send(run, to, body, persistent=persistent)
+    run.engine.stop()
+    for batch in run.engine.last_batches():
+        run.store.apply(batch)
+    assert contents(run) == []
+    assert {each.content for each in stored(run)} == {b""}
+    assert all(len(each.record) > len(body) for each in stored(run))
+    assert len(stored(run)) == len(to.split(","))
+
+
+def test_after_a_restart_it_goes_with_the_last_copy_all_the_same() -> None:
+    run = Run()
+    send(run)
+    run.settle()
+    take(run, "a")()
+    run.begin()
+    for left in (1, 0):
+        take(run, "cb"[1 - left])()
+        assert [each.mark.attempts for each in contents(run)] == ([left] if left else [])
+
+
+def test_a_copy_that_is_dead_lettered_leaves_the_others_alone() -> None:
+    run = Run()
+    send(run)
+    run.settle()
+    take(run, "a")
+    (sequence,) = run.session.consumers["a"].held
+    run.engine.refuse(run.session, Nack("a", sequence, is_poison=True))
+    run.settle()
+    assert [each.mark.attempts for each in contents(run)] == [2]
+    assert run.engine._queues["DLQ.a"].waiting() == 1
+    take(run, "b")()
+    take(run, "c")()
+    assert contents(run) == []
+    take(run, "DLQ.a")()
+    assert stored(run) == []
+
+
+def test_what_goes_with_durable_subscriptions_is_no_copy_any_more() -> None:
+    run = Run()
+    for name in ("x", "y"):
+        run.engine.subscribe(
+            run.session, Subscribe(name, parse("/topic/t", "s"), AckMode.INDIVIDUAL, 0, durable=f"me,{name}")
+        )
+    send(run, "/topic/t,/queue/a")
+    run.settle()
+    for name, left in (("x", 2), ("y", 1)):
+        run.engine.unsubscribe(run.session, Unsubscribe(name, durable=f"me,{name}"))
+        run.settle()
+        assert [each.mark.attempts for each in contents(run)] == [left]
+    take(run, "a")()
+    assert contents(run) == []
+
+
+def test_a_copy_that_is_acknowledged_before_it_is_written_is_not_written_and_does_not_count() -> None:
+    engine = started(store_and_dispatch=StoreAndDispatch.CONCURRENT)
+    session = engine.connect("s")
+    for queue in "abc":
+        engine.subscribe(session, Subscribe(queue, parse(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
+    engine.send(session, Send(parse(ADDRESS, "s"), message()))
+    engine.turn()
+    for queue, left in (("b", 2), ("a", 1)):
+        (sequence,) = session.consumers[queue].held
+        engine.acknowledge(session, Ack(queue, sequence))
+        batch = engine._batch
+        (content,) = (key for key in batch.puts if key.startswith(CONTENTS))
+        assert (batch.marks[content].attempts, len(batch.puts), batch.released) == (left, left + 1, [])
+    (sequence,) = session.consumers["c"].held
+    engine.acknowledge(session, Ack("c", sequence))
+    assert (engine._batch.puts, engine._batch.marks, engine._batch.released) == ({}, {}, [])
