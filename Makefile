@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 # Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses auto --dist worksteal
 
-.PHONY: help setup demo check test simulate load kill crash bench bench-backlog lock clean
+.PHONY: help setup demo check test simulate faults load kill crash bench bench-backlog lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -52,6 +52,9 @@ test: .venv/spark ## Everything that must hold, in minutes
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
 	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py
+
+faults: .venv/test ## Every planted fault, also those that the machines notice rarely: half an hour
+	TRUENEXT_FAULTS=all $(PYTEST) $(ON_ALL_CORES) tests/property/test_planted_faults.py
 
 load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, judged by the audit (DURATION=seconds)
 	TRUENEXT_SECONDS=$(or $(DURATION),600) $(PYTEST) -s tests/spark/test_everything.py

@@ -76,6 +76,7 @@ Patch = pytest.MonkeyPatch
 Fault = Callable[[Patch], None]
 
 _SHOWS_IN: dict[Fault, type[BrokerMachine]] = {}
+_RARE: set[Fault] = set()
 
 
 def shows_in(machine: type[BrokerMachine]) -> Callable[[Fault], Fault]:
@@ -86,6 +87,20 @@ def shows_in(machine: type[BrokerMachine]) -> Callable[[Fault], Fault]:
         return fault
 
     return noted
+
+
+def shows_rarely_in(machine: type[BrokerMachine]) -> Callable[[Fault], Fault]:
+    """It takes a minute or more; `make faults` has the time."""
+
+    def noted(fault: Fault) -> Fault:
+        _RARE.add(fault)
+        return shows_in(machine)(fault)
+
+    return noted
+
+
+def is_rare(fault: Fault) -> bool:
+    return fault in _RARE
 
 
 def machine_of(fault: Fault) -> type[BrokerMachine]:
@@ -860,7 +875,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
     patch.setattr(Paging, "page_read", faulty)
 
 
-@shows_in(PagingMachine)
+@shows_rarely_in(PagingMachine)
 def a_page_moves_the_horizon_past_a_commit_in_flight(patch: Patch) -> None:
     _lose_what_a_page_does_not_show(patch, at_the_end=False)
 
@@ -1057,7 +1072,7 @@ def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
     patch.setattr(Engine, "tick", lambda engine, now_us, steady_us: tick(engine, now_us, now_us))
 
 
-@shows_in(FailingMachine)
+@shows_rarely_in(FailingMachine)
 def what_was_due_waits_again_when_the_wall_clock_is_set_back(patch: Patch) -> None:
     tick = Delays.tick
 
@@ -1209,7 +1224,7 @@ def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
     patch.setattr("truenext.engine.bulk.take", faulty)
 
 
-@shows_in(BulkMachine)
+@shows_rarely_in(BulkMachine)
 def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
     patch.setattr("truenext.engine.bulk.is_given_up", lambda policy, attempts, due_ms: False)
 
@@ -1529,7 +1544,7 @@ def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     patch.setattr(Engine, "_give_back", faulty)
 
 
-@shows_in(PagingMachine)
+@shows_rarely_in(PagingMachine)
 def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
     patch.setattr(Paging, "policy_changed", lambda paging, queue: None)
 
@@ -1566,7 +1581,7 @@ def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
     patch.setattr(Expiry, "_entry_of", faulty)
 
 
-@shows_in(FailingMachine)
+@shows_rarely_in(FailingMachine)
 def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
     def faulty(lane: Lane, committed: int) -> None:
         lane.taken_out = {sequence: batch for sequence, batch in lane.taken_out.items() if batch > committed}
@@ -1574,7 +1589,7 @@ def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_be
     patch.setattr(Lane, "forget_taken_out", faulty)
 
 
-@shows_in(ExpiringMachine)
+@shows_rarely_in(ExpiringMachine)
 def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None:
     step, page_read = Expiry.step, Expiry.page_read
 
@@ -1597,7 +1612,7 @@ def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None
     patch.setattr(Engine, "turn", faulty)
 
 
-@shows_in(ExpiringMachine)
+@shows_rarely_in(ExpiringMachine)
 def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     committed = Expiry.committed
 
@@ -1608,7 +1623,7 @@ def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     patch.setattr(Expiry, "committed", faulty)
 
 
-@shows_in(ExpiringMachine)
+@shows_rarely_in(ExpiringMachine)
 def what_was_held_when_it_was_due_never_expires(patch: Patch) -> None:
     patch.setattr(Engine, "_is_held", lambda *_: False)
 
@@ -1773,7 +1788,7 @@ def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> No
     patch.setattr(Transaction, "leave_out", lambda transaction, queue: [])
 
 
-@shows_in(TopicsMachine)
+@shows_rarely_in(TopicsMachine)
 def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
     forget = Paging.forget
 
@@ -1784,13 +1799,13 @@ def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(pa
     patch.setattr(Paging, "forget", faulty)
 
 
-@shows_in(TopicsMachine)
+@shows_rarely_in(TopicsMachine)
 def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
     add = Endings.add
     patch.setattr(Endings, "add", lambda endings, queue, name, batch: add(endings, queue, name, 0))
 
 
-@shows_in(TopicsMachine)
+@shows_rarely_in(TopicsMachine)
 def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
     lane_of = Engine._lane_of
 
@@ -1824,7 +1839,7 @@ def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> Non
     patch.setattr(engine_module, "stored_queue", lambda name: structs.replace(stored_queue(name), selector=""))
 
 
-@shows_in(BusyTopicsMachine)
+@shows_rarely_in(BusyTopicsMachine)
 def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
     do_bulk = Engine.do_bulk
 
@@ -2159,5 +2174,5 @@ def faults() -> list[Fault]:
         if isinstance(value, FunctionType)
         and value.__module__ == __name__
         and not name.startswith("_")
-        and value not in (faults, nothing_is_wrong, shows_in, machine_of)
+        and value not in (faults, nothing_is_wrong, shows_in, shows_rarely_in, is_rare, machine_of)
     ]
