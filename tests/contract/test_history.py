@@ -271,13 +271,13 @@ def busy(
     for number, session in enumerate(sessions):
         destination = parse(addresses[number % len(addresses)], "")
         told.subscribe(session, rng.choice(list(AckMode)), window=rng.randrange(1, 6), destination=destination)
-    for _ in range(steps):
+    for step in range(steps):
         session = rng.choice(sessions)
         held = [entry for consumer in session.consumers.values() for entry in consumer.held]
         match rng.randrange(8):
             case 0 | 1:
                 group = rng.choice(groups)
-                destination = parse(rng.choice(sent_to), "")
+                destination = parse(sent_to[step % len(sent_to)], "")
                 told.send(
                     session, rng.randrange(10), persistent=rng.random() < 0.5, group=group, destination=destination
                 )

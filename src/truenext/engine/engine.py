@@ -318,6 +318,12 @@ class Engine:
         """The last batch that is known to be durable."""
         return self._committed
 
+    @property
+    def is_joint_commit_under_way(self) -> bool:
+        """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
+        in_flight = chain(*self._wildcards.in_flight)
+        return any(entry.batch > self._committed for entry in in_flight)
+
     def queues(self) -> Iterable[Queue]:
         return self._queues.values()
 

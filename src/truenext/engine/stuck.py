@@ -65,12 +65,10 @@ class StuckAudit:
         found = {queue: since_ms for queue, since_ms in self._since.items() if queue in others}
         selective = {queue: each for queue, each in self._selective.items() if queue in others}
         unsent_max = _unsent_max(engine)
-        queues_read = {lane.queue for lane in read_lanes}
+        waiting = _those_who_wait(engine, read_lanes)
         for queue in queues[self._next : self._next + QUEUES_MAX]:
             consumers = [
-                consumer
-                for consumer in _with_credit(queue, consumers_of[queue], unsent_max)
-                if not _waits_elsewhere(consumer, queues_read, engine.last_committed)
+                consumer for consumer in _with_credit(queue, consumers_of[queue], unsent_max) if consumer not in waiting
             ]
             if not consumers:
                 continue
@@ -126,21 +124,25 @@ def _with_credit(queue: Queue, consumers: list[Consumer], unsent_max: int) -> li
     ]
 
 
-def _waits_elsewhere(consumer: Consumer, queues_read: set[Queue], committed: int) -> bool:
-    """It takes from many queues, and something is being read, compared or committed in one of them."""
-    if not consumer.is_of_many:
+def _those_who_wait(engine: Engine, read_lanes: Collection[Lane]) -> set[Consumer]:
+    """Who takes from many queues, in which something is read, compared or committed that may be before the rest."""
+    queues_read = {lane.queue for lane in read_lanes}
+    return {
+        consumer
+        for session in engine.sessions()
+        for consumer in session.consumers.values()
+        if consumer.is_of_many
+        and (
+            engine.is_joint_commit_under_way
+            or any(queue in queues_read or _is_compared(queue) for queue in consumer.all_queues())
+        )
+    }
+
+
+def _is_compared(queue: Queue) -> bool:
+    if queue.selecting is None:
         return False
-    return any(
-        queue in queues_read
-        or (queue.selecting is not None and queue.selecting.behind)
-        or any(lane.looks or _is_committing(lane, committed) for lane in queue.lanes)
-        for queue in consumer.all_queues()
-    )
-
-
-def _is_committing(lane: Lane, committed: int) -> bool:
-    last = lane.recent or lane.arrived
-    return bool(last) and last[-1].batch > committed
+    return bool(queue.selecting.behind) or any(lane.looks for lane in queue.lanes)
 
 
 class _Taker:
