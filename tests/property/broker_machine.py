@@ -1820,7 +1820,16 @@ class WildcardMachine(BrokerMachine):
     ALL_QUEUES = (">", "DLQ.>", "Consumer.>")
 
 
-class WildcardGroupsMachine(WildcardMachine):
+class WildcardSelectingMachine(WildcardMachine, SelectingMachine):
+    """The same where half of them have selectors, and are compared a few messages at a time."""
+
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = WildcardMachine.ARGUMENTS | {
+        "subscribe": WildcardMachine.ARGUMENTS["subscribe"]
+        | {"selector": st.sampled_from([None] * 4 + sorted(SELECTORS_OF_CONSUMERS))},
+    }
+
+
+class WildcardGroupsMachine(WildcardMachine, SelectingMachine):
     """The same with groups."""
 
     GROUPS = ("g", "", "h", "g", "")
@@ -1832,6 +1841,7 @@ class WildcardGroupsMachine(WildcardMachine):
 
 MACHINES: list[type[BrokerMachine]] = [
     WildcardMachine,
+    WildcardSelectingMachine,
     WildcardGroupsMachine,
     TopicsMachine,
     BusyTopicsMachine,

@@ -1212,9 +1212,7 @@ class Oracle:
             together = [
                 (theirs, other)
                 for other, theirs in stored
-                if other.is_dead_letter
-                and other.queue == letter.queue
-                and (other.event == letter.event or self.leave_memory)
+                if other.is_dead_letter and (other.event == letter.event or self.leave_memory)
             ]
             if letter.is_dead_letter and together[0][1] is letter:
                 orders = sorted(other.order for _, other in together)
