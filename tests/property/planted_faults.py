@@ -2206,7 +2206,7 @@ def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(pa
 
 @shows_in(WildcardMachine)
 def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> None:
-    patch.setattr(Wildcards, "_note_in_flight", lambda wildcards, queue, since: None)
+    patch.setattr(Wildcards, "_note_in_flight", lambda wildcards, queues, since, committed: None)
 
 
 @shows_in(WildcardMachine)

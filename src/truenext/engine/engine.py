@@ -501,7 +501,8 @@ class Engine:
             now_ms=self.now_ms,
         )
         session.consumers[subscribe.subscription] = wildcard
-        meant = self._wildcards.subscribe(wildcard, self._queues.values(), self._batches_from[0])
+        since = self._batches_from[0]
+        meant = self._wildcards.subscribe(wildcard, self._queues.values(), since, self._committed)
         self._touched.update(dict.fromkeys([*meant, queue]))
 
     def browse(self, session: Session, browse: Browse) -> None:

@@ -11,8 +11,7 @@ all of them. How they are served: joint.py
 from __future__ import annotations
 
 from collections import deque
-from heapq import heapify, heappush, merge
-from operator import attrgetter
+from heapq import heapify, heappush
 from typing import TYPE_CHECKING
 
 from truenext.destination import DEAD_LETTER_PREFIX, Kind
@@ -37,8 +36,6 @@ NOWHERE = -1
 
 STALE_MIN = 64
 """So many heads of lanes may be no longer true before the heap is made anew."""
-
-_sequence = attrgetter("sequence")
 
 
 class Wildcard(Consumer):
@@ -130,15 +127,14 @@ class Wildcards:
         self.expressive: dict[Queue, None] = {}
         """Queues that have had consumers with express."""
 
-    def subscribe(self, wildcard: Wildcard, queues: Iterable[Queue], since: int) -> list[Queue]:
-        """Join it to those that it means: these are returned. What is accepted from sequence `since` on may be in
-        flight."""
+    def subscribe(self, wildcard: Wildcard, queues: Iterable[Queue], since: int, committed: int) -> list[Queue]:
+        """Join it to those that it means: these are returned. What was accepted from sequence `since` on may be in
+        flight; `committed` is the last durable batch."""
         self._consumers.append(wildcard)
         wildcard.queue.wildcards.append(wildcard)
         meant = [queue for queue in queues if wildcard.is_meant(queue)]
+        self._note_in_flight((queue for queue in meant if not queue.wildcards), since, committed)
         for queue in meant:
-            if not queue.wildcards:
-                self._note_in_flight(queue, since)
             self._join(wildcard, queue)
         return meant
 
@@ -169,17 +165,19 @@ class Wildcards:
             self._selections.subscribe(wildcard, queue, wildcard.wanted)
         self._account.subscribed(wildcard, queue)
 
-    def _note_in_flight(self, queue: Queue, since: int) -> None:
-        for lane in queue.lanes:
-            found = [*lane.recent]
-            if lane.aside is not None:
-                found += lane.aside.plucked.values()
-            for entry in reversed(lane.arrived):
-                if entry.sequence < since:
-                    break
-                found.append(entry)
-            if found:
-                found.sort(key=_sequence)
-                known = {entry.sequence for entry in self.in_flight[lane.rank]}
-                new = [entry for entry in found if entry.sequence not in known]
-                self.in_flight[lane.rank] = deque(merge(self.in_flight[lane.rank], new, key=_sequence))
+    def _note_in_flight(self, queues: Iterable[Queue], since: int, committed: int) -> None:
+        found: list[list[Entry]] = [[] for _ in RANKS]
+        for queue in queues:
+            for lane in queue.lanes:
+                found[lane.rank] += (entry for entry in lane.recent if entry.batch > committed)
+                if lane.aside is not None:
+                    found[lane.rank] += (entry for entry in lane.aside.plucked.values() if entry.batch > committed)
+                for entry in reversed(lane.arrived):
+                    if entry.sequence < since:
+                        break
+                    if entry.batch > committed:
+                        found[lane.rank].append(entry)
+        for rank, new in enumerate(found):
+            # Some may be known from another wildcard, which has ended.
+            everything = {entry.sequence: entry for entry in (*self.in_flight[rank], *new)}
+            self.in_flight[rank] = deque(entry for _, entry in sorted(everything.items()))
