@@ -2,7 +2,7 @@
 
 Addresses as clients write them:
 
-    /queue/NAME                        a queue, made on first use
+    /queue/NAME                        a queue, made on first use; to subscribe to, also a pattern (pattern.py)
     /topic/NAME                        a topic; to subscribe to, also a pattern (pattern.py)
     /temp-queue/NAME                   a reply queue of the connection that says it
     /remote-temp-queue/SESSION/NAME    the same queue, as everybody else must say it
@@ -48,11 +48,16 @@ class Kind(Enum):
     TOPIC = "topic"
     PATTERN = "topics"
     """All topics whose names match a pattern; only to subscribe to."""
+    QUEUES = "queues"
+    """All queues whose names match a pattern; only to subscribe to."""
     COMPOSITE = "composite"
     """Several of the others; only to send to."""
     DURABLE = "subscription"
     """A durable subscription, whose key is the name; only to browse."""
     CONTROL = "control"
+
+
+_ONE_OF = {Kind.PATTERN: Kind.TOPIC, Kind.QUEUES: Kind.QUEUE}
 
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
@@ -85,7 +90,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
             return f"/remote-temp-queue{self.name}"
         if self.kind is Kind.TOPIC and self.session:
             return f"/remote-temp-topic{self.name}"
-        return f"/{'topic' if self.kind is Kind.PATTERN else self.kind.value}/{self.name}"
+        return f"/{_ONE_OF.get(self.kind, self.kind).value}/{self.name}"
 
 
 @lru_cache(maxsize=4096)
@@ -105,7 +110,10 @@ def parse(address: str, session: str) -> Destination:
     if "," in address:
         return _composite(address, session)
     if address.startswith("/queue/"):
-        return Destination(Kind.QUEUE, _checked(address[7:], address))
+        name = address[7:]
+        if is_pattern(name):
+            return Destination(Kind.QUEUES, _checked_pattern(name, address))
+        return Destination(Kind.QUEUE, _checked(name, address))
     if address.startswith("/topic/"):
         name = address[7:]
         if is_pattern(name):
@@ -142,6 +150,8 @@ def queue_called(name: str) -> Destination:
     address = f"/queue/{name}"
     if "," in name:
         raise RemoteProtocolError(f"{address!r} is no queue: its name has a comma")
+    if is_pattern(name):
+        raise RemoteProtocolError(f"{address!r} is a pattern: it can only be subscribed to")
     return parse(address, "")
 
 
@@ -153,7 +163,7 @@ def _composite(address: str, session: str) -> Destination:
     for part in parts:
         if part.kind is Kind.CONTROL:
             raise RemoteProtocolError(f"{part.address} is for questions; it cannot be part of a composite destination")
-        if part.kind is Kind.PATTERN:
+        if part.kind is Kind.PATTERN or part.kind is Kind.QUEUES:
             raise RemoteProtocolError(f"{part.address} is a pattern: it can only be subscribed to")
     return Destination(Kind.COMPOSITE, address, session, parts)
 
@@ -230,7 +240,7 @@ def _checked(name: str, address: str) -> str:
     if len(name) > length_max:
         raise RemoteProtocolError(f"destination name of {len(name)} characters; at most {length_max}")
     if is_pattern(name):
-        raise RemoteProtocolError(f"wildcards but in subscriptions to /topic/ are not supported yet: {address!r}")
+        raise RemoteProtocolError(f"{address!r}: * and > are for subscriptions to /queue/ and /topic/")
     if not name.isprintable():
         raise RemoteProtocolError(f"destination {address!r} has characters that cannot be printed")
     return name

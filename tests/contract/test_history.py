@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.naive_history import read, read_folder, read_parquet
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import Destination, Kind
+from truenext.destination import Destination, Kind, parse
 from truenext.engine.account import Account
 from truenext.engine.bulk import Move, Purge, Wanted
 from truenext.engine.engine import Engine
@@ -257,19 +257,30 @@ def test_events_are_numbered_one_by_one_whatever_happens() -> None:
     assert [event["event"] for event in told.events()] == list(range(1, len(told.events()) + 1))
 
 
-def busy(rng: random.Random, steps: int = 300, groups: Sequence[str] = ("",), **first: int) -> Told:
-    """Something of everything; messages are of these groups."""
+def busy(
+    rng: random.Random,
+    steps: int = 300,
+    groups: Sequence[str] = ("",),
+    addresses: Sequence[str] = ("/queue/orders",),
+    sent_to: Sequence[str] = ("/queue/orders",),
+    **first: int,
+) -> Told:
+    """Something of everything; messages are of these groups, and sent to these queues; others are subscribed to."""
     told = Told(attempts_max=3, **first)
     sessions = [told.session(str(n)) for n in range(3)]
-    for session in sessions:
-        told.subscribe(session, rng.choice(list(AckMode)), window=rng.randrange(1, 6))
-    for _ in range(steps):
+    for number, session in enumerate(sessions):
+        destination = parse(addresses[number % len(addresses)], "")
+        told.subscribe(session, rng.choice(list(AckMode)), window=rng.randrange(1, 6), destination=destination)
+    for step in range(steps):
         session = rng.choice(sessions)
         held = [entry for consumer in session.consumers.values() for entry in consumer.held]
         match rng.randrange(8):
             case 0 | 1:
                 group = rng.choice(groups)
-                told.send(session, rng.randrange(10), persistent=rng.random() < 0.5, group=group)
+                destination = parse(sent_to[step % len(sent_to)], "")
+                told.send(
+                    session, rng.randrange(10), persistent=rng.random() < 0.5, group=group, destination=destination
+                )
             case 2:
                 told.commit()
             case 3 if held and session.consumers["s"].mode is not AckMode.AUTO:

@@ -348,8 +348,6 @@ def test_what_a_connection_does_not_hold_it_cannot_acknowledge(
     [
         ("SUBSCRIBE", {"destination": "/dsub/news"}, "durable subscriptions by such an address"),
         ("SEND", {"destination": "/exchange/news"}, "exchanges"),
-        ("SUBSCRIBE", {"destination": "/queue/a.*"}, "wildcards but in subscriptions to /topic/"),
-        ("SUBSCRIBE", {"destination": "/queue/a.>"}, "wildcards but in subscriptions to /topic/"),
         ("SUBSCRIBE", {"destination": "/queue/a,/queue/b"}, "subscriptions to composite destinations"),
     ],
 )

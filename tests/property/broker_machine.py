@@ -39,7 +39,7 @@ from tests.property.oracle import (
 )
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse
+from truenext.destination import Kind, parse
 from truenext.engine import groups, selecting
 from truenext.engine import place as places
 from truenext.engine.browse import Showing
@@ -255,6 +255,9 @@ OF_TOPICS = [
 OF_BULK = ["subscription,c,n,news.eu", "subscription,c,n,news.*"]
 """Of these one is there at a time: what is moved has no copy where it goes."""
 
+OF_MANY = st.sampled_from(["x.a"] * 3 + ["x.b"] * 2 + ["x.b.c", "y", "Consumer.y.VirtualTopic.t"])
+"""Queues for those who take from several."""
+
 T = TypeVar("T")
 
 
@@ -281,6 +284,8 @@ class BrokerMachine(RuleBasedStateMachine):
     """Nearly all messages do."""
     WINDOW_MAX: ClassVar[int | None] = None
     """Of all subscriptions."""
+    ALL_QUEUES: ClassVar[tuple[str, ...]] = ("a", "b", "DLQ.a", "DLQ.b")
+    """From which what is left is taken in the end."""
     GROUPS: ClassVar[tuple[str, ...]] = ("",)
     """What messages are of, in turns; every fourth closes its group."""
     ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {}
@@ -531,7 +536,7 @@ class BrokerMachine(RuleBasedStateMachine):
         destination = parse(_address(address), session.id)
         if self.WINDOW_MAX is not None:
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
-        has_express &= mode is AckMode.INDIVIDUAL
+        has_express &= mode is AckMode.INDIVIDUAL and destination.kind is not Kind.QUEUES
         extras: dict[str, Any] = {"priority": priority, "is_exclusive": is_exclusive, "has_express": has_express}
         note(
             f'engine.subscribe({peer.name}, Subscribe("{name}", {queue}, {mode}, {window}, '
@@ -1200,11 +1205,13 @@ class BrokerMachine(RuleBasedStateMachine):
                 self._restart()
             if self.serial % 3:
                 self.advance(8 * DAY_MS)
-            all_queues = ("a", "b", "DLQ.a", "DLQ.b")
             while self.oracle.paused:
                 self.resume(0)
             self._connect_all(
-                [{"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} | PLAIN for each in all_queues]
+                [
+                    {"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} | PLAIN
+                    for each in self.ALL_QUEUES
+                ]
             )
             self.settle()
             self._audit()
@@ -1225,9 +1232,9 @@ class BrokerMachine(RuleBasedStateMachine):
         dispatched: dict[Reader, list[Seen]] = {}
         for consumer, entries in effects.deliveries.items():
             reader = names.get((consumer.session.id, consumer.subscription))
-            if reader is None or reader.queue != consumer.queue.name:
+            if reader is None or (not reader.is_of_many and reader.queue != consumer.queue.name):
                 raise Disagreement(f"a dispatch to {consumer.session.id}/{consumer.subscription}, which has ended")
-            dispatched[reader] = [_seen(entry, consumer.queue.name) for entry in entries]
+            dispatched[reader] = [_seen(entry, entry.lane.queue.name) for entry in entries]
         answered = []
         for session, answer in effects.answers:
             assert isinstance(answer, Receipt)
@@ -1244,7 +1251,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.scanning_for = {
             queue.name: {
                 names[consumer.session.id, consumer.subscription]: rank
-                for consumer in queue.consumers
+                for consumer in queue.all_consumers()
                 if (rank := waited.get(consumer)) is not None
             }
             for queue in self.engine.queues()
@@ -1768,7 +1775,80 @@ class ExpiringGroupsMachine(GroupsMachine):
         return BrokerMachine._parcel(self, priority, persistent, expires_in, is_big)
 
 
+class WildcardMachine(BrokerMachine):
+    """Most consumers take from several queues, some of which are made later; now and then memory is short."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.sampled_from([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
+        "page_size": st.sampled_from([1, 1, 2, 4, 1000]),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
+        "subscribe": 4,
+        "unsubscribe": 2,
+        "send": 14,
+        "send_behind_commits": 4,
+        "send_in_transaction": 3,
+        "acknowledge": 10,
+        "acknowledge_and_read_on": 4,
+        "refuse": 4,
+        "squeeze": 6,
+        "schedule": 1,
+        "browse": 0,
+        "browse_at_once": 0,
+        "browse_while_messages_leave": 0,
+        "read_for_redrive": 1,
+        "redrive_at_once": 1,
+        "crash": 2,
+        "restart": 2,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "subscribe": {
+            "queue": st.sampled_from(["x.*", ">", "x.>", "x.*", "x.a", "x.b", "DLQ.>", "Consumer.y.VirtualTopic.>"]),
+            "selector": st.sampled_from([None] * 12 + sorted(SELECTORS_OF_CONSUMERS)),
+        },
+        "send": {"queue": OF_MANY, "count": st.sampled_from([1, 2, 3, 5])},
+        "send_behind_commits": {"queue": OF_MANY},
+        "send_numbered": {"queue": OF_MANY},
+        "repeat_send": {"queue": OF_MANY},
+        "send_in_transaction": {
+            "sends": st.lists(st.tuples(OF_MANY, PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), min_size=1, max_size=3)
+        },
+        "schedule": {"queue": OF_MANY},
+        "read_for_redrive": {"queue": st.sampled_from(["DLQ.x.a", "DLQ.x.b"])},
+        "redrive_at_once": {"queue": st.sampled_from(["DLQ.x.a", "DLQ.x.b"])},
+        "read_for_bulk": {"queue": OF_MANY},
+        "do_bulk": {"to": st.sampled_from(["x.b", None])},
+        "move_at_once": {"queue": OF_MANY, "to": st.sampled_from(["x.a", "x.b"])},
+        "purge_at_once": {"queue": OF_MANY},
+        "pause": {"queue": OF_MANY},
+    }
+    WINDOW_MAX = 3
+    ALL_QUEUES = (">", "DLQ.>", "Consumer.>")
+
+
+class WildcardSelectingMachine(WildcardMachine, SelectingMachine):
+    """The same where half of them have selectors, and are compared a few messages at a time."""
+
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = WildcardMachine.ARGUMENTS | {
+        "subscribe": WildcardMachine.ARGUMENTS["subscribe"]
+        | {"selector": st.sampled_from([None] * 4 + sorted(SELECTORS_OF_CONSUMERS))},
+    }
+
+
+class WildcardGroupsMachine(WildcardMachine, SelectingMachine):
+    """The same with groups."""
+
+    GROUPS = ("g", "", "h", "g", "")
+
+    def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
+        # When what holds back its group is removed cannot be seen.
+        return super()._parcel(priority, persistent, None, is_big)
+
+
 MACHINES: list[type[BrokerMachine]] = [
+    WildcardMachine,
+    WildcardSelectingMachine,
+    WildcardGroupsMachine,
     TopicsMachine,
     BusyTopicsMachine,
     BrokerMachine,
@@ -1802,9 +1882,10 @@ def _noting_who_waits(waited: dict[Consumer, int]) -> Iterator[None]:
 
 
 def _ask_who_waits(queue: Queue) -> None:
-    for consumer in queue.consumers:
-        assert consumer.scan is not None
-        for place in consumer.scan.places.values():
+    for consumer in queue.all_consumers():
+        scan = consumer.scan_of(queue)
+        assert scan is not None
+        for place in scan.places.values():
             assert isinstance(place, GroupPlace)
             place.first_for(consumer)
 

@@ -69,8 +69,8 @@ def _that_can_leave(queue: Queue) -> Iterator[Entry]:
     """What waits, and what consumers hold; what is acknowledged in an open transaction stays."""
     for lane in queue.lanes:
         yield from lane
-    for consumer in queue.consumers:
-        yield from consumer.held.values()
+    for consumer in queue.all_consumers():
+        yield from (entry for entry in consumer.held.values() if entry.lane.queue is queue)
 
 
 def _size(entries: Collection[Entry] | Iterator[Entry]) -> int:

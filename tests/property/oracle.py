@@ -159,6 +159,21 @@ class Reader:
     acknowledged_at: int = 0
     """The step of its last acknowledgement."""
 
+    @property
+    def is_of_many(self) -> bool:
+        """Wildcards."""
+        return ("*" in self.queue or ">" in self.queue) and "," not in self.queue and not _is_temporary(self.queue)
+
+    def is_for(self, queue: str) -> bool:
+        # Wildcards: every ordinary queue whose name matches; some only if the first word says so.
+        if not self.is_of_many:
+            return queue == self.queue
+        if _is_temporary(queue) or "," in queue:
+            return False
+        first = queue.split(".")[0]
+        is_special = first == "DLQ" or ".VirtualTopic." in queue
+        return _is_meant(self.queue, queue) and (not is_special or self.queue.split(".")[0] == first)
+
     def wants(self, letter: "Letter") -> bool:
         # Ready: one without a selector wants any.
         return self.selector is None or SELECTORS[self.selector](letter.parcel)
@@ -415,7 +430,7 @@ class Oracle:
             self._begin_subscription(queue, topic, selector)
             # Topics: what its selector does not want is not copied; from there on it has none.
             selector = None
-        else:
+        elif "*" not in queue and ">" not in queue:
             self.queues.add(queue)
         reader = Reader(peer, subscription, queue, mode, window, step, priority, is_exclusive, has_express)
         reader.selector = selector
@@ -1007,25 +1022,32 @@ class Oracle:
 
     def is_ready_for(self, letter: Letter, reader: Reader) -> bool:
         """Ready, as a whole section."""
-        if letter.queue != reader.queue or letter.is_gone or letter.holder is not None:
+        if reader not in self.takers(letter.queue) or letter.is_gone or letter.holder is not None:
+            return False
+        if letter.queue in self.paused and reader.is_of_many:
             return False
         if not self.is_visible(letter) or self.is_expired(letter) or self.is_doomed(letter):
             return False
         if self.is_waiting_for_next_try(letter) or self.is_held_back(letter, reader):
             return False
+        # Wildcards: what is being committed in another of its queues holds it back as well.
         return not any(
-            other.queue == letter.queue
-            and other.parcel.priority == letter.parcel.priority
+            other.parcel.priority == letter.parcel.priority
             and other.order < letter.order
             and not self.is_visible(other)
+            and (other.queue == letter.queue or self._is_open(other.queue, reader))
             and self.could_take(reader, other)
             and (EXPIRED_COMMIT_HOLDS_BACK or not self.is_expired(other))
             for other in self.letters
         )
 
+    def _is_open(self, queue: str, reader: Reader) -> bool:
+        """Wildcards: one that is paused, or another's alone, is none of its queues."""
+        return reader.is_for(queue) and queue not in self.paused and reader in self.takers(queue)
+
     def true_next(self, reader: Reader) -> Letter | None:
-        """TN(c): the message of smallest K that is ready for c."""
-        here = [each for each in self.letters if each.queue == reader.queue and not each.is_gone]
+        """TN(c): the message of smallest K that is ready for c, in any of its queues."""
+        here = [each for each in self.letters if reader.is_for(each.queue) and not each.is_gone]
         for letter in sorted(here, key=lambda each: each.key):
             if self.is_ready_for(letter, reader) and self.could_take(reader, letter):
                 return letter
@@ -1039,9 +1061,11 @@ class Oracle:
         if queue in self.paused:
             return []
         steps: list[tuple[Letter, Reader]] = []
-        passed: set[str | Reader | None] = set()
+        passed: set[object] = set()
         for letter, reader in self._offers(queue):
-            alike = reader if queue in self.scanning_for else reader.selector
+            alike: object = (reader.queue, reader.selector)
+            if queue in self.scanning_for or reader.is_of_many:
+                alike = reader
             if alike not in passed:
                 steps.append((letter, reader))
                 passed.add(alike)
@@ -1055,7 +1079,7 @@ class Oracle:
         offers: list[tuple[tuple[Any, ...], Letter, Reader]] = []
         for reader in takers:
             letter = self.true_next(reader) if self.has_credit(reader) else None
-            if letter is not None:
+            if letter is not None and letter.queue == queue:
                 # True next: consumer priority, no doubling, the fewest unacknowledged messages, the longest waiting.
                 held = len(self.unacknowledged(reader))
                 offers.append(
@@ -1071,7 +1095,7 @@ class Oracle:
 
     def takers(self, queue: str) -> list[Reader]:
         """Who takes messages of a queue. True next: if there are exclusive ones only the best of them."""
-        readers = [reader for reader in self.readers if reader.queue == queue]
+        readers = [reader for reader in self.readers if reader.is_for(queue)]
         exclusive = [reader for reader in readers if reader.is_exclusive]
         return sorted(exclusive, key=lambda reader: -reader.priority)[:1] or readers
 
@@ -1109,8 +1133,12 @@ class Oracle:
         if self.is_any_overdue():
             raise Disagreement(f"never due: {self.planned}")
         for reader in self.readers:
-            late = [letter for letter in self.letters if letter.queue == reader.queue and self._is_late(letter, reader)]
-            if late and self.has_credit(reader) and reader in self.takers(reader.queue):
+            late = [
+                letter
+                for letter in self.letters
+                if reader in self.takers(letter.queue) and self._is_late(letter, reader)
+            ]
+            if late and self.has_credit(reader):
                 raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
 
     def _is_late(self, letter: Letter, reader: Reader) -> bool:
@@ -1186,9 +1214,7 @@ class Oracle:
             together = [
                 (theirs, other)
                 for other, theirs in stored
-                if other.is_dead_letter
-                and other.queue == letter.queue
-                and (other.event == letter.event or self.leave_memory)
+                if other.is_dead_letter and (other.event == letter.event or self.leave_memory)
             ]
             if letter.is_dead_letter and together[0][1] is letter:
                 orders = sorted(other.order for _, other in together)
@@ -1413,12 +1439,12 @@ class Oracle:
         for reader in dispatched:
             if reader not in self.readers:
                 raise Disagreement(f"a dispatch to {reader}, which is not there")
-        labels = {reader: [seen.label for seen in dispatched.get(reader, [])] for reader in self.readers}
+        labels = {reader: [(seen.label, seen.queue) for seen in dispatched.get(reader, [])] for reader in self.readers}
         # Not promised: order across queues. Only queues that share a connection's room can tell the difference.
         given = {
             peer: peer.unsent
             + sum(
-                self.letter(seen.label, reader.queue).parcel.unsent
+                self.letter(seen.label, seen.queue).parcel.unsent
                 for reader, all_seen in dispatched.items()
                 if reader.peer is peer
                 for seen in all_seen
@@ -1427,7 +1453,10 @@ class Oracle:
         }
         all_given = sum(given.values())
         self._is_roomy = all_given < (self.sockets_max or all_given + 1) and max(given.values(), default=0) < ROOM_BYTES
-        queues = sorted({reader.queue for reader in self.readers})
+        if any(reader.is_of_many for reader in self.readers):
+            # Queues that share a window cannot be looked at one after the other.
+            self._is_roomy = False
+        queues = sorted({each.queue for each in self.letters if not each.is_gone})
         if not self._explain(queues, labels, dict.fromkeys(self.readers, 0), dict.fromkeys(queues, 0), set()):
             expected: dict[Reader, list[Letter]] = {}
             for queue in queues:
@@ -1440,7 +1469,7 @@ class Oracle:
             )
         for reader, all_seen in dispatched.items():
             for seen in all_seen:
-                letter = self.letter(seen.label, reader.queue)
+                letter = self.letter(seen.label, seen.queue)
                 self.saw_sequence(letter, seen.sequence)
                 if letter.least_deliveries is not None:
                     # Deliveries and attempts: after an unclean stop every recovered message is flagged; the number
@@ -1525,7 +1554,7 @@ class Oracle:
     def _explain(
         self,
         queues: list[str],
-        labels: dict[Reader, list[str]],
+        labels: dict[Reader, list[tuple[str, str]]],
         done: dict[Reader, int],
         progress: dict[str, int],
         failed: set[tuple[int, ...]],
@@ -1540,6 +1569,9 @@ class Oracle:
         if state in failed:
             return False
         steps = [step for queue in queues for step in self.next_dispatches(queue)]
+        if not self._is_roomy:
+            # Who has waited longest is seen across queues only where they share a consumer: the smallest K first.
+            steps.sort(key=lambda step: step[0].key)
         is_over = all(done[reader] == len(labels[reader]) for reader in done)
         if is_over and all(self._may_wait(letter, reader) for letter, reader in steps):
             return True
@@ -1547,15 +1579,15 @@ class Oracle:
             if self._is_roomy and failed:
                 break
             at = done[reader]
-            if at < len(labels[reader]) and labels[reader][at] == letter.parcel.label:
+            if at < len(labels[reader]) and labels[reader][at] == (letter.parcel.label, letter.queue):
                 undo = (letter.dispatched_at, reader.waiting_since)
                 owners = dict(self.owners)
                 self._dispatch(letter, reader)
                 done[reader] += 1
-                progress[reader.queue] += 1
+                progress[letter.queue] += 1
                 if self._explain(queues, labels, done, progress, failed):
                     return True
-                progress[reader.queue] -= 1
+                progress[letter.queue] -= 1
                 done[reader] -= 1
                 letter.holder = None
                 self.owners = owners
@@ -1584,14 +1616,21 @@ class Oracle:
         self.owners = {group: owner for group, owner in self.owners.items() if owner is not reader}
 
     def _may_wait(self, letter: Letter, reader: Reader) -> bool:
-        if letter.queue in self.scanning_for:
+        if not reader.is_of_many:
+            return self._may_wait_in(letter.queue, letter, reader)
+        # Wildcards: it waits for a page of any of its queues, or for what is compared there.
+        queues = {letter.queue, *self._reading, *self.scanning_for, *(queue for queue, _ in self.scanning)}
+        return any(reader.is_for(queue) and self._may_wait_in(queue, letter, reader) for queue in queues)
+
+    def _may_wait_in(self, queue: str, letter: Letter, reader: Reader) -> bool:
+        if queue in self.scanning_for:
             # Groups: what is in a queue with groups is compared as with a selector, for every consumer.
-            return self.scanning_for[letter.queue].get(reader, 10) <= letter.key[0]
+            return self.scanning_for[queue].get(reader, 10) <= letter.key[0]
         if reader.selector is not None:
             # True next: what was there before is compared in the background, in the order of K.
-            return self.scanning.get((reader.queue, reader.selector), 10) <= letter.key[0]
+            return self.scanning.get((queue, reader.selector), 10) <= letter.key[0]
         # True next: what has left memory is read before anything behind it; higher priorities go on meanwhile.
-        return letter.queue in self._reading and self._reading[letter.queue] <= letter.key[0]
+        return queue in self._reading and self._reading[queue] <= letter.key[0]
 
 
 def _is_temporary(queue: str) -> bool:

@@ -27,6 +27,7 @@ from tests.property.broker_machine import (
     ScheduledMachine,
     SelectingMachine,
     TopicsMachine,
+    WildcardMachine,
     WindowsMachine,
 )
 from tests.property.disk import Disk, Stored
@@ -43,7 +44,7 @@ from truenext.engine import paging as paging_module
 from truenext.engine import writing as writing_module
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, Purge, Taken, Wanted, take
-from truenext.engine.choosing import Choosing
+from truenext.engine.choosing import HOLDS, Choosing
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
@@ -51,6 +52,7 @@ from truenext.engine.endings import Endings
 from truenext.engine.engine import Effects, Engine
 from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.groups import GroupPlace, Groups
+from truenext.engine.joint import JointDispatch
 from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.memory import size_of
 from truenext.engine.paging import Found, PageRead, Paging, Read
@@ -63,6 +65,7 @@ from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction
+from truenext.engine.wildcard import Wildcard, Wildcards
 from truenext.engine.writing import mark, put, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
@@ -171,7 +174,7 @@ class Choice:
                 if consumer.auto is not None and not consumer.held:
                     consumer.auto.got(entry.sequence, now_ms)
                 consumer.held[entry.sequence] = entry
-                dispatcher._account.dispatched(queue, [entry], [consumer.number])
+                dispatcher.account.dispatched(queue, [entry], [consumer.number])
                 message = _message_of(entry)
                 size = len(message.body) + len(message.header) + consumer.frame_bytes
                 consumer.session.unsent_bytes += size
@@ -185,7 +188,7 @@ class Choice:
             getters: list[int] = []
             lane = dispatcher._express(queue, consumers, committed, now_ms, deliveries, given, getters)
             if given:
-                dispatcher._account.dispatched(queue, given, getters)
+                dispatcher.account.dispatched(queue, given, getters)
             return lane
 
         patch.setattr(Dispatcher, "dispatch", dispatch)
@@ -2164,6 +2167,116 @@ def the_first_of_a_group_is_not_marked_as_that(patch: Patch) -> None:
 
     took = Groups.took
     patch.setattr(Groups, "took", faulty)
+
+
+@shows_in(WildcardMachine)
+def a_wildcard_is_served_queue_by_queue(patch: Patch) -> None:
+    """Lower priorities of one before higher ones of another."""
+
+    def faulty(dispatch: JointDispatch, wildcard: Wildcard) -> Entry | None:
+        if true_next(dispatch, wildcard) is None:
+            return None
+        for queue in wildcard.queues:
+            if not queue.is_paused and queue.owner in (None, wildcard):
+                for rank in range(10):
+                    head = dispatch._way(queue).head_for(wildcard, rank)
+                    if isinstance(head, Entry):
+                        return head
+                    if head is not None:
+                        break
+        return None
+
+    true_next = JointDispatch._true_next
+    patch.setattr(JointDispatch, "_true_next", faulty)
+
+
+@shows_in(WildcardMachine)
+def a_queue_that_is_made_later_is_missed_by_wildcards(patch: Patch) -> None:
+    patch.setattr(Wildcards, "made", lambda wildcards, queue: None)
+
+
+@shows_in(WildcardMachine)
+def a_wildcard_has_a_window_for_each_of_its_queues(patch: Patch) -> None:
+    def faulty(wildcard: Wildcard) -> bool:
+        has_room = wildcard.session.unsent_bytes < wildcard.memory.unsent_max
+        return has_room and len(wildcard.held) < wildcard.window * max(1, len(wildcard.queues))
+
+    patch.setattr(Wildcard, "is_open", faulty, raising=False)
+
+
+@shows_in(WildcardMachine)
+def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
+    def faulty(engine: Engine, consumer: Consumer, *, has_begun: bool) -> None:
+        queues = consumer.all_queues()
+        for entry in consumer.held.values() if len(queues) > 1 else ():
+            wrong = queues[0] if queues[0] is not entry.lane.queue else queues[1]
+            size = 0 if entry.message is None else size_of(entry.message)
+            entry.lane.queue.resident -= size
+            wrong.resident += size
+            entry.lane = wrong.lanes[entry.lane.rank]
+        release(engine, consumer, has_begun=has_begun)
+
+    release = Engine._release
+    patch.setattr(Engine, "_release", faulty)
+
+
+@shows_in(WildcardMachine)
+def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch) -> None:
+    def faulty(way: Choosing, consumer: Consumer, rank: int) -> Entry | int | None:
+        head = head_for(way, consumer, rank)
+        if isinstance(head, int) and head != HOLDS:
+            way._paging.ask(way._queue.lanes[rank])
+            return None
+        return head
+
+    head_for = Choosing.head_for
+    patch.setattr(Choosing, "head_for", faulty)
+
+
+@shows_in(WildcardMachine)
+def a_wildcard_overtakes_what_is_being_committed_in_another_queue(patch: Patch) -> None:
+    patch.setattr(JointDispatch, "_limit", lambda dispatch, wildcard, rank: WHOLE)
+
+
+@shows_in(WildcardMachine)
+def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(patch: Patch) -> None:
+    def faulty(dispatch: JointDispatch, wildcard: Wildcard, rank: int) -> int:
+        return min(limit(dispatch, wildcard, each) for each in range(rank + 1))
+
+    limit = JointDispatch._limit
+    patch.setattr(JointDispatch, "_limit", faulty)
+
+
+@shows_in(WildcardMachine)
+def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> None:
+    patch.setattr(Wildcards, "_note_in_flight", lambda wildcards, queues, since, committed: None)
+
+
+@shows_in(WildcardMachine)
+def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
+    def faulty(wildcard: Wildcard, queue: Queue) -> bool:
+        is_ordinary = queue.destination.kind is Kind.QUEUE and not queue.destination.topic
+        return is_ordinary and matches(wildcard.words, queue.name.split("."))
+
+    patch.setattr(Wildcard, "is_meant", faulty)
+
+
+@shows_in(WildcardMachine)
+def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> None:
+    def faulty(engine: Engine, session: Session, ack: Ack) -> None:
+        consumer = session.consumer_of(ack.subscription, ack.sequence)
+        queue = consumer.held[ack.sequence].lane.queue
+        was_touched = consumer.queue in engine._touched
+        acknowledge(engine, session, ack)
+        if consumer.is_of_many and not was_touched:
+            del engine._touched[consumer.queue]
+            engine._touched[queue] = None
+            for other in consumer.all_queues():
+                if isinstance(consumer, Wildcard) and other is not queue:
+                    consumer.queues[other] = [-1] * 10
+
+    acknowledge = Engine.acknowledge
+    patch.setattr(Engine, "acknowledge", faulty)
 
 
 def faults() -> list[Fault]:

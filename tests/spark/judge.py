@@ -10,6 +10,8 @@ by looking at every message. Where the two pages leave a choice, the choice is n
 - What was found lost may turn up again.
 - What has a group was perhaps another's: it is evidence for messages of its group only, and waits for its next try for
   those alone. While it is being committed nobody knows for whom its equals behind it are ready.
+- What a consumer with a selector gets, or leaves, is no evidence; nor is that of one that takes from other queues as
+  well, of which the history says the same.
 """
 
 from __future__ import annotations
@@ -206,7 +208,7 @@ class Judge:
         if letter.where == "gone":
             self._find("doubled", queue, each)
             return
-        if letter.priority is not None:
+        if letter.priority is not None and not self._is_selective(queue, each):
             for group in dict.fromkeys([None, letter.group]):
                 if self._overtakes(letter, self._of_group(letters, group), letters, queue, each):
                     break
@@ -214,6 +216,23 @@ class Judge:
             self._find("doubled", queue, each)
         if letter.where in ("delayed", "holding") or (letter.where == "waiting" and not letter.visible):
             self._find("premature", queue, each)
+
+    def _is_selective(self, queue: str, dispatched: Event) -> bool:
+        """The last that is known of its taker is that it has a selector, or takes from other queues as well."""
+        known = ""
+        previous: int | None = None
+        for each in self.events:
+            if each["event"] > dispatched["event"]:
+                break
+            if each["kind"] == "started" or (previous is not None and each["event"] - previous > 1):
+                known = ""
+            previous = each["event"]
+            if each.get("queue") == queue and each.get("consumer") == dispatched["consumer"]:
+                if each["kind"] == "subscribed":
+                    known = each["mode"]
+                elif each["kind"] == "unsubscribed":
+                    known = ""
+        return known.endswith("selector")
 
     @staticmethod
     def _of_group(letters: dict[int, Letter], group: int | None) -> dict[int, Letter]:
@@ -352,7 +371,8 @@ class Judge:
             if earlier["kind"] == "started" or (previous is not None and earlier["event"] - previous > 1):
                 consumers.clear()
             previous = earlier["event"]
-            if earlier.get("queue") == queue and earlier["kind"] == "subscribed":
+            is_judged = not (earlier.get("mode") or "").endswith("selector")
+            if earlier.get("queue") == queue and earlier["kind"] == "subscribed" and is_judged:
                 # `auto`: with something unsent its connection may have no room.
                 consumers[earlier["consumer"]] = 1 if earlier["window"] is None else earlier["window"]
             if earlier.get("queue") == queue and earlier["kind"] == "unsubscribed":

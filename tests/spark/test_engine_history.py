@@ -17,15 +17,25 @@ from tests.property.disk import found_of
 from tests.spark.judge import Judge
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsubscribe
 from truenext.destination import parse
+from truenext.engine.choosing import Choosing
+from truenext.engine.consumer import Consumer
+from truenext.engine.lane import Entry
 from truenext.engine.paging import PageRead
 from truenext.history.table import SCHEMA
+from truenext.order import RANKS
 from truenext.store.memory import MemoryStore
 
 GROUPS = ("g", "g", "h", "")
+ORDERS = ("/queue/orders",)
+OF_MANY = {
+    "addresses": ("/queue/orders", "/queue/>", "/queue/orders.*"),
+    "sent_to": ("/queue/orders", "/queue/orders.eu", "/queue/orders.us"),
+}
+"""Some take from one queue, some from many, which are made meanwhile."""
 
 
-def findings(seed: int, groups: Sequence[str] = ("",)) -> Counter[str]:
-    told = busy(random.Random(seed), steps=120, groups=groups)
+def findings(seed: int, groups: Sequence[str] = ("",), **queues: Sequence[str]) -> Counter[str]:
+    told = busy(random.Random(seed), 120, groups, queues.get("addresses", ORDERS), queues.get("sent_to", ORDERS))
     nothing = dict.fromkeys(SCHEMA.names)
     events = [
         nothing | event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC)}
@@ -47,6 +57,20 @@ def test_what_the_engine_writes_down_is_judged_right() -> None:
 def test_where_there_are_groups_passing_one_that_is_busy_is_no_fault() -> None:
     for seed in range(40):
         assert not findings(seed, GROUPS), seed
+
+
+def test_what_takes_from_many_queues_is_no_fault_in_any_of_them() -> None:
+    for seed in range(60):
+        assert not findings(seed, **OF_MANY), seed
+
+
+def test_what_others_get_beside_those_is_judged_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowest_first(way: Choosing, consumer: Consumer) -> Entry | None:
+        heads = [way.head_for(consumer, rank) for rank in reversed(RANKS)]
+        return next((head for head in heads if isinstance(head, Entry)), None)
+
+    monkeypatch.setattr(Choosing, "first_for", lowest_first)
+    assert any(findings(seed, **OF_MANY)["inversion"] for seed in range(20))
 
 
 def test_what_overtakes_others_of_its_group_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

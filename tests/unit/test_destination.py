@@ -65,14 +65,15 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/topic/a*", "stand for whole words"),
         ("/topic/a..*", "empty word"),
         ("/topic/*\n", "stand for whole words"),
-        ("/temp-topic/a.*", "wildcards but in subscriptions"),
+        ("/temp-topic/a.*", "are for subscriptions"),
         ("/queue/a,b", "unknown destination 'b'"),
         ("/queue/a,", "unknown destination"),
         (",".join(["/queue/a"] * 101), "101 parts; at most 100"),
         ("/dsub/news", "durable subscriptions by such an address are not supported yet"),
         ("/exchange/news", "exchanges are not supported yet"),
-        ("/queue/a.*", "wildcards but in subscriptions to /topic/ are not supported yet"),
-        ("/queue/a.>", "wildcards but in subscriptions to /topic/ are not supported yet"),
+        ("/queue/a.>.b", "only at its end"),
+        ("/queue/a*", "stand for whole words"),
+        ("/queue/a,/queue/b.*", "can only be subscribed to"),
     ],
 )
 def test_an_address_that_means_nothing_is_refused_and_says_why(address: str, reason: str) -> None:

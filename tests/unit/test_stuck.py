@@ -11,6 +11,7 @@ from truenext.destination import parse
 from truenext.engine import stuck
 from truenext.engine.dispatch import Dispatcher
 from truenext.engine.engine import Engine
+from truenext.engine.joint import JointDispatch
 from truenext.engine.lane import Lane
 from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.session import Session
@@ -103,6 +104,31 @@ def test_of_many_queues_a_few_are_looked_at_at_once_and_each_that_is_stuck_is_fo
         world.turn()
     assert sorted(world.said_within(5 * LONG)) == ["b", "e"]
     assert [queue.name for queue, _ in world.audit.stuck(world.engine.now_ms)] == ["b", "e"]
+
+
+def of_many(world: World, pattern: str = "/queue/*") -> None:
+    world.engine.subscribe(world.session, Subscribe("many", parse(pattern, "s"), AckMode.INDIVIDUAL, 10))
+
+
+def test_who_takes_from_many_queues_is_known_in_each_of_them() -> None:
+    world = World()
+    of_many(world)
+    with mock.patch.object(JointDispatch, "run", mock.Mock(return_value=[])):
+        world.send()
+        world.turn()
+        assert world.said_within(LONG) == ["a"]
+
+
+def test_who_takes_from_many_queues_waits_rightly_for_what_is_being_committed_in_another_one() -> None:
+    world = World()
+    of_many(world)
+    message = Message(4, True, 0, b"content-length:0\n", b"")
+    world.engine.send(world.session, Send(parse("/queue/b", "s"), message))
+    world.send()
+    assert world.turn() == []
+    assert world.said_within(LONG) == []
+    world.commit()
+    assert world.turn() == [1, 2]
 
 
 def test_a_queue_that_goes_on_is_not_stuck_any_more_and_is_said_again_if_it_stops_again() -> None:

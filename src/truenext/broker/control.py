@@ -1,6 +1,7 @@
 """What the broker can be asked about itself, or to do: SEND to /control/VERB with a reply-to, JSON in and out."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import chain
 from sys import maxsize
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from truenext import envelope
 from truenext.broker.reload import Outcome
 from truenext.commands import Control, Send
 from truenext.engine import bulk
+from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.queue import Queue
 from truenext.engine.stuck import StuckAudit
@@ -82,12 +84,13 @@ def reply(question: Control, body: bytes, now_ms: int) -> Send:
 
 
 def _queues(asked: Asked) -> list[dict[str, Any]]:
+    of_many = Counter(entry.lane.queue for wildcard in _wildcards(asked.engine) for entry in wildcard.held.values())
     return [
         {
             "name": queue.name,
             "waiting": queue.waiting(),
-            "unacknowledged": queue.unacknowledged(),
-            "consumers": len(queue.consumers),
+            "unacknowledged": of_many[queue] + sum(len(consumer.held) for consumer in queue.consumers),
+            "consumers": len(queue.all_consumers()),
             "scheduled": asked.engine.scheduled(queue.name),
             "paused": queue.is_paused,
         }
@@ -121,7 +124,7 @@ def _status(asked: Asked) -> dict[str, Any]:
         },
         "scheduled_for_topics": engine.scheduled(""),
         "waiting": sum(queue.waiting() for queue in queues),
-        "in_memory": sum(map(_in_memory, queues)) + _in_transactions(engine),
+        "in_memory": sum(map(_in_memory, queues)) + _in_transactions(engine) + _of_many_in_memory(engine),
     }
 
 
@@ -134,10 +137,22 @@ def _lasting(engine: Engine) -> list[Queue]:
 
 
 def _in_memory(queue: Queue) -> int:
-    """Messages of a queue that are in memory, waiting or held."""
+    """Messages of a queue that are in memory, waiting or held by those who take from it alone."""
     count = sum(len(lane.recent) for lane in queue.lanes)
     held = (entry for consumer in queue.consumers for entry in consumer.held.values())
     return count + sum(entry.message is not None for entry in chain(*queue.lanes, held))
+
+
+def _of_many_in_memory(engine: Engine) -> int:
+    return sum(entry.message is not None for wildcard in _wildcards(engine) for entry in wildcard.held.values())
+
+
+def _wildcards(engine: Engine) -> Iterator[Consumer]:
+    """Those who take from many queues. Asked once, as there may be thousands of these."""
+    for session in engine.sessions():
+        for consumer in session.consumers.values():
+            if consumer.is_of_many:
+                yield consumer
 
 
 def _in_transactions(engine: Engine) -> int:

@@ -171,20 +171,20 @@ class Account:
     def committed(self, batch: int) -> None:
         self._single(Kind.COMMITTED, other=batch)
 
-    def subscribed(self, consumer: Consumer) -> None:
-        if consumer.queue.number:
+    def subscribed(self, consumer: Consumer, queue: Queue) -> None:
+        if queue.number:
             window = NO_WINDOW if consumer.mode is AckMode.AUTO else consumer.window
             self._single(
                 Kind.SUBSCRIBED,
-                consumer.queue.number,
+                queue.number,
                 code=(_MODE_WITH_SELECTOR if consumer.has_selector else _MODE)[consumer.mode],
                 other=consumer.number,
                 columns=_column("I", [window]),
             )
 
-    def unsubscribed(self, consumer: Consumer) -> None:
-        if consumer.queue.number:
-            self._single(Kind.UNSUBSCRIBED, consumer.queue.number, other=consumer.number)
+    def unsubscribed(self, consumer: Consumer, queue: Queue) -> None:
+        if queue.number:
+            self._single(Kind.UNSUBSCRIBED, queue.number, other=consumer.number)
 
     def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
         self._moved(Kind.DEAD_LETTERED, entry, target, target_sequence)

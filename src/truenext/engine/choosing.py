@@ -18,11 +18,18 @@ if TYPE_CHECKING:
     from truenext.engine.consumer import Consumer
     from truenext.engine.lane import Entry, Lane
     from truenext.engine.paging import Paging
+    from truenext.engine.place import Place
     from truenext.engine.queue import Queue
     from truenext.engine.selecting import Scan
 
     Offer = tuple[int, int, int, Entry]
     """Rank and sequence of a message, the number of those who could get it, and itself."""
+
+    Head = Entry | int | None
+    """What is ready first in a lane for somebody; None if nothing is, or it is being committed. A number: from this
+    sequence on something has to be read or tested before; HOLDS: nothing in the queue is ready behind it."""
+
+HOLDS = -1
 
 
 class Choosing:
@@ -75,15 +82,15 @@ class Choosing:
         while not any(consumer.is_open() for consumer in consumers):
             offers = []
             for consumer in consumers:
-                entry = self._first_for(consumer) if consumer.has_express else None
+                entry = self.first_for(consumer) if consumer.has_express else None
                 if entry is not None and consumer.has_express_credit(entry.lane.rank):
                     offers.append((entry.lane.rank, entry.sequence, -consumer.answered_at, consumer.number, consumer))
             if not offers:
                 return
             taker = min(offers)[4]
-            entry = self._first_for(taker)
+            entry = self.first_for(taker)
             assert entry is not None, "it was there"
-            entry.lane.lift(entry)
+            take(entry)
             give(entry, taker)
 
     def _offer(self, offers: list[Offer], number: int, scan: Scan | None) -> None:
@@ -91,8 +98,9 @@ class Choosing:
         if entry is not None:
             heappush(offers, (entry.lane.rank, entry.sequence, number, entry))
 
-    def _first_for(self, consumer: Consumer) -> Entry | None:
-        return self._first(consumer.scan)
+    def first_for(self, consumer: Consumer) -> Entry | None:
+        """What is ready first for a consumer; None if nothing is, or something has to be read or tested before."""
+        return self._first(consumer.scan_of(self._queue))
 
     def _first(self, scan: Scan | None) -> Entry | None:
         """What is ready first for who has this selector; None if nothing is, or something has to be read or tested
@@ -101,55 +109,82 @@ class Choosing:
 
     def _first_of_all(self) -> Entry | None:
         for lane in self._queue.lanes:
-            if not (lane.arrived or lane.returned or lane.unread):
-                continue
-            self.last = lane
-            while True:
-                entry = lane.head()
-                if entry is None:
-                    if lane.needs_page:
-                        return None
-                    if not lane.unread:
-                        break
-                    first = lane.recent[0]
-                    if first.batch > self._committed and not lane.has_plucked_before(first.sequence):
-                        break
-                    self._paging.take_in_recent(lane)
-                    continue
-                if entry.batch > self._committed:
-                    break
-                if entry.message is None or entry.due_us:
-                    return None
-                if not self._is_over(entry):
-                    return entry
+            head = self._head_of(lane)
+            if head is not None:
+                return None if isinstance(head, int) else head
         return None
+
+    def _head_of(self, lane: Lane) -> Head:
+        if not (lane.arrived or lane.returned or lane.unread):
+            return None
+        self.last = lane
+        while True:
+            entry = lane.head()
+            if entry is None:
+                if lane.needs_page:
+                    return lane.horizon + 1
+                if not lane.unread:
+                    return None
+                first = lane.recent[0]
+                if first.batch > self._committed and not lane.has_plucked_before(first.sequence):
+                    return None
+                self._paging.take_in_recent(lane)
+                continue
+            if entry.batch > self._committed:
+                return None
+            if entry.due_us:
+                return HOLDS
+            if entry.message is None:
+                return entry.sequence
+            if not self._is_over(entry):
+                return entry
 
     def _first_wanted(self, scan: Scan) -> Entry | None:
         for place in scan.places.values():
-            while True:
-                entry = place.first()
-                if entry is None:
-                    if place.is_behind:
-                        return None
-                    break
-                if entry.batch > self._committed:
-                    break
-                if entry.message is None:
-                    self._paging.ask_body(entry)
-                    return None
-                if entry.due_us:
-                    return None
-                if not self._is_over(entry):
-                    return entry
+            head = self._head_wanted(place)
+            if head is not None:
+                return None if isinstance(head, int) else head
         return None
+
+    def _head_wanted(self, place: Place) -> Head:
+        while True:
+            entry = place.first()
+            if entry is None:
+                return place.position + 1 if place.is_behind else None
+            if entry.batch > self._committed:
+                return None
+            if entry.message is None:
+                self._paging.ask_body(entry)
+                return HOLDS if entry.due_us else entry.sequence
+            if entry.due_us:
+                return HOLDS
+            if not self._is_over(entry):
+                return entry
+
+    def head_for(self, consumer: Consumer, rank: int) -> Head:
+        """The same of one lane."""
+        scan = consumer.scan_of(self._queue)
+        if scan is None:
+            return self._head_of(self._queue.lanes[rank])
+        place = scan.places.get(rank)
+        return None if place is None else self._head_wanted(place)
 
     def _is_over(self, entry: Entry) -> bool:
         message = entry.message
         if message is None or not 0 < message.expires_ms <= self._now_ms:
             return False
-        entry.lane.lift(entry)
+        take(entry)
         self._expire(entry)
         return True
+
+
+def take(entry: Entry) -> None:
+    """Out of its lane, where it is the head if nobody has a selector."""
+    lane = entry.lane
+    if lane.aside is None:
+        lane.pop()
+    else:
+        lane.lift(entry)
 
 
 class GroupChoosing(Choosing):
@@ -165,7 +200,7 @@ class GroupChoosing(Choosing):
         while True:
             for number in to_ask:
                 if asking[number].is_open():
-                    entry = self._first_for(asking[number])
+                    entry = self.first_for(asking[number])
                     if entry is not None:
                         heappush(offers, (entry.lane.rank, entry.sequence, number, entry))
             if not offers:
@@ -182,7 +217,7 @@ class GroupChoosing(Choosing):
             ]
             if not takers:
                 continue
-            taker = asking[min(takers, key=lambda number: _preference(asking[number], number))]
+            taker = asking[min(takers, key=lambda number: preference(asking[number], number))]
             changes = groups.changes
             entry.lane.lift(entry)
             give(entry, taker)
@@ -192,32 +227,42 @@ class GroupChoosing(Choosing):
                 offers = []
                 to_ask = list(range(len(asking)))
 
-    def _first_for(self, consumer: Consumer) -> Entry | None:
-        scan = consumer.scan
+    def first_for(self, consumer: Consumer) -> Entry | None:
+        scan = consumer.scan_of(self._queue)
         assert scan is not None, "where there are groups everybody has one"
         for place in scan.places.values():
-            assert isinstance(place, GroupPlace), "there are groups"
-            while True:
-                entry, must_wait = place.first_for(consumer)
-                if entry is None:
-                    if place.is_hungry:
-                        place.fill()
-                        assert self._queue.selecting is not None, "there are groups"
-                        self._queue.selecting.behind[place] = None
-                    if must_wait:
-                        return None
-                    break
-                if entry.batch > self._committed:
-                    break
-                if entry.message is None:
-                    self._paging.ask_body(entry)
-                    return None
-                if entry.due_us:
-                    return None
-                if not self._is_over(entry):
-                    return entry
+            head = self._head_of_groups(place, consumer)
+            if head is not None:
+                return None if isinstance(head, int) else head
         return None
 
+    def head_for(self, consumer: Consumer, rank: int) -> Head:
+        scan = consumer.scan_of(self._queue)
+        assert scan is not None, "where there are groups everybody has one"
+        place = scan.places.get(rank)
+        return None if place is None else self._head_of_groups(place, consumer)
 
-def _preference(consumer: Consumer, place: int) -> tuple[int, int, int, int]:
+    def _head_of_groups(self, place: Place, consumer: Consumer) -> Head:
+        assert isinstance(place, GroupPlace), "there are groups"
+        while True:
+            entry, must_wait = place.first_for(consumer)
+            if entry is None:
+                if place.is_hungry:
+                    place.fill()
+                    assert self._queue.selecting is not None, "there are groups"
+                    self._queue.selecting.behind[place] = None
+                # It is not known from where on.
+                return 0 if must_wait else None
+            if entry.batch > self._committed:
+                return None
+            if entry.message is None:
+                self._paging.ask_body(entry)
+                return HOLDS if entry.due_us else entry.sequence
+            if entry.due_us:
+                return HOLDS
+            if not self._is_over(entry):
+                return entry
+
+
+def preference(consumer: Consumer, place: int) -> tuple[int, int, int, int]:
     return consumer.standing, len(consumer.held), consumer.served_at, place

@@ -30,6 +30,9 @@ FRAME_BYTES = 200
 class Consumer:
     """One subscription of one connection."""
 
+    is_of_many = False
+    """It takes from more queues than one, see wildcard.py."""
+
     __slots__ = (
         "answered_at",
         "auto",
@@ -88,6 +91,16 @@ class Consumer:
         self.served_at = served_at
         """When it last got a message, or else subscribed, on the engine's count of dispatches; the smallest has waited
         longest."""
+
+    def scan_of(self, _queue: Queue) -> Scan | None:
+        """What is wanted of one of its queues; see `scan`."""
+        return self.scan
+
+    def scan_with(self, _queue: Queue, scan: Scan) -> None:
+        self.scan = scan
+
+    def all_queues(self) -> list[Queue]:
+        return [self.queue]
 
     @property
     def has_selector(self) -> bool:

@@ -31,11 +31,11 @@ Deliveries = dict["Consumer", list["Entry"]]
 class Dispatcher:
     """Hands out messages; counts, so that it knows who has waited longest."""
 
-    __slots__ = ("_account", "_expire", "_memory", "_paging", "dispatches")
+    __slots__ = ("_expire", "_memory", "_paging", "account", "dispatches")
 
     def __init__(self, account: Account, memory: Memory, paging: Paging, expire: Callable[[Entry], object]) -> None:
         """What turns out to be expired is taken out of its lane and told to `expire`."""
-        self._account = account
+        self.account = account
         self._memory = memory
         self._paging = paging
         self._expire = expire
@@ -68,7 +68,7 @@ class Dispatcher:
         if not takers and any(consumer.has_express for consumer in consumers):
             last = self._express(queue, consumers, committed, now_ms, deliveries, given, getters) or last
         if given:
-            self._account.dispatched(queue, given, getters)
+            self.account.dispatched(queue, given, getters)
         return last
 
     def _choose(
@@ -79,25 +79,9 @@ class Dispatcher:
         getters: list[int] = []
 
         def give(entry: Entry, consumer: Consumer) -> None:
-            # As in `_give_out`, which has no time for a call.
-            message = entry.message
-            assert message is not None, "what has left memory is read first"
-            entry.deliveries += 1
-            if not consumer.held and consumer.auto is not None:
-                consumer.auto.got(entry.sequence, now_ms)
-            consumer.held[entry.sequence] = entry
             given.append(entry)
             getters.append(consumer.number)
-            size = len(message.body) + len(message.header) + consumer.frame_bytes
-            consumer.session.unsent_bytes += size
-            self._memory.unsent += size
-            if self._memory.unsent > self._memory.unsent_mark:
-                self._memory.unsent_max = 1
-            self.dispatches += 1
-            consumer.served_at = self.dispatches
-            deliveries.setdefault(consumer, []).append(entry)
-            if entry.group:
-                queue.known_groups.took(entry, consumer)
+            self.give(entry, consumer, now_ms, deliveries)
 
         for consumer in consumers:
             consumer.adjust_window(now_ms)
@@ -107,8 +91,27 @@ class Dispatcher:
         if any(consumer.has_express for consumer in consumers):
             choosing.express(consumers, give)
         if given:
-            self._account.dispatched(queue, given, getters)
+            self.account.dispatched(queue, given, getters)
         return choosing.last
+
+    def give(self, entry: Entry, consumer: Consumer, now_ms: int, deliveries: Deliveries) -> None:
+        """What has left its lane is this consumer's; as in `_give_out`, which has no time for a call."""
+        message = entry.message
+        assert message is not None, "what has left memory is read first"
+        entry.deliveries += 1
+        if not consumer.held and consumer.auto is not None:
+            consumer.auto.got(entry.sequence, now_ms)
+        consumer.held[entry.sequence] = entry
+        size = len(message.body) + len(message.header) + consumer.frame_bytes
+        consumer.session.unsent_bytes += size
+        self._memory.unsent += size
+        if self._memory.unsent > self._memory.unsent_mark:
+            self._memory.unsent_max = 1
+        self.dispatches += 1
+        consumer.served_at = self.dispatches
+        deliveries.setdefault(consumer, []).append(entry)
+        if entry.group:
+            entry.lane.queue.known_groups.took(entry, consumer)
 
     def _express(
         self,

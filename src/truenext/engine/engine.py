@@ -46,6 +46,7 @@ from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher
 from truenext.engine.endings import EndingRead, Endings
 from truenext.engine.expiry import BlockLook, Expiry, is_expired
+from truenext.engine.joint import JointDispatch
 from truenext.engine.lane import Entry, Lane, shared
 from truenext.engine.memory import Memory, size_of
 from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
@@ -58,6 +59,7 @@ from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction, begin, make_room
+from truenext.engine.wildcard import Wildcard, Wildcards
 from truenext.engine.writing import introduce, mark, put, remove, share
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
@@ -74,7 +76,7 @@ from truenext.limits import (
     WAITING_ANSWER_BYTES,
 )
 from truenext.message import Message
-from truenext.policy import Expired, Policies, StoreAndDispatch, WhenFull
+from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhenFull
 from truenext.record import DUE_TIMERS, split_lane_key
 from truenext.room import Room
 from truenext.schedule import Schedule
@@ -148,6 +150,9 @@ class Engine:
         self._selections = Selections(self.memory, self._paging, self.delays)
         self._paging.begin_groups = self._selections.begin_groups
         self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
+        self._wildcards = Wildcards(self._account, self._selections)
+        self._batches_from = (sequence_limit, sequence_limit)
+        """The first sequences of the batch that was handed over last, and of the gathering one."""
         self._consumer_number = 0
         self._acknowledgements = 0
         """Of consumers with express; says who was the last."""
@@ -313,6 +318,12 @@ class Engine:
         """The last batch that is known to be durable."""
         return self._committed
 
+    @property
+    def is_joint_commit_under_way(self) -> bool:
+        """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
+        in_flight = chain(*self._wildcards.in_flight)
+        return any(entry.batch > self._committed for entry in in_flight)
+
     def queues(self) -> Iterable[Queue]:
         return self._queues.values()
 
@@ -358,8 +369,11 @@ class Engine:
             if had_no_room or len(held) >= consumer.window:
                 self._touched[consumer.queue] = None
             if held and consumer.mode is AckMode.AUTO:
-                self._account.acknowledged_all(consumer.queue, held.values())
+                if not consumer.is_of_many:
+                    self._account.acknowledged_all(consumer.queue, held.values())
                 for entry in held.values():
+                    if consumer.is_of_many:
+                        self._account.acknowledged(entry)
                     self._forget(entry)
                 held.clear()
 
@@ -433,6 +447,9 @@ class Engine:
         """
         session.check_subscription(subscribe.subscription, subscribe.destination)
         destination = subscribe.destination
+        if destination.kind is Kind.QUEUES and not subscribe.durable:
+            self._subscribe_to_many(session, subscribe)
+            return
         selector = subscribe.selector
         text = selector.text if selector is not None else ""
         if subscribe.durable:
@@ -462,12 +479,31 @@ class Engine:
             # What waits in a subscription to a topic is what its selector wants.
             selector = None
         if selector is not None or queue.groups is not None:
-            self._selections.subscribe(consumer, selector)
-        self._account.subscribed(consumer)
+            self._selections.subscribe(consumer, queue, selector)
+        self._account.subscribed(consumer, queue)
         session.consumers[subscribe.subscription] = consumer
         queue.consumers.append(consumer)
         queue.choose_owner()
         self._touched[queue] = None
+
+    def _subscribe_to_many(self, session: Session, subscribe: Subscribe) -> None:
+        """To all queues whose names match a pattern."""
+        # Nothing is ever in it.
+        queue = Queue(subscribe.destination, 0, Policy())
+        self._consumer_number += 1
+        wildcard = Wildcard(
+            session,
+            queue,
+            subscribe,
+            self.memory,
+            number=self._consumer_number,
+            served_at=self._dispatcher.dispatches,
+            now_ms=self.now_ms,
+        )
+        session.consumers[subscribe.subscription] = wildcard
+        since = self._batches_from[0]
+        meant = self._wildcards.subscribe(wildcard, self._queues.values(), since, self._committed)
+        self._touched.update(dict.fromkeys([*meant, queue]))
 
     def browse(self, session: Session, browse: Browse) -> None:
         """Raises: RemoteProtocolError if the subscription is taken, the queue is another connection's, there is no such
@@ -740,6 +776,9 @@ class Engine:
             queue = self._queue(queue_called(name))
         assert queue is not None, "it belongs to no connection"
         self._set_paused(queue, is_paused=True)
+        if queue.wildcards:
+            # What is being committed in it holds back nobody in other queues any more.
+            self._touched[queue] = None
 
     def resume(self, name: str) -> None:
         """Raises: RemoteProtocolError if there is no such queue."""
@@ -795,7 +834,11 @@ class Engine:
                 looks.append(scanned[1])
         if self._touched:
             touched, self._touched = self._touched, {}
+            joined: list[Queue] = []
             for queue in touched:
+                if queue.wildcards:
+                    joined.append(queue)
+                    continue
                 if queue.is_paused:
                     continue
                 lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
@@ -803,6 +846,8 @@ class Engine:
                     self._paging.ask(lane)
                 if queue.selecting is not None:
                     self._selections.go_on(queue.selecting)
+            if joined:
+                self._dispatch_together(joined, deliveries)
         reads = [*self._paging.take_reads(), *looks]
         looks = self._expiry.wanted() + self._scheduler.wanted() + self._endings.wanted(self._committed, self._batch)
         showings: list[Showing] = []
@@ -816,6 +861,23 @@ class Engine:
         for consumer in deliveries:
             consumer.session.served[consumer] = None
         return Effects(self.take_answers(), deliveries, reads, showings, timer_reads)
+
+    def _dispatch_together(self, joined: list[Queue], deliveries: Deliveries) -> None:
+        """Queues from which somebody takes who takes from others as well."""
+        dispatch = JointDispatch(
+            self._wildcards,
+            self._dispatcher,
+            self._paging,
+            self._expire,
+            committed=self._committed,
+            now_ms=self.now_ms,
+            deliveries=deliveries,
+        )
+        for lane in dispatch.run(joined):
+            self._paging.ask(lane)
+        for queue in dispatch.looked_at():
+            if queue.selecting is not None:
+                self._selections.go_on(queue.selecting)
 
     def page_read(self, read: Read, page: PageRead) -> None:
         """What a turn wanted to be read is there.
@@ -934,6 +996,7 @@ class Engine:
         if batch.sequence_limit:
             self._sequence_limit = batch.sequence_limit
         self._paging.let_go(batch.number)
+        self._wildcards.committed(batch.number)
         self._timers.let_go(batch.number)
         self._expiry.committed()
         self._scheduler.committed(batch.number)
@@ -1002,6 +1065,8 @@ class Engine:
             account.entries.append(entry)
         else:
             account.accepted(entry)
+        if queue.wildcards and batch > self._committed:
+            self._wildcards.accepted(entry)
         if batch:
             self._is_awaited |= batch == self._batch.number
             self._waiting_queues.setdefault(batch, {})[queue] = None
@@ -1190,20 +1255,27 @@ class Engine:
 
     def _release(self, consumer: Consumer, *, has_begun: bool) -> None:
         """End a consumer; `has_begun` charges an attempt to the first message it holds."""
-        queue = consumer.queue
-        queue.consumers.remove(consumer)
-        queue.choose_owner()
-        if consumer.scan is not None:
-            self._selections.leave(consumer)
-        if queue.groups is not None:
-            queue.groups.left(consumer)
+        queues = consumer.all_queues()
+        if isinstance(consumer, Wildcard):
+            self._wildcards.left(consumer)
+        for queue in queues:
+            if isinstance(consumer, Wildcard):
+                queue.wildcards.remove(consumer)
+            else:
+                queue.consumers.remove(consumer)
+            queue.choose_owner()
+            if consumer.scan_of(queue) is not None:
+                self._selections.leave(consumer, queue)
+            if queue.groups is not None:
+                queue.groups.left(consumer)
         for entry in consumer.held.values():
             self._give_back(entry, has_failed=has_begun)
             has_begun = False
         consumer.held.clear()
         consumer.session.served.pop(consumer, None)
-        self._account.unsubscribed(consumer)
-        self._touched[queue] = None
+        for queue in queues:
+            self._account.unsubscribed(consumer, queue)
+            self._touched[queue] = None
 
     def _abort(self, session: Session, name: str, *, has_failed: bool) -> None:
         transaction = session.transactions.pop(name)
@@ -1271,7 +1343,7 @@ class Engine:
         # Most consumers hold nothing so old.
         of_consumers = (
             entry
-            for consumer in lane.queue.consumers
+            for consumer in lane.queue.all_consumers()
             if consumer.held and min(consumer.held) < until
             for entry in consumer.held.values()
         )
@@ -1322,6 +1394,7 @@ class Engine:
         if number:
             self._numbered[number] = queue
         self._account.named(queue)
+        self._wildcards.made(queue)
         return queue
 
     def _new_queue(self, destination: Destination, number: int) -> Queue:
@@ -1365,5 +1438,6 @@ class Engine:
         batch = self._batch
         batch.history = self._account.take()
         self._batch = Batch(batch.number + 1)
+        self._batches_from = (self._batches_from[1], self._next_sequence)
         self._is_awaited = False
         return batch

@@ -63,6 +63,11 @@ class Entry(msgspec.Struct, gc=False):
     is_first_of_group: bool = False
     """Its last dispatch has made its group its consumer's."""
 
+    @property
+    def address(self) -> str:
+        """Of the queue in which it is."""
+        return self.lane.queue.destination.address
+
 
 class SharedEntry(Entry, gc=False):
     """One whose content is stored once for several queues."""

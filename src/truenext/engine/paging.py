@@ -509,11 +509,10 @@ class Paging:
             needed -= self._lower_horizon(lane, needed, batch, committed)
             if needed <= 0:
                 return
-        for consumer in queue.consumers:
-            for entry in consumer.held.values():
-                needed -= self._disembody(entry, batch, committed)
-                if needed <= 0:
-                    return
+        for entry in queue.held():
+            needed -= self._disembody(entry, batch, committed)
+            if needed <= 0:
+                return
         for lane in reversed(queue.lanes):
             for entry in lane.delayed.values():
                 needed -= self._disembody(entry, batch, committed)

@@ -10,9 +10,13 @@ from truenext.order import RANKS, rank
 from truenext.record import lane_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from truenext.engine.consumer import Consumer
     from truenext.engine.groups import Groups
+    from truenext.engine.lane import Entry
     from truenext.engine.selecting import Selecting
+    from truenext.engine.wildcard import Wildcard
     from truenext.message import Message
     from truenext.policy import Policy
 
@@ -31,6 +35,7 @@ class Queue:
         "policy",
         "resident",
         "selecting",
+        "wildcards",
     )
 
     def __init__(
@@ -47,6 +52,9 @@ class Queue:
         self.lanes = [Lane(lane_key(number, rank), self) for rank in RANKS]
         """By rank: the first non-empty lane is served first."""
         self.consumers: list[Consumer] = []
+        """Those of this queue alone."""
+        self.wildcards: list[Wildcard] = []
+        """Those that take from others as well."""
         self.owner: Consumer | None = None
         """The only one that gets messages, as long as some are exclusive."""
         self.selecting: Selecting | None = None
@@ -87,8 +95,18 @@ class Queue:
 
     def choose_owner(self) -> None:
         """To be called when consumers have come or gone."""
-        exclusive = [consumer for consumer in self.consumers if consumer.is_exclusive]
+        exclusive = [consumer for consumer in self.all_consumers() if consumer.is_exclusive]
         self.owner = min(exclusive, key=lambda consumer: (-consumer.priority, consumer.number), default=None)
+
+    def all_consumers(self) -> list[Consumer]:
+        return [*self.consumers, *self.wildcards] if self.wildcards else self.consumers
+
+    def held(self) -> Iterator[Entry]:
+        """What consumers have of it; not what was acknowledged in open transactions."""
+        for consumer in self.consumers:
+            yield from consumer.held.values()
+        for wildcard in self.wildcards:
+            yield from (entry for entry in wildcard.held.values() if entry.lane.queue is self)
 
     def waiting(self) -> int:
         """Messages that no consumer holds."""
@@ -96,4 +114,5 @@ class Queue:
 
     def unacknowledged(self) -> int:
         """Messages that consumers hold; those acknowledged in an open transaction are not among them."""
-        return sum(len(consumer.held) for consumer in self.consumers)
+        of_many = sum(entry.lane.queue is self for each in self.wildcards for entry in each.held.values())
+        return sum(len(consumer.held) for consumer in self.consumers) + of_many

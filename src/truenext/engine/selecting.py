@@ -98,10 +98,10 @@ class Selecting:
             scan = self.scans[text] = Scan(selector, self._new_places(selector))
             self.behind.update((place, None) for place in scan.places.values() if place.is_behind)
         scan.consumers += 1
-        consumer.scan = scan
+        consumer.scan_with(self.queue, scan)
 
     def leave(self, consumer: Consumer) -> None:
-        scan = consumer.scan
+        scan = consumer.scan_of(self.queue)
         if scan is not None:
             scan.consumers -= 1
             if not scan.consumers:
@@ -123,8 +123,9 @@ class Selecting:
         queue.groups = Groups(self.group_places)
         self.scans.clear()
         self.behind.clear()
-        for consumer in queue.consumers:
-            self.join(consumer, None if consumer.scan is None else consumer.scan.selector)
+        for consumer in queue.all_consumers():
+            scan = consumer.scan_of(queue)
+            self.join(consumer, None if scan is None else scan.selector)
 
     def group_places(self) -> Iterator[GroupPlace]:
         for scan in self.scans.values():
@@ -288,9 +289,9 @@ class Selections:
         """A step would do something."""
         return bool(self._active)
 
-    def subscribe(self, consumer: Consumer, selector: Selector | None) -> None:
+    def subscribe(self, consumer: Consumer, queue: Queue, selector: Selector | None) -> None:
         """To be told of those with a selector, and of all where there are groups."""
-        selecting = self._of(consumer.queue)
+        selecting = self._of(queue)
         selecting.join(consumer, selector)
         self.go_on(selecting)
 
@@ -306,8 +307,7 @@ class Selections:
             selecting = queue.selecting = Selecting(queue, self._memory)
         return selecting
 
-    def leave(self, consumer: Consumer) -> None:
-        queue = consumer.queue
+    def leave(self, consumer: Consumer, queue: Queue) -> None:
         if queue.selecting is not None:
             queue.selecting.leave(consumer)
             if not queue.selecting.scans and queue.groups is None:

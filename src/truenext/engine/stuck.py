@@ -19,12 +19,13 @@ from truenext.limits import UNSENT_BYTES_MAX
 from truenext.policy import WhileWaiting
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Collection
 
     from truenext.engine.consumer import Consumer
     from truenext.engine.engine import Engine
     from truenext.engine.lane import Entry, Lane
     from truenext.engine.queue import Queue
+    from truenext.engine.selecting import Scan
 
 _sequence = attrgetter("sequence")
 
@@ -49,7 +50,7 @@ class StuckAudit:
         self._next = 0
         """Of the queues that have consumers, where the next look begins."""
 
-    def look(self, engine: Engine, read_lanes: Container[Lane]) -> list[Queue]:
+    def look(self, engine: Engine, read_lanes: Collection[Lane]) -> list[Queue]:
         """To be asked from time to time, right behind a turn; `read_lanes` are those of which a page is being read.
 
         Returns the queues that have been so for longer than STUCK_MS by now, each once.
@@ -64,14 +65,17 @@ class StuckAudit:
         found = {queue: since_ms for queue, since_ms in self._since.items() if queue in others}
         selective = {queue: each for queue, each in self._selective.items() if queue in others}
         unsent_max = _unsent_max(engine)
+        waiting = _those_who_wait(engine, read_lanes)
         for queue in queues[self._next : self._next + QUEUES_MAX]:
-            consumers = _with_credit(queue, consumers_of[queue], unsent_max)
+            consumers = [
+                consumer for consumer in _with_credit(queue, consumers_of[queue], unsent_max) if consumer not in waiting
+            ]
             if not consumers:
                 continue
-            is_stuck = not all(consumer.scan for consumer in consumers) and _keeps_waiting(
+            is_stuck = not all(consumer.scan_of(queue) for consumer in consumers) and _keeps_waiting(
                 queue, engine.last_committed, read_lanes, *times
             )
-            if any(consumer.scan for consumer in consumers):
+            if any(consumer.scan_of(queue) for consumer in consumers):
                 selective[queue] = self._selective.get(queue) or _Selective()
                 is_stuck |= selective[queue].keep_waiting(queue, consumers, engine.last_committed, *times)
             if is_stuck:
@@ -93,10 +97,11 @@ def _consumers_of(engine: Engine) -> dict[Queue, list[Consumer]]:
     found: dict[Queue, list[Consumer]] = {}
     for session in engine.sessions():
         for consumer in session.consumers.values():
-            if consumer.queue in found:
-                found[consumer.queue].append(consumer)
-            else:
-                found[consumer.queue] = [consumer]
+            for queue in consumer.all_queues():
+                if queue in found:
+                    found[queue].append(consumer)
+                else:
+                    found[queue] = [consumer]
     return found
 
 
@@ -119,15 +124,35 @@ def _with_credit(queue: Queue, consumers: list[Consumer], unsent_max: int) -> li
     ]
 
 
+def _those_who_wait(engine: Engine, read_lanes: Collection[Lane]) -> set[Consumer]:
+    """Who takes from many queues, in which something is read, compared or committed that may be before the rest."""
+    queues_read = {lane.queue for lane in read_lanes}
+    return {
+        consumer
+        for session in engine.sessions()
+        for consumer in session.consumers.values()
+        if consumer.is_of_many
+        and (
+            engine.is_joint_commit_under_way
+            or any(queue in queues_read or _is_compared(queue) for queue in consumer.all_queues())
+        )
+    }
+
+
+def _is_compared(queue: Queue) -> bool:
+    if queue.selecting is None:
+        return False
+    return bool(queue.selecting.behind) or any(lane.looks for lane in queue.lanes)
+
+
 class _Taker:
     """Consumers that could take the same of what waits in a queue: those with the same selector, or, where there are
     groups, one of them.
     """
 
-    def __init__(self, consumer: Consumer, now_us: int) -> None:
-        assert consumer.scan is not None, "it has a selector, or there are groups"
+    def __init__(self, consumer: Consumer, scan: Scan, now_us: int) -> None:
         self._consumer = consumer
-        self._selector = consumer.scan.selector
+        self._selector = scan.selector
         self._now_us = now_us
 
     def could_take(self, entry: Entry) -> bool:
@@ -165,10 +190,11 @@ class _Selective:
         """True if one of them could take a message that is ready for him."""
         takers: dict[str | int, _Taker] = {}
         for one in consumers:
-            if one.scan is not None:
-                selector = one.scan.selector
+            scan = one.scan_of(queue)
+            if scan is not None:
+                selector = scan.selector
                 key = one.number if queue.groups is not None or selector is None else selector.text
-                takers.setdefault(key, _Taker(one, now_us))
+                takers.setdefault(key, _Taker(one, scan, now_us))
         some = self._some(queue)
         ready: dict[str | int, Entry] = {}
         for key, taker in takers.items():
@@ -226,7 +252,7 @@ class _Place(Enum):
     """Nothing is ready, here and in the lanes behind: a failed message holds them back."""
 
 
-def _keeps_waiting(queue: Queue, committed: int, read_lanes: Container[Lane], now_ms: int, now_us: int) -> bool:
+def _keeps_waiting(queue: Queue, committed: int, read_lanes: Collection[Lane], now_ms: int, now_us: int) -> bool:
     """A message is ready that nobody is about to dispatch or to read."""
     for lane in queue.lanes:
         if not (lane.arrived or lane.unread or lane.recent or lane.delayed or lane.returned or lane.aside):

@@ -91,6 +91,9 @@ class Delivery(Shape):
     def attempts(self) -> int: ...
     @property
     def is_first_of_group(self) -> bool: ...
+    @property
+    def address(self) -> str:
+        """Of the queue from which it is."""
 
 
 class StompServer:
@@ -109,6 +112,8 @@ class StompServer:
         self._heads: dict[str, tuple[str, str]] = {}
         """Per subscription how its MESSAGE frames begin: up to the sequence, and, where an ACK needs an id that holds
         the sequence too, from there to the sequence of the message id."""
+        self._of_many: set[str] = set()
+        """Subscriptions to patterns of queues: their MESSAGEs say from which queue they are."""
         self.receipt_in_question: str | None = None
         """The receipt asked for by the frame that was read last; a refusal names it."""
         self.connected: bytes | None = None
@@ -192,7 +197,7 @@ class StompServer:
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
             return self._control(frame, destination)
-        if destination.kind is Kind.PATTERN:
+        if destination.kind is Kind.PATTERN or destination.kind is Kind.QUEUES:
             raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to")
         if destination.kind is Kind.DURABLE:
             raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic")
@@ -262,6 +267,8 @@ class StompServer:
                 "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
                 "nothing waits in a topic"
             )
+        if is_browse and destination.kind is Kind.QUEUES:
+            raise RemoteProtocolError(f"browser:true with {address}: one queue is browsed at a time, name it")
         if destination.kind is Kind.DURABLE and not is_browse:
             raise RemoteProtocolError(f"{address} is to browse; to use it subscribe to its topic, durable")
         subscription = self._subscription_id(frame)
@@ -283,6 +290,10 @@ class StompServer:
             if window == 0:
                 raise RemoteProtocolError("activemq.prefetchSize of 0 (pulling) is not supported; the least is 1")
         has_express = _boolean("truenext-express", headers.get("truenext-express", "false"))
+        if has_express and destination.kind is Kind.QUEUES:
+            raise RemoteProtocolError(
+                f"truenext-express with {address}: an express lane is one queue's; subscribe to that by its name"
+            )
         if has_express and mode is not AckMode.INDIVIDUAL:
             raise RemoteProtocolError("truenext-express is for ack:client-individual: what it brings comes out of turn")
         is_exclusive = _boolean("activemq.exclusive", headers.get("activemq.exclusive", "false"))
@@ -301,6 +312,8 @@ class StompServer:
         else:
             head = (f"{start}{message_id}", "")
         self._heads.setdefault(subscription, head)
+        if destination.kind is Kind.QUEUES:
+            self._of_many.add(subscription)
         if is_browse:
             return Browse(subscription, destination, wanted)
         return Subscribe(
@@ -318,6 +331,7 @@ class StompServer:
     def _unsubscribe(self, frame: Frame) -> Unsubscribe:
         subscription = self._subscription_id(frame)
         self._heads.pop(subscription, None)
+        self._of_many.discard(subscription)
         return Unsubscribe(subscription, self._durable(frame, subscription))
 
     def _durable(self, frame: Frame, subscription: str) -> str:
@@ -412,6 +426,7 @@ class StompServer:
         head, middle = self._heads[subscription]
         own = 0 if is_browse else 1
         is_newest = self._version is Version.V1_2
+        is_of_many = subscription in self._of_many
         add = parts.extend
         for delivery in deliveries:
             message = delivery.message
@@ -423,6 +438,8 @@ class StompServer:
             if delivery.is_first_of_group and not is_browse:
                 flags += f"{_FIRST_OF_GROUP}:true\n"
             header = message.header
+            if is_of_many:
+                header = _of_queue(header, delivery.address)
             if not is_newest:
                 header = self._for_older_version(header)
             add(
@@ -458,6 +475,14 @@ class StompServer:
         if fault.receipt is not None:
             headers["receipt-id"] = fault.receipt
         return self._protocol.send(Frame("ERROR", headers, (fault.detail or fault.summary).encode()))
+
+
+def _of_queue(header: bytes, address: str) -> bytes:
+    """Header lines that name this queue, whatever it was sent to: a composite destination, a topic, another queue."""
+    line = f"\n{header_line('destination', address, Version.V1_2)}".encode()
+    if line in b"\n" + header:
+        return header
+    return envelope.write_header(envelope.read_header(header) | {"destination": address})
 
 
 REQUESTS: dict[str, Callable[[StompServer, Frame], Command]] = {

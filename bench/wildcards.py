@@ -1,0 +1,66 @@
+"""How much does the engine alone dispatch to those who take from many queues? `python -m bench.wildcards`"""
+
+import time
+
+from truenext.commands import Ack, AckMode, Send, Subscribe
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.session import Session
+from truenext.message import Message
+
+CASES = [
+    # Queues, wildcards, window, messages in a turn
+    (1, 1, 1000, 200),
+    (1000, 1, 1000, 200),
+    (1000, 1, 1000, 1),
+    (1000, 1, 1, 50_000),
+    (10_000, 1, 1000, 200),
+    (1000, 10, 1000, 200),
+]
+MESSAGES = 50_000
+HEADER = b"content-length:1\n"
+
+
+def measure(queues: int, wildcards: int, window: int, in_a_turn: int) -> tuple[float, float]:
+    """Seconds that the subscriptions took, and messages in a second of the processor."""
+    engine = Engine()
+    engine.tick(10**12, 0)
+    engine.start()
+    batch = engine.take_batch()
+    assert batch is not None
+    engine.committed(batch)
+    sender, receiver = engine.connect("sender"), engine.connect("receiver")
+    destinations = [parse(f"/queue/q.{number}", "sender") for number in range(queues)]
+    for destination in destinations:
+        engine.send(sender, Send(destination, Message(4, False, 0, HEADER, b"x")))
+    began = time.perf_counter()
+    for number in range(wildcards):
+        engine.subscribe(receiver, Subscribe(f"w{number}", parse("/queue/q.*", ""), AckMode.INDIVIDUAL, window))
+    subscribing = time.perf_counter() - began
+    _drain(engine, receiver)
+    messages = [Message(number % 10, False, 0, HEADER, b"x") for number in range(MESSAGES)]
+    began = time.process_time()
+    for first in range(0, MESSAGES, in_a_turn):
+        for number in range(first, min(first + in_a_turn, MESSAGES)):
+            engine.send(sender, Send(destinations[number * 7919 % queues], messages[number]))
+        _drain(engine, receiver)
+    return subscribing, MESSAGES / (time.process_time() - began)
+
+
+def _drain(engine: Engine, receiver: Session) -> None:
+    while deliveries := engine.turn().deliveries:
+        for consumer, entries in deliveries.items():
+            for entry in entries:
+                engine.acknowledge(receiver, Ack(consumer.subscription, entry.sequence))
+        engine.taken(receiver)
+
+
+def main() -> None:
+    print(f"{'queues':>8} {'wildcards':>10} {'window':>8} {'in a turn':>10} {'subscribing':>12} {'messages/s':>11}")
+    for queues, wildcards, window, in_a_turn in CASES:
+        subscribing, rate = measure(queues, wildcards, window, in_a_turn)
+        print(f"{queues:8} {wildcards:10} {window:8} {in_a_turn:10} {subscribing * 1000:9.0f} ms {rate:11,.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Which consumer gets which message now, in queues from which somebody takes who takes from others as well.
+
+Those are served together: of all that is next for somebody, in whichever queue, the smallest K goes first. So what a
+wildcard gets is its true next; what others get is that of their queue as ever. A turn costs what was touched and what
+is dispatched, times the wildcards of these queues; a queue in which nothing happens costs nothing. Source: contract,
+"Wildcards"
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from truenext.destination import Kind
+from truenext.engine.choosing import HOLDS, Choosing, GroupChoosing, preference, take
+from truenext.engine.lane import WHOLE
+from truenext.engine.wildcard import NOWHERE
+from truenext.order import RANKS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from truenext.engine.consumer import Consumer
+    from truenext.engine.dispatch import Deliveries, Dispatcher
+    from truenext.engine.lane import Entry, Lane
+    from truenext.engine.paging import Paging
+    from truenext.engine.queue import Queue
+    from truenext.engine.wildcard import Wildcard, Wildcards
+
+READ_AHEAD = 8
+"""Lanes of which something has to be read before anything else that are read at the same time for one wildcard."""
+
+
+class JointDispatch:
+    """The dispatch of one turn."""
+
+    __slots__ = (
+        "_best",
+        "_committed",
+        "_deliveries",
+        "_dispatcher",
+        "_expire",
+        "_firsts",
+        "_given",
+        "_lanes",
+        "_limits",
+        "_now_ms",
+        "_offers",
+        "_paging",
+        "_ways",
+        "_wildcards",
+    )
+
+    def __init__(
+        self,
+        wildcards: Wildcards,
+        dispatcher: Dispatcher,
+        paging: Paging,
+        expire: Callable[[Entry], object],
+        *,
+        committed: int,
+        now_ms: int,
+        deliveries: Deliveries,
+    ) -> None:
+        self._wildcards = wildcards
+        self._dispatcher = dispatcher
+        self._paging = paging
+        self._expire = expire
+        self._committed = committed
+        self._now_ms = now_ms
+        self._deliveries = deliveries
+        self._ways: dict[Queue, Choosing] = {}
+        self._firsts: dict[Queue, dict[Consumer, Entry]] = {}
+        """What is next for those who take from that queue alone, and have credit."""
+        self._best: dict[Queue | Wildcard, Entry | None] = {}
+        """The first of these of each queue, and what is next for a wildcard."""
+        self._offers: list[tuple[int, int, int, Queue | Wildcard]] = []
+        """The same as a heap: rank and sequence, a number to tell them apart, whose it is. Some are no longer true."""
+        self._limits: dict[tuple[Wildcard, int], int] = {}
+        """What is being committed that a wildcard could take, by rank: its first sequence."""
+        self._lanes: dict[Lane, None] = {}
+        self._given: dict[Queue, tuple[list[Entry], list[int]]] = {}
+
+    def run(self, touched: Iterable[Queue]) -> Iterable[Lane]:
+        """Give out true nexts until nobody has credit or nothing is ready. Returns the lanes that somebody waits for
+        until they are read, or came to."""
+        wildcards: dict[Wildcard, None] = {}
+        queues: list[Queue] = []
+        for queue in touched:
+            wildcards.update(dict.fromkeys(queue.wildcards))
+            if queue.destination.kind is not Kind.QUEUES:
+                queues.append(queue)
+                if any(consumer.has_express for consumer in queue.consumers):
+                    self._wildcards.expressive[queue] = None
+        for wildcard in wildcards:
+            wildcard.adjust_window(self._now_ms)
+        for queue in queues:
+            for consumer in queue.consumers:
+                consumer.adjust_window(self._now_ms)
+            self._look_at(queue)
+            self._ask_queue(queue)
+        for wildcard in wildcards:
+            self._ask(wildcard)
+        self._give_out()
+        self._express()
+        for queue, (entries, getters) in self._given.items():
+            self._dispatcher.account.dispatched(queue, entries, getters)
+        return self._lanes
+
+    def looked_at(self) -> Iterable[Queue]:
+        """The queues that were asked for what is next in them."""
+        return self._ways
+
+    def _give_out(self) -> None:
+        offers = self._offers
+        while offers:
+            rank, sequence, _, asker = heappop(offers)
+            entry = self._best.get(asker)
+            if entry is None or entry.sequence != sequence or entry.lane.rank != rank:
+                continue
+            queue = entry.lane.queue
+            takers = [one for one, first in self._firsts.get(queue, {}).items() if first is entry and one.is_open()]
+            takers += [one for one in queue.wildcards if one.is_open() and self._next(one) is entry]
+            if takers:
+                taker = min(takers, key=lambda one: preference(one, one.number))
+                take(entry)
+                self._give(entry, taker)
+            else:
+                # Subscriptions of one connection share its room.
+                self._ask_again(queue, asker)
+
+    def _give(self, entry: Entry, taker: Consumer) -> None:
+        queue = entry.lane.queue
+        if taker.scan_of(queue) is None:
+            self._lanes[entry.lane] = None
+        self._dispatcher.give(entry, taker, self._now_ms, self._deliveries)
+        entries, getters = self._given.setdefault(queue, ([], []))
+        entries.append(entry)
+        getters.append(taker.number)
+        if entry.group:
+            # What is being committed of it may be another's now.
+            self._limits.clear()
+        self._look_at(queue)
+        self._ask_queue(queue)
+        for wildcard in queue.wildcards:
+            self._ask(wildcard)
+
+    def _ask_again(self, queue: Queue, asker: Queue | Wildcard) -> None:
+        if asker is queue:
+            self._ask_queue(queue)
+        else:
+            self._best[asker] = None
+
+    def _express(self) -> None:
+        for queue in list(self._wildcards.expressive):
+            if not any(consumer.has_express for consumer in queue.consumers):
+                del self._wildcards.expressive[queue]
+            elif not queue.is_paused:
+                consumers = queue.all_consumers() if queue.owner is None else [queue.owner]
+                self._way(queue).express(consumers, self._give)
+
+    # ---- What is next ----
+
+    def _way(self, queue: Queue) -> Choosing:
+        way = self._ways.get(queue)
+        kind = Choosing if queue.groups is None else GroupChoosing
+        if type(way) is not kind:
+            way = kind(queue, self._paging, self._expire, committed=self._committed, now_ms=self._now_ms)
+            self._ways[queue] = way
+        assert way is not None, "it was just made"
+        return way
+
+    def _ask_queue(self, queue: Queue) -> None:
+        """What is next for those who take from this queue alone?"""
+        self._best[queue] = None
+        firsts = self._firsts[queue] = {}
+        if queue.is_paused or not queue.consumers:
+            return
+        way = self._way(queue)
+        way.last = None
+        for consumer in queue.consumers:
+            if consumer.is_open() and queue.owner in (None, consumer):
+                entry = way.first_for(consumer)
+                if entry is not None:
+                    firsts[consumer] = entry
+        if way.last is not None:
+            self._lanes[way.last] = None
+        if firsts:
+            best = min(firsts.values(), key=lambda entry: (entry.lane.rank, entry.sequence))
+            self._best[queue] = best
+            heappush(self._offers, (best.lane.rank, best.sequence, queue.number, queue))
+
+    def _ask(self, wildcard: Wildcard) -> None:
+        entry = self._best[wildcard] = self._true_next(wildcard)
+        if entry is not None:
+            heappush(self._offers, (entry.lane.rank, entry.sequence, -wildcard.number, wildcard))
+
+    def _next(self, wildcard: Wildcard) -> Entry | None:
+        if wildcard not in self._best:
+            self._ask(wildcard)
+        return self._best[wildcard]
+
+    def _look_at(self, queue: Queue) -> None:
+        """Something has changed in a queue: see where its lanes begin for those who take from others as well."""
+        for wildcard in queue.wildcards:
+            is_over = queue.is_paused or queue.owner not in (None, wildcard)
+            way = self._way(queue)
+            for rank in RANKS:
+                head = None if is_over else way.head_for(wildcard, rank)
+                if head is None:
+                    sequence = NOWHERE
+                elif isinstance(head, int):
+                    is_over = head == HOLDS
+                    sequence = NOWHERE if is_over else head
+                else:
+                    sequence = head.sequence
+                wildcard.stands(queue, rank, sequence)
+
+    def _true_next(self, wildcard: Wildcard) -> Entry | None:
+        """None also if something has to be read or tested before."""
+        if not wildcard.is_open():
+            return None
+        for rank, heap in enumerate(wildcard.heads):
+            while heap:
+                sequence, _, queue = heap[0]
+                if wildcard.queues[queue][rank] != sequence:
+                    heappop(heap)
+                    continue
+                if self._limit(wildcard, rank) < sequence:
+                    # So do all of this rank wait.
+                    break
+                head = self._way(queue).head_for(wildcard, rank)
+                if head is None or head == HOLDS:
+                    wildcard.stands(queue, rank, NOWHERE)
+                elif isinstance(head, int):
+                    if head == sequence:
+                        self._wait_for(wildcard, rank)
+                        return None
+                    wildcard.stands(queue, rank, head)
+                elif head.sequence == sequence:
+                    return head
+                else:
+                    wildcard.stands(queue, rank, head.sequence)
+        return None
+
+    def _wait_for(self, wildcard: Wildcard, rank: int) -> None:
+        """The first thing to do for it is to read; what comes soon is read at the same time."""
+        for _, _, queue in wildcard.heads[rank][:READ_AHEAD]:
+            lane = queue.lanes[rank]
+            if wildcard.scan_of(queue) is None and wildcard.queues[queue][rank] != NOWHERE:
+                self._lanes[lane] = None
+
+    def _limit(self, wildcard: Wildcard, rank: int) -> int:
+        """The first sequence of this rank that is being committed and that it could take."""
+        limit = self._limits.get((wildcard, rank))
+        if limit is None:
+            limit = self._limits[wildcard, rank] = next(
+                (entry.sequence for entry in self._wildcards.in_flight[rank] if self._could_take(wildcard, entry)),
+                WHOLE,
+            )
+        return limit
+
+    def _could_take(self, wildcard: Wildcard, entry: Entry) -> bool:
+        lane = entry.lane
+        queue = lane.queue
+        if entry.batch <= self._committed or queue not in wildcard.queues:
+            return False
+        if queue.is_paused or queue.owner not in (None, wildcard):
+            return False
+        message = entry.message
+        if wildcard.wanted is not None and message is not None and not wildcard.wanted.matches(message):
+            return False
+        if not entry.group:
+            return True
+        groups = queue.known_groups
+        return groups.is_open_to(wildcard, entry.group) and not groups.does_wait(entry.group, lane.rank, entry.sequence)

@@ -1,0 +1,191 @@
+"""Which queues does a consumer of a pattern take from, in what order, and at what cost?"""
+
+import pytest
+
+from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
+from truenext.destination import parse
+from truenext.engine import wildcard
+from truenext.engine.choosing import Choosing
+from truenext.engine.engine import Engine
+from truenext.engine.wildcard import Wildcard
+from truenext.message import Message
+from truenext.policy import Policies, Policy
+
+
+class World:
+    def __init__(self, policies: Policies | None = None) -> None:
+        self.engine = Engine(policies=policies)
+        self.engine.start()
+        self.commit()
+        self.session = self.engine.connect("s")
+
+    def commit(self) -> None:
+        batch = self.engine.take_batch()
+        assert batch is not None
+        self.engine.committed(batch)
+
+    def send(self, queue: str, priority: int = 4, *, persistent: bool = False, topic: bool = False) -> None:
+        message = Message(priority, persistent, 0, b"content-length:0\n", b"")
+        self.engine.send(self.session, Send(parse(f"/{'topic' if topic else 'queue'}/{queue}", "s"), message))
+
+    def subscribe(self, pattern: str, *, window: int = 1000, name: str = "w", is_exclusive: bool = False) -> None:
+        address = parse(f"/queue/{pattern}", "s")
+        self.engine.subscribe(
+            self.session, Subscribe(name, address, AckMode.INDIVIDUAL, window, is_exclusive=is_exclusive)
+        )
+
+    def turn(self) -> list[tuple[str, str, int]]:
+        """Who got what: subscription, queue and sequence."""
+        deliveries = self.engine.turn().deliveries
+        return [
+            (to.subscription, each.lane.queue.name, each.sequence) for to, got in deliveries.items() for each in got
+        ]
+
+    def taken_by(self, pattern: str) -> list[str]:
+        self.subscribe(pattern)
+        consumer = self.session.consumers["w"]
+        return sorted(queue.name for queue in consumer.all_queues())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        (">", ["orders", "orders.eu"]),
+        ("*", ["orders"]),
+        ("orders.*", ["orders.eu"]),
+        ("*.*", ["orders.eu"]),
+        ("DLQ.>", ["DLQ.orders"]),
+        ("*.orders", []),
+        ("Consumer.>", ["Consumer.a.VirtualTopic.t"]),
+        ("failed.>", []),
+    ],
+)
+def test_dead_letters_and_virtual_topics_are_meant_by_name_alone_and_what_is_not_ordinary_never(
+    pattern: str, meant: list[str]
+) -> None:
+    world = World(Policies(Policy(), {"special": Policy(dead_letters="failed.orders")}))
+    for queue in ("orders", "orders.eu", "DLQ.orders", "Consumer.a.VirtualTopic.t", "failed.orders"):
+        world.send(queue)
+    for address in ("/temp-queue/private", "/topic/news"):
+        world.engine.subscribe(world.session, Subscribe(address, parse(address, "s"), AckMode.INDIVIDUAL, 1))
+    news = Subscribe("d", parse("/topic/news.>", "s"), AckMode.INDIVIDUAL, 1, durable="me,d")
+    world.engine.subscribe(world.session, news)
+    assert world.taken_by(pattern) == meant
+
+
+def test_a_queue_that_a_dead_letter_makes_is_taken_from_in_the_same_turn_as_that_is_durable() -> None:
+    world = World()
+    world.subscribe("DLQ.*")
+    world.subscribe("*", name="all")
+    world.send("a")
+    assert world.turn() == [("all", "a", 1)]
+    world.engine.refuse(world.session, Nack("all", 1, is_poison=True))
+    assert world.turn() == []
+    world.commit()
+    assert world.turn() == [("w", "DLQ.a", 2)]
+
+
+def test_equals_wait_for_what_is_being_committed_in_another_queue_and_others_do_not() -> None:
+    world = World()
+    world.subscribe("*")
+    world.send("a", persistent=True)
+    world.send("b")
+    world.send("b", 3)
+    world.send("b", 5)
+    assert world.turn() == [("w", "b", 4), ("w", "b", 3)]
+    world.commit()
+    assert world.turn() == [("w", "a", 1), ("w", "b", 2)]
+
+
+def test_what_was_being_committed_before_the_subscription_is_waited_for_as_well() -> None:
+    world = World()
+    world.send("a", persistent=True)
+    world.send("b")
+    world.subscribe("*")
+    assert world.turn() == []
+    world.commit()
+    assert world.turn() == [("w", "a", 1), ("w", "b", 2)]
+
+
+def test_who_takes_from_one_queue_alone_waits_for_no_other() -> None:
+    world = World()
+    world.subscribe("*")
+    world.subscribe("b", name="one")
+    world.send("a", persistent=True)
+    world.send("b")
+    assert world.turn() == [("one", "b", 2)]
+
+
+def test_a_paused_queue_holds_nobody_back() -> None:
+    world = World()
+    world.subscribe("*")
+    world.send("a", persistent=True)
+    world.send("b")
+    assert world.turn() == []
+    world.engine.pause("a")
+    assert world.turn() == [("w", "b", 2)]
+    world.commit()
+    assert world.turn() == []
+    world.engine.resume("a")
+    assert world.turn() == [("w", "a", 1)]
+
+
+def test_an_exclusive_consumer_of_one_queue_keeps_that_from_others_and_nothing_else() -> None:
+    world = World()
+    world.subscribe("*")
+    world.subscribe("a", name="own", is_exclusive=True, window=1)
+    for queue in "aab":
+        world.send(queue)
+    assert sorted(world.turn()) == [("own", "a", 1), ("w", "b", 3)]
+    world.engine.unsubscribe(world.session, Unsubscribe("own"))
+    assert world.turn() == [("w", "a", 1), ("w", "a", 2)]
+
+
+def test_an_exclusive_one_of_a_pattern_is_exclusive_in_each_queue() -> None:
+    world = World()
+    world.subscribe("a", name="one")
+    world.subscribe("*", is_exclusive=True, window=1)
+    for queue in "ab":
+        world.send(queue)
+    assert world.turn() == [("w", "a", 1)]
+    world.engine.acknowledge(world.session, Ack("w", 1))
+    assert world.turn() == [("w", "b", 2)]
+
+
+def test_a_message_costs_its_own_queue_and_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+    head_for = Choosing.head_for
+
+    def counting(way: Choosing, *arguments: object) -> object:
+        nonlocal asked
+        asked += 1
+        return head_for(way, *arguments)  # type: ignore[arg-type]
+
+    world = World()
+    for number in range(500):
+        world.send(f"q.{number}", number % 10)
+    world.subscribe("q.*", window=1)
+    world.turn()
+    monkeypatch.setattr(Choosing, "head_for", counting)
+    for _ in range(499):
+        (sequence,) = world.session.consumers["w"].held
+        world.engine.acknowledge(world.session, Ack("w", sequence))
+        assert len(world.turn()) == 1
+    assert asked <= 499 * 30
+
+
+def test_heads_that_are_no_longer_true_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wildcard, "STALE_MIN", 4)
+    world = World()
+    world.subscribe("*", window=1)
+    world.send("b")
+    assert world.turn() == [("w", "b", 1)]
+    world.subscribe("a", name="one", window=1)
+    world.send("a")
+    for sequence in range(2, 200):
+        world.send("a")
+        assert world.turn() == [("one", "a", sequence)], "the other one has no credit"
+        world.engine.acknowledge(world.session, Ack("one", sequence))
+    consumer = world.session.consumers["w"]
+    assert isinstance(consumer, Wildcard)
+    assert all(len(heap) <= 8 for heap in consumer.heads)
