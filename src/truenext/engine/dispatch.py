@@ -196,6 +196,8 @@ class Dispatcher:
                 deliveries[consumer] = [entry]
             if consumer.is_open():
                 heapreplace(takers, (consumer.standing, len(held), consumer.served_at, takers[0][3], consumer))
+                if takers[0][4] is consumer:
+                    continue
             else:
                 heappop(takers)
             # Subscriptions of one connection share its room: those behind may just have lost theirs.

@@ -81,6 +81,10 @@ from truenext.record import DUE_TIMERS, split_lane_key
 from truenext.room import Room
 from truenext.schedule import Schedule
 
+# A member of an enumeration costs more to look up than a name; these are asked for with every message.
+_PLENTY = Room.PLENTY
+_QUEUE = Kind.QUEUE
+
 
 class Effects(NamedTuple):
     """What one turn asks the shell to do, answers first."""
@@ -420,24 +424,28 @@ class Engine:
             transaction.size += size
             self.memory.open += size
             return
-        if send.producer is not None and self._is_repeat(session, send.producer, send.number):
+        producer = send.producer
+        if producer is not None and self._is_repeat(session, producer, send.number):
             return
         self._admit(session, send)
+        message = send.message
+        destination = send.destination
         if send.schedule is not None:
             # Whatever can be refused is refused now.
             self._queues_for(send)
-            is_stored = send.message.persistent
-            self._schedule(send.destination, send.message, send.schedule)
-        elif send.destination.is_spread:
+            is_stored = message.persistent
+            self._schedule(destination, message, send.schedule)
+        elif destination.is_spread:
             is_stored = self._spread(send)
         else:
-            is_stored = send.message.persistent and send.destination.kind is Kind.QUEUE
-            queue = self._queue(send.destination)
+            is_stored = message.persistent and destination.kind is _QUEUE
+            # Most queues are there.
+            queue = self._queues.get(destination.name) or self._queue(destination)
             if queue is not None:
                 visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
-                self._accept(queue, send.message, 0 if visible_at_once else self._batch.number)
-        if send.producer is not None:
-            self._record_number(send.producer, send.number, is_stored)
+                self._accept(queue, message, 0 if visible_at_once else self._batch.number)
+        if producer is not None:
+            self._record_number(producer, send.number, is_stored)
         if is_stored:
             session.batch = self._batch.number
 
@@ -1018,7 +1026,7 @@ class Engine:
     def _admit(self, session: Session, send: Send) -> None:
         """Raises: NoRoomError if the store has no room for what this connection sends."""
         session.has_sent = True
-        if self.room is Room.PLENTY or send.destination.kind is Kind.TEMPORARY:
+        if self.room is _PLENTY or send.destination.kind is Kind.TEMPORARY:
             return
         if self.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
             raise NoRoomError("the broker's disk is as full as it may be; try again when messages were consumed")
@@ -1047,8 +1055,9 @@ class Engine:
             batch = max(batch, self._requested_in)
         message.arrived_ms = self.now_ms
         entry = Entry(sequence, message, queue.lane_of(message), batch, message.persistent, None)
-        if message.group:
-            entry.group = message.group
+        group = message.group
+        if group:
+            entry.group = group
             if queue.groups is None:
                 self._selections.begin_groups(queue)
         if message.persistent and not queue.is_temporary:
@@ -1061,13 +1070,13 @@ class Engine:
         if message.expires_ms and not queue.is_temporary:
             self._expiry.accepted(entry.lane, sequence, message.expires_ms, self._batch)
         account = self._account
-        if account.accepting is queue and account.accepting_batch == batch and not message.group:
+        if account.accepting is queue and account.accepting_batch == batch and not group:
             account.entries.append(entry)
         else:
             account.accepted(entry)
-        if queue.wildcards and batch > self._committed:
-            self._wildcards.accepted(entry)
         if batch:
+            if queue.wildcards and batch > self._committed:
+                self._wildcards.accepted(entry)
             self._is_awaited |= batch == self._batch.number
             self._waiting_queues.setdefault(batch, {})[queue] = None
         else:

@@ -75,6 +75,8 @@ _LATER_SUBSCRIBE = {
 _DURABLE_NAMES = ("activemq.subscriptionName", "activemq.subcriptionName", "durable-subscription-name")
 """As ActiveMQ calls it, as it misspelt it for years, and as its successor does."""
 _UNUSUAL_SEND = _HOP_HEADERS | {"reply-to", "JMSXGroupID"}
+# A member of an enumeration costs more to look up than a name; this one is asked for with every message.
+_QUEUE = Kind.QUEUE
 _PRIORITIES = {str(priority): priority for priority in range(10)}
 
 
@@ -195,12 +197,14 @@ class StompServer:
         if address is None:
             raise RemoteProtocolError("SEND without a destination")
         destination = parse(address, self._session_id)
-        if destination.kind is Kind.CONTROL:
-            return self._control(frame, destination)
-        if destination.kind is Kind.PATTERN or destination.kind is Kind.QUEUES:
-            raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to")
-        if destination.kind is Kind.DURABLE:
-            raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic")
+        kind = destination.kind
+        if kind is not _QUEUE:
+            if kind is Kind.CONTROL:
+                return self._control(frame, destination)
+            if kind is Kind.PATTERN or kind is Kind.QUEUES:
+                raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to")
+            if kind is Kind.DURABLE:
+                raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic")
         header = frame.lines
         producer = None
         number = 0
@@ -224,7 +228,9 @@ class StompServer:
         persistent = text is not None and (text == "true" or _boolean("persistent", text))
         text = headers.get("expires")
         expires_ms = 0 if text is None else _number("expires", text)
-        message = Message(priority, persistent, expires_ms, header, frame.body, group=group)
+        message = Message(priority, persistent, expires_ms, header, frame.body)
+        if group:
+            message.group = group
         return Send(destination, message, headers.get("transaction"), producer, number, schedule)
 
     def _forwarded(self, frame: Frame) -> bytes:
