@@ -6,8 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Spark takes all of them by itself.
-ON_ALL_CORES := --numprocesses auto --dist worksteal
+# One process more than there are processors, for some tests wait; Spark takes all of them by itself.
+ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --dist worksteal
 
 .PHONY: help setup demo check test simulate faults load kill crash bench bench-backlog lock clean
 
