@@ -1792,7 +1792,7 @@ def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> No
     patch.setattr(Transaction, "leave_out", lambda transaction, queue: [])
 
 
-@shows_rarely_in(TopicsMachine)
+@shows_in(TopicsMachine)
 def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
     forget = Paging.forget
 

@@ -48,7 +48,7 @@ from truenext.engine.endings import EndingRead, Endings
 from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.joint import JointDispatch
 from truenext.engine.lane import Entry, Lane, shared
-from truenext.engine.memory import Memory, size_of
+from truenext.engine.memory import Memory
 from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
@@ -593,16 +593,15 @@ class Engine:
         if queue.is_paused:
             # Its number may be that of another queue.
             self._set_paused(queue, is_paused=False)
-        recent = [entry for lane in queue.lanes for entry in lane.recent]
-        self.memory.leaving -= sum(size_of(entry.message) for entry in recent if entry.message is not None)
-        here = [*chain(*queue.lanes), *recent]
+        acknowledged: list[Entry] = []
         for session in self._sessions.values():
             for transaction in session.transactions.values():
-                here += transaction.leave_out(queue)
-        for entry in here:
+                acknowledged += transaction.leave_out(queue)
+        for entry in chain(*queue.lanes, *(lane.recent for lane in queue.lanes), acknowledged):
             if entry.stored is None:
                 # The others are on the pages that will be read.
                 self._account.expired(entry)
+        for entry in acknowledged:
             self._paging.went(entry)
         for lane in queue.lanes:
             self._paging.forget(lane)

@@ -193,6 +193,7 @@ class Paging:
 
     def forget(self, lane: Lane) -> None:
         """A lane has ended with its queue: nothing of it is in memory, or will be."""
+        self._memory.leaving -= sum(size_of(entry.message) for entry in lane.recent if entry.message is not None)
         for entry in (*lane, *lane.recent, *lane.bodiless.values()):
             self.went(entry)
         lane.clear()
