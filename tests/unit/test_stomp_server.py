@@ -315,7 +315,7 @@ def test_a_reply_to_that_can_be_no_queue_is_refused() -> None:
 HOP_HEADERS = [
     *("receipt", "transaction", "truenext-producer", "truenext-number"),
     *("message-id", "subscription", "ack", "redelivered", "timestamp"),
-    *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "JMSXGroupFirstForConsumer"),
+    *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "JMSXGroupFirstForConsumer", "browser"),
 ]
 
 
@@ -934,7 +934,8 @@ def test_whatever_a_subscription_is_called_its_messages_are_whole(
 
 
 BROKER_HEADERS = {*HOP_HEADERS, "destination", "content-length"}
-MEANT_FOR_THE_BROKER = {"", "reply-to", "priority", "persistent", "expires", *HOP_HEADERS[:4]}
+SCHEDULE_HEADERS = [f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON")]
+MEANT_FOR_THE_BROKER = {"", "reply-to", "priority", "persistent", "expires", *HOP_HEADERS[:4], *SCHEDULE_HEADERS}
 USER_NAMES = PRODUCER_TEXTS.filter(lambda name: name not in MEANT_FOR_THE_BROKER)
 USER_HEADERS = st.dictionaries(USER_NAMES | st.sampled_from(HOP_HEADERS[4:]), PRODUCER_TEXTS, max_size=5)
 BODIES = st.sampled_from([b"", b"x", b"\0", b"\n\n", b"\0MESSAGE\n\n\0"])
@@ -972,6 +973,7 @@ def as_1_0(text: str) -> str:
 
 @given(headers=USER_HEADERS, body=BODIES)
 @example(headers={"a": "x\r\n\r\n\0"[:-1], "b\n\nc": "\\n"}, body=b"\0")
+@example(headers={"browser": "", "JMSXGroupID": "", "JMSXGroupSeq": "x"}, body=b"")
 def test_whatever_values_a_1_2_producer_sends_1_0_gets_whole_frames(headers: dict[str, str], body: bytes) -> None:
     # Names that 1.0 cannot tell are below.
     headers = {name: value for name, value in headers.items() if ":" not in name and name == name.strip()}
