@@ -70,7 +70,7 @@ from truenext.engine.writing import mark, put, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
 from truenext.pattern import matches
-from truenext.policy import Policies, Policy, WhileWaiting
+from truenext.policy import Policies, WhileWaiting
 from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer
 from truenext.schedule import Schedule
 from truenext.selector import Selector
@@ -1101,8 +1101,8 @@ def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
-    def faulty(policy: Policy, attempts: int, due: int) -> bool:
-        return is_given_up(policy, attempts, due) and attempts != policy.attempts_max
+    def faulty(queue: Queue, attempts: int, due: int) -> bool:
+        return is_given_up(queue, attempts, due) and attempts != queue.policy.attempts_max
 
     patch.setattr("truenext.engine.engine.is_given_up", faulty)
 
@@ -1230,7 +1230,7 @@ def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
 
 @shows_rarely_in(BulkMachine)
 def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
-    patch.setattr("truenext.engine.bulk.is_given_up", lambda policy, attempts, due_ms: False)
+    patch.setattr("truenext.engine.bulk.is_given_up", lambda queue, attempts, due_ms: False)
 
 
 @shows_in(BulkMachine)

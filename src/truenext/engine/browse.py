@@ -230,7 +230,7 @@ class Browsing:
         lane = read.lane
         message = found.message
         attempts, deliveries, due_ms = found.mark
-        if message is None or (is_given_up(lane.queue.policy, attempts, due_ms) and not lane.queue.keeps_failures):
+        if message is None or is_given_up(lane.queue, attempts, due_ms):
             return None
         known = read.entry if isinstance(read, BrowseReadOne) else read.recent.get(found.sequence)
         if known is not None:

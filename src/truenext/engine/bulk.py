@@ -276,8 +276,7 @@ def _unread(lane: Lane, found: Found) -> Entry | None:
     if lane.aside is not None and found.sequence in lane.aside.strays:
         return None
     attempts, deliveries, due_ms = found.mark
-    queue = lane.queue
-    if is_given_up(queue.policy, attempts, due_ms) and not queue.keeps_failures:
+    if is_given_up(lane.queue, attempts, due_ms):
         return None
     entry = Entry(
         sequence=found.sequence,

@@ -67,7 +67,7 @@ class Choosing:
                 asked.append(heappop(offers)[2])
             takers = [one for number in asked for one in groups[scans[number]] if one.is_open()]
             if takers:
-                taker = min(takers, key=lambda one: (one.standing, len(one.held), one.served_at, places[one]))
+                taker = min(takers, key=lambda one: preference(one, places[one]))
                 entry.lane.lift(entry)
                 give(entry, taker)
             for number in asked:
@@ -151,15 +151,18 @@ class Choosing:
             entry = place.first()
             if entry is None:
                 return place.position + 1 if place.is_behind else None
-            if entry.batch > self._committed:
-                return None
-            if entry.message is None:
-                self._paging.ask_body(entry)
-                return HOLDS if entry.due_us else entry.sequence
-            if entry.due_us:
-                return HOLDS
             if not self._is_over(entry):
-                return entry
+                return self._found(entry)
+
+    def _found(self, entry: Entry) -> Head:
+        """What the first of what was found in a lane is for who waits for it."""
+        if entry.batch > self._committed:
+            return None
+        if entry.message is None:
+            self._paging.ask_body(entry)
+        if entry.due_us:
+            return HOLDS
+        return entry.sequence if entry.message is None else entry
 
     def head_for(self, consumer: Consumer, rank: int) -> Head:
         """The same of one lane."""
@@ -170,8 +173,11 @@ class Choosing:
         return None if place is None else self._head_wanted(place)
 
     def _is_over(self, entry: Entry) -> bool:
+        """It was ready, and has expired."""
         message = entry.message
         if message is None or not 0 < message.expires_ms <= self._now_ms:
+            return False
+        if entry.batch > self._committed or entry.due_us:
             return False
         take(entry)
         self._expire(entry)
@@ -253,15 +259,8 @@ class GroupChoosing(Choosing):
                     self._queue.selecting.behind[place] = None
                 # It is not known from where on.
                 return 0 if must_wait else None
-            if entry.batch > self._committed:
-                return None
-            if entry.message is None:
-                self._paging.ask_body(entry)
-                return HOLDS if entry.due_us else entry.sequence
-            if entry.due_us:
-                return HOLDS
             if not self._is_over(entry):
-                return entry
+                return self._found(entry)
 
 
 def preference(consumer: Consumer, place: int) -> tuple[int, int, int, int]:

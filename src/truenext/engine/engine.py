@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import attrgetter
 from sys import maxsize
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -84,6 +84,8 @@ from truenext.schedule import Schedule
 # A member of an enumeration costs more to look up than a name; these are asked for with every message.
 _PLENTY = Room.PLENTY
 _QUEUE = Kind.QUEUE
+
+_C = TypeVar("_C", bound=Consumer)
 
 
 class Effects(NamedTuple):
@@ -473,16 +475,7 @@ class Engine:
                 )
             queue = self._queue(destination)
         assert queue is not None, "the owner of a temporary queue is connected"
-        self._consumer_number += 1
-        consumer = Consumer(
-            session,
-            queue,
-            subscribe,
-            self.memory,
-            number=self._consumer_number,
-            served_at=self._dispatcher.dispatches,
-            now_ms=self.now_ms,
-        )
+        consumer = self._new_consumer(Consumer, session, queue, subscribe)
         if queue.destination.topic:
             # What waits in a subscription to a topic is what its selector wants.
             selector = None
@@ -498,8 +491,15 @@ class Engine:
         """To all queues whose names match a pattern."""
         # Nothing is ever in it.
         queue = Queue(subscribe.destination, 0, Policy())
+        wildcard = self._new_consumer(Wildcard, session, queue, subscribe)
+        session.consumers[subscribe.subscription] = wildcard
+        since = self._batches_from[0]
+        meant = self._wildcards.subscribe(wildcard, self._queues.values(), since, self._committed)
+        self._touched.update(dict.fromkeys([*meant, queue]))
+
+    def _new_consumer(self, kind: type[_C], session: Session, queue: Queue, subscribe: Subscribe) -> _C:
         self._consumer_number += 1
-        wildcard = Wildcard(
+        return kind(
             session,
             queue,
             subscribe,
@@ -508,10 +508,6 @@ class Engine:
             served_at=self._dispatcher.dispatches,
             now_ms=self.now_ms,
         )
-        session.consumers[subscribe.subscription] = wildcard
-        since = self._batches_from[0]
-        meant = self._wildcards.subscribe(wildcard, self._queues.values(), since, self._committed)
-        self._touched.update(dict.fromkeys([*meant, queue]))
 
     def browse(self, session: Session, browse: Browse) -> None:
         """Raises: RemoteProtocolError if the subscription is taken, the queue is another connection's, there is no such
@@ -709,9 +705,7 @@ class Engine:
 
         Raises: RemoteProtocolError if there is no such queue or too many, NoRoomError
         """
-        queue = self._queues.get(asked.queue)
-        if queue is None or queue.is_temporary:
-            raise RemoteProtocolError(f"there is no queue {asked.queue!r}")
+        queue = self._lasting_queue(asked.queue)
         if isinstance(asked, bulk.Purge):
             return queue
         if isinstance(asked, bulk.Redrive) and not queue.holds_dead_letters:
@@ -758,8 +752,7 @@ class Engine:
                 self._forget(entry)
                 continue
             destination, message = arrival
-            # Without asking for QUEUES_MAX: dead letters came from there, and of a move it was asked.
-            queue = self._queues.get(destination.name) or self._make_queue(destination)
+            queue = self._needed_queue(destination)
             self._account.moved(entry, queue, self._next_sequence)
             self._forget(entry)
             self._accept(queue, message, batch)
@@ -789,11 +782,15 @@ class Engine:
 
     def resume(self, name: str) -> None:
         """Raises: RemoteProtocolError if there is no such queue."""
+        queue = self._lasting_queue(name)
+        self._set_paused(queue, is_paused=False)
+        self._touched[queue] = None
+
+    def _lasting_queue(self, name: str) -> Queue:
         queue = self._queues.get(name)
         if queue is None or queue.is_temporary:
             raise RemoteProtocolError(f"there is no queue {name!r}")
-        self._set_paused(queue, is_paused=False)
-        self._touched[queue] = None
+        return queue
 
     def _set_paused(self, queue: Queue, *, is_paused: bool) -> None:
         # Also if it is so already: an answer that it is must not come before that is durable.
@@ -971,8 +968,7 @@ class Engine:
 
     def _give_up(self, lane: Lane) -> None:
         """Dead-letter what is in memory and has failed too often."""
-        policy = lane.queue.policy
-        failed = [entry for entry in lane if is_given_up(policy, entry.attempts, entry.due_us)]
+        failed = [entry for entry in lane if is_given_up(lane.queue, entry.attempts, entry.due_us)]
         if failed:
             failed.sort(key=attrgetter("sequence"))
             self._paging.take_out(lane, failed, self._batch.number)
@@ -1151,15 +1147,17 @@ class Engine:
     def _send_scheduled(self, name: str, to: str, message: Message) -> None:
         """Accept what is due, in the queue of this name, or everywhere that the address `to` stands for now."""
         if to:
-            queues = self._queues_of_parts(parse(to, ""), message, self._existing_queue)
+            queues = self._queues_of_parts(parse(to, ""), message, self._needed_queue)
         else:
-            queues = [self._existing_queue(Destination(Kind.QUEUE, name))]
+            queues = [self._needed_queue(Destination(Kind.QUEUE, name))]
         content = self._share(message, queues)
         for queue in queues:
             self._accept(queue, message, self._batch.number, content)
 
-    def _existing_queue(self, destination: Destination) -> Queue:
-        """Without asking for QUEUES_MAX, as it was there once."""
+    def _needed_queue(self, destination: Destination) -> Queue:
+        """Made if it is not there, without asking for QUEUES_MAX: it was there once, or asked for (a move), or what
+        failed must have a place to go.
+        """
         return self._queues.get(destination.name) or self._make_queue(destination)
 
     def _take_sequence(self) -> int:
@@ -1200,7 +1198,7 @@ class Engine:
         if has_failed:
             entry.attempts += 1
         # Also without a failure: the policy may have changed while somebody held it.
-        if is_given_up(queue.policy, entry.attempts, entry.due_us) and not queue.keeps_failures:
+        if is_given_up(queue, entry.attempts, entry.due_us):
             self._dead_letter(entry, entry.message)
             return
         is_away = False
@@ -1214,9 +1212,7 @@ class Engine:
         else:
             self._account.returned(entry, has_failed=has_failed)
         if is_away:
-            lane.delayed[entry.sequence] = entry
-            if entry.group:
-                queue.known_groups.delayed(entry)
+            lane.delay(entry)
         else:
             lane.give_back(entry)
             if queue.selecting is not None:
@@ -1237,8 +1233,7 @@ class Engine:
         destination, letter = dead_letter(
             message, origin.name, origin.policy, attempts=entry.attempts, cause=cause, now_ms=self.now_ms
         )
-        # Without asking for QUEUES_MAX: what failed must have a place to go.
-        dead_letters = self._queues.get(destination.name) or self._make_queue(destination)
+        dead_letters = self._needed_queue(destination)
         self._account.dead_lettered(entry, dead_letters, self._next_sequence)
         self._forget(entry)
         self._accept(dead_letters, letter, self._batch.number)
@@ -1248,9 +1243,7 @@ class Engine:
         lane = entry.lane
         queue = lane.queue
         if lane.delayed.get(entry.sequence) is entry:
-            del lane.delayed[entry.sequence]
-            if entry.group:
-                queue.known_groups.ended_delay(entry)
+            lane.end_delay(entry.sequence)
             lane.give_back(entry)
             if queue.selecting is not None:
                 queue.selecting.came_back(entry)
@@ -1317,14 +1310,13 @@ class Engine:
     def _expire(self, entry: Entry) -> None:
         """The time of a message has come that stands in no lane any more."""
         queue = entry.lane.queue
-        if not queue.keeps_failures:
-            if is_given_up(queue.policy, entry.attempts, entry.due_us):
-                # It had failed already, and only had to be read.
-                self._dead_letter(entry, entry.message)
-                return
-            if queue.policy.expired is Expired.DEAD_LETTER:
-                self._dead_letter(entry, entry.message, EXPIRED)
-                return
+        if is_given_up(queue, entry.attempts, entry.due_us):
+            # It had failed already, and only had to be read.
+            self._dead_letter(entry, entry.message)
+            return
+        if queue.policy.expired is Expired.DEAD_LETTER and not queue.keeps_failures:
+            self._dead_letter(entry, entry.message, EXPIRED)
+            return
         self._account.expired(entry)
         self._forget(entry)
 

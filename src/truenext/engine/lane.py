@@ -193,6 +193,18 @@ class Lane:
         if entry.message is None:
             self.bodiless[entry.sequence] = entry
 
+    def delay(self, entry: Entry) -> None:
+        """It waits for its next try, and others pass it, if not of its group."""
+        self.delayed[entry.sequence] = entry
+        if entry.group:
+            self.queue.known_groups.delayed(entry)
+
+    def end_delay(self, sequence: int) -> None:
+        """If it waited, it does no longer."""
+        entry = self.delayed.pop(sequence, None)
+        if entry is not None and entry.group:
+            self.queue.known_groups.ended_delay(entry)
+
     def leave_out(self, entry: Entry) -> None:
         """Forget a message that was given back."""
         entry.is_taken = True
@@ -220,9 +232,7 @@ class Lane:
             self.returned = [place for place in self.returned if place[0] not in gone]
             heapify(self.returned)
         for sequence in gone:
-            delayed = self.delayed.pop(sequence, None)
-            if delayed is not None and delayed.group:
-                self.queue.known_groups.ended_delay(delayed)
+            self.end_delay(sequence)
             self.bodiless.pop(sequence, None)
         recent = [entry for entry in self.recent if entry.sequence in gone]
         if recent:

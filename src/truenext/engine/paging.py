@@ -356,23 +356,18 @@ class Paging:
         del lane.aside.plucked[entry.sequence]
         entry.is_taken = True
         self.went(entry)
-        lane.delayed[entry.sequence] = entry
-        if entry.group:
-            lane.queue.known_groups.delayed(entry)
+        lane.delay(entry)
         self._waiting.append(entry)
 
     def _has_failed(self, entry: Entry) -> bool:
         """It was on its way to the dead-letter queue when the broker ended, or has to go there since."""
-        queue = entry.lane.queue
-        return is_given_up(queue.policy, entry.attempts, entry.due_us) and not queue.keeps_failures
+        return is_given_up(entry.lane.queue, entry.attempts, entry.due_us)
 
     def _set_aside(self, entry: Entry) -> None:
         """A message of a page waits for its next try: without its body, as it may for days."""
         lane = entry.lane
         self.went(entry)
-        lane.delayed[entry.sequence] = entry
-        if entry.group:
-            lane.queue.known_groups.delayed(entry)
+        lane.delay(entry)
         lane.horizon_min = max(lane.horizon_min, entry.sequence)
 
     def entry(self, lane: Lane, found: Found, message: Message) -> Entry:

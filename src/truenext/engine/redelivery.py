@@ -24,6 +24,8 @@ from truenext.policy import INDIVIDUAL, Policy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from truenext.engine.queue import Queue
+
 
 EXHAUSTED, EXPIRED, POISON = "attempts exhausted", "expired", "poison"
 """Why a message is a dead letter."""
@@ -34,11 +36,11 @@ _PERSISTENT = "truenext-original-persistent"
 _OWN = ("truenext-original-", "truenext-dead-letter-")
 
 
-def is_given_up(policy: Policy, attempts: int, due: int) -> bool:
-    """It failed too often, the failure just seen included, or somebody said that it is poison; `due` is the due time of
-    an entry, or of its mark.
+def is_given_up(queue: Queue, attempts: int, due: int) -> bool:
+    """It failed too often, the failure just seen included, or somebody said that it is poison, in a queue that does not
+    keep its failures; `due` is the due time of an entry, or of its mark.
     """
-    return attempts >= policy.attempts_max or due == DUE_NEVER
+    return (attempts >= queue.policy.attempts_max or due == DUE_NEVER) and not queue.keeps_failures
 
 
 def delay_of(policy: Policy, attempts: int, chance: Callable[[], float]) -> int:

@@ -383,7 +383,6 @@ class Selections:
         lane = read.lane
         aside = lane.aside
         assert aside is not None, "somebody has a selector"
-        keeps_failures, policy = lane.queue.keeps_failures, lane.queue.policy
         tested: list[Found] = []
         waiting: list[Found] = []
         recent = {entry.sequence for entry in lane.recent}
@@ -391,7 +390,7 @@ class Selections:
             sequence = found.sequence
             if sequence in lane.taken_out or sequence in aside.strays or sequence in recent or found.message is None:
                 continue
-            if is_given_up(policy, found.mark.attempts, found.mark.due_ms) and not keeps_failures:
+            if is_given_up(lane.queue, found.mark.attempts, found.mark.due_ms):
                 failed.append(self._paging.entry(lane, found, found.message))
                 lane.unread -= 1
             elif found.message.group and self._delays.left_ms(found.mark.due_ms):
