@@ -189,6 +189,9 @@ DUE_PIECE = 500
 DUE_PIECE_MIN = 16
 """Scheduled sends that are read at a time, at most and at least, and become messages in one go if they are due."""
 
+SHOWN_BYTES = 1000
+"""Bytes of a scheduled send's body that are shown."""
+
 BULK_PIECE = 500
 """Messages moved or removed in one go when somebody asks for that: others are served in between."""
 

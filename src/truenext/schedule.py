@@ -3,10 +3,10 @@ epoch; cron means UTC, whose days all have 24 hours.
 """
 
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import msgspec
 from cronsim import CronSim, CronSimError
+from msgspec.structs import replace
 
 from truenext.errors import RemoteProtocolError
 from truenext.limits import CRON_LENGTH_MAX, SCHEDULE_MS_MAX
@@ -28,13 +28,8 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Five fields, or none."""
     to: str = ""
     """The address, if it is not that of one queue."""
-
-
-class Waiting(NamedTuple):
-    """A scheduled send that is to be stored."""
-
-    due_ms: int
-    schedule: Schedule
+    due_ms: int = 0
+    """When it is due next, once it has been accepted."""
 
 
 def checked(schedule: Schedule) -> Schedule:
@@ -54,35 +49,34 @@ def checked(schedule: Schedule) -> Schedule:
     return schedule
 
 
-def begun(schedule: Schedule, now_ms: int) -> Waiting | None:
+def begun(schedule: Schedule, now_ms: int) -> Schedule | None:
     """A scheduled send that was just accepted; None if its time never comes."""
-    if not schedule.cron:
-        return Waiting(now_ms + schedule.delay_ms, schedule)
-    hit_ms = _next_hit(schedule.cron, now_ms)
-    return None if hit_ms is None else Waiting(hit_ms, schedule)
+    due_ms = _next_hit(schedule.cron, now_ms) if schedule.cron else now_ms + schedule.delay_ms
+    return None if due_ms is None else replace(schedule, due_ms=due_ms)
 
 
-def due(schedule: Schedule, due_ms: int, now_ms: int) -> tuple[bool, list[Waiting]]:
+def due(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]]:
     """Whether a message is sent when this is due, and what waits from then on. What was missed meanwhile is not made
     up for.
 
-    >>> due(Schedule(period_ms=10, repeat=2), 100, 135)
-    (True, [Waiting(due_ms=140, schedule=Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to=''))])
+    >>> due(Schedule(period_ms=10, repeat=2, due_ms=100), 135)
+    (True, [Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to='', due_ms=140)])
     """
-    rest: list[Waiting] = []
+    rest: list[Schedule] = []
     is_sent = True
+    due_ms, period_ms, repeat = schedule.due_ms, schedule.period_ms, schedule.repeat
     if schedule.cron:
         if schedule.delay_ms:
             is_sent = False
-            own = Schedule(period_ms=schedule.period_ms, repeat=schedule.repeat, to=schedule.to)
-            rest.append(Waiting(due_ms + schedule.delay_ms, own))
+            own_ms = due_ms + schedule.delay_ms
+            rest.append(Schedule(period_ms=period_ms, repeat=repeat, to=schedule.to, due_ms=own_ms))
         hit_ms = _next_hit(schedule.cron, max(due_ms, now_ms))
         if hit_ms is not None:
-            rest.append(Waiting(hit_ms, schedule))
-    if is_sent and schedule.repeat:
-        left = schedule.repeat if schedule.repeat == FOR_EVER else schedule.repeat - 1
-        again_ms = due_ms + schedule.period_ms * max(1, (now_ms - due_ms) // schedule.period_ms + 1)
-        rest.append(Waiting(again_ms, Schedule(period_ms=schedule.period_ms, repeat=left, to=schedule.to)))
+            rest.append(replace(schedule, due_ms=hit_ms))
+    if is_sent and repeat:
+        left = repeat if repeat == FOR_EVER else repeat - 1
+        again_ms = due_ms + period_ms * max(1, (now_ms - due_ms) // period_ms + 1)
+        rest.append(Schedule(period_ms=period_ms, repeat=left, to=schedule.to, due_ms=again_ms))
     return is_sent, rest
 
 

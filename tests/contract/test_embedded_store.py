@@ -29,7 +29,7 @@ from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
 from truenext.record import CONTENTS, DamagedRecord, content_key, decode, encode_reference, lane_key, sequence_of
 from truenext.store import journal
-from truenext.store.checkpoint import DATABASES_MAX, Checkpoint
+from truenext.store.checkpoint import DATABASES_MAX, FORMAT_VERSION, Checkpoint
 from truenext.store.embedded import SEGMENTS_BEHIND_MAX, EmbeddedStore
 from truenext.store.journal import Journal
 
@@ -132,7 +132,7 @@ def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> 
         txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
     before = (folder / "data.mdb").read_bytes()
     for _ in range(2):
-        with pytest.raises(StoreError, match="has format 1, this truenext reads format 7"):
+        with pytest.raises(StoreError, match=f"has format 1, this truenext reads format {FORMAT_VERSION}"):
             EmbeddedStore(tmp_path)
     assert (folder / "data.mdb").read_bytes() == before
 

@@ -39,7 +39,7 @@ from truenext.policy import Policies
 from truenext.record import encode, lane_key, message_key, sequence_of
 from truenext.store import export as export_module
 from truenext.store import salvage as salvage_module
-from truenext.store.checkpoint import DATABASES, DATABASES_MAX, Checkpoint
+from truenext.store.checkpoint import DATABASES, DATABASES_MAX, FORMAT_VERSION, Checkpoint
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME
 from truenext.store.lmdb_file import LmdbFile, Tree, metas
@@ -191,7 +191,7 @@ def test_a_folder_of_another_format_is_not_judged(tmp_path: Path) -> None:
         txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
     result = truenext("check", tmp_path)
     assert result.exit_code == 2
-    assert "has format 1, this truenext reads format 7" in result.stderr
+    assert f"has format 1, this truenext reads format {FORMAT_VERSION}" in result.stderr
 
 
 @pytest.mark.parametrize("left", ["no bytes", "zeros", "many zeros", "first page", "second page"])

@@ -204,6 +204,17 @@ class BrokerProcess:
             client.close()
         self._clients.clear()
 
+    def truenext(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command that talks to it."""
+        command = dying_with_us([TRUENEXT, *arguments, "--url", f"stomp://127.0.0.1:{self.port}"])
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def said(self, *arguments: str) -> str:
+        """By a command that succeeds."""
+        done = self.truenext(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def ask(self, verb: str) -> Any:
         """What the broker says about itself."""
         client = RawClient(self.port)

@@ -12,17 +12,6 @@ from tests.integration.broker_process import TRUENEXT, BrokerProcess
 from tests.integration.raw_client import RawClient, Refused, bodies
 
 
-def truenext(broker: BrokerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    url = f"stomp://127.0.0.1:{broker.port}"
-    return subprocess.run([TRUENEXT, *arguments, "--url", url], capture_output=True, text=True, timeout=60, check=False)
-
-
-def said(broker: BrokerProcess, *arguments: str) -> str:
-    done = truenext(broker, *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def asking(broker: BrokerProcess) -> RawClient:
     client = broker.connect()
     client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
@@ -46,7 +35,7 @@ def fill(broker: BrokerProcess, queue: str, count: int, *, transient_every: int 
 
 def test_what_waits_is_moved_in_order_transient_or_not(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 10)
-    assert said(broker, "move", queue, f"{queue}.new") == f"10 moved to {queue}.new\n"
+    assert broker.said("move", queue, f"{queue}.new") == f"10 moved to {queue}.new\n"
     moved = broker.what_is_left(f"{queue}.new")
     assert bodies(moved) == [str(number) for number in range(10)]
     assert {each.headers["destination"] for each in moved} == {f"/queue/{queue}.new"}
@@ -56,12 +45,12 @@ def test_what_waits_is_moved_in_order_transient_or_not(broker: BrokerProcess, qu
 
 def test_a_selector_a_limit_and_single_ids_say_what_is_moved(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 10)
-    said(broker, "move", queue, f"{queue}.red", "--selector", "colour = 'red'", "--limit", "2")
+    broker.said("move", queue, f"{queue}.red", "--selector", "colour = 'red'", "--limit", "2")
     assert bodies(broker.what_is_left(f"{queue}.red")) == ["1", "3"]
     (third,) = [each for each in broker.what_is_left(queue) if each.body == b"5"]
     sequence = third.headers["truenext-sequence"]
-    assert truenext(broker, "move", queue, f"{queue}.one", "--id", sequence).returncode == 0
-    again = truenext(broker, "move", queue, f"{queue}.one", "--id", sequence)
+    assert broker.truenext("move", queue, f"{queue}.one", "--id", sequence).returncode == 0
+    again = broker.truenext("move", queue, f"{queue}.one", "--id", sequence)
     assert (again.returncode, again.stderr) == (1, f"truenext: not moved: {sequence}\n")
     assert bodies(broker.what_is_left(f"{queue}.one")) == ["5"]
 
@@ -71,11 +60,11 @@ def test_a_purge_removes_what_waits_and_leaves_what_a_consumer_holds(broker: Bro
     client = broker.connect()
     client.subscribe(queue, prefetch=2)
     held = client.messages(2)
-    dry = json.loads(said(broker, "purge", queue, "--dry-run", "--json"))
+    dry = json.loads(broker.said("purge", queue, "--dry-run", "--json"))
     assert (dry["count"], dry["dry_run"]) == (8, True)
     left = "1 left: consumers hold them, or they are still being committed\n"
-    assert said(broker, "purge", queue, "--selector", "colour = 'red'") == f"4 removed\n{left}"
-    assert json.loads(said(broker, "purge", queue, "--json"))["count"] == 4
+    assert broker.said("purge", queue, "--selector", "colour = 'red'") == f"4 removed\n{left}"
+    assert json.loads(broker.said("purge", queue, "--json"))["count"] == 4
     client.nack(held[0])
     client.nack(held[1], confirmed=True)
     assert sorted(bodies(client.messages(2))) == ["0", "1"]
@@ -119,7 +108,7 @@ def test_kill_9_between_pieces_neither_loses_nor_doubles_what_is_moved(own_broke
         own_broker.kill()
         own_broker.close_clients()
         own_broker.start()
-    said(own_broker, "move", "q", "r")
+    own_broker.said("move", "q", "r")
     own_broker.await_facts("q", waiting=0)
     own_broker.await_facts("r", waiting=count - 1)
     there = Counter(bodies(own_broker.what_is_left("r")))
@@ -139,7 +128,7 @@ def test_kill_9_between_the_pieces_of_a_purge_brings_nothing_back(own_broker: Br
     own_broker.start()
     there = bodies(own_broker.what_is_left("q"))
     assert there in ([str(number) for number in range(begin, 200)] for begin in (50, 100))
-    said(own_broker, "purge", "q")
+    own_broker.said("purge", "q")
     own_broker.restart(is_clean=False)
     assert own_broker.queues().get("q") in (None, (0, 0, 0))
 
@@ -174,15 +163,15 @@ def test_a_paused_queue_takes_sends_and_acknowledgements_and_dispatches_nothing(
     client.send("q", b"held", persistent=True, confirmed=True)
     client.subscribe("q", prefetch=5)
     held = client.message()
-    said(own_broker, "pause", "q")
+    own_broker.said("pause", "q")
     client.send("q", b"while paused", persistent=True, confirmed=True)
     client.ack(held, confirmed=True)
     client.only(0)
-    assert "q (paused)" in said(own_broker, "queues")
+    assert "q (paused)" in own_broker.said("queues")
     client.disconnect()
     for is_clean in (True, False):
         own_broker.restart(is_clean=is_clean)
-        (facts,) = json.loads(said(own_broker, "queues", "--json"))
+        (facts,) = json.loads(own_broker.said("queues", "--json"))
         assert (facts["paused"], facts["waiting"]) == (True, 1)
         client = own_broker.connect()
         client.subscribe("q")
@@ -190,19 +179,19 @@ def test_a_paused_queue_takes_sends_and_acknowledgements_and_dispatches_nothing(
         client.disconnect()
     client = own_broker.connect()
     client.subscribe("q")
-    said(own_broker, "resume", "q")
+    own_broker.said("resume", "q")
     assert client.message().body == b"while paused"
     client.disconnect()
     own_broker.restart(is_clean=False)
-    assert not json.loads(said(own_broker, "queues", "--json"))[0]["paused"]
+    assert not json.loads(own_broker.said("queues", "--json"))[0]["paused"]
 
 
 def test_a_queue_can_be_paused_before_anybody_uses_it(own_broker: BrokerProcess) -> None:
-    said(own_broker, "pause", "new")
+    own_broker.said("pause", "new")
     own_broker.restart(is_clean=False)
     client = own_broker.connect()
     client.subscribe("new")
     client.send("new", b"first", confirmed=True)
     client.only(0)
-    said(own_broker, "resume", "new")
+    own_broker.said("resume", "new")
     assert client.message().body == b"first"

@@ -1,7 +1,6 @@
 """Is what fails tried again at its time, given up at the right one, and moved back once? Over a real broker."""
 
 import json
-import subprocess
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.broker_process import TRUENEXT, BrokerProcess
+from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, Refused, bodies
 from truenext.wire.stomp.frame import Frame
 
@@ -58,13 +57,6 @@ def fail(broker: BrokerProcess, queue: str, count: int, **headers: str) -> None:
     for _ in range(count):
         client.nack(client.message(), confirmed=True, headers=headers)
     client.disconnect()
-
-
-def truenext(broker: BrokerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    url = f"stomp://127.0.0.1:{broker.port}"
-    return subprocess.run(
-        [TRUENEXT, "redrive", *arguments, "--url", url], capture_output=True, text=True, timeout=60, check=False
-    )
 
 
 def test_two_hundred_poison_messages_are_tried_at_their_times_while_two_thousand_healthy_ones_pass(
@@ -122,7 +114,7 @@ def moved_back_once_over_kills(broker: BrokerProcess) -> None:
         broker.kill()
         broker.close_clients()
         broker.start()
-    assert truenext(broker, "DLQ.q").returncode == 0
+    assert broker.truenext("redrive", "DLQ.q").returncode == 0
     left = broker.what_is_left("DLQ.q") if "DLQ.q" in broker.queues() else []
     assert left == []
     there = Counter(bodies(broker.what_is_left("q")))
@@ -275,7 +267,7 @@ def test_queues_can_share_a_dead_letter_queue_in_which_failures_stay(tmp_path: P
             fail(broker, queue, 1)
         fail(broker, "undeliverable", 5)
         assert sorted(bodies(broker.what_is_left("undeliverable"))) == ["a", "b"]
-        moved = truenext(broker, "undeliverable")
+        moved = broker.truenext("redrive", "undeliverable")
         assert (moved.returncode, moved.stdout) == (0, "1 moved to a\n1 moved to b\n")
         assert bodies(broker.what_is_left("a")) == ["a"]
 
@@ -297,7 +289,7 @@ def dead_letters(broker: BrokerProcess, queue: str, count: int, **headers: str) 
 def test_a_dead_letter_is_moved_back_as_it_was(broker: BrokerProcess, queue: str) -> None:
     expires = str(int(time.time() * 1000) + 3_600_000)
     (letter,) = dead_letters(broker, queue, 1, expires=expires, colour="red", priority="6", persistent="true")
-    moved = truenext(broker, f"/queue/DLQ.{queue}")
+    moved = broker.truenext("redrive", f"/queue/DLQ.{queue}")
     assert (moved.returncode, moved.stdout) == (0, f"1 moved to {queue}\n")
     (message,) = broker.what_is_left(queue)
     assert not [name for name in message.headers if name.startswith(("truenext-original-", "truenext-dead-letter-"))]
@@ -316,14 +308,14 @@ def test_a_dead_letter_is_moved_back_as_it_was(broker: BrokerProcess, queue: str
 def test_an_expiry_that_is_past_does_not_come_back(broker: BrokerProcess, queue: str) -> None:
     dead_letters(broker, queue, 1, expires=str(int(time.time() * 1000) + 2000))
     time.sleep(2)
-    assert truenext(broker, f"DLQ.{queue}").stdout == f"1 moved to {queue}\n"
+    assert broker.truenext("redrive", f"DLQ.{queue}").stdout == f"1 moved to {queue}\n"
     (message,) = broker.what_is_left(queue)
     assert "expires" not in message.headers
 
 
 def test_a_dry_run_moves_nothing(broker: BrokerProcess, queue: str) -> None:
     dead_letters(broker, queue, 3)
-    assert truenext(broker, f"DLQ.{queue}", "--dry-run").stdout == f"3 would be moved to {queue}\n"
+    assert broker.truenext("redrive", f"DLQ.{queue}", "--dry-run").stdout == f"3 would be moved to {queue}\n"
     assert len(broker.what_is_left(f"DLQ.{queue}")) == 3
 
 
@@ -331,17 +323,17 @@ def test_single_ones_are_moved_and_those_not_there_are_named(broker: BrokerProce
     letters = dead_letters(broker, queue, 5)
     ids = [letters[at].headers["truenext-sequence"] for at in (3, 1)]
     options = [option for each in ids for option in ("--id", each)]
-    moved = truenext(broker, f"DLQ.{queue}", *options)
+    moved = broker.truenext("redrive", f"DLQ.{queue}", *options)
     assert (moved.returncode, moved.stdout) == (0, f"2 moved to {queue}\n")
     assert bodies(broker.what_is_left(queue)) == ["1", "3"]
-    again = truenext(broker, f"DLQ.{queue}", *options)
+    again = broker.truenext("redrive", f"DLQ.{queue}", *options)
     assert (again.returncode, again.stdout) == (1, "0 moved\n")
     assert all(each in again.stderr for each in ids)
 
 
 def test_a_limit_takes_the_true_next_ones(broker: BrokerProcess, queue: str) -> None:
     dead_letters(broker, queue, 5)
-    truenext(broker, f"DLQ.{queue}", "--limit", "2")
+    broker.truenext("redrive", f"DLQ.{queue}", "--limit", "2")
     assert bodies(broker.what_is_left(queue)) == ["0", "1"]
     assert bodies(broker.what_is_left(f"DLQ.{queue}")) == ["2", "3", "4"]
 
@@ -352,7 +344,7 @@ def test_what_a_consumer_holds_or_nobody_dead_lettered_is_left_alone(broker: Bro
     client.send(f"DLQ.{queue}", b"sent there", persistent=True, confirmed=True)
     client.subscribe(f"DLQ.{queue}", prefetch=1)
     held = client.message()
-    moved = truenext(broker, f"DLQ.{queue}")
+    moved = broker.truenext("redrive", f"DLQ.{queue}")
     left = "2 left: consumers hold them, or they do not say where they came from\n"
     assert (moved.returncode, moved.stdout) == (0, f"1 moved to {queue}\n{left}")
     client.ack(held, confirmed=True)
@@ -390,7 +382,7 @@ def test_ten_thousand_are_moved_in_order_from_the_disk_while_others_are_served(t
             client.nack(client.message(), headers={"truenext-poison": "true"})
         client.unsubscribe()
         assert broker.queues()["DLQ.q"].waiting == count
-        assert truenext(broker, "DLQ.q").stdout == f"{count:,} moved to q\n"
+        assert broker.truenext("redrive", "DLQ.q").stdout == f"{count:,} moved to q\n"
         client.subscribe("q", ack="auto")
         assert [int(client.message().body) for _ in range(count)] == list(range(count))
         broker.await_facts("DLQ.q", waiting=0)

@@ -92,6 +92,84 @@ def test_a_cron_expression_is_taken_and_counted(own_broker: BrokerProcess) -> No
     assert json.dumps(own_broker.queues()["q"]) == "[0, 0, 0]"
 
 
+HOUR_MS = 3_600_000
+
+
+def fill(broker: BrokerProcess, count: int) -> None:
+    """Due one second after the other, from an hour on, the last one first."""
+    client = broker.connect()
+    for number in range(count):
+        headers = {"AMQ_SCHEDULED_DELAY": str(HOUR_MS + (count - number) * 1000), "even": str(number % 2 == 0)}
+        is_persistent = bool(number % 3)
+        client.send("q", b"%d" % number, persistent=is_persistent, confirmed=number == count - 1, headers=headers)
+    client.disconnect()
+
+
+def test_the_command_shows_what_is_due_first_first(own_broker: BrokerProcess) -> None:
+    fill(own_broker, 1200)
+    done = own_broker.truenext("scheduled", "q", "--limit", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    sends = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["body"] for each in sends] == ["1199", "1198", "1197"]
+    assert {each["to"] for each in sends} == {"/queue/q"}
+    assert sends[0]["headers"]["even"] == "False"
+    assert sends[0]["due_ms"] == pytest.approx(time.time() * 1000 + HOUR_MS, abs=60_000)
+    assert done.stderr == "3 of 1,200; --limit shows more\n"
+    assert len(own_broker.said("scheduled", "--limit", "2000", "--json").splitlines()) == 1200
+    assert "1199" in own_broker.said("scheduled", "/queue/q", "--limit", "1")
+    assert scheduled(own_broker) == {"q": 1200}
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_what_the_command_cancelled_stays_so_whatever_becomes_of_the_broker(
+    own_broker: BrokerProcess, is_clean: bool
+) -> None:
+    fill(own_broker, 1200)
+    assert own_broker.said("unschedule", "q", "--selector", "even = 'True'", "--dry-run") == "600 would be cancelled\n"
+    assert own_broker.said("unschedule", "q", "--selector", "even = 'True'") == "600 cancelled\n"
+    assert scheduled(own_broker) == {"q": 600}
+    own_broker.restart(is_clean=is_clean)
+    left = [number for number in range(1, 1200, 2) if is_clean or number % 3]
+    shown = own_broker.said("scheduled", "q", "--limit", "2000", "--json").splitlines()
+    assert [json.loads(line)["body"] for line in shown] == [str(number) for number in reversed(left)]
+    number = json.loads(shown[0])["number"]
+    assert own_broker.said("unschedule", "q", "--id", str(number)) == "1 cancelled\n"
+    done = own_broker.truenext("unschedule", "q", "--id", str(number))
+    assert (done.returncode, done.stderr) == (1, f"truenext: not cancelled: {number}\n")
+    assert scheduled(own_broker) == {"q": len(left) - 1}
+
+
+def test_what_goes_to_topics_is_shown_and_cancelled_by_address(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    for destination in ("/topic/t", "/queue/a,/topic/t"):
+        headers = {"destination": destination, "AMQ_SCHEDULED_CRON": "0 0 1 1 *"}
+        client.say("SEND", headers, b"happy new year", confirmed=True)
+    assert own_broker.said("scheduled").count("0 0 1 1 *") == 2
+    assert own_broker.said("scheduled", "/topic/t").count("happy new year") == 1
+    assert own_broker.said("unschedule", "a,/topic/t") == "1 cancelled\n"
+    assert own_broker.said("scheduled", "--json").count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("unschedule", "nosuch"), "nothing is scheduled for 'nosuch'"),
+        (("scheduled", "/topic/nosuch"), "nothing is scheduled for topics"),
+        (("scheduled", "q", "--selector", "even ="), "selector"),
+        (("unschedule", "/nowhere/q"), "/nowhere/q"),
+    ],
+)
+def test_what_cannot_be_shown_or_cancelled_is_said(
+    own_broker: BrokerProcess, arguments: tuple[str, ...], why: str
+) -> None:
+    fill(own_broker, 1)
+    done = own_broker.truenext(*arguments)
+    assert done.returncode == 1
+    assert why in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert scheduled(own_broker) == {"q": 1}
+
+
 @pytest.mark.parametrize(
     ("destination", "headers", "why"),
     [

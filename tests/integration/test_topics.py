@@ -6,7 +6,6 @@ import pytest
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
-from tests.integration.test_bulk import said, truenext
 
 
 def follow(client: RawClient, address: str, *, name: str = "1", headers: dict[str, str] | None = None) -> None:
@@ -309,23 +308,23 @@ def test_a_durable_subscription_is_listed_browsed_moved_and_purged_by_its_name(
     for number in range(10):
         colour = "red" if number % 2 else "green"
         publish(reader, f"/topic/{queue}", str(number), {"persistent": str(number > 3).lower(), "colour": colour})
-    listed = {each["name"]: each for each in json.loads(said(broker, "queues", "--json"))}
+    listed = {each["name"]: each for each in json.loads(broker.said("queues", "--json"))}
     assert (listed[name]["waiting"], listed[name]["topic"]) == (10, queue)
-    assert said(broker, "browse", name, "--selector", "colour = 'red'").split() == list("13579")
-    assert said(broker, "browse", f"/subscription/{queue},n", "--limit", "2").split() == ["0", "1"]
-    assert said(broker, "move", name, f"{queue}.red", "--selector", "colour = 'red'") == f"5 moved to {queue}.red\n"
-    said(broker, "pause", name)
+    assert broker.said("browse", name, "--selector", "colour = 'red'").split() == list("13579")
+    assert broker.said("browse", f"/subscription/{queue},n", "--limit", "2").split() == ["0", "1"]
+    assert broker.said("move", name, f"{queue}.red", "--selector", "colour = 'red'") == f"5 moved to {queue}.red\n"
+    broker.said("pause", name)
     follow(reader, f"/topic/{queue}", headers={"activemq.subscriptionName": "n", "selector": "colour <> 'blue, light'"})
     assert not reader.arrived()
-    said(broker, "resume", name)
+    broker.said("resume", name)
     assert bodies(reader.only(5)) == list("02468")
     reader.unsubscribe()
-    assert said(broker, "purge", name) == "5 removed\n"
-    assert said(broker, "browse", name) == ""
+    assert broker.said("purge", name) == "5 removed\n"
+    assert broker.said("browse", name) == ""
     reader.say("UNSUBSCRIBE", {"id": "1", "activemq.subscriptionName": "n"}, confirmed=True)
-    done = truenext(broker, "purge", name)
+    done = broker.truenext("purge", name)
     assert (done.returncode, f"there is no queue {name!r}" in done.stderr) == (1, True)
-    assert "there is no durable subscription" in truenext(broker, "browse", name).stderr
+    assert "there is no durable subscription" in broker.truenext("browse", name).stderr
     assert bodies(broker.what_is_left(f"{queue}.red")) == list("13579")
 
 
@@ -354,9 +353,9 @@ def test_dead_letters_of_a_subscription_with_a_long_selector_go_back_until_it_en
     follow(reader, f"/topic/{queue}", headers=headers)
     publish(reader, f"/topic/{queue}", "bad", {"persistent": "true", "number": "7"})
     reader.nack(reader.message(), headers={"truenext-poison": "true"}, confirmed=True)
-    assert said(broker, "redrive", f"DLQ.subscription.{queue}.1").startswith("1 moved to subscription,")
+    assert broker.said("redrive", f"DLQ.subscription.{queue}.1").startswith("1 moved to subscription,")
     message = reader.message()
     assert message.body == b"bad"
     reader.nack(message, headers={"truenext-poison": "true"}, confirmed=True)
     reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
-    assert "1 left" in said(broker, "redrive", f"DLQ.subscription.{queue}.1")
+    assert "1 left" in broker.said("redrive", f"DLQ.subscription.{queue}.1")

@@ -43,7 +43,7 @@ from truenext.destination import Kind, parse
 from truenext.engine import groups, selecting
 from truenext.engine import place as places
 from truenext.engine.browse import Showing
-from truenext.engine.bulk import BulkLook, Move, Purge, Redrive
+from truenext.engine.bulk import BulkLook, Move, Purge, Redrive, Scheduled, Unschedule
 from truenext.engine.bulk import Wanted as BulkWanted
 from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
@@ -51,6 +51,8 @@ from truenext.engine.groups import GroupPlace
 from truenext.engine.lane import Entry
 from truenext.engine.paging import Found, PageRead
 from truenext.engine.queue import Queue
+from truenext.engine.schedule import HIDDEN_PREFIX
+from truenext.engine.schedule import Showing as ShownSends
 from truenext.engine.session import Session
 from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
@@ -179,6 +181,12 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
         2,
         SENDING | {"delays": st.lists(st.sampled_from([0, 1, 5, 5, 20, 20, 1000]), min_size=1, max_size=4)},
     ),
+    "read_scheduled": (0, {"queue": st.sampled_from(["a", "a", "b"]), "rank": st.sampled_from([0, 0, 0, 5])}),
+    "unschedule": (
+        0,
+        {"selector": st.sampled_from([None, *sorted(SELECTORS)]), "limit": st.sampled_from([1, 2, None])},
+    ),
+    "show_scheduled": (0, {"queue": st.sampled_from(["a", "b"])}),
     "read_for_bulk": (
         2,
         {
@@ -311,6 +319,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """A page of dead letters that was read, and none was moved yet."""
         self.piece: tuple[BulkLook, PageRead, str | None, list[Letter]] | None = None
         """The same of any queue, with the selector that is asked for, and the messages that there were."""
+        self.cancelling: tuple[BulkLook, PageRead] | None = None
+        """The same of what is scheduled."""
 
     @initialize(
         circumstances=st.runner().flatmap(lambda machine: st.fixed_dictionaries(machine.CIRCUMSTANCES)),
@@ -380,7 +390,7 @@ class BrokerMachine(RuleBasedStateMachine):
         )
         scheduler = self.engine._scheduler
         scheduler._send = partial(self._becomes_a_message, scheduler._send)
-        self.redriving = self.piece = None
+        self.redriving = self.piece = self.cancelling = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
         self._tick()
         queues = {number: self.engine.restore_queue(number, name) for number, name in recovered.queues.items()}
@@ -454,6 +464,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def actions(self) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         """What can happen now."""
         letters = self.oracle.letters
+        is_under_way = self.redriving is not None or self.piece is not None or self.cancelling is not None
+        can_do_bulk = self.engine.can_do_bulk and not is_under_way
         is_impossible = {
             "connect": len(self.sessions) >= PEERS_MAX,
             "subscribe": not self.sessions or len(self.oracle.readers) >= READERS_MAX,
@@ -467,13 +479,16 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.oracle.is_expired(letter) or (letter.is_restored and self.oracle.is_waiting_for_next_try(letter))
                 for letter in letters
             ),
-            "read_for_redrive": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
-            "redrive_at_once": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
+            "read_for_redrive": not can_do_bulk,
+            "redrive_at_once": not can_do_bulk,
             "redrive": self.redriving is None,
-            "read_for_bulk": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
-            "move_at_once": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
-            "purge_at_once": self.piece is not None or self.redriving is not None or not self.engine.can_do_bulk,
+            "read_for_bulk": not can_do_bulk,
+            "move_at_once": not can_do_bulk,
+            "purge_at_once": not can_do_bulk,
             "do_bulk": self.piece is None,
+            "read_scheduled": not can_do_bulk or not self.oracle.planned,
+            "unschedule": self.cancelling is None,
+            "show_scheduled": not can_do_bulk,
             "resume": not self.oracle.paused,
             "acknowledge": not self._answerable(),
             "acknowledge_and_read_on": not self._answerable(),
@@ -1000,6 +1015,44 @@ class BrokerMachine(RuleBasedStateMachine):
             planned = destination.address if destination.is_spread else queue
             self.oracle.schedule(peer, planned, parcel, delay)
 
+    def read_scheduled(self, queue: str, rank: int) -> None:
+        """The page of a piece, at the first lane from `rank` on that has anything."""
+        if queue in self.engine._scheduler.names():
+            read = self.engine.read_for_bulk(Unschedule(queue, after=(rank, 0)))
+            if read is not None:
+                page = self.disk.read_at_once(read)
+                note(f"# to be cancelled of {queue}: {_sketch(page)}")
+                self.cancelling = read, page
+
+    def unschedule(self, selector: str | None, limit: int | None) -> None:
+        """Anything may have happened since the page was read."""
+        assert self.cancelling is not None
+        read, page = self.cancelling
+        self.cancelling = None
+        priorities = set(range(10) if selector is None else SELECTORS[selector])
+        queue = read.lane.queue.name.removeprefix(HIDDEN_PREFIX)
+        here = self.oracle.planned_of(queue, [_label(_body_of(found)) for found in page.found], priorities)[:limit]
+        asked = Unschedule(queue, selector=selector, limit=limit)
+        note(f"engine.do_bulk({asked}, {_sketch(page)})")
+        answer = self.engine.do_bulk(asked, read, page)
+        self.oracle.cancelled(here, answer.moved)
+
+    def show_scheduled(self, queue: str) -> None:
+        """Without anything in between: each page of what is in the store by then."""
+        if queue not in self.engine._scheduler.names():
+            return
+        asked = Scheduled(queue)
+        shown: list[tuple[str, int]] = []
+        while (read := self.engine.read_for_bulk(asked)) is not None:
+            answer = self.engine.do_bulk(asked, read, self.disk.read_at_once(read))
+            assert isinstance(answer, ShownSends)
+            shown += [(each.body[:12].rstrip("."), each.due_ms) for each in answer.sends]
+            if answer.next is None:
+                break
+            asked = structs.replace(asked, after=answer.next, until=answer.until)
+        note(f"# scheduled for {queue}: {shown}")
+        self.oracle.check_shown_plans(queue, shown)
+
     def read_for_bulk(self, queue: str, rank: int, selector: str | None) -> None:
         """The page of a piece, at the first lane from `rank` on that has anything."""
         if self.oracle.is_any_on_its_way_to(queue) or queue not in {each.name for each in self.engine.queues()}:
@@ -1126,6 +1179,8 @@ class BrokerMachine(RuleBasedStateMachine):
             self.redrive(500)
         if self.piece is not None:
             self.do_bulk("b", None)
+        if self.cancelling is not None:
+            self.unschedule(None, None)
         for _ in range(ROUNDS_MAX):
             self.all_pages_are_there()
             self.take_all()
@@ -1149,6 +1204,10 @@ class BrokerMachine(RuleBasedStateMachine):
             at_least, at_most = self.oracle.waiting(queue.name)
             if not at_least <= queue.waiting() <= at_most:
                 raise Disagreement(f"{queue.name} counts {queue.waiting()} messages, not {at_least} to {at_most}")
+        for name in self.engine._scheduler.names():
+            planned = self.oracle.count_planned(name)
+            if self.engine.scheduled(name) != planned:
+                raise Disagreement(f"{name} counts {self.engine.scheduled(name)} scheduled sends, not {planned}")
         if wrong := left_in_memory(self.engine, self.policy):
             raise Disagreement(f"still in memory: {wrong}")
 
@@ -1655,6 +1714,9 @@ class ScheduledMachine(BrokerMachine):
     CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
         "schedule": 12,
+        "read_scheduled": 6,
+        "unschedule": 6,
+        "show_scheduled": 2,
         "send": 2,
         "advance": 8,
         "jump": 4,

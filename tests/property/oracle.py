@@ -193,10 +193,10 @@ class Look:
     priorities: range
     """Those that its selector wants."""
     began_ms: int
-    hidden: dict["Letter", int]
-    """What was held or gone then, with how often it had been dispatched."""
+    hidden: set["Letter"]
+    """What was held or gone all the time since."""
     waiting: dict["Letter", int]
-    """What it must be shown unless anything happens to it, with the same."""
+    """What it must be shown unless anything happens to it, with how often it had been dispatched."""
     shown: list["Letter"] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -630,7 +630,7 @@ class Oracle:
 
     def browse(self, peer: Peer, subscription: str, queue: str, priorities: range) -> Look:
         here = [letter for letter in self.letters if letter.queue == queue]
-        hidden = {each: each.deliveries for each in here if each.is_gone or each.holder is not None}
+        hidden = {each for each in here if each.is_gone or each.holder is not None}
         waiting = {
             each: each.deliveries
             for each in here
@@ -850,6 +850,42 @@ class Oracle:
         first.removed_in = self.gathering
         # Topics: it is sent now, to whoever subscribes now.
         self._accept(None, queue, first.parcel, visible_from=self.gathering, block=self._event)
+
+    def planned_of(self, queue: str, labels: list[str], priorities: set[int]) -> list[Planned]:
+        """Of these, in this order, those that still wait for a queue and have one of these priorities."""
+        here = {each.parcel.label: each for each in self.planned if each.queue == queue and each.removed_in is None}
+        found = [here[label] for label in labels if label in here]
+        return [each for each in found if each.parcel.priority in priorities]
+
+    def cancelled(self, here: list[Planned], count: int) -> None:
+        """A piece that had to cancel these has cancelled so many.
+
+        Scheduled sends: none of them becomes a message any more.
+
+        Raises: Disagreement
+        """
+        if count != len(here):
+            raise Disagreement(f"{count} are cancelled; by the contract {here}")
+        self._event += 1
+        for each in here:
+            each.removed_in = self.gathering
+
+    def check_shown_plans(self, queue: str, shown: list[tuple[str, int]]) -> None:
+        """Labels and due times of all that is said to wait for a queue.
+
+        Raises: Disagreement if it is not what is durable and waits, in the order of K; what is not durable may be there
+        """
+        waiting = [each for each in self.planned if each.queue == queue and each.removed_in is None]
+        waiting.sort(key=lambda each: (9 - each.parcel.priority, each.arrival))
+        told = {label for label, _ in shown}
+        here = [each for each in waiting if each.stored_in <= self.durable or each.parcel.label in told]
+        if shown != [(each.parcel.label, each.due_ms) for each in here]:
+            raise Disagreement(f"shown as scheduled are {shown}; by the contract {here}")
+
+    def count_planned(self, queue: str) -> int:
+        """Those that wait for a queue; of the name "", for what is not one queue."""
+        waiting = [each.queue for each in self.planned if each.removed_in is None]
+        return sum(each == queue or (not queue and ("/" in each)) for each in waiting)
 
     def is_any_overdue(self) -> bool:
         return any(each.removed_in is None and each.due_ms <= self.now_ms for each in self.planned)
@@ -1388,6 +1424,9 @@ class Oracle:
     def _release(self, letter: Letter) -> None:
         if letter.holder is not None:
             letter.released_ms = self.now_ms
+            for look in self.looks:
+                # From now on it waits, if only for a moment.
+                look.hidden.discard(letter)
         letter.holder = letter.acknowledged_by = letter.refused_by = None
 
     def _charge(self, letter: Letter, is_tried_later: bool) -> None:
@@ -1514,12 +1553,11 @@ class Oracle:
     def _check_shown(self, look: Look, letter: Letter, seen: Seen) -> None:
         if look.shown and letter.key <= look.shown[-1].key:
             raise Disagreement(f"{look} is shown {letter} behind {look.shown[-1]}")
-        stays_hidden = letter in look.hidden and letter.deliveries == look.hidden[letter]
         was_expired = 0 < letter.parcel.expires_ms <= look.began_ms
         if (
             not self.is_visible(letter)
             or was_expired
-            or (stays_hidden and (letter.is_gone or letter.holder is not None))
+            or (letter in look.hidden and (letter.is_gone or letter.holder is not None))
         ):
             raise Disagreement(f"{look} is shown {letter}, which does not wait: {vars(letter)}")
         if letter.parcel.priority not in look.priorities:

@@ -43,7 +43,7 @@ from truenext.engine import groups as groups_of_engine
 from truenext.engine import paging as paging_module
 from truenext.engine import writing as writing_module
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
-from truenext.engine.bulk import BulkLook, Done, Move, Purge, Taken, Wanted, take
+from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted, take
 from truenext.engine.choosing import HOLDS, Choosing
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
@@ -1332,6 +1332,49 @@ def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> 
         page_read(timers, read, TimersRead(left, page.as_of, True))
 
     return faulty
+
+
+@shows_in(ScheduledMachine)
+def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> None:
+    """Its timer stays as well: without that a page of it hardly matters."""
+    patch.setattr(Timers, "remove", lambda timers, timer, batch: None)
+    look_at = Scheduler.look_at
+
+    def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, *rest: Any) -> Any:
+        gone = dict(read.lane.taken_out)
+        answer = look_at(scheduler, asked, read, *rest)
+        read.lane.taken_out = gone
+        return answer
+
+    patch.setattr(Scheduler, "look_at", faulty)
+
+
+@shows_in(ScheduledMachine)
+def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
+    look_at = Scheduler.look_at
+
+    def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, *rest: Any) -> Any:
+        gone, read.lane.taken_out = read.lane.taken_out, {}
+        answer = look_at(scheduler, asked, read, *rest)
+        read.lane.taken_out |= gone
+        return answer
+
+    patch.setattr(Scheduler, "look_at", faulty)
+
+
+@shows_in(ScheduledMachine)
+def what_is_cancelled_comes_back_with_a_crash(patch: Patch) -> None:
+    look_at = Scheduler.look_at
+
+    def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, page: PageRead, batch: Batch) -> Any:
+        return look_at(scheduler, asked, read, page, Batch(batch.number))
+
+    patch.setattr(Scheduler, "look_at", faulty)
+
+
+@shows_in(ScheduledMachine)
+def a_piece_goes_on_behind_what_it_did_not_look_at(patch: Patch) -> None:
+    patch.setattr(BulkLook, "next", lambda read, at, *, is_end: None)
 
 
 # Pausing --------------------------------------------------------------------------------------------------------------

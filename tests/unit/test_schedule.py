@@ -3,13 +3,16 @@
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from tests.property.disk import found_of
 from truenext.batch import Batch
 from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
+from truenext.engine.bulk import OfScheduled, Scheduled, Unschedule
 from truenext.engine.engine import Engine
 from truenext.engine.paging import PageRead
+from truenext.engine.schedule import Showing, Shown
 from truenext.engine.session import Session
 from truenext.engine.timers import TimersRead
 from truenext.errors import RemoteProtocolError
@@ -74,6 +77,32 @@ class Run:
     def send(self, body: str, schedule: Schedule | None, *, queue: str = "q", transaction: str | None = None) -> None:
         message = Message(4, True, 0, b"content-length:%d\n" % len(body), body.encode())
         self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction, schedule=schedule))
+
+    def ask(self, asked: OfScheduled) -> Showing:
+        """All pieces as one."""
+        self.engine.check_bulk(asked)
+        self.settle()
+        whole = Showing(0, {}, 0, None, 0)
+        after: tuple[int, int] | None = (0, 0)
+        while after is not None:
+            assert self.engine.can_do_bulk
+            piece = replace(asked, after=after)
+            read = self.engine.read_for_bulk(piece)
+            if read is None:
+                break
+            page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+            found = [found_of(one) for one in page.messages]
+            answer = self.engine.do_bulk(piece, read, PageRead(found, page.as_of, page.is_end))
+            assert isinstance(answer, Showing)
+            whole.moved += answer.moved
+            whole.sends += answer.sends
+            whole.sequences += answer.sequences
+            after = None if whole.moved == asked.limit else answer.next
+            self.settle()
+        return whole
+
+    def shown(self, queue: str = "q") -> list[Shown]:
+        return self.ask(Scheduled(queue)).sends
 
     def waiting(self) -> dict[str, tuple[int, int]]:
         """Messages, and those that are still to be."""
@@ -213,6 +242,94 @@ def test_a_cron_expression_counts_in_utc_and_skips_what_was_missed() -> None:
     first = begun(schedule, NOON_MS)
     assert first is not None
     assert first.due_ms == NOON_MS + 30 * MINUTE_MS
-    is_sent, rest = due(schedule, first.due_ms, first.due_ms + 50 * HOUR_MS)
+    is_sent, rest = due(first, first.due_ms + 50 * HOUR_MS)
     assert is_sent
     assert [each.due_ms for each in rest] == [first.due_ms + 72 * HOUR_MS]
+
+
+# ---- What waits is shown and cancelled ----
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_is_scheduled_is_shown_with_all_that_is_to_be_done(is_restarted: bool) -> None:
+    run = Run()
+    run.send("once", Schedule(delay_ms=MINUTE_MS))
+    run.send("thrice", Schedule(delay_ms=5, period_ms=7, repeat=2))
+    run.send("nightly", Schedule(cron="0 3 * * *", delay_ms=9))
+    run.settle()
+    if is_restarted:
+        run.begin()
+    once, thrice, nightly = run.shown()
+    assert (once.body, once.due_ms, once.repeat, once.cron) == ("once", NOON_MS + MINUTE_MS, 0, "")
+    assert (thrice.body, thrice.due_ms, thrice.period_ms, thrice.repeat) == ("thrice", NOON_MS + 5, 7, 2)
+    assert (nightly.due_ms, nightly.cron, nightly.delay_ms) == (NOON_MS + 15 * HOUR_MS, "0 3 * * *", 9)
+    assert (once.priority, once.persistent, once.size, once.headers) == (4, True, 4, {"content-length": "4"})
+    assert once.number < thrice.number < nightly.number
+    assert run.waiting() == {"q": (0, 3)}
+
+
+def test_what_was_scheduled_a_moment_ago_is_shown_once_it_is_durable() -> None:
+    run = Run()
+    run.send("later", Schedule(delay_ms=MINUTE_MS))
+    run.engine.check_bulk(Scheduled("q"))
+    assert not run.engine.can_do_bulk
+    run.settle()
+    assert [each.body for each in run.shown()] == ["later"]
+
+
+def test_what_is_cancelled_never_becomes_a_message_and_leaves_nothing_behind() -> None:
+    run = Run()
+    for number in range(3):
+        run.send(str(number), Schedule(delay_ms=MINUTE_MS, period_ms=5, repeat=FOR_EVER))
+    assert run.ask(Unschedule("q", dry_run=True)).moved == 3
+    assert run.waiting() == {"q": (0, 3)}
+    assert run.ask(Unschedule("q")).moved == 3
+    assert run.waiting() == {"q": (0, 0)}
+    assert run.store.timers(b"", 10).timers == []
+    run.at(NOON_MS + HOUR_MS)
+    run.begin()
+    run.at(NOON_MS + 2 * HOUR_MS)
+    assert run.waiting() == {"q": (0, 0)}
+
+
+def test_numbers_and_a_selector_say_what_is_cancelled() -> None:
+    run = Run()
+    for number in range(5):
+        run.send(str(number), Schedule(delay_ms=MINUTE_MS))
+    first, second, *_ = run.shown()
+    answer = run.ask(Unschedule("q", sequences=(first.number, second.number, 10**6)))
+    assert answer.sequences == [first.number, second.number]
+    assert run.ask(Unschedule("q", selector="JMSPriority > 4")).moved == 0
+    assert run.ask(Unschedule("q", limit=1)).moved == 1
+    assert [each.body for each in run.shown()] == ["3", "4"]
+
+
+def test_what_goes_to_a_topic_or_several_destinations_is_told_apart_by_its_address() -> None:
+    run = Run()
+    for address in ("/topic/a", "/queue/q,/topic/a"):
+        send = Send(parse(address, "s"), Message(4, True, 0, b"", b""), schedule=Schedule(delay_ms=MINUTE_MS))
+        run.engine.send(run.session, send)
+    assert [each.to for each in run.shown("")] == ["/topic/a", "/queue/q,/topic/a"]
+    assert run.ask(Unschedule("", to="/topic/a")).moved == 1
+    assert [each.to for each in run.shown("")] == ["/queue/q,/topic/a"]
+
+
+def test_who_asks_for_a_queue_for_which_nothing_was_ever_scheduled_is_told_so() -> None:
+    run = Run()
+    for queue, why in (("q", "nothing is scheduled for 'q'"), ("", "nothing is scheduled for topics")):
+        with pytest.raises(RemoteProtocolError, match=why):
+            run.engine.check_bulk(Scheduled(queue))
+
+
+def test_of_what_repeats_the_next_one_has_a_number_of_its_own() -> None:
+    run = Run()
+    run.send("tick", Schedule(delay_ms=MINUTE_MS, period_ms=MINUTE_MS, repeat=FOR_EVER))
+    (before,) = run.shown()
+    run.at(NOON_MS + MINUTE_MS)
+    (after,) = run.shown()
+    assert after.number > before.number
+    assert after.due_ms == before.due_ms + MINUTE_MS
+    assert run.ask(Unschedule("q", sequences=(before.number,))).moved == 0
+    assert run.ask(Unschedule("q", sequences=(after.number,))).moved == 1
+    run.at(NOON_MS + HOUR_MS)
+    assert run.waiting() == {"q": (1, 0)}

@@ -19,6 +19,7 @@ from truenext.cli.config import reload
 from truenext.cli.history import history as history_command
 from truenext.cli.pause import pause, resume
 from truenext.cli.record import record
+from truenext.cli.schedule import scheduled, unschedule
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.size import Size
 from truenext.cli.store import store
@@ -164,7 +165,7 @@ def _said(**options: Any) -> dict[str, Any]:
 
 for command in (
     *(send, receive, browse, queues, status),
-    *(redrive, move, purge, pause, resume),
+    *(redrive, move, purge, pause, resume, scheduled, unschedule),
     *(reload, config_command, audit, history_command, store, record),
 ):
     main.add_command(command)

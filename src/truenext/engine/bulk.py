@@ -3,6 +3,8 @@
     redrive     dead letters go back to where they came from
     move        messages go to another queue
     purge       messages are removed
+    scheduled   scheduled sends that wait are shown, and left where they are
+    unschedule  they are removed (engine/schedule.py)
 
 A piece is one page of the store, together with what is in memory alone: it reaches what has left memory, and nothing is
 kept from one piece to the next but a position, which whoever asked brings along. What stands on the page may have
@@ -74,14 +76,36 @@ class Purge(Wanted, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-VERBS: dict[str, type[Wanted]] = {"redrive": Redrive, "move": Move, "purge": Purge}
+class OfScheduled(Wanted, frozen=True, forbid_unknown_fields=True):
+    """Here `queue` is the one that scheduled sends go to, and "" that of all that do not go to one queue; they have
+    their numbers for sequences."""
+
+    to: str | None = None
+    """Of the latter, only what goes to this address; None is all."""
+
+
+class Scheduled(OfScheduled, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Unschedule(OfScheduled, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+VERBS: dict[str, type[Wanted]] = {
+    "redrive": Redrive,
+    "move": Move,
+    "purge": Purge,
+    "scheduled": Scheduled,
+    "unschedule": Unschedule,
+}
 
 
 class Done(msgspec.Struct):
     """The answer, in JSON."""
 
     moved: int
-    """Or removed."""
+    """Or removed, or shown."""
     to: dict[str, int]
     """Those of them that went to each queue."""
     left: int
@@ -114,6 +138,14 @@ class BulkLook(Look):
     def __init__(self, lane: Lane, after_sequence: int, limit: int, until: int) -> None:
         super().__init__(lane, after_sequence, limit, PAGE_BYTES)
         self.until = until
+
+    def next(self, at: int, *, is_end: bool) -> tuple[int, int] | None:
+        """Where the next piece goes on, when this one came to the sequence `at`, and that was the end of its lane or
+        not."""
+        rank = self.lane.rank
+        if not is_end and at < self.until:
+            return rank, at
+        return (rank + 1, 0) if rank + 1 in RANKS else None
 
 
 def wanted(verb: str, body: bytes) -> Wanted:
@@ -185,7 +217,7 @@ def take(
             break
     else:
         at = last
-    answer.next = _next(read, at, is_end=page.is_end and at == last)
+    answer.next = read.next(at, is_end=page.is_end and at == last)
     answer.moved = len(here)
     if sequences is not None:
         answer.sequences = [taken.entry.sequence for taken in here]
@@ -260,13 +292,6 @@ def _in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
         if after < entry.sequence <= last:
             here[entry.sequence] = entry
     return here
-
-
-def _next(read: BulkLook, at: int, *, is_end: bool) -> tuple[int, int] | None:
-    rank = read.lane.rank
-    if not is_end and at < read.until:
-        return rank, at
-    return (rank + 1, 0) if rank + 1 in RANKS else None
 
 
 def _unread(lane: Lane, found: Found) -> Entry | None:

@@ -700,11 +700,21 @@ class Engine:
 
     # ---- Bulk work ----
 
-    def check_bulk(self, asked: bulk.Wanted) -> Queue:
-        """Whether messages can be moved or removed: the queue that they are in.
+    def check_bulk(self, asked: bulk.Wanted) -> None:
+        """Whether messages can be moved or removed.
 
         Raises: RemoteProtocolError if there is no such queue or too many, NoRoomError
         """
+        self._queue_of_bulk(asked)
+        if isinstance(asked, bulk.OfScheduled):
+            # Until then no page has what was scheduled last.
+            self._bulk_in = max(self._bulk_in, self._scheduler.unwritten)
+            self._is_awaited |= self._bulk_in == self._batch.number
+
+    def _queue_of_bulk(self, asked: bulk.Wanted) -> Queue:
+        """The queue that they are in."""
+        if isinstance(asked, bulk.OfScheduled):
+            return self._scheduler.queue_for(asked.queue)
         queue = self._lasting_queue(asked.queue)
         if isinstance(asked, bulk.Purge):
             return queue
@@ -723,10 +733,11 @@ class Engine:
 
         Raises: as `check_bulk`
         """
-        look = bulk.read_for(asked, self.check_bulk(asked), self._next_sequence - 1)
+        look = bulk.read_for(asked, self._queue_of_bulk(asked), self._next_sequence - 1)
         if look is not None:
             look.lane.looks += 1
-            self._paging.pin(look.lane)
+            if not isinstance(asked, bulk.OfScheduled):
+                self._paging.pin(look.lane)
         return look
 
     @property
@@ -735,9 +746,16 @@ class Engine:
         return self._bulk_in <= self._committed
 
     def do_bulk(self, asked: bulk.Wanted, read: bulk.BulkLook, page: PageRead) -> bulk.Done:
-        """Move or remove messages of a page, all in one batch with what they become."""
+        """Move or remove messages of a page, all in one batch with what they become; or show or cancel what is
+        scheduled.
+        """
         lane = read.lane
         lane.looks -= 1
+        if isinstance(asked, bulk.OfScheduled):
+            showing = self._scheduler.look_at(asked, read, page, self._batch)
+            if showing.moved and isinstance(asked, bulk.Unschedule) and not asked.dry_run:
+                self._bulk_in = self._batch.number
+            return showing
         if self._queues.get(lane.queue.name) is not lane.queue:
             return bulk.refused(read.until, f"{lane.queue.name!r} has ended")
         here, answer = bulk.take(asked, read, page, self._committed, self.now_ms, self._has_ended)

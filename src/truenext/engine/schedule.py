@@ -5,9 +5,12 @@
     the page is there              -> `page_read`  -> the record goes, and the message is accepted, in one batch
 
 The hidden queue of `orders` is called /scheduled/orders, and nobody can name it; that of all topics, and of several
-destinations at once, has no name behind /scheduled/. What waits there has a number instead
-of a sequence, from the same counter: its place among those that were scheduled. Its record is that of the message, with
-what is still to be done (schedule.py) as a line of JSON before its header lines.
+destinations at once, has no name behind /scheduled/. What waits there has a number instead of a sequence, from the same
+counter: its place among those that were scheduled. Its record is that of the message, with what is still to be done
+(schedule.py) as a line of JSON before its header lines.
+
+Whoever asks is shown what waits, or has it cancelled, a page at a time (`look_at`): as in engine/bulk.py, but that
+nothing of it is in memory.
 
 A timer names one record, and stands in the order of (due, number), over all queues (record.py, `due_timer`). Those that
 are due are taken from the front, so that sequences are given in that order: one that is still being written makes those
@@ -20,19 +23,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext import schedule
+from truenext import schedule, selector
 from truenext.destination import Destination, Kind
+from truenext.engine import bulk
 from truenext.engine.lane import Entry, Lane
 from truenext.engine.paging import Look
 from truenext.engine.queue import Queue
 from truenext.engine.timers import Timers
 from truenext.engine.writing import put, remove
-from truenext.limits import DUE_PIECE, DUE_PIECE_MIN, GATHERING_BYTES_MAX, PAGE_BYTES
+from truenext.envelope import read_header
+from truenext.errors import RemoteProtocolError
+from truenext.limits import DUE_PIECE, DUE_PIECE_MIN, GATHERING_BYTES_MAX, PAGE_BYTES, SHOWN_BYTES
 from truenext.message import Message
 from truenext.policy import DEFAULT_POLICY
 from truenext.record import DUE_TIMERS, due_timer, split_due_timer
 from truenext.room import Room
-from truenext.schedule import Schedule, Waiting
+from truenext.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +54,33 @@ _decode = msgspec.json.Decoder(Schedule).decode
 
 class DueLook(Look):
     """A page that begins with what is due first."""
+
+
+class Shown(msgspec.Struct):
+    """A scheduled send as it is shown, in JSON; times are in milliseconds, due times since the epoch."""
+
+    number: int
+    due_ms: int
+    to: str
+    """The address, if it is not that of one queue."""
+    period_ms: int
+    repeat: int
+    cron: str
+    delay_ms: int
+    """Of `cron`: from each hit on. What has no `cron` is due when its delay is over."""
+    priority: int
+    persistent: bool
+    headers: dict[str, str]
+    size: int
+    """Bytes of the body."""
+    body: str
+    """The first SHOWN_BYTES of it."""
+
+
+class Showing(bulk.Done):
+    """The answer to Scheduled."""
+
+    sends: list[Shown] = msgspec.field(default_factory=list)
 
 
 class Scheduler:
@@ -96,14 +129,31 @@ class Scheduler:
         queue = self._queues.get(name)
         return 0 if queue is None else queue.waiting()
 
+    def queue_for(self, name: str) -> Queue:
+        """The hidden queue.
+
+        Raises: RemoteProtocolError if nothing was ever scheduled for a queue of this name.
+        """
+        queue = self._queues.get(name)
+        if queue is None:
+            raise RemoteProtocolError(
+                f"nothing is scheduled for {name!r}" if name else "nothing is scheduled for topics"
+            )
+        return queue
+
+    @property
+    def unwritten(self) -> int:
+        """The batch with which all that was accepted is durable; 0 if it is."""
+        return max(self._unwritten.values(), default=0)
+
     def stop(self) -> None:
         """Nothing becomes due any more: what waits is being written down."""
         self._is_stopped = True
 
     def accept(self, name: str, message: Message, wanted: Schedule, now_ms: int, batch: Batch) -> None:
-        waiting = schedule.begun(wanted, now_ms)
-        if waiting is not None:
-            self._add(name, message, message.header, waiting, batch)
+        begun = schedule.begun(wanted, now_ms)
+        if begun is not None:
+            self._add(name, message, begun, batch)
 
     # ---- What is due ----
 
@@ -171,7 +221,7 @@ class Scheduler:
             found = on_page.get(number)
             # A transient that a crash has dropped is not there; a damaged one stays for whoever looks into it.
             if found is not None and found.message is not None and number not in lane.taken_out:
-                self._come_due(lane, found, found.message, due_ms, now_ms, batch)
+                self._come_due(lane, found, found.message, now_ms, batch)
         self._hits = max(hits, 1)
         self._forget_written(committed)
 
@@ -185,34 +235,73 @@ class Scheduler:
         if self._unwritten:
             self._unwritten = {number: batch for number, batch in self._unwritten.items() if batch > committed}
 
+    # ---- What waits ----
+
+    def look_at(self, asked: bulk.OfScheduled, read: bulk.BulkLook, page: PageRead, batch: Batch) -> Showing:
+        """Show what waits and is on a page, or cancel it."""
+        lane = read.lane
+        last = read.until if page.is_end else min(page.found[-1].sequence, read.until)
+        wants = selector.selector(asked.selector).matches if asked.selector is not None else None
+        numbers = set(asked.sequences) if asked.sequences is not None else None
+        answer = Showing(moved=0, to={}, left=0, next=None, until=read.until)
+        at = last
+        for found in page.found:
+            number = found.sequence
+            if number > last:
+                break
+            if number in lane.taken_out or (numbers is not None and number not in numbers):
+                continue
+            if found.message is None:
+                answer.left += 1
+                continue
+            wanted, message = _opened(found.message)
+            if (asked.to is not None and wanted.to != asked.to) or (wants is not None and not wants(message)):
+                continue
+            answer.moved += 1
+            if isinstance(asked, bulk.Scheduled):
+                answer.sends.append(_shown(number, wanted, message))
+            else:
+                if numbers is not None:
+                    answer.sequences.append(number)
+                if not asked.dry_run:
+                    self._remove(lane, number, message, batch)
+                    self.timers.remove(due_timer(wanted.due_ms, number, lane.key), batch)
+            if answer.moved == asked.limit:
+                at = number
+                break
+        answer.next = read.next(at, is_end=page.is_end and at == last)
+        return answer
+
     # ---- Inside ----
 
-    def _come_due(self, lane: Lane, found: Found, message: Message, due_ms: int, now_ms: int, batch: Batch) -> None:
-        text, _, header = message.header.partition(b"\n")
+    def _come_due(self, lane: Lane, found: Found, record: Message, now_ms: int, batch: Batch) -> None:
+        wanted, message = _opened(record)
         name = lane.queue.name.removeprefix(HIDDEN_PREFIX)
-        entry = Entry(found.sequence, None, lane, 0, message.persistent, 0)
+        self._remove(lane, found.sequence, message, batch)
+        is_sent, rest = schedule.due(wanted, now_ms)
+        if is_sent:
+            self._send(name, wanted.to, message)
+        for again in rest:
+            self._add(name, message, again, batch)
+
+    def _remove(self, lane: Lane, number: int, message: Message, batch: Batch) -> None:
+        entry = Entry(number, None, lane, 0, message.persistent, 0)
         # Until this is durable a page may show it, and the clock may be set back.
         self._paging.left_with_page(entry, batch.number)
         remove(batch, entry)
         lane.unread -= 1
-        wanted = _decode(text)
-        is_sent, rest = schedule.due(wanted, due_ms, now_ms)
-        if is_sent:
-            self._send(name, wanted.to, _with_header(message, header))
-        for waiting in rest:
-            self._add(name, message, header, waiting, batch)
 
-    def _add(self, name: str, message: Message, header: bytes, waiting: Waiting, batch: Batch) -> None:
+    def _add(self, name: str, message: Message, wanted: Schedule, batch: Batch) -> None:
         queue = self._queues.get(name)
         if queue is None:
             queue = self._make(self._new_queue_number(), name)
         lane = queue.lane_of(message)
         number = self._take_number()
-        record = _with_header(message, _encode(waiting.schedule) + b"\n" + header)
+        record = _with_header(message, _encode(wanted) + b"\n" + message.header)
         put(batch, Entry(number, record, lane, batch.number, message.persistent, None))
         lane.unread += 1
         self._unwritten[number] = batch.number
-        self.timers.set(due_timer(waiting.due_ms, number, lane.key), batch)
+        self.timers.set(due_timer(wanted.due_ms, number, lane.key), batch)
 
     def _make(self, number: int, name: str) -> Queue:
         queue = Queue(Destination(Kind.QUEUE, HIDDEN_PREFIX + name), number, DEFAULT_POLICY)
@@ -221,6 +310,28 @@ class Scheduler:
             lane.horizon = 0
             self._lanes[lane.key] = lane
         return queue
+
+
+def _opened(record: Message) -> tuple[Schedule, Message]:
+    text, _, header = record.header.partition(b"\n")
+    return _decode(text), _with_header(record, header)
+
+
+def _shown(number: int, wanted: Schedule, message: Message) -> Shown:
+    return Shown(
+        number=number,
+        due_ms=wanted.due_ms,
+        to=wanted.to,
+        period_ms=wanted.period_ms,
+        repeat=wanted.repeat,
+        cron=wanted.cron,
+        delay_ms=wanted.delay_ms if wanted.cron else 0,
+        priority=message.priority,
+        persistent=message.persistent,
+        headers=read_header(message.header),
+        size=len(message.body),
+        body=message.body[:SHOWN_BYTES].decode(errors="replace"),
+    )
 
 
 def _with_header(message: Message, header: bytes) -> Message:

@@ -100,6 +100,13 @@ class Timers:
         self._recent.pop(timer, None)
         self.clear(timer, batch)
 
+    def remove(self, timer: bytes, batch: Batch) -> None:
+        """It is not to be obeyed any more, and gone with the batch. A page that is being read may bring it back."""
+        if self._is_in_memory(timer):
+            del self._in_memory[bisect_left(self._in_memory, timer)]
+        self._recent.pop(timer, None)
+        self.clear(timer, batch)
+
     def put_back(self, timer: bytes) -> None:
         """It could not be obeyed yet, and is due still."""
         if not self._is_in_memory(timer):

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 DATA_FILE = "data.mdb"
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""

@@ -1,0 +1,139 @@
+"""`truenext scheduled` and `unschedule`: what is to be sent later."""
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from heapq import nsmallest
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from truenext.cli.client import Failure, address, url_option
+from truenext.cli.work import Work, count_of, id_option, json_option, pieces, selector_option
+from truenext.client.connection import Connection
+from truenext.destination import parse
+from truenext.errors import TruenextError
+from truenext.schedule import FOR_EVER
+
+WIDTH = 40
+"""Characters of a body in a table."""
+
+
+@click.command()
+@click.argument("destination", required=False)
+@selector_option
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Sends to show at most.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs; times in milliseconds.")
+@url_option
+def scheduled(destination: str | None, selector: str | None, limit: int, as_json: bool, url: str) -> None:
+    """Show what is scheduled for DESTINATION, or at all, what is due first first. Everything stays as it is.
+
+    DESTINATION is a queue, a /topic/NAME, or the several destinations that were named in the SEND.
+    """
+    shown: list[dict[str, Any]] = []
+    count = 0
+    try:
+        with Connection(url) as connection:
+            for send in _sends(connection, destination, selector):
+                count += 1
+                shown.append(send)
+                if len(shown) >= 2 * limit:
+                    shown = nsmallest(limit, shown, key=_due)
+    except TruenextError as error:
+        raise Failure(error) from error
+    shown = nsmallest(limit, shown, key=_due)
+    if as_json:
+        for send in shown:
+            sys.stdout.buffer.write(msgspec.json.encode(send) + b"\n")
+    else:
+        _print_table(shown)
+    if count > limit:
+        click.echo(f"{limit:,} of {count:,}; --limit shows more", err=True)
+
+
+@click.command()
+@click.argument("destination")
+@id_option("send", "number, as `truenext scheduled` shows it")
+@selector_option
+@click.option("--dry-run", is_flag=True, help="Say what would be cancelled, and cancel nothing.")
+@json_option
+@url_option
+def unschedule(
+    destination: str, numbers: tuple[int, ...], selector: str | None, dry_run: bool, as_json: bool, url: str
+) -> None:
+    """Cancel what is scheduled for DESTINATION: all of it, or what --id or --selector say. What was sent stays sent.
+
+    What repeats has a new number after each message. Exits 1 if one of --id was not cancelled.
+    """
+    why_left = "their records are damaged"
+    work = Work(
+        "unschedule",
+        "cancelled",
+        _place(destination),
+        why_left,
+        numbers,
+        selector,
+        None,
+        is_dry=dry_run,
+        counted="scheduled",
+    )
+    work.run(url, as_json=as_json)
+
+
+def _place(destination: str) -> dict[str, str]:
+    """Where what goes there waits.
+
+    Raises: Failure if nothing can.
+    """
+    try:
+        parsed = parse(address(destination), "")
+    except TruenextError as error:
+        raise Failure(error) from error
+    return {"queue": "", "to": parsed.address} if parsed.is_spread else {"queue": parsed.name}
+
+
+def _sends(connection: Connection, destination: str | None, selector: str | None) -> Iterator[dict[str, Any]]:
+    if destination is not None:
+        places = [_place(destination)]
+    else:
+        facts = msgspec.json.decode(connection.ask("queues"))
+        places = [{"queue": each["name"]} for each in facts if each["scheduled"]]
+        if msgspec.json.decode(connection.ask("status"))["scheduled_for_topics"]:
+            places.append({"queue": ""})
+    for place in places:
+        question = place if selector is None else place | {"selector": selector}
+        total = count_of(connection, place["queue"], "scheduled")
+        for piece in pieces(connection, "scheduled", question, total=total, done="read"):
+            for send in piece.get("sends", ()):
+                # What goes to one queue does not say so.
+                yield send | {"to": send["to"] or f"/queue/{place['queue']}"}
+
+
+def _due(send: dict[str, Any]) -> tuple[int, int]:
+    return send["due_ms"], send["number"]
+
+
+def _print_table(sends: list[dict[str, Any]]) -> None:
+    table = Table("due (UTC)", "id", "to", "priority", "again", "body", box=None)
+    for column in table.columns[:2]:
+        column.no_wrap = True
+    for send in sends:
+        due = datetime.fromtimestamp(send["due_ms"] / 1000, UTC).isoformat(" ", "milliseconds").removesuffix("+00:00")
+        body = Text(send["body"][:WIDTH])
+        table.add_row(due, str(send["number"]), Text(send["to"]), str(send["priority"]), Text(_again(send)), body)
+    Console().print(table)
+
+
+def _again(send: dict[str, Any]) -> str:
+    """How it goes on after the next message."""
+    words = [send["cron"]] if send["cron"] else []
+    if send["delay_ms"]:
+        words.append(f"+ {send['delay_ms']} ms")
+    if send["repeat"]:
+        times = "for ever" if send["repeat"] == FOR_EVER else f"{send['repeat']} times"
+        words.append(f"every {send['period_ms']} ms {times}")
+    return ", ".join(words)

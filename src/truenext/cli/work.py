@@ -1,0 +1,158 @@
+"""Long work in a running broker, asked for a piece at a time (engine/bulk.py), with progress on standard error."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from truenext.cli.client import Failure
+from truenext.client.connection import Connection
+from truenext.errors import TruenextError
+
+PROGRESS_SECONDS = 2.0
+"""Time between two lines of progress."""
+
+ANSWER_SECONDS = 60.0
+"""A piece is durable when it is answered, and the disk may be busy."""
+
+selector_option = click.option("--selector", help="Only what this JMS selector wants, such as \"colour = 'red'\".")
+json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+
+
+def id_option(what: str, of: str = "`truenext-sequence`") -> Callable[..., Any]:
+    return click.option(
+        "--id",
+        "numbers",
+        type=click.IntRange(1),
+        multiple=True,
+        metavar="NUMBER",
+        help=f"Only the {what} of this {of}. May be repeated.",
+    )
+
+
+def pieces(
+    connection: Connection, verb: str, question: dict[str, Any], *, total: int | None, done: str
+) -> Iterator[dict[str, Any]]:
+    """The answers, until nothing is left, or nobody asks on. `question` may be changed between two of them; `done` is
+    what becomes of `total` messages, if it is known how many they are.
+
+    Raises: TruenextError
+    """
+    console = Console(stderr=True)
+    # For people a bar; a line now and then where it goes into a file.
+    bar = Progress(console=console, transient=True) if console.is_terminal else None
+    task = None if bar is None else bar.add_task(verb, total=total)
+    said_at = time.monotonic()
+    count = 0
+    after: list[int] | None = [0, 0]
+    until: dict[str, int] = {}
+    with bar or nullcontext():
+        while after is not None:
+            body = msgspec.json.encode(question | until | {"after": after})
+            answer = msgspec.json.decode(connection.ask(verb, body, timeout=ANSWER_SECONDS))
+            count += answer["moved"]
+            after, until = answer["next"], {"until": answer["until"]}
+            if bar is not None and task is not None:
+                bar.update(task, completed=count)
+            elif time.monotonic() - said_at > PROGRESS_SECONDS:
+                said_at = time.monotonic()
+                click.echo(f"{count:,} {done} so far", err=True)
+            yield answer
+
+
+def count_of(connection: Connection, queue: str, name: str) -> int | None:
+    """`waiting` or `scheduled` of a queue; None if there is none."""
+    facts = msgspec.json.decode(connection.ask("queues"))
+    return next((each[name] for each in facts if each["name"] == queue), None)
+
+
+def queue_name(queue: str) -> str:
+    """/queue/orders is `orders`, and so is that."""
+    return queue.removeprefix("/queue/")
+
+
+class Work:
+    """Pieces of one kind of work until nothing is left."""
+
+    def __init__(
+        self,
+        verb: str,
+        done: str,
+        place: dict[str, str],
+        why_left: str,
+        numbers: tuple[int, ...],
+        selector: str | None,
+        limit: int | None,
+        *,
+        is_dry: bool,
+        counted: str = "waiting",
+    ) -> None:
+        """In a `place`, by `numbers` and `selector`, `limit` at most; `counted` says what of a queue they are."""
+        self._verb = verb
+        self._deed = done
+        self._done = f"would be {done}" if is_dry else done
+        self._why_left = why_left
+        self._limit = limit
+        self._counted = counted
+        self._is_dry = is_dry
+        self.question: dict[str, Any] = place | {"dry_run": is_dry}
+        if numbers:
+            self.question["sequences"] = sorted(set(numbers))
+        if selector is not None:
+            self.question["selector"] = selector
+        if limit is not None:
+            self.question["limit"] = limit
+        self._missing = set(numbers)
+        self._count = 0
+        self._to = Counter[str]()
+        self._left = 0
+        self._refused = ""
+
+    def run(self, url: str, *, as_json: bool) -> None:
+        """Exits 1 if a message that was named was not moved, or there is no such queue any more."""
+        try:
+            with Connection(url) as connection:
+                self._do(connection)
+        except TruenextError as error:
+            if self._count and not self._is_dry:
+                click.echo(f"{self._count:,} {self._done}; the same command goes on", err=True)
+            raise Failure(error) from error
+        if as_json:
+            facts = {"count": self._count, "to": dict(self._to), "left": self._left, "dry_run": self._is_dry}
+            sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n")
+        else:
+            self._say()
+        if self._refused:
+            click.echo(f"truenext: {self._refused}", err=True)
+            raise SystemExit(1)
+        if self._missing:
+            click.echo(f"truenext: not {self._deed}: {', '.join(map(str, sorted(self._missing)))}", err=True)
+            raise SystemExit(1)
+
+    def _do(self, connection: Connection) -> None:
+        total = self._limit or count_of(connection, self.question["queue"], self._counted)
+        for answer in pieces(connection, self._verb, self.question, total=total, done=self._done):
+            self._count += answer["moved"]
+            self._to.update(answer["to"])
+            self._left += answer["left"]
+            self._missing -= set(answer["sequences"])
+            self._refused = answer["refused"]
+            if self._limit is not None:
+                if self._count >= self._limit:
+                    return
+                self.question["limit"] = self._limit - self._count
+
+    def _say(self) -> None:
+        for name, count in sorted(self._to.items()):
+            click.echo(f"{count:,} {self._done} to {name}")
+        if not self._to:
+            click.echo(f"{self._count:,} {self._done}")
+        if self._left:
+            click.echo(f"{self._left:,} left: {self._why_left}")
