@@ -138,10 +138,10 @@ BROWSE_BYTES = 256 * 1024
 """Messages that a browser looks at in one turn, and bytes: nobody else is served meanwhile. Read from the store, those
 are bytes of records; in memory, of header lines, which selectors look at."""
 
-SCAN_SIZE = 250
+SCAN_SIZE = 60
 """Messages of one queue compared with selectors in one turn: nobody else is served meanwhile."""
 
-SCAN_PAGE_SIZE = 500
+SCAN_PAGE_SIZE = 120
 """Messages read at a time to be compared: twice as many, as half of what that takes is done on another thread."""
 
 SCAN_BYTES = 1024 * 1024

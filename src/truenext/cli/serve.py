@@ -40,8 +40,10 @@ MEMORY_SHARE = 0.25
 STORE_SHARE = 0.5
 """The same for the store of a broker that keeps nothing on disk."""
 
-SWITCH_SECONDS = 0.0005
-"""How long the event loop keeps the interpreter from the store's thread: that one asks for it once per record."""
+SWITCH_SECONDS = 0.0001
+"""How long one thread keeps the interpreter from another. The event loop asks for it after each system call: five
+times or so for one message that comes and goes while the pager reads.
+"""
 
 
 def serve(configuration: Configuration, read_again: Callable[[], Configuration] | None = None) -> None:

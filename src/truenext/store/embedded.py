@@ -488,7 +488,7 @@ class EmbeddedStore:
         return next(self._journal.read([(place.segment, place.offset, place.length)]))
 
     def _page_of_journal(self, view: View) -> Iterator[StoredMessage]:
-        for key, record in self._read(view.places()):
+        for key, record in zip(view.keys(), self._journal.read(view.spans()), strict=True):
             yield StoredMessage(key, record, view.mark(key) or NO_MARK)
 
     def _page_of_checkpoint(self, view: View, entries: Iterator[tuple[bytes, bytes, Mark]]) -> Iterator[StoredMessage]:

@@ -191,10 +191,13 @@ class View:
         self._gone_since: set[bytes] = set()
         self._marks_before: dict[bytes, Mark | None] = {}
 
-    def places(self) -> Iterator[tuple[bytes, Place]]:
-        """The first messages that the journal has, in order."""
-        for sequence, segment, place in self._places:
-            yield message_key(self._lane, sequence), _unpack(segment, place)
+    def keys(self) -> list[bytes]:
+        """Of the first messages that the journal has, in order."""
+        return [message_key(self._lane, sequence) for sequence, _, _ in self._places]
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Where they are: segment, offset and length."""
+        return [(segment, place >> 32, place >> 1 & 0x7FFFFFFF) for _, segment, place in self._places]
 
     def is_gone(self, key: bytes) -> bool:
         """A message of the checkpoint was removed since."""
