@@ -1,7 +1,9 @@
-"""How much does it cost that there are many: queues, consumers of one queue, durable subscriptions to one topic?
+"""How much does it cost that there are many: queues, consumers of one queue, selectors, durable subscriptions?
 
     queues          messages go to so many queues in turn, each of which has a consumer
     consumers       messages go to one queue that has so many consumers
+    selectors       messages go to one queue that has so many consumers, each with a selector of its own; each message
+                    is wanted by one of them
     subscriptions   persistent messages go to one topic that has so many durable subscriptions
 
 All are acknowledged one by one. Each is compared with one: as many messages are delivered, by alternating runs on the
@@ -49,11 +51,16 @@ class Shape:
         return self.count if self.is_topic else 1
 
     @property
+    def colours(self) -> int:
+        """How many kinds of messages there are; 0 if nobody looks at that."""
+        return self.count if self.kind == "selectors" else 0
+
+    @property
     def is_topic(self) -> bool:
         return self.kind == "subscriptions"
 
 
-KINDS = {"queues": [1, 10_000], "consumers": [1, 1_000], "subscriptions": [1, 10, 100]}
+KINDS = {"queues": [1, 10_000], "consumers": [1, 1_000], "selectors": [1, 10, 100], "subscriptions": [1, 10, 100]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,6 +131,8 @@ def _groups(shape: Shape, name: str, messages: int) -> Iterator[bytes]:
         f"SEND\ndestination:{_destination(shape, name, number)}\n{kind}".encode()
         for number in range(shape.destinations)
     ]
+    if shape.colours:
+        heads = [heads[0] + b"colour:c%d\n" % colour for colour in range(shape.colours)]
     tails = [b"content-length:%d\n\n%b\0" % (len(body), body) for body in frames.bodies()]
     sends = messages // shape.copies
     for first in range(0, sends, GROUP):
@@ -163,6 +172,8 @@ class _Inbox:
         head = f"id:{number}\ndestination:{destination}\nack:client-individual\nactivemq.prefetchSize:100"
         if shape.is_topic:
             head += "\ndurable:true"
+        if shape.colours:
+            head += f"\nselector:colour = 'c{number}'"
         self.sock.sendall(f"SUBSCRIBE\n{head}\nreceipt:there\n\n\0".encode())
         await_frame(self.sock, b"RECEIPT")
 

@@ -1,7 +1,12 @@
 """How much does the engine alone dispatch to those who take from many queues? `python -m bench.wildcards`"""
 
-import time
+from __future__ import annotations
 
+import argparse
+import time
+from collections.abc import Sequence
+
+from bench.options import positive
 from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
@@ -17,11 +22,10 @@ CASES = [
     (10_000, 1, 1000, 200),
     (1000, 10, 1000, 200),
 ]
-MESSAGES = 50_000
 HEADER = b"content-length:1\n"
 
 
-def measure(queues: int, wildcards: int, window: int, in_a_turn: int) -> tuple[float, float]:
+def measure(count: int, queues: int, wildcards: int, window: int, in_a_turn: int) -> tuple[float, float]:
     """Seconds that the subscriptions took, and messages in a second of the processor."""
     engine = Engine()
     engine.tick(10**12, 0)
@@ -38,13 +42,13 @@ def measure(queues: int, wildcards: int, window: int, in_a_turn: int) -> tuple[f
         engine.subscribe(receiver, Subscribe(f"w{number}", parse("/queue/q.*", ""), AckMode.INDIVIDUAL, window))
     subscribing = time.perf_counter() - began
     _drain(engine, receiver)
-    messages = [Message(number % 10, False, 0, HEADER, b"x") for number in range(MESSAGES)]
+    messages = [Message(number % 10, False, 0, HEADER, b"x") for number in range(count)]
     began = time.process_time()
-    for first in range(0, MESSAGES, in_a_turn):
-        for number in range(first, min(first + in_a_turn, MESSAGES)):
+    for first in range(0, count, in_a_turn):
+        for number in range(first, min(first + in_a_turn, count)):
             engine.send(sender, Send(destinations[number * 7919 % queues], messages[number]))
         _drain(engine, receiver)
-    return subscribing, MESSAGES / (time.process_time() - began)
+    return subscribing, count / (time.process_time() - began)
 
 
 def _drain(engine: Engine, receiver: Session) -> None:
@@ -55,12 +59,17 @@ def _drain(engine: Engine, receiver: Session) -> None:
         engine.taken(receiver)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.wildcards", description=__doc__)
+    parser.add_argument("--messages", type=positive, default=50_000, metavar="N", help="in each case")
+    options = parser.parse_args(arguments)
     print(f"{'queues':>8} {'wildcards':>10} {'window':>8} {'in a turn':>10} {'subscribing':>12} {'messages/s':>11}")
-    for queues, wildcards, window, in_a_turn in CASES:
-        subscribing, rate = measure(queues, wildcards, window, in_a_turn)
+    for case in CASES:
+        subscribing, rate = measure(options.messages, *case)
+        queues, wildcards, window, in_a_turn = case
         print(f"{queues:8} {wildcards:10} {window:8} {in_a_turn:10} {subscribing * 1000:9.0f} ms {rate:11,.0f}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -109,13 +109,25 @@ def expect(found: Content, written: Content, cleared: frozenset[bytes] = frozens
     return "right" if found.timers == written.timers else "timers lost"
 
 
+def _readable_again(content: Content, written: Content) -> Content:
+    """What was damaged may be right later: a content that stood behind a wrong key can be found once that is gone."""
+    shelf = {
+        lane: {
+            sequence: written.shelf.get(lane, {}).get(sequence, shown) if shown.message is None else shown
+            for sequence, shown in of_lane.items()
+        }
+        for lane, of_lane in content.shelf.items()
+    }
+    return content._replace(shelf=shelf)
+
+
 def judge(run: Run, written: Content) -> str:
     assert not run.bug, run.bug
     outcomes = []
     if run.found is not None:
         outcomes.append(expect(run.found, written))
     if run.left is not None and run.found is not None:
-        outcomes.append(expect(run.left, worked_on(run.found), run.found.timers))
+        outcomes.append(expect(run.left, _readable_again(worked_on(run.found), written), run.found.timers))
     if run.signal:
         return f"death by signal {run.signal}"
     if run.refusal:

@@ -1,0 +1,39 @@
+"""Do the benchmarks run? What they say of so little is no figure; bench.backlog has a test of its own."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import dying_with_us
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("bench", "--only", "truenext", "--messages", "2000", "--warmup", "100", "--runs", "1"),
+            r"\n5\. persistent, one at a time +[\d,]+",
+        ),
+        (("bench", "--window-cost", "--messages", "2000", "--warmup", "100", "--runs", "1"), r"a window of 1000 msg/s"),
+        (("bench.selectors", "--messages", "3000"), r"the others +p50 .* during the scan"),
+        (("bench.many", "--messages", "600", "--runs", "1", "--count", "3"), r"3 selectors: [\d,]+ messages a second"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_a_benchmark_comes_to_its_end_and_says_what_it_found(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    command = dying_with_us([sys.executable, "-m", *arguments, "--dir", str(tmp_path)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(said, done.stdout), done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_one_of_the_engine_alone_as_well() -> None:
+    command = dying_with_us([sys.executable, "-m", "bench.wildcards", "--messages", "50"])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert re.search(r"\n +10000 +1 +1000 +200 +\d+ ms +[\d,]+\n", done.stdout), done.stderr
