@@ -44,7 +44,7 @@ from truenext.engine import paging as paging_module
 from truenext.engine import writing as writing_module
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted, take
-from truenext.engine.choosing import HOLDS, Choosing
+from truenext.engine.choosing import HOLDS, Asker, Choosing, GroupChoosing
 from truenext.engine.consumer import Consumer
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
@@ -2076,12 +2076,12 @@ def a_group_is_overtaken_while_one_of_it_waits_for_its_next_try(patch: Patch) ->
 
 @shows_rarely_in(GroupsMachine)
 def a_group_that_waited_is_forgotten(patch: Patch) -> None:
-    changed = Groups._changed
+    freed = Groups._freed
 
     def faulty(groups: Groups, entry: Entry) -> None:
-        patch.setattr(Groups, "_changed", lambda groups, group: None)
+        patch.setattr(Groups, "_freed", lambda groups, group: None)
         ended_delay(groups, entry)
-        patch.setattr(Groups, "_changed", changed)
+        patch.setattr(Groups, "_freed", freed)
 
     ended_delay = Groups.ended_delay
     patch.setattr(Groups, "ended_delay", faulty)
@@ -2108,7 +2108,7 @@ def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays,
 def a_busy_group_blocks_the_others(patch: Patch) -> None:
     first_for = GroupPlace.first_for
 
-    def faulty(place: GroupPlace, consumer: Consumer) -> tuple[Entry | None, bool]:
+    def faulty(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if entry is not None and any(
             one.group and not one.is_taken and place._groups.owners.get(one.group, consumer) is not consumer
@@ -2119,6 +2119,37 @@ def a_busy_group_blocks_the_others(patch: Patch) -> None:
         return entry, must_wait
 
     patch.setattr(GroupPlace, "first_for", faulty)
+
+
+@shows_in(GroupsMachine)
+def who_owns_a_group_is_offered_what_is_for_all(patch: Patch) -> None:
+    patch.setattr(GroupChoosing, "_is_alone", lambda choosing, consumer, scan: False)
+
+
+@shows_in(GroupsMachine)
+def who_was_held_back_by_a_group_that_became_anothers_stays_so(patch: Patch) -> None:
+    patch.setattr(GroupChoosing, "_give", _without(GroupChoosing._give, "times_owned"))
+
+
+@shows_in(GroupsMachine)
+def what_a_group_that_was_closed_leaves_is_offered_too_late(patch: Patch) -> None:
+    patch.setattr(GroupChoosing, "_give", _without(GroupChoosing._give, "times_freed"))
+
+
+def _without(give: Callable[..., list[Asker]], name: str) -> Callable[..., list[Asker]]:
+    def faulty(
+        choosing: GroupChoosing, entry: Entry, consumer: Consumer, hand: Callable[..., object], *rest: Any
+    ) -> Any:
+        groups = choosing._queue.known_groups
+        before = getattr(groups, name)
+
+        def handing(entry: Entry, consumer: Consumer) -> None:
+            hand(entry, consumer)
+            setattr(groups, name, before)
+
+        return give(choosing, entry, consumer, handing, *rest)
+
+    return faulty
 
 
 @shows_in(GroupsMachine)
@@ -2133,7 +2164,7 @@ def a_group_is_handed_to_two_consumers(patch: Patch) -> None:
         took(groups, entry, consumer)
         if entry.sequence % 3 == 0:
             groups.owners.pop(entry.group, None)
-            groups._changed(entry.group)
+            groups._freed(entry.group)
         entry.is_first_of_group = is_first
 
     took = Groups.took
@@ -2193,7 +2224,7 @@ def nobody_is_asked_again_when_a_group_changes_hands(patch: Patch) -> None:
 def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
     first_for = GroupPlace.first_for
 
-    def faulty(place: GroupPlace, consumer: Consumer) -> tuple[Entry | None, bool]:
+    def faulty(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if entry is None or not entry.group:
             return entry, must_wait

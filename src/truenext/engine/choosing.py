@@ -1,19 +1,20 @@
 """Which consumer gets which message now, where some of them have selectors.
 
 Consumers with the same selector (and those without) want the same: they are asked together for the first message that
-is ready for them. The first of all these is dispatched, to the best consumer of those for whom it is that. So no lane
-is gone through, whatever waits in it. Source: docs/contract.md, "True next"
+is ready for them, and so are those of them who own no message group of which anything waits. The first of all these is
+dispatched, to the best consumer of those for whom it is that. So no lane is gone through, whatever waits in it, and
+nobody is asked for each consumer. Source: docs/contract.md, "True next"
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from truenext.engine.groups import GroupPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from truenext.engine.consumer import Consumer
     from truenext.engine.lane import Entry, Lane
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from truenext.engine.queue import Queue
     from truenext.engine.selecting import Scan
 
-    Offer = tuple[int, int, int, Entry]
-    """Rank and sequence of a message, the number of those who could get it, and itself."""
+    Taker = tuple[int, int, int, int, Consumer]
+    """His standing, messages he holds, when he was last served, his place among the queue's consumers, and himself."""
+
+    Offer = tuple[int, int, int, Entry, "Asker"]
+    """Rank and sequence of a message, the number of those who could get it, itself, and they."""
 
     Head = Entry | int | None
     """What is ready first in a lane for somebody; None if nothing is, or it is being committed. A number: from this
@@ -32,10 +36,38 @@ if TYPE_CHECKING:
 HOLDS = -1
 
 
+class Asker:
+    """Consumers who are offered the same."""
+
+    __slots__ = ("alone", "is_held_back", "number", "offered", "scan", "takers")
+
+    def __init__(self, number: int, scan: Scan | None, alone: Consumer | None) -> None:
+        self.number = number
+        self.scan = scan
+        self.alone = alone
+        """If it is one alone, for he owns groups, he."""
+        self.takers: list[Taker] = []
+        """As a heap, the best first; of those behind some may have no credit any more."""
+        self.offered: Entry | None = None
+        """What was found for them, and not given out yet."""
+        self.is_held_back = False
+        """What others are given may be what they wait for."""
+
+    def has_taker(self) -> bool:
+        # Subscriptions of one connection share its room.
+        while self.takers and not self.takers[0][4].is_open():
+            heappop(self.takers)
+        return bool(self.takers)
+
+    def best(self) -> tuple[int, int, int, int]:
+        """How good the best is, who is there."""
+        return self.takers[0][:4]
+
+
 class Choosing:
     """One queue's dispatch in one turn."""
 
-    __slots__ = ("_committed", "_expire", "_now_ms", "_paging", "_queue", "last")
+    __slots__ = ("_committed", "_expire", "_has_passed_over", "_now_ms", "_paging", "_queue", "last")
 
     def __init__(
         self, queue: Queue, paging: Paging, expire: Callable[[Entry], object], *, committed: int, now_ms: int
@@ -45,36 +77,78 @@ class Choosing:
         self._expire = expire
         self._committed = committed
         self._now_ms = now_ms
+        self._has_passed_over = False
+        """Whoever was asked last would have got something earlier, were it not being committed."""
         self.last: Lane | None = None
         """The lane that consumers without a selector wait for until it is read, or that they came to last."""
 
     def dispatch(self, consumers: list[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
         """Give out true nexts until no consumer has credit or no message is ready."""
-        places = {consumer: place for place, consumer in enumerate(consumers)}
-        groups: dict[Scan | None, list[Consumer]] = {}
-        for consumer in consumers:
+        askers: dict[Hashable, Asker] = {}
+        for place, consumer in enumerate(consumers):
             if consumer.is_open():
-                groups.setdefault(consumer.scan, []).append(consumer)
-        scans = list(groups)
+                self._ask_along(askers, consumer, place)
         offers: list[Offer] = []
-        for number, scan in enumerate(scans):
-            self._offer(offers, number, scan)
-        heapify(offers)
-        while offers:
+        to_ask = list(askers.values())
+        while True:
+            for asker in to_ask:
+                self._has_passed_over = False
+                asker.offered = entry = self._first(asker) if asker.has_taker() else None
+                asker.is_held_back = entry is None or self._has_passed_over
+                if entry is not None:
+                    heappush(offers, (entry.lane.rank, entry.sequence, asker.number, entry, asker))
+            if not offers:
+                return
             entry = offers[0][3]
-            asked: list[int] = []
+            to_ask = []
             while offers and offers[0][3] is entry:
-                asked.append(heappop(offers)[2])
-            takers = [one for number in asked for one in groups[scans[number]] if one.is_open()]
-            if takers:
-                taker = min(takers, key=lambda one: preference(one, places[one]))
+                asker = heappop(offers)[4]
+                # Else they were asked once more since.
+                if asker.offered is entry:
+                    asker.offered = None
+                    to_ask.append(asker)
+            taking = [asker for asker in to_ask if asker.has_taker() and self._is_open_to(asker, entry)]
+            if taking:
+                asker = min(taking, key=Asker.best)
+                *_, place, consumer = heappop(asker.takers)
                 entry.lane.lift(entry)
-                give(entry, taker)
-            for number in asked:
-                scan = scans[number]
-                groups[scan] = [consumer for consumer in groups[scan] if consumer.is_open()]
-                if groups[scan]:
-                    self._offer(offers, number, scan)
+                to_ask = self._give(entry, consumer, give, askers, to_ask, offers)
+                if consumer.is_open():
+                    asker = self._ask_along(askers, consumer, place)
+                    if asker.offered is None and asker not in to_ask:
+                        to_ask.append(asker)
+
+    def _ask_along(self, askers: dict[Hashable, Asker], consumer: Consumer, place: int) -> Asker:
+        """Put a consumer, who is at this place among all, to those who are offered the same."""
+        scan = consumer.scan_of(self._queue)
+        alone = self._is_alone(consumer, scan)
+        key = consumer if alone else scan
+        asker = askers.get(key)
+        if asker is None:
+            asker = askers[key] = Asker(len(askers), scan, consumer if alone else None)
+        heappush(asker.takers, (*preference(consumer, place), consumer))
+        return asker
+
+    def _is_alone(self, consumer: Consumer, scan: Scan | None) -> bool:
+        """Something is for this consumer alone."""
+        return False
+
+    def _is_open_to(self, asker: Asker, entry: Entry) -> bool:
+        """What was offered still is."""
+        return True
+
+    def _give(
+        self,
+        entry: Entry,
+        consumer: Consumer,
+        give: Callable[[Entry, Consumer], object],
+        askers: dict[Hashable, Asker],
+        asked: list[Asker],
+        offers: list[Offer],
+    ) -> list[Asker]:
+        """Give what was offered to `asked`; returns who is to be asked now, all others of whom keep their offers."""
+        give(entry, consumer)
+        return asked
 
     def express(self, consumers: list[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
         """Where nobody has credit, give what is more urgent than all that somebody holds to him all the same, if he
@@ -93,18 +167,14 @@ class Choosing:
             take(entry)
             give(entry, taker)
 
-    def _offer(self, offers: list[Offer], number: int, scan: Scan | None) -> None:
-        entry = self._first(scan)
-        if entry is not None:
-            heappush(offers, (entry.lane.rank, entry.sequence, number, entry))
-
     def first_for(self, consumer: Consumer) -> Entry | None:
         """What is ready first for a consumer; None if nothing is, or something has to be read or tested before."""
-        return self._first(consumer.scan_of(self._queue))
+        return self._first_of(consumer.scan_of(self._queue))
 
-    def _first(self, scan: Scan | None) -> Entry | None:
-        """What is ready first for who has this selector; None if nothing is, or something has to be read or tested
-        before."""
+    def _first(self, asker: Asker) -> Entry | None:
+        return self._first_of(asker.scan)
+
+    def _first_of(self, scan: Scan | None) -> Entry | None:
         return self._first_of_all() if scan is None else self._first_wanted(scan)
 
     def _first_of_all(self) -> Entry | None:
@@ -157,6 +227,7 @@ class Choosing:
     def _found(self, entry: Entry) -> Head:
         """What the first of what was found in a lane is for who waits for it."""
         if entry.batch > self._committed:
+            self._has_passed_over = True
             return None
         if entry.message is None:
             self._paging.ask_body(entry)
@@ -198,44 +269,47 @@ class GroupChoosing(Choosing):
 
     __slots__ = ()
 
-    def dispatch(self, consumers: list[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
+    def _is_alone(self, consumer: Consumer, scan: Scan | None) -> bool:
+        assert scan is not None, "where there are groups everybody has one"
+        return any(isinstance(place, GroupPlace) and place.heads.get(consumer) for place in scan.places.values())
+
+    def _is_open_to(self, asker: Asker, entry: Entry) -> bool:
+        # Meanwhile its group may have become another's.
+        owner = self._queue.known_groups.owners.get(entry.group)
+        return owner is None or owner is asker.alone
+
+    def _give(
+        self,
+        entry: Entry,
+        consumer: Consumer,
+        give: Callable[[Entry, Consumer], object],
+        askers: dict[Hashable, Asker],
+        asked: list[Asker],
+        offers: list[Offer],
+    ) -> list[Asker]:
         groups = self._queue.known_groups
-        asking = [consumer for consumer in consumers if consumer.is_open()]
-        offers: list[Offer] = []
-        to_ask = list(range(len(asking)))
-        while True:
-            for number in to_ask:
-                if asking[number].is_open():
-                    entry = self.first_for(asking[number])
-                    if entry is not None:
-                        heappush(offers, (entry.lane.rank, entry.sequence, number, entry))
-            if not offers:
-                return
-            entry = offers[0][3]
-            to_ask = []
-            while offers and offers[0][3] is entry:
-                to_ask.append(heappop(offers)[2])
-            takers = [
-                number
-                for number in to_ask
-                # Meanwhile its group may have become another's.
-                if asking[number].is_open() and groups.is_open_to(asking[number], entry.group)
-            ]
-            if not takers:
-                continue
-            taker = asking[min(takers, key=lambda number: preference(asking[number], number))]
-            changes = groups.changes
-            entry.lane.lift(entry)
-            give(entry, taker)
-            if groups.changes != changes:
-                # Of a group that is free now anybody may get something earlier; what of one that is not any more was
-                # being committed, or had to be read, holds nobody else back.
-                offers = []
-                to_ask = list(range(len(asking)))
+        owned, freed = groups.times_owned, groups.times_freed
+        give(entry, consumer)
+        if groups.times_freed != freed:
+            # Anybody may get something earlier.
+            offers.clear()
+            return list(askers.values())
+        if groups.times_owned != owned:
+            # What of this group was being committed, or had to be read, holds nobody else back any more.
+            asked += [asker for asker in askers.values() if asker.is_held_back and asker not in asked]
+        return asked
+
+    def _first(self, asker: Asker) -> Entry | None:
+        assert asker.scan is not None, "where there are groups everybody has one"
+        return self._first_in_groups(asker.scan, asker.alone)
 
     def first_for(self, consumer: Consumer) -> Entry | None:
         scan = consumer.scan_of(self._queue)
         assert scan is not None, "where there are groups everybody has one"
+        return self._first_in_groups(scan, consumer)
+
+    def _first_in_groups(self, scan: Scan, consumer: Consumer | None) -> Entry | None:
+        """None is somebody who owns no group."""
         for place in scan.places.values():
             head = self._head_of_groups(place, consumer)
             if head is not None:
@@ -248,7 +322,7 @@ class GroupChoosing(Choosing):
         place = scan.places.get(rank)
         return None if place is None else self._head_of_groups(place, consumer)
 
-    def _head_of_groups(self, place: Place, consumer: Consumer) -> Head:
+    def _head_of_groups(self, place: Place, consumer: Consumer | None) -> Head:
         assert isinstance(place, GroupPlace), "there are groups"
         while True:
             entry, must_wait = place.first_for(consumer)

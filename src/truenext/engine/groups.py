@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Groups:
     """The groups of one queue."""
 
-    __slots__ = ("_delayed", "_first_delayed", "_forget_at", "_places", "changes", "owners")
+    __slots__ = ("_delayed", "_first_delayed", "_forget_at", "_places", "owners", "times_freed", "times_owned")
 
     def __init__(self, places: Callable[[], Iterable[GroupPlace]]) -> None:
         """`places` are those of all selectors."""
@@ -47,8 +47,8 @@ class Groups:
         """Whose a group is, the one that was dispatched last at the end; others are free."""
         self._forget_at = GROUPS_MAX + GROUPS_MAX // 4
         """With more owned groups than these some are forgotten."""
-        self.changes = 0
-        """How often a group became somebody's, or free."""
+        self.times_owned = self.times_freed = 0
+        """How often a group became somebody's, and how often one could be had that could not before."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
         """Rank and sequence of what waits for its next try."""
         self._first_delayed: dict[str, tuple[int, int]] = {}
@@ -70,11 +70,12 @@ class Groups:
         if not closes_group(entry.message.header):
             self.owners[group] = consumer
             if owner is None:
-                self._changed(group)
+                self.times_owned += 1
+                self._stand(group)
                 if len(self.owners) > self._forget_at:
                     self._forget_some()
         elif owner is not None:
-            self._changed(group)
+            self._freed(group)
 
     def left(self, consumer: Consumer) -> None:
         """A consumer has ended: its groups are free."""
@@ -83,7 +84,7 @@ class Groups:
             place.heads.pop(consumer, None)
         for group in freed:
             del self.owners[group]
-            self._changed(group)
+            self._freed(group)
 
     def delayed(self, entry: Entry) -> None:
         """A message waits for its next try, in `Lane.delayed`."""
@@ -101,10 +102,13 @@ class Groups:
         else:
             self._delayed.pop(group, None)
             self._first_delayed.pop(group, None)
-        self._changed(group)
+        self._freed(group)
 
-    def _changed(self, group: str) -> None:
-        self.changes += 1
+    def _freed(self, group: str) -> None:
+        self.times_freed += 1
+        self._stand(group)
+
+    def _stand(self, group: str) -> None:
         for place in self._places():
             place.stand(group)
 
@@ -115,7 +119,7 @@ class Groups:
         for group in oldest:
             if group not in held:
                 del self.owners[group]
-                self._changed(group)
+                self._freed(group)
         # Not at once again, should all be held.
         self._forget_at = len(self.owners) + GROUPS_MAX // 4
 
@@ -271,12 +275,12 @@ class GroupPlace(Place):
             self._standing[group] = (owner, sequence)
             heappush(self.heads.setdefault(owner, []), (sequence, group))
 
-    def first_for(self, consumer: Consumer) -> tuple[Entry | None, bool]:
-        """The first of what was found that a consumer could take; True if it has to wait for what is tested, or for
-        what was passed over."""
+    def first_for(self, consumer: Consumer | None) -> tuple[Entry | None, bool]:
+        """The first of what was found that a consumer could take, or anybody who owns no group (None); True if it has
+        to wait for what is tested, or for what was passed over."""
         plain = self._first_plain()
         candidates = [] if plain is None else [(plain, True)]
-        for owner in (None, consumer):
+        for owner in (None,) if consumer is None else (None, consumer):
             head = self._first_head(owner)
             if head is not None:
                 candidates.append(head)
