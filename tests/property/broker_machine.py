@@ -1932,15 +1932,28 @@ def _noting_who_waits(waited: dict[Consumer, int]) -> Iterator[None]:
     """Where there are groups: up to which rank a consumer waited at any time for what is compared or read."""
     first_for = GroupPlace.first_for
 
-    def noting(place: GroupPlace, consumer: Consumer) -> tuple[Entry | None, bool]:
+    def noting(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if must_wait or (entry is not None and entry.message is None):
-            waited[consumer] = min(place.lane.rank, waited.get(consumer, 10))
+            for one in [consumer] if consumer is not None else _who_own_nothing(place):
+                waited[one] = min(place.lane.rank, waited.get(one, 10))
         return entry, must_wait
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GroupPlace, "first_for", noting)
         yield
+
+
+def _who_own_nothing(place: GroupPlace) -> list[Consumer]:
+    """They are asked together."""
+    queue = place.lane.queue
+
+    def is_asked(consumer: Consumer) -> bool:
+        scan = consumer.scan_of(queue)
+        places = [] if scan is None else list(scan.places.values())
+        return place in places and not any(isinstance(one, GroupPlace) and one.heads.get(consumer) for one in places)
+
+    return list(filter(is_asked, queue.all_consumers()))
 
 
 def _ask_who_waits(queue: Queue) -> None:
