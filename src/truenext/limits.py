@@ -192,6 +192,21 @@ DUE_PIECE_MIN = 16
 SHOWN_BYTES = 1000
 """Bytes of a scheduled send's body that are shown."""
 
+SHOWN_PIECE = 100
+"""Scheduled sends that are shown in one go."""
+
+SEQUENCE_MAX = 2**63 - 1
+"""More are never given out."""
+
+QUESTION_BYTES_MAX = 64 * 1024
+"""Bytes of a question to the broker."""
+
+QUESTION_SEQUENCES_MAX = 1000
+"""Messages that one may name."""
+
+PIECES_MAX = 100
+"""Pieces of bulk work that one connection may wait for."""
+
 BULK_PIECE = 500
 """Messages moved or removed in one go when somebody asks for that: others are served in between."""
 

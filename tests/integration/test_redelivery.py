@@ -356,7 +356,7 @@ def test_what_a_consumer_holds_or_nobody_dead_lettered_is_left_alone(broker: Bro
     [
         ("DLQ.nowhere", {}, "there is no queue 'DLQ.nowhere'"),
         ("orders", {}, "'orders' is no dead-letter queue"),
-        ("orders", {"limit": 0}, "`limit` is less than 1"),
+        ("orders", {"limit": 0}, "Expected `int` >= 1 - at `[$].limit`"),
         ("orders", {"all": True}, "unknown field `all`"),
     ],
 )

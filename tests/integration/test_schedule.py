@@ -139,6 +139,42 @@ def test_what_the_command_cancelled_stays_so_whatever_becomes_of_the_broker(
     assert scheduled(own_broker) == {"q": len(left) - 1}
 
 
+def test_of_many_ids_each_is_cancelled(own_broker: BrokerProcess) -> None:
+    fill(own_broker, 2500)
+    shown = own_broker.said("scheduled", "q", "--limit", "2500", "--json").splitlines()
+    ids = [str(json.loads(line)["number"]) for line in shown][::2]
+    assert own_broker.said("unschedule", "q", *(f"--id={each}" for each in ids)) == "1,250 cancelled\n"
+    assert scheduled(own_broker) == {"q": 1250}
+
+
+def test_what_repeats_every_millisecond_is_cancelled_by_one_command(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    headers = {"AMQ_SCHEDULED_PERIOD": "1", "AMQ_SCHEDULED_REPEAT": "-1"}
+    for number in range(3):
+        client.send("q", b"", persistent=number == 1, confirmed=True, headers=headers)
+    assert own_broker.said("unschedule", "q") == "3 cancelled\n"
+    assert scheduled(own_broker) == {"q": 0}
+
+
+def test_who_has_asked_for_too_much_at_once_is_told_so(own_broker: BrokerProcess) -> None:
+    fill(own_broker, 3000)
+    client = own_broker.connect()
+    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
+    frame = b"SEND\ndestination:/control/scheduled\nreply-to:/temp-queue/answers\n\n" + b'{"queue":"q"}\0'
+    client.write(frame * 1000)
+    with pytest.raises(Refused, match="100 others were asked for"):
+        client.messages(1000)
+    assert own_broker.said("unschedule", "q") == "3,000 cancelled\n"
+
+
+def test_a_body_has_no_say_in_the_terminal(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    client.send("q", b"\x1b]0;t\x07\n[red]x", confirmed=True, headers={"AMQ_SCHEDULED_DELAY": "60000"})
+    said = own_broker.said("scheduled", "q")
+    assert "\x1b" not in said
+    assert "\ufffd]0;t\ufffd\ufffd[red]x" in said.replace("\n", "")
+
+
 def test_what_goes_to_topics_is_shown_and_cancelled_by_address(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     for destination in ("/topic/t", "/queue/a,/topic/t"):
@@ -146,15 +182,18 @@ def test_what_goes_to_topics_is_shown_and_cancelled_by_address(own_broker: Broke
         client.say("SEND", headers, b"happy new year", confirmed=True)
     assert own_broker.said("scheduled").count("0 0 1 1 *") == 2
     assert own_broker.said("scheduled", "/topic/t").count("happy new year") == 1
-    assert own_broker.said("unschedule", "a,/topic/t") == "1 cancelled\n"
+    assert own_broker.said("unschedule", "/topic/t,/queue/a") == "1 cancelled\n"
     assert own_broker.said("scheduled", "--json").count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("unschedule", "nosuch"), "nothing is scheduled for 'nosuch'"),
-        (("scheduled", "/topic/nosuch"), "nothing is scheduled for topics"),
+        (("unschedule", "nosuch"), "there is no queue 'nosuch'"),
+        (("scheduled", "/topic/no.*"), "nothing can be scheduled for '/topic/no.*'"),
+        (("unschedule", "/control/q"), "nothing can be scheduled for '/control/q'"),
+        (("unschedule", "/temp-queue/q"), "nothing can be scheduled for '/temp-queue/q'"),
+        (("unschedule", "q", "--id", str(2**64)), "<= 9223372036854775807"),
         (("scheduled", "q", "--selector", "even ="), "selector"),
         (("unschedule", "/nowhere/q"), "/nowhere/q"),
     ],

@@ -43,7 +43,8 @@ from truenext.destination import Kind, parse
 from truenext.engine import groups, selecting
 from truenext.engine import place as places
 from truenext.engine.browse import Showing
-from truenext.engine.bulk import BulkLook, Move, Purge, Redrive, Scheduled, Unschedule
+from truenext.engine.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
+from truenext.engine.bulk import Showing as ShownSends
 from truenext.engine.bulk import Wanted as BulkWanted
 from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
@@ -52,7 +53,6 @@ from truenext.engine.lane import Entry
 from truenext.engine.paging import Found, PageRead
 from truenext.engine.queue import Queue
 from truenext.engine.schedule import HIDDEN_PREFIX
-from truenext.engine.schedule import Showing as ShownSends
 from truenext.engine.session import Session
 from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
@@ -1018,11 +1018,19 @@ class BrokerMachine(RuleBasedStateMachine):
     def read_scheduled(self, queue: str, rank: int) -> None:
         """The page of a piece, at the first lane from `rank` on that has anything."""
         if queue in self.engine._scheduler.names():
-            read = self.engine.read_for_bulk(Unschedule(queue, after=(rank, 0)))
+            read = self._read_scheduled(Unschedule(queue, after=(rank, 0)))
             if read is not None:
                 page = self.disk.read_at_once(read)
                 note(f"# to be cancelled of {queue}: {_sketch(page)}")
                 self.cancelling = read, page
+
+    def _read_scheduled(self, asked: OfScheduled) -> BulkLook | None:
+        """Once all is durable that was accepted."""
+        if not self.engine.hold_scheduled():
+            self.all_becomes_durable()
+            if not self.engine.hold_scheduled():
+                raise Disagreement("what is durable is waited for")
+        return self.engine.read_for_bulk(asked)
 
     def unschedule(self, selector: str | None, limit: int | None) -> None:
         """Anything may have happened since the page was read."""
@@ -1043,7 +1051,7 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         asked = Scheduled(queue)
         shown: list[tuple[str, int]] = []
-        while (read := self.engine.read_for_bulk(asked)) is not None:
+        while (read := self._read_scheduled(asked)) is not None:
             answer = self.engine.do_bulk(asked, read, self.disk.read_at_once(read))
             assert isinstance(answer, ShownSends)
             shown += [(each.body[:12].rstrip("."), each.due_ms) for each in answer.sends]

@@ -1,5 +1,6 @@
 """When is a scheduled send due, how often, and what waits in between? The rest is in tests/property."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
@@ -9,10 +10,9 @@ from tests.property.disk import found_of
 from truenext.batch import Batch
 from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
-from truenext.engine.bulk import OfScheduled, Scheduled, Unschedule
+from truenext.engine.bulk import OfScheduled, Scheduled, Showing, Shown, Unschedule, wanted
 from truenext.engine.engine import Engine
 from truenext.engine.paging import PageRead
-from truenext.engine.schedule import Showing, Shown
 from truenext.engine.session import Session
 from truenext.engine.timers import TimersRead
 from truenext.errors import RemoteProtocolError
@@ -75,26 +75,30 @@ class Run:
         self.engine.committed(batch)
 
     def send(self, body: str, schedule: Schedule | None, *, queue: str = "q", transaction: str | None = None) -> None:
-        message = Message(4, True, 0, b"content-length:%d\n" % len(body), body.encode())
+        sent = body.encode()
+        message = Message(4, True, 0, b"content-length:%d\n" % len(sent), sent)
         self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction, schedule=schedule))
 
-    def ask(self, asked: OfScheduled) -> Showing:
+    def ask(self, asked: OfScheduled, while_it_is_read: Callable[[], object] | None = None) -> Showing:
         """All pieces as one."""
         self.engine.check_bulk(asked)
-        self.settle()
         whole = Showing(0, {}, 0, None, 0)
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
-            assert self.engine.can_do_bulk
-            piece = replace(asked, after=after)
+            piece = replace(asked, after=after, until=whole.until or None)
+            if not self.engine.hold_scheduled():
+                self.settle()
+            assert self.engine.can_do_bulk and self.engine.hold_scheduled()
             read = self.engine.read_for_bulk(piece)
             if read is None:
                 break
             page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+            if while_it_is_read is not None:
+                while_it_is_read()
             found = [found_of(one) for one in page.messages]
             answer = self.engine.do_bulk(piece, read, PageRead(found, page.as_of, page.is_end))
             assert isinstance(answer, Showing)
-            whole.moved += answer.moved
+            whole.moved, whole.until = whole.moved + answer.moved, answer.until
             whole.sends += answer.sends
             whole.sequences += answer.sequences
             after = None if whole.moved == asked.limit else answer.next
@@ -271,9 +275,9 @@ def test_what_is_scheduled_is_shown_with_all_that_is_to_be_done(is_restarted: bo
 def test_what_was_scheduled_a_moment_ago_is_shown_once_it_is_durable() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=MINUTE_MS))
-    run.engine.check_bulk(Scheduled("q"))
-    assert not run.engine.can_do_bulk
+    assert not run.engine.hold_scheduled()
     run.settle()
+    assert run.engine.hold_scheduled()
     assert [each.body for each in run.shown()] == ["later"]
 
 
@@ -314,22 +318,75 @@ def test_what_goes_to_a_topic_or_several_destinations_is_told_apart_by_its_addre
     assert [each.to for each in run.shown("")] == ["/queue/q,/topic/a"]
 
 
-def test_who_asks_for_a_queue_for_which_nothing_was_ever_scheduled_is_told_so() -> None:
-    run = Run()
-    for queue, why in (("q", "nothing is scheduled for 'q'"), ("", "nothing is scheduled for topics")):
-        with pytest.raises(RemoteProtocolError, match=why):
-            run.engine.check_bulk(Scheduled(queue))
+def test_who_asks_for_a_queue_that_is_not_there_is_told_so() -> None:
+    with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
+        Run().engine.check_bulk(Scheduled("q"))
+    assert Run().shown("") == []
 
 
-def test_of_what_repeats_the_next_one_has_a_number_of_its_own() -> None:
+def test_what_repeats_keeps_its_number() -> None:
     run = Run()
     run.send("tick", Schedule(delay_ms=MINUTE_MS, period_ms=MINUTE_MS, repeat=FOR_EVER))
     (before,) = run.shown()
-    run.at(NOON_MS + MINUTE_MS)
-    (after,) = run.shown()
-    assert after.number > before.number
-    assert after.due_ms == before.due_ms + MINUTE_MS
-    assert run.ask(Unschedule("q", sequences=(before.number,))).moved == 0
-    assert run.ask(Unschedule("q", sequences=(after.number,))).moved == 1
+    for minutes in (1, 2):
+        run.at(NOON_MS + minutes * MINUTE_MS)
+        (after,) = run.shown()
+        assert after.number == before.number
+        assert after.due_ms == before.due_ms + minutes * MINUTE_MS
+    assert run.ask(Unschedule("q", sequences=(before.number,))).sequences == [before.number]
     run.at(NOON_MS + HOUR_MS)
+    assert run.waiting() == {"q": (2, 0)}
+
+
+@pytest.mark.parametrize("others", [0, 300])
+def test_all_is_cancelled_though_some_of_it_repeats_all_the_time(others: int) -> None:
+    run = Run()
+    for tick in ("tick", "tock"):
+        run.send(tick, Schedule(delay_ms=1, period_ms=1, repeat=FOR_EVER))
+        for number in range(others):
+            run.send(str(number), Schedule(delay_ms=HOUR_MS))
+    run.settle()
+    run.ask(Unschedule("q"), while_it_is_read=lambda: run.at(run.now_ms + 1))
+    assert run.waiting()["q"][1] == 0
+
+
+def test_nothing_becomes_due_while_what_waits_is_looked_at_and_it_does_then() -> None:
+    run = Run()
+    run.send("soon", Schedule(delay_ms=MINUTE_MS))
+    shown = run.ask(Scheduled("q"), while_it_is_read=lambda: run.at(NOON_MS + MINUTE_MS))
+    assert [each.body for each in shown.sends] == ["soon"]
     assert run.waiting() == {"q": (1, 0)}
+
+
+def test_a_selector_sees_when_a_scheduled_send_was_accepted() -> None:
+    run = Run()
+    run.send("now", Schedule(delay_ms=MINUTE_MS))
+    assert run.ask(Unschedule("q", selector=f"JMSTimestamp < {NOON_MS}", dry_run=True)).moved == 0
+    assert run.ask(Scheduled("q", selector=f"JMSTimestamp = {NOON_MS}")).moved == 1
+
+
+def test_a_body_that_is_text_is_shown_without_half_a_character() -> None:
+    run = Run()
+    for body in ("a" * 999 + "\u00e9", "b" * 998 + "\u00e9", "\u00e9"):
+        run.send(body, Schedule(delay_ms=MINUTE_MS))
+    assert [each.body for each in run.shown()] == ["a" * 999, "b" * 998 + "\u00e9", "\u00e9"]
+
+
+@pytest.mark.parametrize("verb", ["scheduled", "unschedule", "purge"])
+@pytest.mark.parametrize(
+    "question",
+    [
+        b'"after":[0,18446744073709551615]',
+        b'"after":[0,-1]',
+        b'"after":[10,0]',
+        b'"sequences":[9223372036854775808]',
+        b'"sequences":[-1]',
+        b'"sequences":[' + b"1," * 1000 + b"1]",
+        b'"until":-1',
+        b'"limit":0',
+        b'"selector":"' + b" " * 65536 + b'"',
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(verb: str, question: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        wanted(verb, b'{"queue":"q",' + question + b"}")

@@ -52,7 +52,7 @@ from truenext.engine.stuck import StuckAudit
 from truenext.engine.timers import TimerRead, TimersRead
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError, TruenextError
 from truenext.history.writer import History
-from truenext.limits import LAZY_COMMIT_SECONDS, ROOM_SECONDS
+from truenext.limits import LAZY_COMMIT_SECONDS, PIECES_MAX, ROOM_SECONDS
 from truenext.policy import Policies
 from truenext.room import Room
 from truenext.store.store import Store
@@ -465,6 +465,8 @@ class Broker:
             piece = bulk.wanted(question.verb, question.body)
             # Whatever is wrong with it is said at once.
             self._engine.check_bulk(piece)
+            if sum(one[0] is session for one in self._pieces) >= PIECES_MAX:
+                raise RemoteProtocolError(f"{question.verb}: {PIECES_MAX} others were asked for and are not done yet")
             self._pieces.append((session, question, piece))
             return
         if question.verb in control.CHANGES:
@@ -483,21 +485,27 @@ class Broker:
             session, question, asked = self._pieces[0]
             if session not in self._peers:
                 self._pieces.popleft()
+                self._engine.release_scheduled()
                 continue
+            if isinstance(asked, bulk.OfScheduled) and not self._engine.hold_scheduled():
+                return
             self._engine.room = self._store.room
             try:
                 read = self._engine.read_for_bulk(asked)
             except NoRoomError:
-                # There was when it was asked for. A turn looks again within LOOK_SECONDS.
-                return
+                # There was when it was asked for. Others may make some; a turn looks again within LOOK_SECONDS.
+                self._pieces.rotate(-1)
+                if isinstance(self._pieces[0][2], bulk.Move | bulk.Redrive):
+                    return
+                continue
             except RemoteProtocolError as error:
                 # When it was asked for this could be done: a durable subscription was still there.
                 self._pieces.popleft()
-                self._answer_piece(question, bulk.refused(asked.until or 0, str(error)))
+                self._answer_piece(question, bulk.nothing(asked, str(error)))
                 continue
             if read is None:
                 self._pieces.popleft()
-                self._answer_piece(question, bulk.Done(moved=0, to={}, left=0, next=None, until=asked.until or 0))
+                self._answer_piece(question, bulk.nothing(asked))
             else:
                 self._piece_read = read
                 self._pager.read(read)

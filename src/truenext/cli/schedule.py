@@ -13,11 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from truenext.cli.client import Failure, address, url_option
-from truenext.cli.work import Work, count_of, id_option, json_option, pieces, selector_option
+from truenext.cli.work import Work, id_option, json_option, pieces, selector_option
 from truenext.client.connection import Connection
-from truenext.destination import parse
-from truenext.errors import TruenextError
+from truenext.destination import Kind, parse
+from truenext.errors import RemoteProtocolError, TruenextError
 from truenext.schedule import FOR_EVER
+
+DAMAGED = "their records are damaged"
 
 WIDTH = 40
 """Characters of a body in a table."""
@@ -30,17 +32,19 @@ WIDTH = 40
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs; times in milliseconds.")
 @url_option
 def scheduled(destination: str | None, selector: str | None, limit: int, as_json: bool, url: str) -> None:
-    """Show what is scheduled for DESTINATION, or at all, what is due first first. Everything stays as it is.
+    """Show what is scheduled for DESTINATION, or everywhere, soonest first. Everything stays as it is.
 
-    DESTINATION is a queue, a /topic/NAME, or the several destinations that were named in the SEND.
+    DESTINATION is a queue, a /topic/NAME, or the several destinations that were named together in the SEND: what goes
+    to a queue among others is shown with these, and not with the queue.
     """
     shown: list[dict[str, Any]] = []
-    count = 0
+    count = damaged = 0
     try:
         with Connection(url) as connection:
-            for send in _sends(connection, destination, selector):
-                count += 1
-                shown.append(send)
+            for piece in _pieces(connection, destination, selector):
+                count += piece["moved"]
+                damaged += piece["left"]
+                shown += piece["sends"]
                 if len(shown) >= 2 * limit:
                     shown = nsmallest(limit, shown, key=_due)
     except TruenextError as error:
@@ -53,6 +57,8 @@ def scheduled(destination: str | None, selector: str | None, limit: int, as_json
         _print_table(shown)
     if count > limit:
         click.echo(f"{limit:,} of {count:,}; --limit shows more", err=True)
+    if damaged:
+        click.echo(f"{damaged:,} not shown: {DAMAGED}", err=True)
 
 
 @click.command()
@@ -67,14 +73,13 @@ def unschedule(
 ) -> None:
     """Cancel what is scheduled for DESTINATION: all of it, or what --id or --selector say. What was sent stays sent.
 
-    What repeats has a new number after each message. Exits 1 if one of --id was not cancelled.
+    DESTINATION is as `truenext scheduled` shows it. Exits 1 if one of --id was not cancelled.
     """
-    why_left = "their records are damaged"
     work = Work(
         "unschedule",
         "cancelled",
         _place(destination),
-        why_left,
+        DAMAGED,
         numbers,
         selector,
         None,
@@ -93,24 +98,27 @@ def _place(destination: str) -> dict[str, str]:
         parsed = parse(address(destination), "")
     except TruenextError as error:
         raise Failure(error) from error
-    return {"queue": "", "to": parsed.address} if parsed.is_spread else {"queue": parsed.name}
+    if parsed.kind is Kind.QUEUE:
+        return {"queue": parsed.name}
+    if parsed.is_spread and not parsed.session:
+        return {"queue": "", "to": parsed.address}
+    raise Failure(RemoteProtocolError(f"nothing can be scheduled for {destination!r}"))
 
 
-def _sends(connection: Connection, destination: str | None, selector: str | None) -> Iterator[dict[str, Any]]:
+def _pieces(connection: Connection, destination: str | None, selector: str | None) -> Iterator[dict[str, Any]]:
+    facts = msgspec.json.decode(connection.ask("queues"))
+    counts = {each["name"]: each["scheduled"] for each in facts}
     if destination is not None:
         places = [_place(destination)]
     else:
-        facts = msgspec.json.decode(connection.ask("queues"))
-        places = [{"queue": each["name"]} for each in facts if each["scheduled"]]
-        if msgspec.json.decode(connection.ask("status"))["scheduled_for_topics"]:
-            places.append({"queue": ""})
+        places = [{"queue": name} for name, count in counts.items() if count] + [{"queue": ""}]
     for place in places:
         question = place if selector is None else place | {"selector": selector}
-        total = count_of(connection, place["queue"], "scheduled")
-        for piece in pieces(connection, "scheduled", question, total=total, done="read"):
-            for send in piece.get("sends", ()):
+        for piece in pieces(connection, "scheduled", question, total=counts.get(place["queue"]), done="read"):
+            for send in piece["sends"]:
                 # What goes to one queue does not say so.
-                yield send | {"to": send["to"] or f"/queue/{place['queue']}"}
+                send["to"] = send["to"] or f"/queue/{place['queue']}"
+            yield piece
 
 
 def _due(send: dict[str, Any]) -> tuple[int, int]:
@@ -123,9 +131,14 @@ def _print_table(sends: list[dict[str, Any]]) -> None:
         column.no_wrap = True
     for send in sends:
         due = datetime.fromtimestamp(send["due_ms"] / 1000, UTC).isoformat(" ", "milliseconds").removesuffix("+00:00")
-        body = Text(send["body"][:WIDTH])
-        table.add_row(due, str(send["number"]), Text(send["to"]), str(send["priority"]), Text(_again(send)), body)
+        texts = (_line(send["to"]), str(send["priority"]), _line(_again(send)), _line(send["body"][:WIDTH]))
+        table.add_row(due, str(send["number"]), *texts)
     Console().print(table)
+
+
+def _line(text: str) -> Text:
+    """Whoever sent it has no say in the terminal."""
+    return Text("".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text))
 
 
 def _again(send: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from rich.progress import Progress
 from truenext.cli.client import Failure
 from truenext.client.connection import Connection
 from truenext.errors import TruenextError
+from truenext.limits import QUESTION_SEQUENCES_MAX as NUMBERS_MAX
 
 PROGRESS_SECONDS = 2.0
 """Time between two lines of progress."""
@@ -103,8 +104,6 @@ class Work:
         self._counted = counted
         self._is_dry = is_dry
         self.question: dict[str, Any] = place | {"dry_run": is_dry}
-        if numbers:
-            self.question["sequences"] = sorted(set(numbers))
         if selector is not None:
             self.question["selector"] = selector
         if limit is not None:
@@ -138,16 +137,21 @@ class Work:
 
     def _do(self, connection: Connection) -> None:
         total = self._limit or count_of(connection, self.question["queue"], self._counted)
-        for answer in pieces(connection, self._verb, self.question, total=total, done=self._done):
-            self._count += answer["moved"]
-            self._to.update(answer["to"])
-            self._left += answer["left"]
-            self._missing -= set(answer["sequences"])
-            self._refused = answer["refused"]
-            if self._limit is not None:
-                if self._count >= self._limit:
-                    return
-                self.question["limit"] = self._limit - self._count
+        numbers = sorted(self._missing)
+        # With more of them than one question may have, some at a time.
+        for first in range(0, max(1, len(numbers)), NUMBERS_MAX):
+            if numbers:
+                self.question["sequences"] = numbers[first : first + NUMBERS_MAX]
+            for answer in pieces(connection, self._verb, self.question, total=total, done=self._done):
+                self._count += answer["moved"]
+                self._to.update(answer["to"])
+                self._left += answer["left"]
+                self._missing -= set(answer["sequences"])
+                self._refused = answer["refused"]
+                if self._limit is not None:
+                    if self._count >= self._limit:
+                        return
+                    self.question["limit"] = self._limit - self._count
 
     def _say(self) -> None:
         for name, count in sorted(self._to.items()):

@@ -21,9 +21,10 @@ from bisect import bisect_left, bisect_right
 from functools import partial
 from heapq import merge
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from truenext import selector
 from truenext.batch import NO_MARK
@@ -33,7 +34,14 @@ from truenext.engine.lane import Entry, shared
 from truenext.engine.paging import Look
 from truenext.engine.redelivery import is_given_up, moved, revived
 from truenext.errors import RemoteProtocolError
-from truenext.limits import BULK_PIECE, PAGE_BYTES
+from truenext.limits import (
+    BULK_PIECE,
+    PAGE_BYTES,
+    QUESTION_BYTES_MAX,
+    QUESTION_SEQUENCES_MAX,
+    SEQUENCE_MAX,
+    SHOWN_PIECE,
+)
 from truenext.message import Message
 from truenext.order import RANKS
 
@@ -45,21 +53,24 @@ if TYPE_CHECKING:
     from truenext.engine.queue import Queue
 
 
+_Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+
+
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One piece of work, as it is asked for, in JSON: a purge, and what all of them have."""
 
     queue: str
-    sequences: tuple[int, ...] | None = None
+    sequences: Annotated[tuple[_Sequence, ...], Meta(max_length=QUESTION_SEQUENCES_MAX)] | None = None
     """In order; None is all."""
     selector: str | None = None
     """Which messages are wanted; None is all."""
-    limit: int | None = None
+    limit: Annotated[int, Meta(ge=1)] | None = None
     """Messages to take from here on; None is all."""
     dry_run: bool = False
     """Nothing is done; the answer is what would be."""
-    after: tuple[int, int] = (0, 0)
+    after: tuple[Annotated[int, Meta(ge=0, lt=len(RANKS))], _Sequence] = (0, 0)
     """Rank and sequence behind which it goes on: `next` of the last answer."""
-    until: int | None = None
+    until: _Sequence | None = None
     """The last sequence that is looked at: `until` of the last answer; None is what was accepted so far."""
 
 
@@ -77,11 +88,11 @@ class Purge(Wanted, frozen=True, forbid_unknown_fields=True):
 
 
 class OfScheduled(Wanted, frozen=True, forbid_unknown_fields=True):
-    """Here `queue` is the one that scheduled sends go to, and "" that of all that do not go to one queue; they have
-    their numbers for sequences."""
+    """Here `queue` is the one that scheduled sends go to, and "" stands for all that do not go to one queue; they have
+    their numbers for sequences, and each keeps its first one."""
 
     to: str | None = None
-    """Of the latter, only what goes to this address; None is all."""
+    """Of the latter, only what goes to this address; None is all. The order of several destinations does not matter."""
 
 
 class Scheduled(OfScheduled, frozen=True, forbid_unknown_fields=True):
@@ -122,6 +133,33 @@ class Done(msgspec.Struct):
     a durable subscription, which has ended."""
 
 
+class Shown(msgspec.Struct):
+    """A scheduled send as it is shown, in JSON; times are in milliseconds, due times since the epoch."""
+
+    number: int
+    due_ms: int
+    to: str
+    """The address, if it is not that of one queue."""
+    period_ms: int
+    repeat: int
+    cron: str
+    delay_ms: int
+    """Of `cron`: from each hit on. What has no `cron` is due when its delay is over."""
+    priority: int
+    persistent: bool
+    headers: dict[str, str]
+    size: int
+    """Bytes of the body."""
+    body: str
+    """The first SHOWN_BYTES of it."""
+
+
+class Showing(Done):
+    """The answer to Scheduled and Unschedule; the latter shows nothing."""
+
+    sends: list[Shown] = msgspec.field(default_factory=list)
+
+
 class Taken(NamedTuple):
     """A message that leaves its place."""
 
@@ -140,23 +178,22 @@ class BulkLook(Look):
         self.until = until
 
     def next(self, at: int, *, is_end: bool) -> tuple[int, int] | None:
-        """Where the next piece goes on, when this one came to the sequence `at`, and that was the end of its lane or
-        not."""
+        """Where the next piece goes on, when this one came to the sequence `at`, and nothing is behind that in its lane
+        or something is."""
         rank = self.lane.rank
-        if not is_end and at < self.until:
+        if not is_end:
             return rank, at
         return (rank + 1, 0) if rank + 1 in RANKS else None
 
 
 def wanted(verb: str, body: bytes) -> Wanted:
     """Raises: RemoteProtocolError if that is not a question for such work."""
+    if len(body) > QUESTION_BYTES_MAX:
+        raise RemoteProtocolError(f"{verb}: a question of more than {QUESTION_BYTES_MAX} bytes")
     try:
         asked = msgspec.json.decode(body, type=VERBS[verb])
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"{verb}: {error}") from error
-    rank, after = asked.after
-    if rank not in RANKS or after < 0 or (asked.limit is not None and asked.limit < 1):
-        raise RemoteProtocolError(f"{verb}: `after` is no rank and sequence, or `limit` is less than 1")
     if asked.selector is not None:
         selector.selector(asked.selector)
     if isinstance(asked, Move):
@@ -176,12 +213,14 @@ def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None
     given out."""
     rank, after = asked.after
     until = last_sequence if asked.until is None else min(asked.until, last_sequence)
-    limit = BULK_PIECE
-    if asked.limit is not None and asked.selector is None:
+    is_scheduled = isinstance(asked, OfScheduled)
+    limit = SHOWN_PIECE if isinstance(asked, Scheduled) else BULK_PIECE
+    if asked.limit is not None and asked.selector is None and not is_scheduled:
         limit = min(asked.limit, BULK_PIECE)
     for lane in queue.lanes[rank:]:
         if len(lane):
-            if asked.sequences is None:
+            # What repeats stands behind the number by which it is known.
+            if asked.sequences is None or is_scheduled:
                 return BulkLook(lane, after, limit, until)
             at = bisect_right(asked.sequences, after)
             if at < len(asked.sequences):
@@ -190,9 +229,10 @@ def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None
     return None
 
 
-def refused(until: int, why: str) -> Done:
-    """The answer when it cannot be done any more."""
-    return Done(moved=0, to={}, left=0, next=None, until=until, refused=why)
+def nothing(asked: Wanted, why: str = "") -> Done:
+    """The answer when nothing is left to do, or `why` it cannot be done any more."""
+    kind = Showing if isinstance(asked, OfScheduled) else Done
+    return kind(moved=0, to={}, left=0, next=None, until=asked.until or 0, refused=why)
 
 
 def take(
@@ -217,7 +257,7 @@ def take(
             break
     else:
         at = last
-    answer.next = read.next(at, is_end=page.is_end and at == last)
+    answer.next = read.next(at, is_end=(page.is_end and at == last) or at >= read.until)
     answer.moved = len(here)
     if sequences is not None:
         answer.sequences = [taken.entry.sequence for taken in here]

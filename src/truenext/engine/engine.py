@@ -705,18 +705,13 @@ class Engine:
 
         Raises: RemoteProtocolError if there is no such queue or too many, NoRoomError
         """
-        self._queue_of_bulk(asked)
-        if isinstance(asked, bulk.OfScheduled):
-            # Until then no page has what was scheduled last.
-            self._bulk_in = max(self._bulk_in, self._scheduler.unwritten)
-            self._is_awaited |= self._bulk_in == self._batch.number
+        if not (isinstance(asked, bulk.OfScheduled) and asked.queue == ""):
+            self._queue_of_bulk(asked)
 
     def _queue_of_bulk(self, asked: bulk.Wanted) -> Queue:
-        """The queue that they are in."""
-        if isinstance(asked, bulk.OfScheduled):
-            return self._scheduler.queue_for(asked.queue)
+        """The queue that they are in, or for which they are scheduled."""
         queue = self._lasting_queue(asked.queue)
-        if isinstance(asked, bulk.Purge):
+        if isinstance(asked, bulk.Purge | bulk.OfScheduled):
             return queue
         if isinstance(asked, bulk.Redrive) and not queue.holds_dead_letters:
             raise RemoteProtocolError(f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back")
@@ -729,16 +724,35 @@ class Engine:
     def read_for_bulk(self, asked: bulk.Wanted) -> bulk.BulkLook | None:
         """What has to be read for a piece of work, which `do_bulk` takes; None if nothing is left to do.
 
-        Not before the last piece is durable (`can_do_bulk`), and one at a time.
+        Not before the last piece is durable (`can_do_bulk`), and one at a time; of what is scheduled while it is held
+        (`hold_scheduled`).
 
         Raises: as `check_bulk`
         """
-        look = bulk.read_for(asked, self._queue_of_bulk(asked), self._next_sequence - 1)
+        last = self._next_sequence - 1
+        if isinstance(asked, bulk.OfScheduled):
+            look = self._scheduler.read_for(asked, last)
+            if look is None:
+                self._scheduler.release()
+        else:
+            look = bulk.read_for(asked, self._queue_of_bulk(asked), last)
+            if look is not None:
+                self._paging.pin(look.lane)
         if look is not None:
             look.lane.looks += 1
-            if not isinstance(asked, bulk.OfScheduled):
-                self._paging.pin(look.lane)
         return look
+
+    def hold_scheduled(self) -> bool:
+        """Nothing becomes due until a piece is done, or `release_scheduled`. Whether all is durable that was accepted
+        before; if it is not, it is to be asked again with the next commit.
+        """
+        batch = self._scheduler.hold(self._committed)
+        self._is_awaited |= batch == self._batch.number
+        return not batch
+
+    def release_scheduled(self) -> None:
+        """The piece is not done."""
+        self._scheduler.release()
 
     @property
     def can_do_bulk(self) -> bool:
@@ -752,12 +766,13 @@ class Engine:
         lane = read.lane
         lane.looks -= 1
         if isinstance(asked, bulk.OfScheduled):
+            self._scheduler.release()
             showing = self._scheduler.look_at(asked, read, page, self._batch)
             if showing.moved and isinstance(asked, bulk.Unschedule) and not asked.dry_run:
                 self._bulk_in = self._batch.number
             return showing
         if self._queues.get(lane.queue.name) is not lane.queue:
-            return bulk.refused(read.until, f"{lane.queue.name!r} has ended")
+            return bulk.nothing(asked, f"{lane.queue.name!r} has ended")
         here, answer = bulk.take(asked, read, page, self._committed, self.now_ms, self._has_ended)
         self._paging.unpin(lane, self._committed)
         if asked.dry_run or not here:

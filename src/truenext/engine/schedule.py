@@ -10,7 +10,8 @@ counter: its place among those that were scheduled. Its record is that of the me
 (schedule.py) as a line of JSON before its header lines.
 
 Whoever asks is shown what waits, or has it cancelled, a page at a time (`look_at`): as in engine/bulk.py, but that
-nothing of it is in memory.
+nothing of it is in memory. So that a page has all of it, nothing becomes due from when the page is wanted until it was
+looked at (`hold`), and it is read once all is durable that was accepted before that.
 
 A timer names one record, and stands in the order of (due, number), over all queues (record.py, `due_timer`). Those that
 are due are taken from the front, so that sequences are given in that order: one that is still being written makes those
@@ -19,9 +20,11 @@ behind it wait. Nothing is kept in memory but the first timers, and how many wai
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from truenext import schedule, selector
 from truenext.destination import Destination, Kind
@@ -32,7 +35,6 @@ from truenext.engine.queue import Queue
 from truenext.engine.timers import Timers
 from truenext.engine.writing import put, remove
 from truenext.envelope import read_header
-from truenext.errors import RemoteProtocolError
 from truenext.limits import DUE_PIECE, DUE_PIECE_MIN, GATHERING_BYTES_MAX, PAGE_BYTES, SHOWN_BYTES
 from truenext.message import Message
 from truenext.policy import DEFAULT_POLICY
@@ -54,33 +56,6 @@ _decode = msgspec.json.Decoder(Schedule).decode
 
 class DueLook(Look):
     """A page that begins with what is due first."""
-
-
-class Shown(msgspec.Struct):
-    """A scheduled send as it is shown, in JSON; times are in milliseconds, due times since the epoch."""
-
-    number: int
-    due_ms: int
-    to: str
-    """The address, if it is not that of one queue."""
-    period_ms: int
-    repeat: int
-    cron: str
-    delay_ms: int
-    """Of `cron`: from each hit on. What has no `cron` is due when its delay is over."""
-    priority: int
-    persistent: bool
-    headers: dict[str, str]
-    size: int
-    """Bytes of the body."""
-    body: str
-    """The first SHOWN_BYTES of it."""
-
-
-class Showing(bulk.Done):
-    """The answer to Scheduled."""
-
-    sends: list[Shown] = msgspec.field(default_factory=list)
 
 
 class Scheduler:
@@ -113,6 +88,8 @@ class Scheduler:
         self._hits = 1
         """Records of the last page that were due."""
         self._is_stopped = False
+        self._held_since: int | None = None
+        """Nothing becomes due; the batch with which all is durable that was accepted before."""
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a hidden queue; `name` is its own."""
@@ -129,28 +106,13 @@ class Scheduler:
         queue = self._queues.get(name)
         return 0 if queue is None else queue.waiting()
 
-    def queue_for(self, name: str) -> Queue:
-        """The hidden queue.
-
-        Raises: RemoteProtocolError if nothing was ever scheduled for a queue of this name.
-        """
-        queue = self._queues.get(name)
-        if queue is None:
-            raise RemoteProtocolError(
-                f"nothing is scheduled for {name!r}" if name else "nothing is scheduled for topics"
-            )
-        return queue
-
-    @property
-    def unwritten(self) -> int:
-        """The batch with which all that was accepted is durable; 0 if it is."""
-        return max(self._unwritten.values(), default=0)
-
     def stop(self) -> None:
         """Nothing becomes due any more: what waits is being written down."""
         self._is_stopped = True
 
     def accept(self, name: str, message: Message, wanted: Schedule, now_ms: int, batch: Batch) -> None:
+        # A selector may ask for it.
+        message.arrived_ms = now_ms
         begun = schedule.begun(wanted, now_ms)
         if begun is not None:
             self._add(name, message, begun, batch)
@@ -166,7 +128,7 @@ class Scheduler:
     def is_due(self, now_ms: int, committed: int, batch: Batch, room: Room) -> bool:
         """A step would do something."""
         first = self.timers.first
-        if first is None or self._is_stopped or self._look is not None:
+        if first is None or self._is_stopped or self._look is not None or self._held_since is not None:
             return False
         if batch.size >= GATHERING_BYTES_MAX or room is Room.NONE:
             return False
@@ -203,7 +165,7 @@ class Scheduler:
     def page_read(self, look: DueLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
         """Send what is due and on a page that names no batch later than `committed`."""
         self._look = None
-        if self._is_stopped:
+        if self._is_stopped or self._held_since is not None:
             return
         lane = look.lane
         on_page = {found.sequence: found for found in page.found}
@@ -237,25 +199,41 @@ class Scheduler:
 
     # ---- What waits ----
 
-    def look_at(self, asked: bulk.OfScheduled, read: bulk.BulkLook, page: PageRead, batch: Batch) -> Showing:
+    def hold(self, committed: int) -> int:
+        """Nothing becomes due until `release`. Returns the batch that has to be durable before a page is read; 0 if it
+        is."""
+        if self._held_since is None:
+            self._held_since = max(self._unwritten.values(), default=0)
+        return self._held_since if self._held_since > committed else 0
+
+    def release(self) -> None:
+        self._held_since = None
+
+    def read_for(self, asked: bulk.OfScheduled, last_sequence: int) -> bulk.BulkLook | None:
+        """What is to be read for a piece, while all is held; None if nothing is left."""
+        queue = self._queues.get(asked.queue)
+        return None if queue is None else bulk.read_for(asked, queue, last_sequence)
+
+    def look_at(self, asked: bulk.OfScheduled, read: bulk.BulkLook, page: PageRead, batch: Batch) -> bulk.Showing:
         """Show what waits and is on a page, or cancel it."""
         lane = read.lane
-        last = read.until if page.is_end else min(page.found[-1].sequence, read.until)
         wants = selector.selector(asked.selector).matches if asked.selector is not None else None
         numbers = set(asked.sequences) if asked.sequences is not None else None
-        answer = Showing(moved=0, to={}, left=0, next=None, until=read.until)
-        at = last
+        to = set(asked.to.split(",")) if asked.to is not None else None
+        answer = bulk.Showing(moved=0, to={}, left=0, next=None, until=read.until)
+        at, is_end = read.after_sequence, page.is_end
         for found in page.found:
-            number = found.sequence
-            if number > last:
-                break
-            if number in lane.taken_out or (numbers is not None and number not in numbers):
+            at = found.sequence
+            if at in lane.taken_out:
                 continue
             if found.message is None:
                 answer.left += 1
                 continue
             wanted, message = _opened(found.message)
-            if (asked.to is not None and wanted.to != asked.to) or (wants is not None and not wants(message)):
+            number = wanted.number or at
+            if number > read.until or (numbers is not None and number not in numbers):
+                continue
+            if (to is not None and set(wanted.to.split(",")) != to) or (wants is not None and not wants(message)):
                 continue
             answer.moved += 1
             if isinstance(asked, bulk.Scheduled):
@@ -264,12 +242,12 @@ class Scheduler:
                 if numbers is not None:
                     answer.sequences.append(number)
                 if not asked.dry_run:
-                    self._remove(lane, number, message, batch)
-                    self.timers.remove(due_timer(wanted.due_ms, number, lane.key), batch)
+                    self._remove(lane, at, message, batch)
+                    self.timers.remove(due_timer(wanted.due_ms, at, lane.key), batch)
             if answer.moved == asked.limit:
-                at = number
+                is_end = False
                 break
-        answer.next = read.next(at, is_end=page.is_end and at == last)
+        answer.next = read.next(at, is_end=is_end)
         return answer
 
     # ---- Inside ----
@@ -282,7 +260,7 @@ class Scheduler:
         if is_sent:
             self._send(name, wanted.to, message)
         for again in rest:
-            self._add(name, message, again, batch)
+            self._add(name, message, replace(again, number=wanted.number or found.sequence), batch)
 
     def _remove(self, lane: Lane, number: int, message: Message, batch: Batch) -> None:
         entry = Entry(number, None, lane, 0, message.persistent, 0)
@@ -317,8 +295,9 @@ def _opened(record: Message) -> tuple[Schedule, Message]:
     return _decode(text), _with_header(record, header)
 
 
-def _shown(number: int, wanted: Schedule, message: Message) -> Shown:
-    return Shown(
+def _shown(number: int, wanted: Schedule, message: Message) -> bulk.Shown:
+    is_whole = len(message.body) <= SHOWN_BYTES
+    return bulk.Shown(
         number=number,
         due_ms=wanted.due_ms,
         to=wanted.to,
@@ -330,10 +309,13 @@ def _shown(number: int, wanted: Schedule, message: Message) -> Shown:
         persistent=message.persistent,
         headers=read_header(message.header),
         size=len(message.body),
-        body=message.body[:SHOWN_BYTES].decode(errors="replace"),
+        # Not with half a character at its end.
+        body=getincrementaldecoder("utf-8")("replace").decode(message.body[:SHOWN_BYTES], is_whole),
     )
 
 
 def _with_header(message: Message, header: bytes) -> Message:
     group = message.group
-    return Message(message.priority, message.persistent, message.expires_ms, header, message.body, group=group)
+    return Message(
+        message.priority, message.persistent, message.expires_ms, header, message.body, message.arrived_ms, group
+    )
