@@ -101,7 +101,7 @@ def test_no_more_of_them_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPat
         shell.timers.set(timer(number * 7919 % 20_000, LANE, 0), shell.batch)
         if number % 500 == 0:
             shell.write()
-        assert len(shell.timers._in_memory) <= module.TIMERS_MAX
+        assert len(shell.timers.in_memory) <= module.TIMERS_MAX
         assert len(shell.timers._recent) <= 1000
     shell.write()
     assert [split_timer(one)[0] for one in shell.all_due(20_000)] == list(range(20_000))

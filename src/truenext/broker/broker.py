@@ -187,7 +187,8 @@ class Broker:
     def taken(self, session: Session) -> None:
         """The connection's socket has taken everything delivered to it so far."""
         self._engine.taken(session)
-        if self._engine.has_work or self._engine.has_batch:
+        # In a turn that is decided at its end.
+        if not self._is_turn_due and (self._engine.has_batch or self._engine.has_work):
             self._schedule_turn()
 
     def lose(self, session: Session, *, is_blameless: bool = False) -> None:

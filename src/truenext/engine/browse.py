@@ -128,7 +128,10 @@ class Browsing:
         """A turn would show something, or ask for a page."""
         if self._page is not None:
             return True
-        return self._reading is None and any(browser.is_open() for browser in self.browsers)
+        # Most of the time nobody browses, and this is asked several times a turn.
+        if not self.browsers or self._reading is not None:
+            return False
+        return any(browser.is_open() for browser in self.browsers)
 
     def page_read(self, read: BrowseRead, page: PageRead) -> None:
         """It is looked at in the next turn.

@@ -40,7 +40,8 @@ class Delays:
     def tick(self, wall_us: int, steady_us: int) -> None:
         """It is so late by the wall clock, and by one that does not jump; to be said before commands and turns."""
         self.now_us = steady_us
-        self._ahead_us = max(self._ahead_us, wall_us - steady_us)
+        if wall_us - steady_us > self._ahead_us:
+            self._ahead_us = wall_us - steady_us
 
     def delay(self, entry: Entry, delay_ms: int) -> bool:
         """A message is due so many milliseconds from now. True if it has to be kept out of its lane until then."""

@@ -302,9 +302,12 @@ class Engine:
             bool(self._touched or self._answers)
             or self._browsing.has_work
             or self._selections.has_work
-            or self._expiry.is_due(self.now_ms, self._batch)
+            or (bool(self._timers.in_memory) and self._expiry.is_due(self.now_ms, self._batch))
             or self._endings.is_due(self._committed, self._batch)
-            or self._scheduler.is_due(self.now_ms, self._committed, self._batch, self.room)
+            or (
+                bool(self._scheduler.timers.in_memory)
+                and self._scheduler.is_due(self.now_ms, self._committed, self._batch, self.room)
+            )
         )
 
     @property
@@ -312,6 +315,8 @@ class Engine:
         """When a turn is needed though nothing else happens, in milliseconds since the epoch; None if never, or if that
         is known only when something else has happened.
         """
+        if not self._timers.in_memory and not self._scheduler.timers.in_memory and self.delays.next_us is None:
+            return None
         times = (self._timers.next_due_ms, self._scheduler.next_due_ms)
         due_ms = min((each for each in times if each is not None and each > self.now_ms), default=None)
         if self.delays.next_us is not None:
@@ -858,9 +863,12 @@ class Engine:
         """Dispatch wherever something changed; hand over what was to be said since the last turn."""
         if self._requested_limit - self._next_sequence < SEQUENCE_BLOCK // 2:
             self._request_sequences()
-        self._expiry.step(self.now_ms, self._committed, self._batch)
-        self._scheduler.step(self.now_ms, self._committed, self._batch, self.room)
-        self._is_awaited |= self._scheduler.awaits(self.now_ms, self._batch)
+        # With nothing to do all of this must cost next to nothing: somebody sends one message after the other.
+        if self._timers.in_memory:
+            self._expiry.step(self.now_ms, self._committed, self._batch)
+        if self._scheduler.timers.in_memory:
+            self._scheduler.step(self.now_ms, self._committed, self._batch, self.room)
+            self._is_awaited |= self._scheduler.awaits(self.now_ms, self._batch)
         deliveries: Deliveries = {}
         for entry in self.delays.take_due():
             self._end_delay(entry)
@@ -886,7 +894,11 @@ class Engine:
             if joined:
                 self._dispatch_together(joined, deliveries)
         reads = [*self._paging.take_reads(), *looks]
-        looks = self._expiry.wanted() + self._scheduler.wanted() + self._endings.wanted(self._committed, self._batch)
+        looks = self._endings.wanted(self._committed, self._batch)
+        if self._expiry.is_wanted:
+            looks += self._expiry.wanted()
+        if self._scheduler.is_wanted:
+            looks += self._scheduler.wanted()
         showings: list[Showing] = []
         if self._browsing.has_work:
             showings, pages = self._browsing.turn(self._committed, self.now_ms)

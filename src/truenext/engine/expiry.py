@@ -86,7 +86,7 @@ class Expiry:
         self._is_stopped = False
         self._look: BlockLook | None = None
         """One at a time."""
-        self._is_wanted = False
+        self.is_wanted = False
         """It has not been handed out yet."""
         self._waiting: list[bytes] = []
         """Timers that were due when something that has expired was not visible yet; the next commit changes that."""
@@ -132,7 +132,7 @@ class Expiry:
 
     def wanted(self) -> list[Look]:
         """What is to be read from the store; `page_read` takes it."""
-        is_wanted, self._is_wanted = self._is_wanted, False
+        is_wanted, self.is_wanted = self.is_wanted, False
         return [self._look] if is_wanted and self._look is not None else []
 
     def page_read(self, look: BlockLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
@@ -169,7 +169,7 @@ class Expiry:
 
     def _read(self, look: BlockLook) -> None:
         self._look = look
-        self._is_wanted = True
+        self.is_wanted = True
 
     def _finish(self, lane: Lane, due: bytes, again_ms: int, now_ms: int, committed: int, batch: Batch) -> None:
         _, _, first = split_timer(due)

@@ -83,7 +83,7 @@ class Scheduler:
         that it is durable with."""
         self._look: DueLook | None = None
         """One at a time."""
-        self._is_wanted = False
+        self.is_wanted = False
         """It has not been handed out yet."""
         self._hits = 1
         """Records of the last page that were due."""
@@ -153,13 +153,13 @@ class Scheduler:
                 # Where many follow one another they are read together, and few at a time where they do not.
                 limit = min(max(DUE_PIECE_MIN, 2 * self._hits), DUE_PIECE)
                 self._look = DueLook(lane, number - 1, limit, PAGE_BYTES)
-                self._is_wanted = True
+                self.is_wanted = True
                 return
             self.timers.take_first(batch)
 
     def wanted(self) -> list[Look]:
         """What is to be read from the store; `page_read` takes it."""
-        is_wanted, self._is_wanted = self._is_wanted, False
+        is_wanted, self.is_wanted = self.is_wanted, False
         return [self._look] if is_wanted and self._look is not None else []
 
     def page_read(self, look: DueLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:

@@ -53,8 +53,8 @@ class Timers:
     def __init__(self, *, first: bytes = b"", end: bytes = END) -> None:
         """These are all timers behind `first` and before `end`."""
         self._end = end
-        self._in_memory: list[bytes] = []
-        """In order, each once; those that were taken as due are not among them."""
+        self.in_memory: list[bytes] = []
+        """In order, each once; those that were taken as due are not among them. For this module to change."""
         self._horizon = first
         """Every timer up to here is in memory, or was taken."""
         self._recent: dict[bytes, int] = {}
@@ -64,12 +64,12 @@ class Timers:
     @property
     def next_due_ms(self) -> int | None:
         """Milliseconds since the epoch; None if that is not known, or there are none."""
-        return split_timer(self._in_memory[0])[0] if self._in_memory else None
+        return split_timer(self.in_memory[0])[0] if self.in_memory else None
 
     @property
     def first(self) -> bytes | None:
         """None if that is not known, or there are none."""
-        return self._in_memory[0] if self._in_memory else None
+        return self.in_memory[0] if self.in_memory else None
 
     def set(self, timer: bytes, batch: Batch) -> None:
         """It is in force at once, and durable with the batch. Costs little if it is set already."""
@@ -78,8 +78,8 @@ class Timers:
         if timer <= self._horizon:
             if self._is_in_memory(timer):
                 return
-            insort(self._in_memory, timer)
-            if len(self._in_memory) > TIMERS_MAX:
+            insort(self.in_memory, timer)
+            if len(self.in_memory) > TIMERS_MAX:
                 self._lower_horizon()
         self._recent[timer] = batch.number
         batch.timers[timer] = None
@@ -87,30 +87,30 @@ class Timers:
 
     def take(self, now_ms: int) -> bytes | None:
         """The first timer that is due, which is no longer in memory; it is to be cleared once it is obeyed."""
-        if not self._in_memory or split_timer(self._in_memory[0])[0] > now_ms:
+        if not self.in_memory or split_timer(self.in_memory[0])[0] > now_ms:
             return None
-        timer = self._in_memory.pop(0)
+        timer = self.in_memory.pop(0)
         # Whoever sets it from now on wants it to be obeyed again.
         self._recent.pop(timer, None)
         return timer
 
     def take_first(self, batch: Batch) -> None:
         """The first one was obeyed, and is gone with the batch."""
-        timer = self._in_memory.pop(0)
+        timer = self.in_memory.pop(0)
         self._recent.pop(timer, None)
         self.clear(timer, batch)
 
     def remove(self, timer: bytes, batch: Batch) -> None:
         """It is not to be obeyed any more, and gone with the batch. A page that is being read may bring it back."""
         if self._is_in_memory(timer):
-            del self._in_memory[bisect_left(self._in_memory, timer)]
+            del self.in_memory[bisect_left(self.in_memory, timer)]
         self._recent.pop(timer, None)
         self.clear(timer, batch)
 
     def put_back(self, timer: bytes) -> None:
         """It could not be obeyed yet, and is due still."""
         if not self._is_in_memory(timer):
-            insort(self._in_memory, timer)
+            insort(self.in_memory, timer)
 
     def clear(self, timer: bytes, batch: Batch) -> None:
         """It was obeyed, and is gone with the batch, unless it has been set again since it was taken."""
@@ -123,7 +123,7 @@ class Timers:
 
     def wanted(self) -> TimerRead | None:
         """The page that is to be read now; `page_read` takes it."""
-        if self._reading is not None or self._horizon == END or len(self._in_memory) >= PAGE_SIZE // 2:
+        if self._reading is not None or self._horizon == END or len(self.in_memory) >= PAGE_SIZE // 2:
             return None
         self._reading = TimerRead(self._horizon, PAGE_SIZE)
         return self._reading
@@ -136,10 +136,10 @@ class Timers:
         timers = page.timers[: bisect_left(page.timers, self._end)]
         up_to = END if page.is_end or len(timers) < len(page.timers) else timers[-1]
         recent = {timer for timer in self._recent if self._horizon < timer <= up_to}
-        self._in_memory += sorted(recent.union(timers))
+        self.in_memory += sorted(recent.union(timers))
         self._horizon = up_to
         self.let_go(page.as_of)
-        if len(self._in_memory) > TIMERS_MAX:
+        if len(self.in_memory) > TIMERS_MAX:
             self._lower_horizon()
 
     def let_go(self, committed: int) -> None:
@@ -148,10 +148,10 @@ class Timers:
             self._recent = {timer: batch for timer, batch in self._recent.items() if batch > committed}
 
     def _is_in_memory(self, timer: bytes) -> bool:
-        at = bisect_left(self._in_memory, timer)
-        return at < len(self._in_memory) and self._in_memory[at] == timer
+        at = bisect_left(self.in_memory, timer)
+        return at < len(self.in_memory) and self.in_memory[at] == timer
 
     def _lower_horizon(self) -> None:
-        del self._in_memory[TIMERS_MAX // 2 :]
-        self._horizon = self._in_memory[-1]
+        del self.in_memory[TIMERS_MAX // 2 :]
+        self._horizon = self.in_memory[-1]
         self._reading = None
