@@ -114,38 +114,58 @@ _SINGLY_MAX = 8
 _TRUTHS = {"true": True, "false": False}
 
 
+class Property(NamedTuple):
+    """One that stands in the header lines, by the bytes with which its line begins: names need no escape."""
+
+    first: bytes
+    """On the first line."""
+    later: bytes
+
+    @classmethod
+    def called(cls, name: str) -> Property:
+        """By its name in a selector."""
+        its = _OF_HEADER.get(name, name)
+        return cls(f"{its}:".encode(), f"\n{its}:".encode())
+
+    def of(self, header: bytes) -> str | None:
+        """What a message says of it; None if nothing."""
+        if header.startswith(self.first):
+            at = len(self.first)
+        else:
+            at = header.find(self.later)
+            if at < 0:
+                return None
+            at += len(self.later)
+        value = header[at : header.index(b"\n", at)].decode()
+        return unescape(value) if "\\" in value else value
+
+
 class Selector:
     """What somebody wants, and whether a message is that. Made by `selector`."""
 
-    __slots__ = ("_of_lines", "_of_message", "_singly", "_test", "ranks", "text")
+    __slots__ = ("_of_lines", "_of_message", "_singly", "_test", "ranks", "required", "text")
 
     def __init__(self, text: str, condition: _Part) -> None:
         self.text = text
         self._test = condition.test
         self._of_message = [(name, _OF_MESSAGE[name][1]) for name in condition.names if name in _OF_MESSAGE]
         self._of_lines = {name: _OF_HEADER.get(name, name) for name in condition.names if name not in _OF_MESSAGE}
-        self._singly: list[tuple[str, bytes, bytes]] = []
+        self._singly: list[tuple[str, Property]] = []
         if len(self._of_lines) <= _SINGLY_MAX:
-            self._singly = [(name, f"{its}:".encode(), f"\n{its}:".encode()) for name, its in self._of_lines.items()]
+            self._singly = [(name, Property.called(name)) for name in self._of_lines]
         self.ranks = _ranks(condition)
         """Of the messages that can match; what has another rank need not be tested."""
+        one_of = next((one.one_of for one in _conjuncts(condition) if one.one_of is not None), None)
+        self.required = None if one_of is None else (Property.called(one_of[0]), one_of[1])
+        """A property, and the texts of which it has to be one; None if no such thing is known."""
 
     def matches(self, message: Message) -> bool:
         values: dict[str, Value] = {}
         for name, ask in self._of_message:
             values[name] = ask(message)
         header = message.header
-        for name, first, later in self._singly:
-            # Names need no escape, so that the bytes of a line tell whose it is.
-            if header.startswith(first):
-                at = len(first)
-            else:
-                at = header.find(later)
-                if at < 0:
-                    continue
-                at += len(later)
-            value = header[at : header.index(b"\n", at)].decode()
-            values[name] = unescape(value) if "\\" in value else value
+        for name, its in self._singly:
+            values[name] = its.of(header)
         if not self._singly and self._of_lines:
             headers = read_header(header)
             values.update((name, headers.get(its)) for name, its in self._of_lines.items())
@@ -206,6 +226,8 @@ class _Part(NamedTuple):
     """It is a property's name and nothing more."""
     conjuncts: tuple[_Part, ...] = ()
     """It is true only if all of these are."""
+    one_of: tuple[str, frozenset[str]] | None = None
+    """It is true only if the property of this name is one of these texts."""
     scan: int = 0
     """Characters in pieces of patterns for which a value has to be searched character by character."""
 
@@ -285,7 +307,9 @@ class _Compiler(Transformer[Token, Any]):
             value = ask(values)
             return None if value is None else value in wanted
 
-        return _perhaps_negated(_joined([part], "truth", test), is_not)
+        (name,) = part.names
+        one_of = (name, wanted) if part.kind == "property" else None
+        return _perhaps_negated(_joined([part], "truth", test)._replace(one_of=one_of), is_not)
 
     def like(self, part: _Part, is_not: Token | None, pattern: Token, escape: Token | None) -> _Part:
         _expect_name(part, "LIKE")
@@ -447,11 +471,22 @@ def _comparison(left: _Part, sign: str, right: _Part, at: int) -> _Part:
             other = as_second(other)
         return one is not None and other is not None and compare(one, other)
 
-    return _joined([left, right], "truth", test)
+    one_of = None
+    if sign == "=" and kind == "text":
+        for part, other in ((left, right), (right, left)):
+            if part.is_name and part.kind == "property" and not other.names:
+                (name,) = part.names
+                one_of = (name, frozenset([str(other.test({}))]))
+    return _joined([left, right], "truth", test)._replace(one_of=one_of)
+
+
+def _conjuncts(condition: _Part) -> tuple[_Part, ...]:
+    """It is true only if all of these are."""
+    return condition.conjuncts or (condition,)
 
 
 def _ranks(condition: _Part) -> frozenset[int]:
-    tests = [one.test for one in condition.conjuncts or (condition,) if one.names <= {_PRIORITY}]
+    tests = [one.test for one in _conjuncts(condition) if one.names <= {_PRIORITY}]
     return frozenset(rank for rank in RANKS if all(test({_PRIORITY: PRIORITY_MAX - rank}) is True for test in tests))
 
 

@@ -53,6 +53,7 @@ from truenext.engine.engine import Effects, Engine
 from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.joint import JointDispatch
+from truenext.engine.keyed import KeyedScans
 from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.memory import size_of
 from truenext.engine.paging import Found, PageRead, Paging, Read
@@ -1915,6 +1916,12 @@ def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: 
 
 
 # Selectors of consumers
+
+
+@shows_in(SelectingMachine)
+def of_selectors_that_may_want_a_message_one_is_asked(patch: Patch) -> None:
+    that_may_want = KeyedScans.that_may_want
+    patch.setattr(KeyedScans, "that_may_want", lambda keyed, message: that_may_want(keyed, message)[:1])
 
 
 @shows_in(SelectingMachine)

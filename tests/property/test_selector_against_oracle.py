@@ -29,6 +29,9 @@ def test_a_selector_wants_what_the_oracle_wants(node: Node, sent: list[tuple[Mes
         wanted = is_wanted(node, message, headers)
         assert compiled.matches(message) is wanted, f"{text!r} of {message}"
         assert not wanted or rank(message.priority) in compiled.ranks, f"{text!r} of {message}"
+        if wanted and compiled.required is not None:
+            its, texts = compiled.required
+            assert its.of(message.header) in texts, f"{text!r} of {message}"
 
 
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
@@ -47,6 +50,32 @@ def test_whatever_is_sent_is_compiled_or_refused_with_the_place_of_the_fault(tex
         assert "at character" in str(error) or "at its end" in str(error)
     else:
         compiled.matches(Message(4, True, 0, "a:1\nb:x\né:\n".encode(), b""))
+
+
+@pytest.mark.parametrize(
+    ("text", "texts"),
+    [
+        ("a = 'x'", {"x"}),
+        ("'x' = a AND b > 1", {"x"}),
+        ("(c < 3 AND (a = 'x'))", {"x"}),
+        ("JMSPriority > 6 AND a IN ('x', 'y')", {"x", "y"}),
+        ("a <> 'x'", None),
+        ("a NOT IN ('x')", None),
+        ("NOT a = 'x'", None),
+        ("a = 'x' OR b = 'y'", None),
+        ("a = 1", None),
+        ("a = b", None),
+        ("JMSDeliveryMode = 'PERSISTENT'", None),
+        ("JMSDeliveryMode IN ('PERSISTENT')", None),
+    ],
+)
+def test_what_one_property_has_to_be_is_known_beforehand(text: str, texts: set[str] | None) -> None:
+    required = selector(text).required
+    assert (required and required[1]) == texts
+    if required is not None:
+        assert required[0].of(b"xa:0\na:\\\\1\n") == "\\1"
+        assert required[0].of(b"a:\n") == ""
+        assert required[0].of(b"aa:x\n") is None
 
 
 @pytest.mark.parametrize("length", [1, 8, 9, 40])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.aside import Aside
 from truenext.engine.groups import GroupPlace, Groups
+from truenext.engine.keyed import KeyedScans
 from truenext.engine.lane import WHOLE, Entry
 from truenext.engine.memory import size_of
 from truenext.engine.paging import Look, damage
@@ -78,13 +79,14 @@ class ScanRead(Look):
 class Selecting:
     """The selectors of one queue."""
 
-    __slots__ = ("_memory", "behind", "queue", "scans")
+    __slots__ = ("_keyed", "_memory", "behind", "queue", "scans")
 
     def __init__(self, queue: Queue, memory: Memory) -> None:
         self._memory = memory
         self.queue = queue
         self.scans: dict[str, Scan] = {}
         """By the text of the selector."""
+        self._keyed = KeyedScans()
         self.behind: dict[Place, None] = {}
         """Places that are not tested to their ends."""
         for lane in queue.lanes:
@@ -96,6 +98,7 @@ class Selecting:
         scan = self.scans.get(text)
         if scan is None:
             scan = self.scans[text] = Scan(selector, self._new_places(selector))
+            self._keyed.add(scan)
             self.behind.update((place, None) for place in scan.places.values() if place.is_behind)
         scan.consumers += 1
         consumer.scan_with(self.queue, scan)
@@ -106,6 +109,7 @@ class Selecting:
             scan.consumers -= 1
             if not scan.consumers:
                 del self.scans["" if scan.selector is None else scan.selector.text]
+                self._keyed.remove(scan)
                 for place in scan.places.values():
                     self.behind.pop(place, None)
 
@@ -122,6 +126,7 @@ class Selecting:
         queue = self.queue
         queue.groups = Groups(self.group_places)
         self.scans.clear()
+        self._keyed.clear()
         self.behind.clear()
         for consumer in queue.all_consumers():
             scan = consumer.scan_of(queue)
@@ -139,7 +144,8 @@ class Selecting:
         """A message has just got its place at the end of its lane."""
         lane = entry.lane
         is_wanted = False
-        for scan in self.scans.values():
+        assert entry.message is not None, "it has just arrived"
+        for scan in self._keyed.that_may_want(entry.message):
             place = scan.places.get(lane.rank)
             if place is None or place.tested < WHOLE:
                 continue
@@ -148,7 +154,6 @@ class Selecting:
             else:
                 is_wanted |= place.heard_of(entry)
         if is_wanted and lane.horizon != WHOLE:
-            assert entry.message is not None, "it has just arrived"
             lane.recent.pop()
             self._memory.leaving -= size_of(entry.message)
             lane.pluck(entry)
