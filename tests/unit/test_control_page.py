@@ -1,0 +1,24 @@
+"""Does docs/control.md say what can be asked, and what is answered?"""
+
+import re
+from pathlib import Path
+
+import pytest
+from msgspec.structs import fields
+
+from truenext.broker.control import CHANGES, VERBS
+from truenext.engine import bulk
+
+PAGE = (Path(__file__).parents[2] / "docs" / "control.md").read_text()
+SAID = set(re.findall(r"`([a-z_]+)`", PAGE))
+
+
+def test_each_verb_is_there_and_no_other() -> None:
+    table = PAGE[PAGE.index("| verb |") : PAGE.index("## Work in pieces")]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == {*VERBS, *CHANGES, *bulk.VERBS}
+
+
+@pytest.mark.parametrize("shape", [*bulk.VERBS.values(), bulk.Showing, bulk.Shown])
+def test_each_field_is_there(shape: type) -> None:
+    assert {field.encode_name for field in fields(shape)} <= SAID
