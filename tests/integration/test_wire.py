@@ -1035,7 +1035,8 @@ def test_a_control_verb_that_is_not_there_is_refused_with_those_that_are(broker:
     client.say("SEND", {"destination": "/control/shutdown", "reply-to": "/temp-queue/answers", "receipt": "r"})
     error = refused(
         client,
-        "there is no control verb 'shutdown'; there are: move, pause, purge, queues, redrive, reload, resume, status",
+        "there is no control verb 'shutdown'; there are: move, pause, purge, queues, redrive, reload, resume, "
+        "scheduled, status, unschedule",
     )
     assert error.headers["receipt-id"] == "r"
 

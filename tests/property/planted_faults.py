@@ -2219,15 +2219,6 @@ def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch
 
 
 @shows_in(GroupsMachine)
-def nobody_is_asked_again_when_a_group_changes_hands(patch: Patch) -> None:
-    def faulty(groups: Groups, group: str) -> None:
-        for place in groups._places():
-            place.stand(group)
-
-    patch.setattr(Groups, "_changed", faulty)
-
-
-@shows_in(GroupsMachine)
 def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
     first_for = GroupPlace.first_for
 
