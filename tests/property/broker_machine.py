@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec import structs
 
 import truenext.selector
-from tests.property.disk import Disk, Stored
+from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
 from tests.property.memory_audit import left_in_memory, miscounted
 from tests.property.oracle import (
     SELECTORS as SELECTORS_OF_CONSUMERS,
@@ -52,7 +52,6 @@ from truenext.engine.groups import GroupPlace
 from truenext.engine.lane import Entry
 from truenext.engine.paging import Found, PageRead
 from truenext.engine.queue import Queue
-from truenext.engine.schedule import HIDDEN_PREFIX
 from truenext.engine.session import Session
 from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError

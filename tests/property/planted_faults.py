@@ -2135,26 +2135,20 @@ def who_owns_a_group_is_offered_what_is_for_all(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def who_was_held_back_by_a_group_that_became_anothers_stays_so(patch: Patch) -> None:
-    patch.setattr(GroupChoosing, "_give", _without(GroupChoosing._give, "times_owned"))
+    patch.setattr(GroupChoosing, "_asked_again", _without(GroupChoosing._asked_again, "times_owned"))
 
 
 @shows_in(GroupsMachine)
 def what_a_group_that_was_closed_leaves_is_offered_too_late(patch: Patch) -> None:
-    patch.setattr(GroupChoosing, "_give", _without(GroupChoosing._give, "times_freed"))
+    patch.setattr(GroupChoosing, "_asked_again", _without(GroupChoosing._asked_again, "times_freed"))
 
 
-def _without(give: Callable[..., list[Asker]], name: str) -> Callable[..., list[Asker]]:
-    def faulty(
-        choosing: GroupChoosing, entry: Entry, consumer: Consumer, hand: Callable[..., object], *rest: Any
-    ) -> Any:
+def _without(asked_again: Callable[..., list[Asker]], name: str) -> Callable[..., list[Asker]]:
+    def faulty(choosing: GroupChoosing, *rest: Any) -> list[Asker]:
         groups = choosing._queue.known_groups
-        before = getattr(groups, name)
-
-        def handing(entry: Entry, consumer: Consumer) -> None:
-            hand(entry, consumer)
-            setattr(groups, name, before)
-
-        return give(choosing, entry, consumer, handing, *rest)
+        owned, freed = choosing._times
+        choosing._times = (groups.times_owned, freed) if name == "times_owned" else (owned, groups.times_freed)
+        return asked_again(choosing, *rest)
 
     return faulty
 

@@ -112,7 +112,8 @@ class Choosing:
                 asker = min(taking, key=Asker.best)
                 *_, place, consumer = heappop(asker.takers)
                 entry.lane.lift(entry)
-                to_ask = self._give(entry, consumer, give, askers, to_ask, offers)
+                give(entry, consumer)
+                to_ask = self._asked_again(askers, to_ask, offers)
                 if consumer.is_open():
                     asker = self._ask_along(askers, consumer, place)
                     if asker.offered is None and asker not in to_ask:
@@ -137,17 +138,8 @@ class Choosing:
         """What was offered still is."""
         return True
 
-    def _give(
-        self,
-        entry: Entry,
-        consumer: Consumer,
-        give: Callable[[Entry, Consumer], object],
-        askers: dict[Hashable, Asker],
-        asked: list[Asker],
-        offers: list[Offer],
-    ) -> list[Asker]:
-        """Give what was offered to `asked`; returns who is to be asked now, all others of whom keep their offers."""
-        give(entry, consumer)
+    def _asked_again(self, askers: dict[Hashable, Asker], asked: list[Asker], offers: list[Offer]) -> list[Asker]:
+        """Who is to be asked when a message was given that was offered to `asked`; all others keep their offers."""
         return asked
 
     def express(self, consumers: list[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
@@ -267,7 +259,13 @@ def take(entry: Entry) -> None:
 class GroupChoosing(Choosing):
     """The same where there are groups: what is ready first differs from consumer to consumer."""
 
-    __slots__ = ()
+    __slots__ = ("_times",)
+
+    def dispatch(self, consumers: list[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
+        groups = self._queue.known_groups
+        # As of when somebody was asked last.
+        self._times = groups.times_owned, groups.times_freed
+        super().dispatch(consumers, give)
 
     def _is_alone(self, consumer: Consumer, scan: Scan | None) -> bool:
         assert scan is not None, "where there are groups everybody has one"
@@ -278,18 +276,10 @@ class GroupChoosing(Choosing):
         owner = self._queue.known_groups.owners.get(entry.group)
         return owner is None or owner is asker.alone
 
-    def _give(
-        self,
-        entry: Entry,
-        consumer: Consumer,
-        give: Callable[[Entry, Consumer], object],
-        askers: dict[Hashable, Asker],
-        asked: list[Asker],
-        offers: list[Offer],
-    ) -> list[Asker]:
+    def _asked_again(self, askers: dict[Hashable, Asker], asked: list[Asker], offers: list[Offer]) -> list[Asker]:
         groups = self._queue.known_groups
-        owned, freed = groups.times_owned, groups.times_freed
-        give(entry, consumer)
+        owned, freed = self._times
+        self._times = groups.times_owned, groups.times_freed
         if groups.times_freed != freed:
             # Anybody may get something earlier.
             offers.clear()

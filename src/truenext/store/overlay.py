@@ -197,7 +197,7 @@ class View:
 
     def spans(self) -> list[tuple[int, int, int]]:
         """Where they are: segment, offset and length."""
-        return [(segment, place >> 32, place >> 1 & 0x7FFFFFFF) for _, segment, place in self._places]
+        return [_span(segment, place) for _, segment, place in self._places]
 
     def is_gone(self, key: bytes) -> bool:
         """A message of the checkpoint was removed since."""
@@ -518,4 +518,9 @@ def mark_of(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
 
 
 def _unpack(segment: int, place: int) -> Place:
-    return Place(segment, place >> 32, place >> 1 & 0x7FFFFFFF, bool(place & 1))
+    return Place(*_span(segment, place), bool(place & 1))
+
+
+def _span(segment: int, place: int) -> tuple[int, int, int]:
+    """Segment, offset and length."""
+    return segment, place >> 32, place >> 1 & 0x7FFFFFFF
