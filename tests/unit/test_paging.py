@@ -2,7 +2,7 @@
 
 import pytest
 
-from truenext.commands import Ack, AckMode, Subscribe
+from truenext.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry, Lane
@@ -21,6 +21,23 @@ def page(read: Read) -> PageRead:
     message = [Message(4, True, 0, b"content-length:0\n", b"") for _ in behind]
     found = [Found(sequence, each) for sequence, each in zip(behind, message, strict=True)][: read.limit]
     return PageRead(found, 0, len(found) == len(behind))
+
+
+def commit(engine: Engine) -> int:
+    """Everything so far is durable. Returns the last batch."""
+    number = 0
+    while engine.has_batch:
+        batch = engine.take_batch()
+        assert batch is not None
+        engine.committed(batch)
+        number = batch.number
+    return number
+
+
+def squeeze(engine: Engine, limit: int) -> None:
+    engine.memory.limit = limit
+    engine.relieve()
+    engine.memory.limit = LARGE
 
 
 def order_of_dispatch() -> list[int]:
@@ -44,9 +61,7 @@ def order_of_dispatch() -> list[int]:
         if wanted and order and not was_short:
             # Read ahead, while there are still messages in memory.
             was_short = True
-            engine.memory.limit = 0
-            engine.relieve()
-            engine.memory.limit = LARGE
+            squeeze(engine, limit=0)
         for read in wanted:
             engine.page_read(read, page(read))
         wanted.clear()
@@ -75,3 +90,36 @@ def test_that_is_noticed_where_the_page_is_taken_in(monkeypatch: pytest.MonkeyPa
     # The lane's end shows that one is missing.
     with pytest.raises(StoreError, match="differ by 1"):
         order_of_dispatch()
+
+
+def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() -> None:
+    """Both were given back. The second has its body in memory alone when the page is read, and in the store alone when
+    the page is taken in: the broker took that for damage."""
+    engine = Engine(memory_limit=LARGE, policies=Policies(Policy()))
+    engine.start()
+    session = engine.connect("s")
+    subscribe = Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 2)
+    persistent = Message(4, True, 0, b"content-length:9000\n", bytes(9000))
+    transient = Message(4, False, 0, b"content-length:0\n", b"")
+    engine.subscribe(session, subscribe)
+    for message in (persistent, transient):
+        engine.send(session, Send(subscribe.destination, message))
+    commit(engine)
+    engine.turn()
+    engine.taken(session)
+    engine.unsubscribe(session, Unsubscribe("0"))
+    squeeze(engine, limit=engine.memory.used - 1)
+    engine.subscribe(session, subscribe)
+    as_of = commit(engine)
+    (read,) = engine.turn().reads
+    squeeze(engine, limit=0)
+    commit(engine)
+    squeeze(engine, limit=0)
+
+    engine.page_read(read, PageRead([Found(1, persistent)], as_of, is_end=True))
+
+    effects = engine.turn()
+    engine.page_read(effects.reads[0], PageRead([Found(2, transient)], as_of + 1, is_end=True))
+    then = engine.turn()
+    seen = [entry.sequence for one in (effects, then) for entries in one.deliveries.values() for entry in entries]
+    assert seen == [1, 2]

@@ -1,5 +1,6 @@
 """What becomes of the messages of a queue whose policy changes?"""
 
+from truenext.batch import Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.bulk import Purge
@@ -8,6 +9,7 @@ from truenext.engine.paging import Found, PageRead, Read
 from truenext.engine.session import Session
 from truenext.message import Message
 from truenext.policy import Policies, Policy
+from truenext.record import sequence_of
 
 STORED = range(1, 7)
 ENOUGH = 1 << 30
@@ -51,6 +53,12 @@ class Running:
     def change(self, **changed: int) -> None:
         self.engine.change_policies(Policies(Policy(**changed)))  # type: ignore[arg-type]
 
+    def squeeze(self) -> None:
+        """What can leave memory does."""
+        self.engine.memory.limit = 0
+        self.engine.relieve()
+        self.engine.memory.limit = ENOUGH
+
     def waiting(self) -> dict[str, int]:
         return {queue.name: queue.waiting() for queue in self.engine.queues()}
 
@@ -80,9 +88,7 @@ def test_what_was_given_up_stays_given_up_though_more_attempts_are_allowed_befor
     running = Running(window=1)
     running.refuse(1)
     running.make_durable()
-    running.engine.memory.limit = 0
-    running.engine.relieve()
-    running.engine.memory.limit = ENOUGH
+    running.squeeze()
     running.change(attempts_max=1)
     assert running.waiting() == {"a": 5}
     running.change(attempts_max=9)
@@ -93,6 +99,20 @@ def test_what_was_given_up_stays_given_up_though_more_attempts_are_allowed_befor
         running.read(reads)
     assert running.waiting() == {"a": 4, "DLQ.a": 1}
     assert dispatched == [2]
+
+
+def test_a_clean_stop_writes_down_how_often_that_was_dispatched_which_was_given_up_and_not_read_yet() -> None:
+    """It stands in no lane, and the store had only heard of its first dispatch."""
+    running = Running(window=1)
+    running.refuse(1)
+    running.make_durable()
+    assert running.turn()[0] == [1]
+    running.engine.unsubscribe(running.session, Unsubscribe("0"))
+    running.squeeze()
+    running.change(attempts_max=1)
+    running.engine.stop()
+    marks = {sequence_of(key): mark for batch in running.engine.last_batches() for key, mark in batch.marks.items()}
+    assert marks[1] == Mark(attempts=1, deliveries=2, due_ms=0)
 
 
 def test_more_attempts_are_for_whoever_is_not_given_up_yet() -> None:
@@ -133,9 +153,7 @@ def test_what_could_not_leave_memory_while_a_piece_of_bulk_work_was_read_leaves_
 
 def test_the_next_page_has_the_new_size() -> None:
     running = Running(window=1)
-    running.engine.memory.limit = 0
-    running.engine.relieve()
-    running.engine.memory.limit = ENOUGH
+    running.squeeze()
     running.change(page_size=2)
     running.engine.acknowledge(running.session, Ack("0", 1))
     (read,) = running.turn()[1]

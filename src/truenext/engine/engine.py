@@ -252,14 +252,12 @@ class Engine:
 
         Each must be durable before the next is asked for. To be called after `stop`, with no batch in flight.
         """
-        for queue in self._queues.values():
-            if queue.is_temporary:
-                continue
-            for lane in queue.lanes:
-                for entry in lane:
-                    if self._batch.size >= STORE_TRANSACTION_BYTES_MAX:
-                        yield self._hand_over()
-                    self._write_down(entry)
+        lasting = (queue for queue in self._queues.values() if not queue.is_temporary)
+        waiting = (entry for queue in lasting for lane in queue.lanes for entry in lane)
+        for entry in chain(waiting, self._paging.doomed()):
+            if self._batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                yield self._hand_over()
+            self._write_down(entry)
         for name, state in self._producers.unstored():
             if self._batch.size >= STORE_TRANSACTION_BYTES_MAX:
                 yield self._hand_over()

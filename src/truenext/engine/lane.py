@@ -388,7 +388,7 @@ class Lane:
         not_in_page: list[Entry] = []
         while self.recent and self.recent[0].sequence <= up_to:
             entry = self.recent.popleft()
-            (in_page if _is_stored(entry, as_of) else not_in_page).append(entry)
+            (in_page if is_stored(entry, as_of) else not_in_page).append(entry)
         # Nothing of what was written meanwhile may be left behind: it is below the horizon now.
         self.arrived.extend(merge(page, not_in_page, key=attrgetter("sequence")) if not_in_page else page)
         self.unread -= len(page) + len(not_in_page) + left_out
@@ -403,13 +403,14 @@ class Lane:
         if self.reading is not None or self.is_pinned or (self.aside is not None and self.aside.scanning):
             # It may have been read before the batch was written.
             return []
-        gone = [entry for entry in self.recent if _is_stored(entry, committed)]
+        gone = [entry for entry in self.recent if is_stored(entry, committed)]
         if len(gone) == len(self.recent):
             self.recent.clear()
         elif gone:
-            self.recent = deque(entry for entry in self.recent if not _is_stored(entry, committed))
+            self.recent = deque(entry for entry in self.recent if not is_stored(entry, committed))
         return gone
 
 
-def _is_stored(entry: Entry, as_of: int) -> bool:
+def is_stored(entry: Entry, as_of: int) -> bool:
+    """The store had it when this batch was the last."""
     return entry.stored is not None and entry.stored <= as_of

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.batch import DUE_NEVER, NO_MARK, Mark
-from truenext.engine.lane import WHOLE, Entry, shared
+from truenext.engine.lane import WHOLE, Entry, is_stored, shared
 from truenext.engine.memory import ENTRY_BYTES, size_of
 from truenext.engine.redelivery import is_given_up
 from truenext.engine.writing import put
@@ -28,7 +28,7 @@ from truenext.order import PRIORITY_MAX
 from truenext.record import split_lane_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from truenext.batch import Batch
     from truenext.engine.delays import Delays
@@ -174,6 +174,10 @@ class Paging:
         """A message that has left memory is to be dead-lettered; `page_read` will return it."""
         entry.lane.bodiless[entry.sequence] = entry
         self._doomed.append(entry)
+
+    def doomed(self) -> Sequence[Entry]:
+        """Those that `page_read` has not returned yet; they stand in no lane."""
+        return self._doomed
 
     def is_doomed(self, entry: Entry) -> bool:
         return any(one is entry for one in self._doomed)
@@ -331,9 +335,11 @@ class Paging:
                     fresh.append(entry)
                     if entry.due_us:
                         self._waiting.append(entry)
-        strays = {} if lane.aside is None else lane.aside.strays
-        # Strays may have been written later than the page shows.
-        if any(read.after_sequence < sequence <= up_to and sequence not in strays for sequence in lane.bodiless):
+        # What was written after the page was read, and has left memory since, is on the next page.
+        if any(
+            read.after_sequence < sequence <= up_to and is_stored(entry, page.as_of)
+            for sequence, entry in lane.bodiless.items()
+        ):
             raise damage(lane, "a message is not there any more")
         if up_to > lane.horizon:
             self._move_horizon(lane, fresh, left_out, up_to, page.as_of)
@@ -543,8 +549,7 @@ class Paging:
                 put(batch, entry)
             lane.lower_horizon()
             left += size_of(message)
-            is_stored = entry.batch <= committed and entry.stored is not None and entry.stored <= committed
-            if is_stored and not lane.is_pinned:
+            if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
                 self.went(entry)
             else:
                 lane.recent.appendleft(entry)
