@@ -7,6 +7,7 @@ from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry, Lane
 from truenext.engine.paging import Found, PageRead, Read
+from truenext.engine.session import Session
 from truenext.errors import StoreError
 from truenext.message import Message
 from truenext.policy import Policies, Policy
@@ -40,17 +41,21 @@ def squeeze(engine: Engine, limit: int) -> None:
     engine.memory.limit = LARGE
 
 
-def order_of_dispatch() -> list[int]:
-    """One consumer takes what is stored, one by one; once, memory is short while the next page is being read."""
-    engine = Engine(memory_limit=LARGE, policies=Policies(Policy(page_size=4)))
+def begin() -> tuple[Engine, Session]:
+    """A broker with what is stored, and one consumer that takes it one by one."""
+    engine = Engine(memory_limit=LARGE, policies=Policies(Policy(page_size=4)), sequence_limit=STORED.stop)
     queue = engine.restore_queue(1, "a")
     engine.restore_lane(queue, 5, len(STORED))
     engine.start()
-    batch = engine.take_batch()
-    assert batch is not None
-    engine.committed(batch)
+    commit(engine)
     session = engine.connect("s")
     engine.subscribe(session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
+    return engine, session
+
+
+def order_of_dispatch() -> list[int]:
+    """Once, memory is short while the next page is being read."""
+    engine, session = begin()
     order: list[int] = []
     wanted: list[Read] = []
     was_short = False
@@ -123,3 +128,21 @@ def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() ->
     then = engine.turn()
     seen = [entry.sequence for one in (effects, then) for entries in one.deliveries.values() for entry in entries]
     assert seen == [1, 2]
+
+
+def test_what_is_written_leaves_memory_though_the_page_it_waited_for_is_of_no_use_any_more() -> None:
+    """It stayed there until something else was written."""
+    engine, session = begin()
+    (read,) = engine.turn().reads
+    engine.page_read(read, page(read))
+    reads: list[Read] = []
+    while not reads:
+        for sequence in list(session.consumers["0"].held):
+            engine.acknowledge(session, Ack("0", sequence))
+        reads = engine.turn().reads
+        engine.taken(session)
+    engine.send(session, Send(parse("/queue/a", "s"), Message(4, True, 0, b"content-length:0\n", b"")))
+    commit(engine)
+    squeeze(engine, limit=0)
+    engine.page_read(reads[0], page(reads[0]))
+    assert engine.memory.used == engine.memory.leaving == 0

@@ -301,6 +301,7 @@ class Paging:
         lane = read.lane
         if lane.reading is not read:
             # Meanwhile the lane lost what follows on the page, or got back what the page has.
+            self.let_go_of(lane, committed)
             return []
         lane.reading = None
         if not (page.found or page.is_end):
