@@ -196,7 +196,8 @@ class Look:
     hidden: set["Letter"]
     """What was held or gone all the time since."""
     waiting: dict["Letter", int]
-    """What it must be shown unless anything happens to it, with how often it had been dispatched."""
+    """What it must be shown unless anything happens to it, with its `dispatched_at`: how often it was dispatched is no
+    sign of that, for after a crash and a clean stop that number may be a smaller one again."""
     shown: list["Letter"] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -632,7 +633,7 @@ class Oracle:
         here = [letter for letter in self.letters if letter.queue == queue]
         hidden = {each for each in here if each.is_gone or each.holder is not None}
         waiting = {
-            each: each.deliveries
+            each: each.dispatched_at
             for each in here
             if each not in hidden
             and self.is_visible(each)
@@ -1576,7 +1577,7 @@ class Oracle:
     def _is_as_it_was(self, look: Look, letter: Letter) -> bool:
         """It has waited since the browse began, and nothing has happened to it."""
         return (
-            look.waiting.get(letter) == letter.deliveries
+            look.waiting.get(letter) == letter.dispatched_at
             and not letter.is_gone
             and letter.holder is None
             and not self.is_expired(letter)

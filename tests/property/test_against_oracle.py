@@ -11,7 +11,11 @@ import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.property.broker_machine import MACHINES, BrokerMachine
+from tests.property import broker_machine
+from tests.property.broker_machine import MACHINES, NO_LIMIT, PLAIN, ROOMY, BrokerMachine
+from tests.property.oracle import Retries
+from truenext.commands import AckMode
+from truenext.policy import Expired, StoreAndDispatch
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "100"))
 """Of each machine."""
@@ -33,3 +37,47 @@ def test_the_engine_never_differs_from_the_oracle_in(machine: type[BrokerMachine
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
         ),
     )
+
+
+def test_a_browse_may_show_a_message_as_it_was_before_it_was_dispatched_and_came_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oracle took it for one to which nothing had happened: after a crash and a clean stop its first dispatch is
+    counted as one for the second time."""
+    monkeypatch.setattr(broker_machine, "note", print)
+    machine = BrokerMachine()
+    machine.start(
+        {
+            "memory_limits": (ROOMY, NO_LIMIT),
+            "page_size": 4,
+            "store_and_dispatch": StoreAndDispatch.CONCURRENT,
+            "expired": Expired.DROP,
+            "retries": Retries(),
+        },
+        relieves=False,
+        is_narrow=True,
+        attempts_max=3,
+        never=set(),
+        readers=[{"who": 0, "queue": "a", "mode": AckMode.CLIENT, "window": 2} | PLAIN],
+    )
+    is_sent = {"wants_receipt": False, "expires_in": None, "is_big": False, "count": 1}
+    steps: list[tuple[str, dict[str, object]]] = [
+        ("send", {"who": 1, "queue": "a", "priority": 4, "persistent": True} | is_sent),
+        ("all_becomes_durable", {}),
+        ("turn_and_take", {}),
+        ("crash", {}),
+        ("restart", {}),
+        ("browse", {"who": 1, "queue": "a", "selector": "TRUE"}),
+        ("turn", {}),
+        # The browser's page and the consumer's, both as they are now.
+        *[("read_page", {})] * 2,
+        ("hand_page_over", {}),
+        ("turn_and_take", {}),
+        ("disconnect", {"who": 0, "is_clean": True, "taken": 0}),
+        ("hand_page_over", {}),
+        ("turn", {}),
+    ]
+    for step in steps:
+        machine.happens(action=step)
+    (look,) = machine.oracle.looks
+    assert [letter.deliveries for letter in look.shown] == [1]
