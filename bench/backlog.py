@@ -24,7 +24,8 @@ from bench.backlog_load import LAST, MESSAGES_PER_PROBE, SIZES, Backlog, Pace, P
 from bench.brokers import BrokerError, Truenext
 from bench.memory import MemoryWatch
 from bench.options import positive
-from bench.workers import Counter, Crew, Job, WorkerError, counter, end_in_order
+from bench.progress import Progress, mib, say
+from bench.workers import Crew, Job, WorkerError, end_in_order
 
 RATE_TARGET = 0.8
 """Of the rate with the smallest backlog, with the largest."""
@@ -44,7 +45,6 @@ EVENTS_PER_MESSAGE = 3
 LEAST_BYTES = 128 << 20
 """Four segments of the journal: what a broker takes before its first message, and in reserve."""
 
-_PROGRESS = 5.0
 _PATIENCE = 1200.0
 """Seconds for a start or a clean stop: far more than the target, so that a miss becomes a figure."""
 _SECONDS_PER_MESSAGE = 0.01
@@ -137,9 +137,9 @@ class _Bench:
     def measure(self) -> int:
         notes = [*machine.facts(self._folder), ("seed", str(self._options.seed)), ("disk", self._need())]
         for name, value in notes:
-            _say(f"{name}: {value}")
+            say(f"{name}: {value}")
         if (reason := self._why_no_room()) is not None:
-            _say(f"failed: {reason}")
+            say(f"failed: {reason}")
             return 1
         all_figures: list[Figures] = []
         status = self._guarded(all_figures)
@@ -173,10 +173,10 @@ class _Bench:
                 all_figures.append(Figures(backlog))
                 _One(all_figures[-1], self._folder, self._options.probes).measure()
         except KeyboardInterrupt:
-            _say("interrupted")
+            say("interrupted")
             return 130
         except (BrokerError, WorkerError, OSError, ValueError) as error:
-            _say(f"failed: {error}")
+            say(f"failed: {error}")
             return 1
         return 0
 
@@ -194,7 +194,7 @@ class _One:
 
     def measure(self) -> None:
         """Raises: BrokerError, WorkerError, OSError, ValueError"""
-        _say(f"\n{_kind(self._backlog)}, {self._backlog.messages:,} messages")
+        say(f"\n{_kind(self._backlog)}, {self._backlog.messages:,} messages")
         with self._broker, self._memory:
             try:
                 self._pass_through(self._figures)
@@ -206,11 +206,11 @@ class _One:
         backlog = self._backlog
         with self._phase("enqueue"):
             figures.enqueue = self._work("enqueued", backlog.messages, fill, backlog, self._broker.port)
-            _say(_pace_told(figures.enqueue))
-            _say(f"  disk: {self._disk_told(1)}")
+            say(_pace_told(figures.enqueue))
+            say(f"  disk: {self._disk_told(1)}")
         with self._phase("late messages"):
             figures.probes = self._work("late messages", self._probes, probe, backlog, self._broker.port, self._probes)
-            _say(_waits_told(figures.probes))
+            say(_waits_told(figures.probes))
         with self._phase("clean restart"):
             figures.stop = self._stop_cleanly()
             figures.start, figures.start_first = self._start()
@@ -223,9 +223,9 @@ class _One:
             taken = figures.probes.taken
             left = backlog.messages - len(taken)
             figures.drain = self._work("drained", left, drain, backlog, self._broker.port, taken)
-            _say(_pace_told(figures.drain))
-            _say(f"  all {backlog.messages:,} came exactly once and in order")
-            _say(f"  disk: {self._disk_told(EVENTS_PER_MESSAGE)}")
+            say(_pace_told(figures.drain))
+            say(f"  all {backlog.messages:,} came exactly once and in order")
+            say(f"  disk: {self._disk_told(EVENTS_PER_MESSAGE)}")
         with self._phase("end"):
             self._stop_cleanly()
 
@@ -233,11 +233,11 @@ class _One:
     def _phase(self, name: str) -> Iterator[None]:
         self._memory.enter(name)
         yield
-        _say(f"  {name}: RssAnon at most {_mib(self._memory.peaks[name])}")
+        say(f"  {name}: RssAnon at most {mib(self._memory.peaks[name])}")
 
     def _work(self, done: str, total: int, job: Job, *arguments: object) -> Any:
         """What a worker returns; how far it has come is told meanwhile."""
-        progress = _Progress(done, total, self._memory)
+        progress = Progress(done, total, self._memory)
         with Crew() as crew:
             worker = crew.hire(job, *arguments, progress.counter)
             worker.await_ready()
@@ -249,7 +249,7 @@ class _One:
         began = time.monotonic()
         status = self._broker.end(signal.SIGTERM, _PATIENCE)
         seconds = time.monotonic() - began
-        _say(f"  clean stop: {seconds:.2f} s, exit status {status}")
+        say(f"  clean stop: {seconds:.2f} s, exit status {status}")
         if status:
             raise BrokerError(f"truenext exited with {status}; it printed:\n{self._broker.log()[-3000:]}")
         return seconds
@@ -261,7 +261,7 @@ class _One:
         listening = time.monotonic() - began
         first(self._broker.port, self._backlog)
         message = time.monotonic() - began
-        _say(f"  start: {listening:.2f} s until it listens, {message:.2f} s until the first message")
+        say(f"  start: {listening:.2f} s until it listens, {message:.2f} s until the first message")
         return listening, message
 
     def _disk_told(self, events: int) -> str:
@@ -273,34 +273,6 @@ class _One:
             f"checkpoint and journal {_gib(kept)} ({kept / messages / 1024:.2f} KiB a message), history"
             f" {_gib(history)} ({history / messages / events:.0f} bytes an event)"
         )
-
-
-class _Progress:
-    """Says every few seconds how far a worker has come."""
-
-    def __init__(self, done: str, total: int, memory: MemoryWatch) -> None:
-        self.counter: Counter = counter()
-        self._done = done
-        self._total = total
-        self._memory = memory
-        self._began = self._told_at = time.monotonic()
-        self._told = 0
-
-    def start(self) -> None:
-        self._began = self._told_at = time.monotonic()
-
-    def tell(self) -> None:
-        now = time.monotonic()
-        if now - self._told_at < _PROGRESS:
-            return
-        count = self.counter.value
-        lately = (count - self._told) / (now - self._told_at)
-        elapsed = now - self._began
-        _say(
-            f"  {self._done} {count:,} of {self._total:,} in {elapsed:.0f} s: {count / elapsed:,.0f} a second so far,"
-            f" {lately:,.0f} lately; RssAnon {_mib(self._memory.now)}"
-        )
-        self._told, self._told_at = count, now
 
 
 def table(figures: list[Figures]) -> list[list[str]]:
@@ -411,15 +383,6 @@ def _bytes_in(folder: Path) -> int:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
-
-
-def _mib(size: float) -> str:
-    """`size` is in KiB."""
-    return f"{size / 1024:,.0f} MiB"
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 if __name__ == "__main__":

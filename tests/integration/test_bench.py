@@ -20,6 +20,11 @@ from tests.integration.broker_process import dying_with_us
         (("bench", "--window-cost", "--messages", "2000", "--warmup", "100", "--runs", "1"), r"a window of 1000 msg/s"),
         (("bench.selectors", "--messages", "3000"), r"the others +p50 .* during the scan"),
         (("bench.many", "--messages", "600", "--runs", "1", "--count", "3"), r"3 selectors: [\d,]+ messages a second"),
+        (
+            ("bench.due", "--messages", "500", "--within", "2", "--only", "scheduled"),
+            r"\nscheduled +500 +[\d,]+ +\d+\.\d\d s +[\d,]+ +\d+ MiB +<= 256 MiB +yes",
+        ),
+        (("bench.due", "--messages", "500", "--within", "2", "--only", "expiring"), r"\nexpiring +500 .* yes"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )

@@ -1,0 +1,272 @@
+"""How does truenext bear millions of messages whose time is still to come?
+
+    scheduled   sends that become messages later, each at a time of its own
+    expiring    messages that nobody takes, each of which expires at a time of its own
+
+All are persistent and of 200 bytes. While they wait the broker is killed with -9 and started again; then their times
+come within a minute, in another order than they were sent. Each scheduled one is to come exactly once and not before
+its time, each expiring one is to go, and not before its time either.
+
+python -m bench.due --messages 1000000,10000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench import frames, machine, report
+from bench.brokers import BrokerError, Truenext
+from bench.load import GROUP, NAP, SMALL, connect, read, send_confirmed
+from bench.memory import MemoryWatch
+from bench.options import positive
+from bench.progress import Progress, mib, say
+from bench.workers import Counter, Crew, Gate, Job, WorkerError, end_in_order
+from truenext.client.connection import Connection
+
+KINDS = ("scheduled", "expiring")
+MEMORY_TARGET = 256 * 1024
+"""KiB of the broker's own memory at most (RssAnon)."""
+
+_QUEUE = "bench.due"
+_BODY = b"%010d" + b"x" * 190
+_NUMBER = re.compile(rb"\n\n(\d{10})x{190}\0")
+_ACK = re.compile(rb"\nack:([^\n]+)\n")
+_SENT_PER_SECOND = 30_000
+"""At least; the first time comes when all are sent at that rate."""
+_LEAST_SECONDS = 8
+"""Of waiting: for the start after kill -9."""
+_SECONDS_PER_MESSAGE = 0.01
+_PATIENCE = 600.0
+_IN_FLIGHT = 4
+_EVERY = 0.2
+"""Seconds between two looks at what is left."""
+
+
+class Plan(NamedTuple):
+    """Which messages there are, and when their time comes."""
+
+    kind: str
+    messages: int
+    first_ms: int
+    spread_ms: int
+    """From the first time to the last."""
+
+    def due_ms(self, number: int) -> int:
+        """Of a message, in milliseconds since the epoch: anywhere in the spread, the same in every process."""
+        return self.first_ms + ((number * 2654435761 % (1 << 32)) * self.spread_ms >> 32)
+
+    def groups(self) -> Iterator[bytes]:
+        """The SEND frames, made when they are asked for; the last of each group wants a receipt."""
+        for group, first in enumerate(range(0, self.messages, GROUP)):
+            last = min(first + GROUP, self.messages) - 1
+            now_ms = time.time() * 1000
+            yield b"".join(self._send(number, now_ms) for number in range(first, last)) + self._send(
+                last, now_ms, b"\nreceipt:%d" % group
+            )
+
+    def _send(self, number: int, now_ms: float, receipt: bytes = b"") -> bytes:
+        due_ms = self.due_ms(number)
+        when = b"AMQ_SCHEDULED_DELAY:%d" % (due_ms - now_ms) if self.kind == "scheduled" else b"expires:%d" % due_ms
+        head = b"SEND\ndestination:/queue/%b\npersistent:true\n%b%b\n\n" % (_QUEUE.encode(), when, receipt)
+        return head + _BODY % number + b"\0"
+
+
+class Figures(NamedTuple):
+    plan: Plan
+    sent: float
+    """Messages a second."""
+    start: float
+    """Seconds after kill -9 until it takes connections."""
+    done: float
+    """Messages a second from the first time until the last had come, or gone."""
+    memory: int
+    """KiB of RssAnon at most."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.due", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--messages",
+        type=lambda text: [positive(part) for part in text.split(",")],
+        default=[1_000_000, 10_000_000],
+        metavar="N,N",
+        help="how many wait, one after the other (default 1000000,10000000)",
+    )
+    parser.add_argument(
+        "--within",
+        type=positive,
+        default=60,
+        metavar="SECONDS",
+        help="their times come within so many seconds (default 60)",
+    )
+    parser.add_argument("--only", choices=KINDS, help="measure only this")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="where the broker's data goes (default: temp folder)")
+    options = parser.parse_args(arguments)
+    end_in_order()
+    figures: list[Figures] = []
+    with tempfile.TemporaryDirectory(prefix="bench-due-", dir=options.dir, ignore_cleanup_errors=True) as folder:
+        for name, value in machine.facts(Path(folder)):
+            say(f"{name}: {value}")
+        try:
+            for kind in KINDS if options.only is None else [options.only]:
+                figures += [_measure(kind, count, options.within, Path(folder)) for count in options.messages]
+        except KeyboardInterrupt:
+            say("interrupted")
+            return 130
+        except (BrokerError, WorkerError, OSError, ValueError) as error:
+            say(f"failed: {error}")
+            return 1
+    print(f"\n{report.plain(table(figures))}")
+    return 0
+
+
+def table(figures: list[Figures]) -> list[list[str]]:
+    """Headings and one row for each."""
+    rows = [["", "messages", "in, msg/s", "start after kill -9", "out, msg/s", "RssAnon at most", "target", "met"]]
+    for each in figures:
+        row = [each.plan.kind, f"{each.plan.messages:,}", f"{each.sent:,.0f}", f"{each.start:.2f} s"]
+        row += [f"{each.done:,.0f}", mib(each.memory), f"<= {mib(MEMORY_TARGET)}"]
+        rows.append([*row, "yes" if each.memory <= MEMORY_TARGET else "no"])
+    return rows
+
+
+def _measure(kind: str, messages: int, within: int, folder: Path) -> Figures:
+    """Raises: BrokerError, WorkerError, OSError, ValueError"""
+    say(f"\n{kind}, {messages:,} messages")
+    broker = Truenext(folder)
+    memory = MemoryWatch(broker)
+    with broker, memory:
+        wait = _LEAST_SECONDS + messages / _SENT_PER_SECOND
+        plan = Plan(kind, messages, int((time.time() + wait) * 1000), within * 1000)
+        with _phase("waiting", memory):
+            sent = _work("sent", memory, messages, send, plan, broker.port)
+            say(f"  sent at {messages / sent:,.0f} msg/s; the first time comes in {_left(plan):.0f} s")
+        with _phase("kill -9, restart", memory):
+            broker.end(signal.SIGKILL, _PATIENCE)
+            began = time.monotonic()
+            broker.start(_PATIENCE)
+            start = time.monotonic() - began
+            say(f"  start: {start:.2f} s until it listens")
+            if _left(plan) < 0:
+                raise ValueError("the first time came before all were there: the machine is too busy, or too slow")
+            if (waiting := count_of(plan, broker.port)) != messages:
+                raise ValueError(f"{waiting} are there before the first time, not {messages}")
+        with _phase("their times come", memory):
+            job = receive if kind == "scheduled" else watch
+            done = _work("done", memory, messages, job, plan, broker.port)
+            say(f"  the last {done:.1f} s after the first time, each once and none too early")
+        if left := count_of(plan, broker.port):
+            raise ValueError(f"{left} are still there")
+    return Figures(plan, messages / sent, start, messages / done, memory.peak)
+
+
+@contextmanager
+def _phase(name: str, memory: MemoryWatch) -> Iterator[None]:
+    memory.enter(name)
+    yield
+    say(f"  {name}: RssAnon at most {mib(memory.peaks[name])}")
+
+
+def _left(plan: Plan) -> float:
+    """Seconds until the first time."""
+    return plan.first_ms / 1000 - time.time()
+
+
+def _work(done: str, memory: MemoryWatch, messages: int, job: Job, plan: Plan, port: int) -> Any:
+    progress = Progress(done, messages, memory)
+    with Crew() as crew:
+        worker = crew.hire(job, plan, port, progress.counter)
+        worker.await_ready()
+        progress.start()
+        worker.go()
+        return crew.finish(_PATIENCE + messages * _SECONDS_PER_MESSAGE, progress.tell)[0]
+
+
+def count_of(plan: Plan, port: int) -> int:
+    """Those whose time has not come, or that wait."""
+    with Connection(f"stomp://127.0.0.1:{port}") as connection:
+        queues = json.loads(connection.ask("queues"))
+    return sum(each["waiting"] + each["scheduled"] for each in queues if each["name"] == _QUEUE)
+
+
+def send(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
+    """Worker: all of them. Seconds."""
+
+    def confirmed(groups: int) -> None:
+        done.value = min(groups * GROUP, plan.messages)
+
+    with connect(port) as sock:
+        gate.ready()
+        began = time.monotonic()
+        answers = send_confirmed(sock, plan.groups(), _IN_FLIGHT, confirmed)
+        ended = time.monotonic()
+        frames.check_receipts(answers, -(-plan.messages // GROUP))
+    return ended - began
+
+
+def receive(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
+    """Worker: take each when it comes. Seconds from the first time.
+
+    Raises: ValueError if one comes twice, or before its time
+    """
+    seen = bytearray(plan.messages)
+    count = 0
+    kept = b""
+    with connect(port) as sock:
+        sock.settimeout(_PATIENCE)
+        gate.ready()
+        sock.sendall(frames.subscribe(f"/queue/{_QUEUE}", True, "subscribed"))
+        while count < plan.messages:
+            got = read(sock)
+            now_ms = time.time() * 1000
+            complete = (kept + got).rpartition(b"\0")
+            kept = complete[2]
+            came = complete[0] + complete[1]
+            for number in map(int, _NUMBER.findall(came)):
+                if seen[number] or plan.due_ms(number) > now_ms:
+                    raise ValueError(f"message {number} came {'twice' if seen[number] else 'before its time'}")
+                seen[number] = 1
+                count += 1
+            done.value = count
+            if acks := _ACK.findall(came):
+                sock.sendall(frames.acks(acks[:-1]) + frames.ack_with_receipt(acks[-1], "a"))
+            if len(got) < SMALL:
+                time.sleep(NAP)
+        ended = time.time()
+    return ended - plan.first_ms / 1000
+
+
+def watch(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
+    """Worker: look at them until all have gone. Seconds from the first time.
+
+    Raises: ValueError if more have gone than may
+    """
+    gate.ready()
+    while True:
+        waiting = count_of(plan, port)
+        now_ms = time.time() * 1000
+        # The multiples of a fixed number that the times are made of are spread evenly: of any part of the spread,
+        # hardly more or less than its share.
+        share = max(0.0, min(1.0, (now_ms - plan.first_ms) / plan.spread_ms))
+        gone, due = plan.messages - waiting, share * plan.messages + 100
+        if gone > due:
+            raise ValueError(f"{gone} have gone, hardly {due:.0f} are due")
+        done.value = plan.messages - waiting
+        if not waiting:
+            return time.time() - plan.first_ms / 1000
+        time.sleep(_EVERY)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
