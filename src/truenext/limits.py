@@ -186,8 +186,7 @@ CRON_LENGTH_MAX = 100
 """Characters in a cron expression."""
 
 DUE_PIECE = 500
-DUE_PIECE_MIN = 16
-"""Scheduled sends that are read at a time, at most and at least, and become messages in one go if they are due."""
+"""Scheduled sends that are read at a time, at most, and become messages in one go."""
 
 SHOWN_BYTES = 1000
 """Bytes of a scheduled send's body that are shown."""

@@ -242,6 +242,25 @@ def test_a_page_is_as_large_as_it_may_be_and_says_whether_it_is_the_lanes_end(di
     assert page(4, 9, 1000) == ([], True)
 
 
+def test_messages_are_found_by_their_keys_in_any_lanes_as_many_as_fit(disk: Disk) -> None:
+    disk.apply(puts=put(1, 3) | put(2, lane=OTHER_LANE), transient_puts=put(4, lane=NEXT_QUEUE), marks={key(3): (1, 2)})
+    there = [key(1), key(3), key(2, lane=OTHER_LANE), key(4, lane=NEXT_QUEUE)]
+    asked = [*reversed(there), key(2), key(9), key(1, lane=OTHER_LANE), key(77, lane=lane_key(9, 9))]
+    page = disk.store.messages(asked)
+    assert [(each.key, each.record, each.mark.deliveries) for each in page.messages] == [
+        (one, b"record %d" % sequence_of(one), 2 if one == key(3) else 0) for one in sorted(there)
+    ]
+    assert (page.as_of, page.is_end) == (1, True)
+
+    size = len(b"record 1")
+    for size_max, count in ((1, 1), (size, 1), (2 * size, 2), (4 * size, 4)):
+        page = disk.store.messages(asked, size_max)
+        assert ([each.key for each in page.messages], page.is_end) == (sorted(there)[:count], count == 4)
+    page = disk.store.messages([key(2), key(9)], 1)
+    assert (page.messages, page.is_end) == ([], True)
+    assert disk.store.messages([]).is_end
+
+
 def test_a_page_is_in_sequence_order_whatever_the_order_and_kind_of_the_puts(disk: Disk) -> None:
     disk.apply(puts=put(9, 2, 300), transient_puts=put(256, 1, 7))
     disk.apply(puts=put(3), transient_puts=put(8, 2**40))
@@ -789,6 +808,11 @@ class Model:
                 for one in lanes.get(lane, [])
                 for record in [self.messages[one][0]]
             ]
+        known = store.messages([one for one in self.used if not one.startswith(CONTENTS)])
+        assert [(m.key, m.record, m.mark, m.content) for m in known.messages] == [
+            (one, record, self.marks.get(one, NO_MARK), self.contents.get(_content_of(record), b""))
+            for one, (record, _) in sorted(self.messages.items())
+        ]
         references = self.references()
         assert [(m.key, m.record, m.mark) for m in store.page(CONTENTS, 0, 1000).messages] == [
             (one, record, Mark(references[one], 0)) for one, record in sorted(self.contents.items())

@@ -27,16 +27,28 @@ from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import Journal
 from truenext.store.memory import MemoryStore
 from truenext.store.overlay import Overlay
-from truenext.store.store import Page
+from truenext.store.store import Page, Store
 
 # Pages beside batches and moves
+
+
+Ask = Callable[[Store], Page]
+
+
+def all_of_the_lane(store: Store) -> Page:
+    return store.page(LANE, 0, 100)
+
+
+def one_by_one(store: Store) -> Page:
+    return store.messages([key(n) for n in range(100)])
 
 
 class HeldPage:
     """A page that stands still in its first read of the journal until it may go on."""
 
-    def __init__(self, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, disk: Disk, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
         self._disk = disk
+        self._ask = ask
         self._is_reading, self._go_on = threading.Event(), threading.Event()
         self._pages: list[Page] = []
         self._thread = threading.Thread(target=self._read)
@@ -53,7 +65,7 @@ class HeldPage:
         assert self._is_reading.wait(10)
 
     def _read(self) -> None:
-        self._pages.append(self._disk.store.page(LANE, 0, 100))
+        self._pages.append(self._ask(self._disk.store))
 
     def end(self) -> Page:
         self._go_on.set()
@@ -61,13 +73,14 @@ class HeldPage:
         return self._pages[0]
 
 
+@pytest.mark.parametrize("ask", [all_of_the_lane, one_by_one])
 def test_a_segment_is_kept_until_the_pages_that_began_before_have_read_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     disk = Disk("moving", tmp_path)
     disk.apply(puts=put(1, 2, 3, 4))
     (first,) = journal_files(tmp_path)
-    page = HeldPage(disk, monkeypatch)
+    page = HeldPage(disk, ask, monkeypatch)
     disk.apply(puts=put(5, 6, 7, 8))
     until(lambda: bool(disk.store._views_in_the_way))  # type: ignore[attr-defined]
     assert first.exists()
@@ -80,8 +93,9 @@ def test_a_segment_is_kept_until_the_pages_that_began_before_have_read_it(
     disk.store.close()
 
 
+@pytest.mark.parametrize("ask", [all_of_the_lane, one_by_one])
 def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     """Messages of the checkpoint (1 to 4) and of the journal (5 to 8)."""
     disk = Disk("moving", tmp_path)
@@ -93,7 +107,7 @@ def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
     disk.apply(puts=put(5, 7), transient_puts=put(6, 8), marks={key(5): (5, 5)})
     # A batch may have to wait for a move, and that for the page.
     monkeypatch.setattr(EmbeddedStore, "_is_behind", lambda _: False)
-    page = HeldPage(disk, monkeypatch)
+    page = HeldPage(disk, ask, monkeypatch)
     disk.apply(
         removes=[key(1), key(5)],
         transient_removes=[key(4), key(8)],
@@ -106,14 +120,15 @@ def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
         (n, {5: 5}.get(n, 0)) for n in (5, 6, 7, 8)
     ]
     assert found.as_of == 4
-    now = disk.store.page(LANE, 0, 100)
+    now = ask(disk.store)
     assert [(sequence_of(m.key), m.mark.attempts) for m in now.messages] == [(2, 9), (6, 9), (7, 0), (9, 0)]
     disk.store.close()
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 100])
-def test_pages_leave_nothing_out_while_everything_moves(tmp_path: Path, limit: int) -> None:
-    """One thread reads the lane from end to end again and again; messages are put behind and removed in front."""
+@pytest.mark.parametrize("limit", [1, 2, 3, 100, None])
+def test_pages_leave_nothing_out_while_everything_moves(tmp_path: Path, limit: int | None) -> None:
+    """One thread reads the lane from end to end again and again, or the messages that there may be; messages are put
+    behind and removed in front."""
     disk = Disk("moving", tmp_path)
     disk.apply(puts=put(*range(1, 21)))
     put_up_to, removed_up_to = 20, 0
@@ -124,7 +139,10 @@ def test_pages_leave_nothing_out_while_everything_moves(tmp_path: Path, limit: i
         while not is_over.is_set():
             expected_up_to = put_up_to
             after, found = 0, []
-            while page := disk.store.page(LANE, after, limit).messages:
+            if limit is None:
+                asked = [key(n) for n in range(removed_up_to + 1, expected_up_to + 1)]
+                found = [sequence_of(message.key) for message in disk.store.messages(asked).messages]
+            while limit is not None and (page := disk.store.page(LANE, after, limit).messages):
                 found += [sequence_of(message.key) for message in page]
                 after = found[-1]
             expected = range(removed_up_to + 1, expected_up_to + 1)

@@ -14,6 +14,7 @@ from sys import maxsize
 from typing import NamedTuple
 
 from truenext.batch import Batch, Mark
+from truenext.broker.pager import page_of
 from truenext.destination import ENDED_PREFIX
 from truenext.engine.browse import BrowseRead
 from truenext.engine.paging import Found, Look, PageRead, Read
@@ -105,7 +106,7 @@ class Disk:
         return self._pages[-1]
 
     def read_at_once(self, read: Read) -> PageRead:
-        page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+        page = page_of(self._store, read)
         found = [found_of(each) for each in page.messages]
         return PageRead(found, page.as_of, page.is_end)
 

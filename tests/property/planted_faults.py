@@ -2062,13 +2062,32 @@ def a_selector_waits_for_ever_once_too_much_was_found(patch: Patch) -> None:
     patch.setattr(Selections, "go_on", lambda selections, selecting: None)
 
 
-@shows_rarely_in(ScheduledMachine)
-def a_page_of_what_is_due_is_taken_for_newer_than_it_is(patch: Patch) -> None:
+@shows_in(ScheduledMachine)
+def what_is_due_and_was_left_out_for_its_size_is_taken_for_gone(patch: Patch) -> None:
     page_read = Scheduler.page_read
 
-    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
-        page.as_of = committed
-        page_read(scheduler, look, page, now_ms, committed, batch)
+    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, batch: Batch) -> None:
+        page.is_end = True
+        page_read(scheduler, look, page, now_ms, batch)
+
+    patch.setattr(Scheduler, "page_read", faulty)
+
+
+@shows_in(ScheduledMachine)
+def what_is_due_is_looked_for_in_the_lane_of_the_first_alone(patch: Patch) -> None:
+    keys = property(lambda look: [message_key(look.lane.key, number) for number in look.lanes])
+    patch.setattr(DueLook, "keys", keys)
+
+
+@shows_in(ScheduledMachine)
+def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
+    """In that of its numbers, within what is read together."""
+    page_read = Scheduler.page_read
+
+    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, batch: Batch) -> None:
+        first = scheduler.timers.in_memory[: len(look.lanes)]
+        scheduler.timers.in_memory[: len(look.lanes)] = sorted(first, key=lambda timer: split_due_timer(timer)[1])
+        page_read(scheduler, look, page, now_ms, batch)
 
     patch.setattr(Scheduler, "page_read", faulty)
 

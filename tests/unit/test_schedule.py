@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from tests.property.disk import found_of
 from truenext.batch import Batch
+from truenext.broker.pager import page_of
 from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
 from truenext.engine.bulk import OfScheduled, Scheduled, Showing, Shown, Unschedule, wanted
@@ -57,7 +58,7 @@ class Run:
         while True:
             effects = engine.turn()
             for read in effects.reads:
-                page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+                page = page_of(self.store, read)
                 found = [found_of(one) for one in page.messages]
                 engine.page_read(read, PageRead(found, page.as_of, page.is_end))
             for timer_read in effects.timer_reads:
@@ -92,7 +93,7 @@ class Run:
             read = self.engine.read_for_bulk(piece)
             if read is None:
                 break
-            page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+            page = page_of(self.store, read)
             if while_it_is_read is not None:
                 while_it_is_read()
             found = [found_of(one) for one in page.messages]

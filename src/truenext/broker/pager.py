@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
 from truenext.engine.paging import Found, PageRead, Read
+from truenext.engine.schedule import DueLook
 from truenext.engine.timers import TimerRead, TimersRead
 from truenext.errors import StoreError, TruenextError
 from truenext.record import DamagedRecord, decode, reference_of, sequence_of
@@ -63,7 +64,7 @@ class Pager:
                     there = TimersRead(timers.timers, timers.as_of, timers.is_end)
                     self._loop.call_soon_threadsafe(self._timers_there, read, there)
                     continue
-                page = self._store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+                page = page_of(self._store, read)
                 self._loop.call_soon_threadsafe(self._done, read, _decoded(read, page))
             except Exception as error:
                 failure = error if isinstance(error, TruenextError) else StoreError(f"the store failed: {error!r}")
@@ -73,6 +74,13 @@ class Pager:
     def _done(self, read: Read, page: PageRead) -> None:
         self._under_way.discard(read)
         self._there(read, page)
+
+
+def page_of(store: Store, read: Read) -> Page:
+    """Raises: StoreError if it cannot be read"""
+    if isinstance(read, DueLook):
+        return store.messages(read.keys, read.size_max)
+    return store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
 
 
 def _decoded(read: Read, page: Page) -> PageRead:
@@ -85,9 +93,10 @@ def _found(read: Read, stored: StoredMessage) -> Found:
         message = decode(stored.key, stored.record, stored.content)
     except DamagedRecord as error:
         # It stays in the store for whoever looks into it; it is never delivered.
+        lane = read.lanes[sequence] if isinstance(read, DueLook) else read.lane
         logger.error(
             "message is damaged and will not be delivered",
-            extra={"queue": read.lane.queue.name, "sequence": sequence, "reason": str(error)},
+            extra={"queue": lane.queue.name, "sequence": sequence, "reason": str(error)},
         )
         message = None
     content = reference_of(stored.record) if stored.content else 0

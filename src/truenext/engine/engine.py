@@ -953,7 +953,7 @@ class Engine:
             return
         if isinstance(read, DueLook):
             read.lane.looks -= 1
-            self._scheduler.page_read(read, page, self.now_ms, self._committed, self._batch)
+            self._scheduler.page_read(read, page, self.now_ms, self._batch)
             return
         if isinstance(read, BodyRead):
             for entry in self._paging.body_read(read, page):

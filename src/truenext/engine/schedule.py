@@ -1,8 +1,8 @@
 """Sends that are to be sent later: they wait in the store, and become messages when they are due.
 
     a scheduled send is accepted   -> `accept`     -> a record in a hidden queue, and a timer
-    its timer is due               -> `step`       -> the record is to be read: a DueLook
-    the page is there              -> `page_read`  -> the record goes, and the message is accepted, in one batch
+    its timer is due               -> `step`       -> the record is to be read, with those due next: a DueLook
+    they are there                 -> `page_read`  -> the records go, and the messages are accepted, in one batch
 
 The hidden queue of `orders` is called /scheduled/orders, and nobody can name it; that of all topics, and of several
 destinations at once, has no name behind /scheduled/. What waits there has a number instead of a sequence, from the same
@@ -35,10 +35,10 @@ from truenext.engine.queue import Queue
 from truenext.engine.timers import Timers
 from truenext.engine.writing import put, remove
 from truenext.envelope import read_header
-from truenext.limits import DUE_PIECE, DUE_PIECE_MIN, GATHERING_BYTES_MAX, PAGE_BYTES, SHOWN_BYTES
+from truenext.limits import DUE_PIECE, GATHERING_BYTES_MAX, PAGE_BYTES, SHOWN_BYTES
 from truenext.message import Message
 from truenext.policy import DEFAULT_POLICY
-from truenext.record import DUE_TIMERS, due_timer, split_due_timer
+from truenext.record import DUE_TIMERS, due_timer, message_key, split_due_timer
 from truenext.room import Room
 from truenext.schedule import Schedule
 
@@ -55,7 +55,32 @@ _decode = msgspec.json.Decoder(Schedule).decode
 
 
 class DueLook(Look):
-    """A page that begins with what is due first."""
+    """What is due first, wherever it is: no page of one lane."""
+
+    __slots__ = ("lanes",)
+
+    def __init__(self, lanes: dict[int, Lane]) -> None:
+        """`lanes` are those of what is due, by number."""
+        first = next(iter(lanes))
+        super().__init__(lanes[first], first - 1, len(lanes), PAGE_BYTES)
+        self.lanes = lanes
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Of the records."""
+        return [message_key(lane.key, number) for number, lane in self.lanes.items()]
+
+    def begin(self) -> None:
+        """The engine only knows of one lane."""
+        for lane in self._others():
+            lane.looks += 1
+
+    def end(self) -> None:
+        for lane in self._others():
+            lane.looks -= 1
+
+    def _others(self) -> set[Lane]:
+        return set(self.lanes.values()) - {self.lane}
 
 
 class Scheduler:
@@ -79,14 +104,13 @@ class Scheduler:
         """Hidden ones, by the names of those that it is for; of what is not for one queue, by ""."""
         self._lanes: dict[bytes, Lane] = {}
         self._unwritten: dict[int, int] = {}
-        """Numbers of what is not durable yet, or was not when the page was asked for that is being read, and the batch
-        that it is durable with."""
+        """Numbers of what is not durable yet, and the batch that it is durable with."""
         self._look: DueLook | None = None
         """One at a time."""
         self.is_wanted = False
         """It has not been handed out yet."""
-        self._hits = 1
-        """Records of the last page that were due."""
+        self._piece = DUE_PIECE
+        """Records that are read with the next look, at most."""
         self._is_stopped = False
         self._held_since: int | None = None
         """Nothing becomes due; the batch with which all is durable that was accepted before."""
@@ -145,14 +169,16 @@ class Scheduler:
 
     def step(self, now_ms: int, committed: int, batch: Batch, room: Room) -> None:
         while self.is_due(now_ms, committed, batch, room):
-            first = self.timers.first
-            assert first is not None, "one is due"
-            _, number, lane_key = split_due_timer(first)
-            lane = self._lanes.get(lane_key)
-            if lane is not None:
-                # Where many follow one another they are read together, and few at a time where they do not.
-                limit = min(max(DUE_PIECE_MIN, 2 * self._hits), DUE_PIECE)
-                self._look = DueLook(lane, number - 1, limit, PAGE_BYTES)
+            due: dict[int, Lane] = {}
+            for timer in self.timers.in_memory[: self._piece]:
+                due_ms, number, lane_key = split_due_timer(timer)
+                lane = self._lanes.get(lane_key)
+                if due_ms > now_ms or lane is None or self._unwritten.get(number, 0) > committed:
+                    break
+                due[number] = lane
+            if due:
+                self._look = DueLook(due)
+                self._look.begin()
                 self.is_wanted = True
                 return
             self.timers.take_first(batch)
@@ -162,40 +188,31 @@ class Scheduler:
         is_wanted, self.is_wanted = self.is_wanted, False
         return [self._look] if is_wanted and self._look is not None else []
 
-    def page_read(self, look: DueLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
-        """Send what is due and on a page that names no batch later than `committed`."""
+    def page_read(self, look: DueLook, page: PageRead, now_ms: int, batch: Batch) -> None:
+        """Send what is due and was read."""
         self._look = None
+        look.end()
         if self._is_stopped or self._held_since is not None:
             return
-        lane = look.lane
-        on_page = {found.sequence: found for found in page.found}
-        hits = 0
+        # One is read however large it is.
+        self._piece = min(2 * self._piece, DUE_PIECE) if page.is_end else max(len(page.found) // 2, 1)
+        there = {found.sequence: found for found in page.found}
         while (first := self.timers.first) is not None and batch.size < GATHERING_BYTES_MAX:
-            due_ms, number, lane_key = split_due_timer(first)
-            is_here = lane_key == lane.key and number > look.after_sequence
-            if not page.is_end:
-                is_here &= number <= page.found[-1].sequence
-            # What became durable after the page was read is not on it.
-            if due_ms > now_ms or not is_here or self._unwritten.get(number, 0) > page.as_of:
+            due_ms, number, _ = split_due_timer(first)
+            lane, found = look.lanes.get(number), there.get(number)
+            # Meanwhile the clock may have been set, and what is due before these may have been accepted.
+            if due_ms > now_ms or lane is None or (found is None and not page.is_end):
                 break
             self.timers.take_first(batch)
-            hits += 1
-            found = on_page.get(number)
             # A transient that a crash has dropped is not there; a damaged one stays for whoever looks into it.
             if found is not None and found.message is not None and number not in lane.taken_out:
                 self._come_due(lane, found, found.message, now_ms, batch)
-        self._hits = max(hits, 1)
-        self._forget_written(committed)
 
     def committed(self, committed: int) -> None:
         """This batch is durable."""
-        if self._look is None:
-            self._forget_written(committed)
-        self.timers.let_go(committed)
-
-    def _forget_written(self, committed: int) -> None:
         if self._unwritten:
             self._unwritten = {number: batch for number, batch in self._unwritten.items() if batch > committed}
+        self.timers.let_go(committed)
 
     # ---- What waits ----
 

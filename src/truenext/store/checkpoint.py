@@ -367,6 +367,20 @@ class Checkpoint:
         if mark is not None:
             raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
 
+    def some(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[tuple[bytes, bytes, Mark]]:
+        """Key, record and mark of those of these messages that are here, in the order of `keys`."""
+        for key in keys:
+            transient = self._generation + key
+            record = snapshot.get(key, db=self._messages)
+            mark = self._marks.get(snapshot, key)
+            if record is None and mark is None:
+                record = snapshot.get(transient, db=self._transients)
+                mark = self._transient_marks.get(snapshot, transient)
+            if record is not None:
+                yield key, record, NO_MARK if mark is None else Mark(*MARK.unpack(mark))
+            elif mark is not None:
+                raise damage("checkpoint", f"message {key.hex()} has a mark, and is missing", self._data)
+
     def content(self, snapshot: lmdb.Transaction[bytes], key: bytes) -> bytes:
         """The record of a content; empty if it is not here."""
         return snapshot.get(key, b"", db=self._messages)

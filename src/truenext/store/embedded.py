@@ -48,7 +48,7 @@ from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 from truenext.store.trouble import CAUSES, disagreement, explained, is_no_space, is_short_write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
 
     import lmdb
@@ -189,22 +189,21 @@ class EmbeddedStore:
         self._refusal = ""
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
-        try:
-            with self._lock:
-                snapshot = self._checkpoint.snapshot()
-                view = self._overlay.view(lane, after_sequence, limit + 1)
-                as_of = self._applied
-            try:
-                with snapshot:
-                    merged = self._merged(view, self._checkpoint.page(snapshot, lane, after_sequence))
-                    return Page.of(self._with_contents(merged, view, snapshot), limit, size_max, as_of=as_of)
-            finally:
-                with self._changed:
-                    self._overlay.views.discard(view)
-                    if view in self._views_in_the_way:
-                        self._changed.notify_all()
-        except CAUSES as error:
-            raise explained(f"read the store in {self._path}", error, self._path) from error
+        return self._page(
+            lambda: self._overlay.view(lane, after_sequence, limit + 1),
+            lambda snapshot: self._checkpoint.page(snapshot, lane, after_sequence),
+            limit,
+            size_max,
+        )
+
+    def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
+        in_order = sorted(keys)
+        return self._page(
+            lambda: self._overlay.view_of(in_order),
+            lambda snapshot: self._checkpoint.some(snapshot, in_order),
+            len(in_order),
+            size_max,
+        )
 
     def timers(self, after: bytes, limit: int) -> TimerPage:
         try:
@@ -466,6 +465,31 @@ class EmbeddedStore:
             yield piece
 
     # ---- Reading ----
+
+    def _page(
+        self,
+        view_now: Callable[[], View],
+        of_checkpoint: Callable[[lmdb.Transaction[bytes]], Iterator[tuple[bytes, bytes, Mark]]],
+        limit: int,
+        size_max: int,
+    ) -> Page:
+        """What journal and checkpoint have, as of the same moment."""
+        try:
+            with self._lock:
+                snapshot = self._checkpoint.snapshot()
+                view = view_now()
+                as_of = self._applied
+            try:
+                with snapshot:
+                    merged = self._merged(view, of_checkpoint(snapshot))
+                    return Page.of(self._with_contents(merged, view, snapshot), limit, size_max, as_of=as_of)
+            finally:
+                with self._changed:
+                    self._overlay.views.discard(view)
+                    if view in self._views_in_the_way:
+                        self._changed.notify_all()
+        except CAUSES as error:
+            raise explained(f"read the store in {self._path}", error, self._path) from error
 
     def _merged(self, view: View, of_checkpoint: Iterator[tuple[bytes, bytes, Mark]]) -> Iterator[StoredMessage]:
         moved = self._page_of_checkpoint(view, of_checkpoint)

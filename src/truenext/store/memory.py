@@ -10,6 +10,7 @@ broker that a disk would keep for years without a word; here it is refused, so t
 import secrets
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Collection
 from itertools import islice
 from threading import Lock
 
@@ -97,6 +98,11 @@ class MemoryStore:
             keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)
             messages = (self._stored(key) for key in keys)
             return Page.of(messages, limit, size_max, as_of=self._applied)
+
+    def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
+        with self._whole:
+            there = [key for key in sorted(keys) if key in self._messages or key in self._transients]
+            return Page.of(map(self._stored, there), len(there), size_max, as_of=self._applied)
 
     def timers(self, after: bytes, limit: int) -> TimerPage:
         with self._whole:

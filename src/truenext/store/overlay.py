@@ -171,17 +171,26 @@ class _Lane:
 
 
 class View:
-    """What the overlay says of one lane at one moment, while it goes on to change; see `Overlay.view`.
+    """What the overlay says of one lane, or of some messages, at one moment, while it goes on to change; see
+    `Overlay.view`.
 
     Read without a lock, but for contents. Whatever changes is noted here before it is changed there, so that it is here
     once it is seen.
     """
 
     def __init__(
-        self, lane: bytes, places: list[tuple[int, int, int]], layers: tuple[Layer, ...], contents: list[_Chunk]
+        self,
+        lanes: tuple[bytes, ...],
+        places: list[tuple[int, int, int]],
+        layers: tuple[Layer, ...],
+        contents: list[_Chunk],
+        *,
+        keys: list[bytes] | None = None,
     ) -> None:
-        self._lane = lane
+        """`keys` are those of `places`; None if these are all of one lane."""
+        self._lanes = lanes
         self._places = places
+        self._keys = keys
         # Once they have moved the overlay has these no more.
         self._contents = contents
         self._contents_gone: dict[bytes, Place] = {}
@@ -193,7 +202,10 @@ class View:
 
     def keys(self) -> list[bytes]:
         """Of the first messages that the journal has, in order."""
-        return [message_key(self._lane, sequence) for sequence, _, _ in self._places]
+        if self._keys is not None:
+            return self._keys
+        (lane,) = self._lanes
+        return [message_key(lane, sequence) for sequence, _, _ in self._places]
 
     def spans(self) -> list[tuple[int, int, int]]:
         """Where they are: segment, offset and length."""
@@ -229,11 +241,11 @@ class View:
             if key.startswith(CONTENTS) and (place := self._content(key)) is not None:
                 self._contents_gone[key] = place
         for keys in (changes.removes, changes.transient_removes):
-            self._gone_since.update(key for key in keys if key.startswith(self._lane) and not self.is_gone(key))
+            self._gone_since.update(key for key in keys if key.startswith(self._lanes) and not self.is_gone(key))
         rest = changes.rest
         if rest is not None and self._marks:
             for key in (*rest.marks, *rest.unmarks):
-                if key.startswith(self._lane):
+                if key.startswith(self._lanes):
                     self._marks_before.setdefault(key, mark_of(key, self._marks))
 
 
@@ -418,15 +430,30 @@ class Overlay:
     def view(self, lane: bytes, after_sequence: int, limit: int) -> View:
         """As of now: the next messages of a lane that the journal has, and what it says of those that it has not."""
         found = self._lanes.get(lane)
-        contents = self._lanes.get(CONTENTS)
-        view = View(
-            lane,
-            found.behind(after_sequence, limit) if found is not None else [],
-            self.layers,
-            contents.chunks[:] if contents is not None else [],
-        )
+        places = found.behind(after_sequence, limit) if found is not None else []
+        return self._begin(View((lane,), places, self.layers, self._contents()))
+
+    def view_of(self, keys: list[bytes]) -> View:
+        """The same of the messages with these keys."""
+        here: list[bytes] = []
+        places: list[tuple[int, int, int]] = []
+        for key in keys:
+            lane, sequence = self._lanes.get(key[:LANE_KEY_SIZE]), sequence_of(key)
+            found = lane.find(sequence) if lane is not None else None
+            if found is not None:
+                chunk, at = found
+                here.append(key)
+                places.append((sequence, chunk.segment, chunk.places[at]))
+        lanes = tuple({key[:LANE_KEY_SIZE] for key in keys})
+        return self._begin(View(lanes, places, self.layers, self._contents(), keys=here))
+
+    def _begin(self, view: View) -> View:
         self.views.add(view)
         return view
+
+    def _contents(self) -> list[_Chunk]:
+        contents = self._lanes.get(CONTENTS)
+        return contents.chunks[:] if contents is not None else []
 
     def timer_view(self) -> TimerView:
         """As of now: what the journal says of timers."""

@@ -17,7 +17,7 @@ from truenext.limits import PAGE_BYTES
 from truenext.room import Room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 
 class StoredMessage(msgspec.Struct, gc=False):
@@ -119,6 +119,13 @@ class Store(Protocol):
 
         Reflects every batch that apply has returned for, and none but whole ones. May be called on any thread while
         apply runs on another; neither waits for the other's disk.
+
+        Raises: StoreError if it cannot be read.
+        """
+
+    def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
+        """Those of the messages with these keys that there are, in the order of the keys: as many as `page` would give.
+        The page is the end if nothing was left out for its size. Of any lanes; otherwise like `page`.
 
         Raises: StoreError if it cannot be read.
         """
