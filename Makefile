@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 # One process more than there are processors, for some tests wait; Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --dist worksteal
 
-.PHONY: help setup demo check test simulate faults load kill crash bench bench-backlog lock clean
+.PHONY: help setup demo check test simulate faults load kill crash bench bench-backlog bench-due lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -78,6 +78,9 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 
 bench-backlog: .venv/spark ## Ten million messages that wait: speed, memory, restart; needs 30 GB of disk and a quarter of an hour (BACKLOG="--dir DIR" for another disk)
 	$(BIN)/python -m bench.backlog $(BACKLOG)
+
+bench-due: .venv/spark ## Ten million scheduled sends, and as many that expire, each at its own time: speed, memory, kill -9; needs 10 GB of disk and three quarters of an hour (DUE="--messages N")
+	$(BIN)/python -m bench.due $(DUE)
 
 lock: ## Write the lock files anew (needs a network)
 	$(PYTHON) -m venv .lock-venv

@@ -139,7 +139,18 @@ def test_they_come_in_the_order_of_due_and_arrival_whatever_waits_between() -> N
     assert run.bodies() == ["1", "3", "5", "2", "0", "4"]
 
 
-def test_a_thousand_come_due_in_order_though_pages_are_small() -> None:
+def test_what_is_due_first_comes_first_though_it_is_behind_more_than_can_be_read_together() -> None:
+    """Of eight, three fit into what is read at a time, in the order in which they were accepted."""
+    run = Run()
+    for number in range(8):
+        run.send(str(number) * 300_000, Schedule(delay_ms=100 - number))
+        run.send("other" * 60_000, Schedule(delay_ms=50), queue="other")
+    run.at(NOON_MS + 200)
+    assert [body[0] for body in run.bodies()] == ["7", "6", "5", "4", "3", "2", "1", "0"]
+    assert run.waiting() == {"q": (8, 0), "other": (8, 0)}
+
+
+def test_a_thousand_come_due_in_order_though_only_some_are_read_together() -> None:
     run = Run()
     for number in range(1000):
         run.send(str(number), Schedule(delay_ms=1 + number % 7))
