@@ -364,6 +364,22 @@ def test_a_queue_whose_last_selector_has_gone_is_served_as_if_there_had_been_non
     assert queue.selecting is None
 
 
+def test_what_is_given_up_after_it_was_taken_out_of_its_turn_is_counted_once() -> None:
+    """It had come back before, so that its empty place was among those that were given back."""
+    world = World(Policy(attempts_max=9))
+    world.subscribe("all")
+    world.send("1")
+    world.send("2", colour="red")
+    world.settle()
+    world.subscribe("red", RED)
+    world.engine.unsubscribe(world.session, Unsubscribe("all"))
+    assert world.settle() == {"red": ["2"]}
+    world.engine.refuse(world.session, Nack("red", world.entries["red"][0].sequence, delay_ms=1000))
+    world.engine.change_policies(Policies(Policy(attempts_max=1)))
+    world.settle()
+    assert {queue.name: queue.waiting() for queue in world.engine.queues()} == {"a": 1, "DLQ.a": 1}
+
+
 def test_what_nobodys_selector_wants_is_not_stuck_and_a_match_that_is_not_dispatched_is() -> None:
     world = World()
     world.subscribe("red", RED)

@@ -226,8 +226,9 @@ class Lane:
             for entry in entries:
                 entry.is_taken = True
                 aside.plucked.pop(entry.sequence, None)
-            # Who came back stands elsewhere; its empty place went as well.
+            # Who came back stands elsewhere; its empty place goes as well.
             aside.tombs -= gone
+            aside.lifted -= gone
         if any(sequence in gone for sequence, _ in self.returned):
             self.returned = [place for place in self.returned if place[0] not in gone]
             heapify(self.returned)
