@@ -866,3 +866,33 @@ def test_a_store_opened_with_other_sizes_reads_what_is_there(tmp_path: Path) -> 
     assert store.recover().counts == {LANE: 29}
     assert sequences(store) == list(range(1, 30))
     store.close()
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_message_that_is_asked_for_by_its_key_is_found_or_the_damage_beside_it_is(tmp_path: Path, bit: int) -> None:
+    """A search in keys that are out of order says that there is nothing; whoever asks takes that for the truth."""
+    asked = [key(n) for n in range(1, 41)]
+    disk = Disk("moving", tmp_path)
+    disk.apply(puts={one: b"record %3d" % sequence_of(one) for one in asked})
+    disk.apply(puts=put(*range(100, 130)))
+    until(lambda: len(journal_files(tmp_path)) == 1)
+    assert [each.key for each in disk.store.messages([*asked, key(77)]).messages] == asked
+    disk.store.close()
+    path = tmp_path / "lmdb" / "data.mdb"
+    written = key(20) + b"record  20"
+    damaged = key(20)[:-1] + bytes([20 ^ 1 << bit]) + b"record  20"
+    path.write_bytes(path.read_bytes().replace(written, damaged))
+    store = embedded("moving", tmp_path)
+    try:
+        store.recover()
+        for one in asked:
+            try:
+                there = [each.key for each in store.messages([one]).messages]
+            except StoreError as error:
+                assert "is damaged" in str(error)
+                continue
+            assert (one, there) == (one, [one])
+        with pytest.raises(StoreError, match="is damaged"):
+            store.messages(asked)
+    finally:
+        store.close()

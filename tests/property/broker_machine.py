@@ -40,6 +40,7 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Kind, parse
+from truenext.engine import engine as engine_module
 from truenext.engine import groups, schedule, selecting
 from truenext.engine import place as places
 from truenext.engine.browse import Showing
@@ -1385,10 +1386,17 @@ class BrokerMachine(RuleBasedStateMachine):
         for peer in list(self.oracle.peers):
             self.oracle.disconnect(peer, is_clean=True)
         self._drain()
-        for batch in self.engine.last_batches():
-            self.disk.hand_over(batch)
-            self.disk.queue_names.update(batch.queues)
-            self.engine.committed(self.disk.done())
+        with pytest.MonkeyPatch.context() as patch:
+            # Hardly more than one message in each.
+            patch.setattr(engine_module, "STORE_TRANSACTION_BYTES_MAX", 100)
+            for batch in self.engine.last_batches():
+                self.disk.hand_over(batch)
+                self.disk.queue_names.update(batch.queues)
+                self.engine.committed(self.disk.done())
+                # What was wanted before goes on.
+                self.all_pages_are_there()
+                self.engine.turn()
+                self.engine.relieve()
         here = [letter for letter in self.oracle.letters if not letter.is_gone or self.oracle.is_moving(letter)]
         alive = [letter for letter in here if not self.oracle.is_expired(letter)]
         found = {}

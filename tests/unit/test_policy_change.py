@@ -1,5 +1,7 @@
 """What becomes of the messages of a queue whose policy changes?"""
 
+import pytest
+
 from truenext.batch import Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
@@ -113,6 +115,37 @@ def test_a_clean_stop_writes_down_how_often_that_was_dispatched_which_was_given_
     running.engine.stop()
     marks = {sequence_of(key): mark for batch in running.engine.last_batches() for key, mark in batch.marks.items()}
     assert marks[1] == Mark(attempts=1, deliveries=2, due_ms=0)
+
+
+def test_nothing_happens_between_the_last_batches_but_that_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page came in between, of what was given up, and a message became due: queues and lanes changed while they were
+    written down, so that the stop was no clean one."""
+    monkeypatch.setattr("truenext.engine.engine.STORE_TRANSACTION_BYTES_MAX", 1)
+    running = Running(window=3)
+    engine = running.engine
+    engine.tick(1_000_000, 0)
+    running.refuse(1)
+    running.make_durable()
+    running.squeeze()
+    running.change(attempts_max=1)
+    running.change(attempts_max=9)
+    for sequence in (2, 3):
+        engine.refuse(running.session, Nack("0", sequence, delay_ms=1000))
+    running.make_durable()
+    _, reads = running.turn()
+    engine.stop()
+    batches = []
+    for batch in engine.last_batches():
+        batches.append(batch)
+        engine.tick(10_000_000, 9_000_000)
+        engine.committed(batch)
+        running.read(reads)
+        reads = engine.turn().reads
+    assert len(batches) > 2
+    assert batches[-1].clean_stop
+    assert not any(batch.removes or batch.puts for batch in batches)
+    marks = {sequence_of(key): mark for batch in batches for key, mark in batch.marks.items()}
+    assert [marks[sequence].due_ms for sequence in (1, 2, 3)] == [0, 2000, 2000]
 
 
 def test_more_attempts_are_for_whoever_is_not_given_up_yet() -> None:

@@ -126,6 +126,7 @@ class Engine:
         """For what senders bring; set by the caller before commands."""
         self._redelivered_below = redelivered_below
         self._paging = Paging(self.memory, self.delays, redelivered_below=redelivered_below)
+        self._is_stopped = False
         self._browsing = Browsing(self.memory, redelivered_below=redelivered_below)
         self._early_pages: list[tuple[Read, PageRead]] = []
         """True up to a batch that is durable, but not known to be."""
@@ -239,7 +240,9 @@ class Engine:
         self._is_awaited = True
 
     def stop(self) -> None:
-        """Take back, without an attempt, what anybody holds; nobody is served from here on, and nothing expires."""
+        """Take back, without an attempt, what anybody holds; nobody is served from here on, nothing expires or becomes
+        due, and pages are not looked at: what waits is about to be written down."""
+        self._is_stopped = True
         self._expiry.stop()
         self._endings.stop()
         self._scheduler.stop()
@@ -253,8 +256,9 @@ class Engine:
         Each must be durable before the next is asked for. To be called after `stop`, with no batch in flight.
         """
         lasting = (queue for queue in self._queues.values() if not queue.is_temporary)
-        waiting = (entry for queue in lasting for lane in queue.lanes for entry in lane)
-        for entry in chain(waiting, self._paging.doomed()):
+        # Some may leave memory in between, and with that their lanes.
+        waiting = [entry for queue in lasting for lane in queue.lanes for entry in lane]
+        for entry in waiting + self._paging.doomed():
             if self._batch.size >= STORE_TRANSACTION_BYTES_MAX:
                 yield self._hand_over()
             self._write_down(entry)
@@ -868,8 +872,9 @@ class Engine:
             self._scheduler.step(self.now_ms, self._committed, self._batch, self.room)
             self._is_awaited |= self._scheduler.awaits(self.now_ms, self._batch)
         deliveries: Deliveries = {}
-        for entry in self.delays.take_due():
-            self._end_delay(entry)
+        if not self._is_stopped:
+            for entry in self.delays.take_due():
+                self._end_delay(entry)
         looks: list[Look] = []
         if (scanned := self._selections.step()) is not None:
             self._touched[scanned[0]] = None
@@ -931,6 +936,8 @@ class Engine:
 
         Raises: StoreError if the store has lost something.
         """
+        if self._is_stopped:
+            return
         if isinstance(read, BrowseRead):
             read.lane.looks -= 1
             queue = read.lane.queue

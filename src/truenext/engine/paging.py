@@ -28,7 +28,7 @@ from truenext.order import PRIORITY_MAX
 from truenext.record import split_lane_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from truenext.batch import Batch
     from truenext.engine.delays import Delays
@@ -175,9 +175,9 @@ class Paging:
         entry.lane.bodiless[entry.sequence] = entry
         self._doomed.append(entry)
 
-    def doomed(self) -> Sequence[Entry]:
+    def doomed(self) -> list[Entry]:
         """Those that `page_read` has not returned yet; they stand in no lane."""
-        return self._doomed
+        return self._doomed[:]
 
     def is_doomed(self, entry: Entry) -> bool:
         return any(one is entry for one in self._doomed)

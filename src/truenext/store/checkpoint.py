@@ -35,6 +35,7 @@ import struct
 from collections import Counter
 from hashlib import blake2b
 from heapq import merge
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import lmdb
@@ -101,6 +102,8 @@ GENERATION = struct.Struct(">I")
 NUMBER = struct.Struct(">Q")
 MARK = struct.Struct(">IIQ")
 _PRODUCER = struct.Struct(">QQ")
+_AROUND = 2
+"""Keys that are looked at before one that is not there, and behind it."""
 CLEAN, UNCLEAN = b"\1", b"\0"
 _META_PAGES = 2
 
@@ -380,6 +383,27 @@ class Checkpoint:
                 yield key, record, NO_MARK if mark is None else Mark(*MARK.unpack(mark))
             elif mark is not None:
                 raise damage("checkpoint", f"message {key.hex()} has a mark, and is missing", self._data)
+            else:
+                self._look_around(snapshot, key)
+
+    def _look_around(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
+        """Notice a message that is here, and is not found because a key is damaged: where a search ended that went
+        wrong, keys are out of order.
+
+        Raises: StoreError
+        """
+        for database, wanted in ((self._messages, key), (self._transients, self._generation + key)):
+            cursor = txn.cursor(database)
+            if not (cursor.set_range(wanted) or cursor.last()):
+                continue
+            for _ in range(_AROUND):
+                if not cursor.prev():
+                    break
+            # If there is nothing before it either, this begins with the first.
+            around = islice(cursor.iternext(values=False), 2 * _AROUND)
+            for before, after in pairwise(around):
+                if before >= after:
+                    raise damage("checkpoint", f"message {after.hex()} stands behind {before.hex()}", self._data)
 
     def content(self, snapshot: lmdb.Transaction[bytes], key: bytes) -> bytes:
         """The record of a content; empty if it is not here."""

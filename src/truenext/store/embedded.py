@@ -191,19 +191,20 @@ class EmbeddedStore:
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         return self._page(
             lambda: self._overlay.view(lane, after_sequence, limit + 1),
-            lambda snapshot: self._checkpoint.page(snapshot, lane, after_sequence),
+            lambda snapshot, _: self._checkpoint.page(snapshot, lane, after_sequence),
             limit,
             size_max,
         )
 
     def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
         in_order = sorted(keys)
-        return self._page(
-            lambda: self._overlay.view_of(in_order),
-            lambda snapshot: self._checkpoint.some(snapshot, in_order),
-            len(in_order),
-            size_max,
-        )
+
+        def of_checkpoint(snapshot: lmdb.Transaction[bytes], view: View) -> Iterator[tuple[bytes, bytes, Mark]]:
+            of_journal = set(view.keys())
+            old = (key for key in in_order if key not in of_journal and not view.is_gone(key))
+            return self._checkpoint.some(snapshot, old)
+
+        return self._page(lambda: self._overlay.view_of(in_order), of_checkpoint, len(in_order), size_max)
 
     def timers(self, after: bytes, limit: int) -> TimerPage:
         try:
@@ -469,7 +470,7 @@ class EmbeddedStore:
     def _page(
         self,
         view_now: Callable[[], View],
-        of_checkpoint: Callable[[lmdb.Transaction[bytes]], Iterator[tuple[bytes, bytes, Mark]]],
+        of_checkpoint: Callable[[lmdb.Transaction[bytes], View], Iterator[tuple[bytes, bytes, Mark]]],
         limit: int,
         size_max: int,
     ) -> Page:
@@ -481,7 +482,7 @@ class EmbeddedStore:
                 as_of = self._applied
             try:
                 with snapshot:
-                    merged = self._merged(view, of_checkpoint(snapshot))
+                    merged = self._merged(view, of_checkpoint(snapshot, view))
                     return Page.of(self._with_contents(merged, view, snapshot), limit, size_max, as_of=as_of)
             finally:
                 with self._changed:
