@@ -13,8 +13,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from typing import Any
 from bench import machine, report
 from bench.backlog_load import LAST, MESSAGES_PER_PROBE, SIZES, Backlog, Pace, Probes, drain, fill, first, probe
 from bench.brokers import BrokerError, Truenext
-from bench.memory import MemoryWatch
-from bench.options import positive
-from bench.progress import Progress, mib, say
-from bench.workers import Crew, Job, WorkerError, end_in_order
+from bench.memory import MEMORY_TARGET, MemoryWatch
+from bench.options import positive, sizes
+from bench.progress import guarded, phase, say, work
+from bench.workers import Job, WorkerError, end_in_order
 
 RATE_TARGET = 0.8
 """Of the rate with the smallest backlog, with the largest."""
@@ -33,8 +33,6 @@ WAIT_TARGET = 0.010
 """Seconds in which 99 of 100 messages of priority 9 come that are sent while all others wait."""
 START_TARGET = 5.0
 """Seconds from the start of the process until it takes connections, with all messages waiting."""
-MEMORY_TARGET = 256 * 1024
-"""KiB of the broker's own memory at most (RssAnon)."""
 
 MESSAGE_BYTES = 2.4 * 1024
 """Of disk for a waiting message of 1 KiB, in checkpoint and journal together."""
@@ -91,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.backlog", description=__doc__)
     parser.add_argument(
         "--messages",
-        type=_sizes,
+        type=sizes,
         default=[1_000_000, 10_000_000],
         metavar="N,N",
         help="sizes of the backlog, one after the other (default 1000000,10000000)",
@@ -111,10 +109,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the broker's data goes (default: temp folder)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
     return parser
-
-
-def _sizes(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
 
 
 def disk_bytes(messages: int) -> int:
@@ -142,7 +136,7 @@ class _Bench:
             say(f"failed: {reason}")
             return 1
         all_figures: list[Figures] = []
-        status = self._guarded(all_figures)
+        status = guarded(lambda: self._measure_all(all_figures))
         tables = [(_title(kind), table(kind)) for kind in _by_kind(all_figures)]
         for title, rows in tables:
             print(f"\n{title}\n{report.plain(rows)}")
@@ -166,19 +160,11 @@ class _Bench:
             return None
         return f"{_gib(need)} of disk are needed in {self._folder}, {_gib(free)} are free: make room, or say --dir"
 
-    def _guarded(self, all_figures: list[Figures]) -> int:
-        """Measure; whatever ends it early, broker and data are gone afterwards and what was measured can be shown."""
-        try:
-            for backlog in self._backlogs:
-                all_figures.append(Figures(backlog))
-                _One(all_figures[-1], self._folder, self._options.probes).measure()
-        except KeyboardInterrupt:
-            say("interrupted")
-            return 130
-        except (BrokerError, WorkerError, OSError, ValueError) as error:
-            say(f"failed: {error}")
-            return 1
-        return 0
+    def _measure_all(self, all_figures: list[Figures]) -> None:
+        """Whatever ends it early, broker and data are gone afterwards."""
+        for backlog in self._backlogs:
+            all_figures.append(Figures(backlog))
+            _One(all_figures[-1], self._folder, self._options.probes).measure()
 
 
 class _One:
@@ -204,46 +190,34 @@ class _One:
 
     def _pass_through(self, figures: Figures) -> None:
         backlog = self._backlog
-        with self._phase("enqueue"):
+        with phase("enqueue", self._memory):
             figures.enqueue = self._work("enqueued", backlog.messages, fill, backlog, self._broker.port)
             say(_pace_told(figures.enqueue))
             say(f"  disk: {self._disk_told(1)}")
-        with self._phase("late messages"):
+        with phase("late messages", self._memory):
             figures.probes = self._work("late messages", self._probes, probe, backlog, self._broker.port, self._probes)
             say(_waits_told(figures.probes))
-        with self._phase("clean restart"):
+        with phase("clean restart", self._memory):
             figures.stop = self._stop_cleanly()
             figures.start, figures.start_first = self._start()
         if backlog.persistent:
             # Transients are gone after this by contract.
-            with self._phase("kill -9, restart"):
+            with phase("kill -9, restart", self._memory):
                 self._broker.end(signal.SIGKILL, _PATIENCE)
                 figures.crash_start, figures.crash_first = self._start()
-        with self._phase("drain"):
+        with phase("drain", self._memory):
             taken = figures.probes.taken
             left = backlog.messages - len(taken)
             figures.drain = self._work("drained", left, drain, backlog, self._broker.port, taken)
             say(_pace_told(figures.drain))
             say(f"  all {backlog.messages:,} came exactly once and in order")
             say(f"  disk: {self._disk_told(EVENTS_PER_MESSAGE)}")
-        with self._phase("end"):
+        with phase("end", self._memory):
             self._stop_cleanly()
 
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self._memory.enter(name)
-        yield
-        say(f"  {name}: RssAnon at most {mib(self._memory.peaks[name])}")
-
     def _work(self, done: str, total: int, job: Job, *arguments: object) -> Any:
-        """What a worker returns; how far it has come is told meanwhile."""
-        progress = Progress(done, total, self._memory)
-        with Crew() as crew:
-            worker = crew.hire(job, *arguments, progress.counter)
-            worker.await_ready()
-            progress.start()
-            worker.go()
-            return crew.finish(60 + self._backlog.messages * _SECONDS_PER_MESSAGE, progress.tell)[0]
+        seconds = 60 + self._backlog.messages * _SECONDS_PER_MESSAGE
+        return work(done, total, self._memory, seconds, job, *arguments)
 
     def _stop_cleanly(self) -> float:
         began = time.monotonic()

@@ -20,22 +20,19 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench import frames, machine, report
-from bench.brokers import BrokerError, Truenext
+from bench.brokers import Truenext
 from bench.load import GROUP, NAP, SMALL, connect, read, send_confirmed
-from bench.memory import MemoryWatch
-from bench.options import positive
-from bench.progress import Progress, mib, say
-from bench.workers import Counter, Crew, Gate, Job, WorkerError, end_in_order
+from bench.memory import MEMORY_TARGET, MemoryWatch
+from bench.options import positive, sizes
+from bench.progress import guarded, mib, phase, say, work
+from bench.workers import Counter, Gate, end_in_order
 from truenext.client.connection import Connection
 
 KINDS = ("scheduled", "expiring")
-MEMORY_TARGET = 256 * 1024
-"""KiB of the broker's own memory at most (RssAnon)."""
 
 _QUEUE = "bench.due"
 _BODY = b"%010d" + b"x" * 190
@@ -103,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--messages",
-        type=lambda text: [positive(part) for part in text.split(",")],
+        type=sizes,
         default=[1_000_000, 10_000_000],
         metavar="N,N",
         help="how many wait, one after the other (default 1000000,10000000)",
@@ -123,17 +120,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-due-", dir=options.dir, ignore_cleanup_errors=True) as folder:
         for name, value in machine.facts(Path(folder)):
             say(f"{name}: {value}")
-        try:
+
+        def measure_all() -> None:
             for kind in KINDS if options.only is None else [options.only]:
-                figures += [_measure(kind, count, options.within, Path(folder)) for count in options.messages]
-        except KeyboardInterrupt:
-            say("interrupted")
-            return 130
-        except (BrokerError, WorkerError, OSError, ValueError) as error:
-            say(f"failed: {error}")
-            return 1
-    print(f"\n{report.plain(table(figures))}")
-    return 0
+                for count in options.messages:
+                    figures.append(_measure(kind, count, options.within, Path(folder)))
+
+        status = guarded(measure_all)
+    if status == 0:
+        print(f"\n{report.plain(table(figures))}")
+    return status
 
 
 def table(figures: list[Figures]) -> list[list[str]]:
@@ -152,12 +148,13 @@ def _measure(kind: str, messages: int, within: int, folder: Path) -> Figures:
     broker = Truenext(folder)
     memory = MemoryWatch(broker)
     with broker, memory:
+        seconds = _PATIENCE + messages * _SECONDS_PER_MESSAGE
         wait = _LEAST_SECONDS + messages / _SENT_PER_SECOND
         plan = Plan(kind, messages, int((time.time() + wait) * 1000), within * 1000)
-        with _phase("waiting", memory):
-            sent = _work("sent", memory, messages, send, plan, broker.port)
+        with phase("waiting", memory):
+            sent = work("sent", messages, memory, seconds, send, plan, broker.port)
             say(f"  sent at {messages / sent:,.0f} msg/s; the first time comes in {_left(plan):.0f} s")
-        with _phase("kill -9, restart", memory):
+        with phase("kill -9, restart", memory):
             broker.end(signal.SIGKILL, _PATIENCE)
             began = time.monotonic()
             broker.start(_PATIENCE)
@@ -167,35 +164,18 @@ def _measure(kind: str, messages: int, within: int, folder: Path) -> Figures:
                 raise ValueError("the first time came before all were there: the machine is too busy, or too slow")
             if (waiting := count_of(plan, broker.port)) != messages:
                 raise ValueError(f"{waiting} are there before the first time, not {messages}")
-        with _phase("their times come", memory):
+        with phase("their times come", memory):
             job = receive if kind == "scheduled" else watch
-            done = _work("done", memory, messages, job, plan, broker.port)
+            done = work("done", messages, memory, seconds, job, plan, broker.port)
             say(f"  the last {done:.1f} s after the first time, each once and none too early")
         if left := count_of(plan, broker.port):
             raise ValueError(f"{left} are still there")
     return Figures(plan, messages / sent, start, messages / done, memory.peak)
 
 
-@contextmanager
-def _phase(name: str, memory: MemoryWatch) -> Iterator[None]:
-    memory.enter(name)
-    yield
-    say(f"  {name}: RssAnon at most {mib(memory.peaks[name])}")
-
-
 def _left(plan: Plan) -> float:
     """Seconds until the first time."""
     return plan.first_ms / 1000 - time.time()
-
-
-def _work(done: str, memory: MemoryWatch, messages: int, job: Job, plan: Plan, port: int) -> Any:
-    progress = Progress(done, messages, memory)
-    with Crew() as crew:
-        worker = crew.hire(job, plan, port, progress.counter)
-        worker.await_ready()
-        progress.start()
-        worker.go()
-        return crew.finish(_PATIENCE + messages * _SECONDS_PER_MESSAGE, progress.tell)[0]
 
 
 def count_of(plan: Plan, port: int) -> int:

@@ -7,6 +7,9 @@ from types import TracebackType
 
 from bench.brokers import Broker
 
+MEMORY_TARGET = 256 * 1024
+"""KiB of a broker's own memory at most (RssAnon), whatever waits in it."""
+
 _EVERY = 0.2
 
 

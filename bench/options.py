@@ -11,6 +11,11 @@ def positive(text: str) -> int:
     return number
 
 
+def sizes(text: str) -> list[int]:
+    """Several, with commas between them."""
+    return [positive(part) for part in text.split(",")]
+
+
 def not_negative(text: str) -> int:
     if (number := int(text)) < 0:
         raise argparse.ArgumentTypeError("must not be negative")

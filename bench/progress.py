@@ -1,11 +1,15 @@
-"""How far has a long measurement come?"""
+"""How far has a long measurement come, and how does it end if it cannot go on?"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+from bench.brokers import BrokerError
 from bench.memory import MemoryWatch
-from bench.workers import Counter, counter
+from bench.workers import Counter, Crew, Job, WorkerError, counter
 
 _EVERY = 5.0
 
@@ -36,6 +40,41 @@ class Progress:
             f" {lately:,.0f} lately; RssAnon {mib(self._memory.now)}"
         )
         self._told, self._told_at = count, now
+
+
+def work(done: str, total: int, memory: MemoryWatch, seconds: float, job: Job, *arguments: object) -> Any:
+    """What a worker returns, in so many seconds at most; how far it has come is told meanwhile.
+
+    Raises: WorkerError
+    """
+    progress = Progress(done, total, memory)
+    with Crew() as crew:
+        worker = crew.hire(job, *arguments, progress.counter)
+        worker.await_ready()
+        progress.start()
+        worker.go()
+        return crew.finish(seconds, progress.tell)[0]
+
+
+@contextmanager
+def phase(name: str, memory: MemoryWatch) -> Iterator[None]:
+    """What is done in it is told with the memory that it took."""
+    memory.enter(name)
+    yield
+    say(f"  {name}: RssAnon at most {mib(memory.peaks[name])}")
+
+
+def guarded(measure: Callable[[], object]) -> int:
+    """The exit status; whatever ends a measurement early, what was measured before can be shown."""
+    try:
+        measure()
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    except (BrokerError, WorkerError, OSError, ValueError) as error:
+        say(f"failed: {error}")
+        return 1
+    return 0
 
 
 def say(text: str) -> None:

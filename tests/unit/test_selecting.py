@@ -6,6 +6,7 @@ That what they get is right, while anything happens, is asked by tests/property.
 from collections import deque
 
 from tests.property.disk import found_of
+from truenext.broker.pager import page_of
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
@@ -88,7 +89,7 @@ class World:
     def read_page(self) -> tuple[Read, PageRead]:
         """What the store shows by now of the page that was wanted first."""
         read = self.reads.popleft()
-        page = self.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+        page = page_of(self.store, read)
         found = [found_of(each) for each in page.messages]
         self.pages += 1
         return read, PageRead(found, page.as_of, page.is_end)

@@ -6,6 +6,7 @@ from tests.property.disk import found_of
 from tests.unit.test_engine import commit, dispatched, send, started, subscribe
 from tests.unit.test_schedule import NOON_MS, Run
 from truenext import selector
+from truenext.broker.pager import page_of
 from truenext.commands import AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
 from truenext.destination import parse, queue_called
 from truenext.engine import bulk
@@ -262,7 +263,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
     effects = run.engine.turn()
     (read,) = effects.reads
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
-    page = run.store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+    page = page_of(run.store, read)
     found = [found_of(one) for one in page.messages]
     run.engine.page_read(read, PageRead(found, page.as_of, page.is_end))
     shown = [run.engine.turn().showings for _ in range(3)]

@@ -99,8 +99,6 @@ class Endings:
 
     def page_read(self, read: EndingRead, page: PageRead, batch: Batch) -> None:
         self._is_reading = False
-        if self._is_stopped:
-            return
         ending = self._endings[0]
         lane = read.lane
         for found in page.found:

@@ -746,7 +746,7 @@ class Engine:
             if look is not None:
                 self._paging.pin(look.lane)
         if look is not None:
-            look.lane.looks += 1
+            look.begin()
         return look
 
     def hold_scheduled(self) -> bool:
@@ -770,8 +770,8 @@ class Engine:
         """Move or remove messages of a page, all in one batch with what they become; or show or cancel what is
         scheduled.
         """
+        read.end()
         lane = read.lane
-        lane.looks -= 1
         if isinstance(asked, bulk.OfScheduled):
             self._scheduler.release()
             showing = self._scheduler.look_at(asked, read, page, self._batch)
@@ -907,7 +907,7 @@ class Engine:
             showings, pages = self._browsing.turn(self._committed, self.now_ms)
             looks += pages
         for look in looks:
-            look.lane.looks += 1
+            look.begin()
         reads += looks
         timer_reads = [read for read in (self._timers.wanted(), self._scheduler.timers.wanted()) if read is not None]
         for consumer in deliveries:
@@ -939,7 +939,7 @@ class Engine:
         if self._is_stopped:
             return
         if isinstance(read, BrowseRead):
-            read.lane.looks -= 1
+            read.end()
             queue = read.lane.queue
             if self._queues.get(queue.name) is not queue:
                 # A durable subscription, which has ended with all that the page shows.
@@ -947,7 +947,7 @@ class Engine:
             self._browsing.page_read(read, page)
             return
         if isinstance(read, EndingRead):
-            read.lane.looks -= 1
+            read.end()
             self._endings.page_read(read, page, self._batch)
             return
         if page.as_of > self._committed:
@@ -955,11 +955,11 @@ class Engine:
             self._early_pages.append((read, page))
             return
         if isinstance(read, BlockLook):
-            read.lane.looks -= 1
+            read.end()
             self._expiry.page_read(read, page, self.now_ms, self._committed, self._batch)
             return
         if isinstance(read, DueLook):
-            read.lane.looks -= 1
+            read.end()
             self._scheduler.page_read(read, page, self.now_ms, self._batch)
             return
         if isinstance(read, BodyRead):

@@ -137,8 +137,6 @@ class Expiry:
 
     def page_read(self, look: BlockLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
         """Take out what has expired on a page that names no batch later than `committed`."""
-        if self._is_stopped:
-            return
         lane, until = look.lane, look.until
         if self._lane_of(lane.key) is not lane:
             # It ended meanwhile, with its queue.

@@ -61,6 +61,15 @@ class Read:
 class Look(Read):
     """A page that is nobody's next page: what is on it stays where it is, as far as the lane is concerned."""
 
+    __slots__ = ()
+
+    def begin(self) -> None:
+        """It is wanted: the lane remembers what leaves it until `end`."""
+        self.lane.looks += 1
+
+    def end(self) -> None:
+        self.lane.looks -= 1
+
 
 class BodyRead(Look):
     """A message that was taken out of its turn and has left memory; what follows it may come as well."""
@@ -255,16 +264,17 @@ class Paging:
         assert lane.aside is not None, "it was taken out of its turn, or may be"
         if entry.sequence not in lane.aside.embodying:
             lane.aside.embodying.add(entry.sequence)
-            lane.looks += 1
-            self._reads.append(BodyRead(entry))
+            read = BodyRead(entry)
+            read.begin()
+            self._reads.append(read)
 
     def body_read(self, read: BodyRead, page: PageRead) -> list[Entry]:
         """Returns those messages of the page that failed too often: they stand in no lane any more.
 
         Raises: StoreError if the store has lost the message
         """
+        read.end()
         lane, wanted = read.lane, read.entry
-        lane.looks -= 1
         if lane.aside is not None:
             lane.aside.embodying.discard(wanted.sequence)
         failed: list[Entry] = []

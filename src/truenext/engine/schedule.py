@@ -71,16 +71,12 @@ class DueLook(Look):
         return [message_key(lane.key, number) for number, lane in self.lanes.items()]
 
     def begin(self) -> None:
-        """The engine only knows of one lane."""
-        for lane in self._others():
+        for lane in set(self.lanes.values()):
             lane.looks += 1
 
     def end(self) -> None:
-        for lane in self._others():
+        for lane in set(self.lanes.values()):
             lane.looks -= 1
-
-    def _others(self) -> set[Lane]:
-        return set(self.lanes.values()) - {self.lane}
 
 
 class Scheduler:
@@ -178,7 +174,6 @@ class Scheduler:
                 due[number] = lane
             if due:
                 self._look = DueLook(due)
-                self._look.begin()
                 self.is_wanted = True
                 return
             self.timers.take_first(batch)
@@ -191,8 +186,7 @@ class Scheduler:
     def page_read(self, look: DueLook, page: PageRead, now_ms: int, batch: Batch) -> None:
         """Send what is due and was read."""
         self._look = None
-        look.end()
-        if self._is_stopped or self._held_since is not None:
+        if self._held_since is not None:
             return
         # One is read however large it is.
         self._piece = min(2 * self._piece, DUE_PIECE) if page.is_end else max(len(page.found) // 2, 1)

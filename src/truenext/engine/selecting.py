@@ -347,7 +347,7 @@ class Selections:
             self._reading = read
             assert read.lane.aside is not None, "somebody has a selector"
             read.lane.aside.scanning += 1
-            read.lane.looks += 1
+            read.begin()
             return selecting.queue, read
         if read:
             self._waiting[selecting] = None
@@ -362,8 +362,8 @@ class Selections:
 
         Raises: StoreError if the store has lost something
         """
+        read.end()
         lane = read.lane
-        lane.looks -= 1
         self._reading = None
         waiting, self._waiting = self._waiting, {}
         self._active.update(waiting)
