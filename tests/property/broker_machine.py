@@ -8,7 +8,7 @@ memory_audit.py looks inside); see test_against_oracle.py for how it is run.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from sys import maxsize
 from typing import Any, ClassVar, TypeVar
 
@@ -521,6 +521,7 @@ class BrokerMachine(RuleBasedStateMachine):
         ).flatmap(self._with_arguments)
 
     @classmethod
+    @lru_cache(maxsize=1000)  # To make a strategy, and to look at it for the first time, costs as much as a whole step.
     def _with_arguments(cls, name: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         return st.tuples(st.just(name), st.fixed_dictionaries(ACTIONS[name][1] | cls.ARGUMENTS.get(name, {})))
 

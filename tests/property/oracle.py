@@ -6,6 +6,7 @@ for each question. Section names in comments are those of docs/contract.md.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from truenext.commands import AckMode
@@ -162,17 +163,10 @@ class Reader:
     @property
     def is_of_many(self) -> bool:
         """Wildcards."""
-        return ("*" in self.queue or ">" in self.queue) and "," not in self.queue and not _is_temporary(self.queue)
+        return _is_of_many(self.queue)
 
     def is_for(self, queue: str) -> bool:
-        # Wildcards: every ordinary queue whose name matches; some only if the first word says so.
-        if not self.is_of_many:
-            return queue == self.queue
-        if _is_temporary(queue) or "," in queue:
-            return False
-        first = queue.split(".")[0]
-        is_special = first == "DLQ" or ".VirtualTopic." in queue
-        return _is_meant(self.queue, queue) and (not is_special or self.queue.split(".")[0] == first)
+        return _is_for(self.queue, queue)
 
     def wants(self, letter: "Letter") -> bool:
         # Ready: one without a selector wants any.
@@ -1675,6 +1669,24 @@ class Oracle:
 def _is_temporary(queue: str) -> bool:
     """Topics: a subscription is a temporary queue."""
     return queue.startswith("/")
+
+
+@lru_cache
+def _is_of_many(address: str) -> bool:
+    return ("*" in address or ">" in address) and "," not in address and not _is_temporary(address)
+
+
+# Asked a thousand times of the same names.
+@lru_cache
+def _is_for(address: str, queue: str) -> bool:
+    # Wildcards: every ordinary queue whose name matches; some only if the first word says so.
+    if not _is_of_many(address):
+        return queue == address
+    if _is_temporary(queue) or "," in queue:
+        return False
+    first = queue.split(".")[0]
+    is_special = first == "DLQ" or ".VirtualTopic." in queue
+    return _is_meant(address, queue) and (not is_special or address.split(".")[0] == first)
 
 
 def _keeps_failures(queue: str) -> bool:
