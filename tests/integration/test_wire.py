@@ -35,7 +35,7 @@ from truenext.limits import (
     LOGIN_SECONDS_MAX,
     UNSENT_ANSWER_BYTES_MAX,
 )
-from truenext.wire.stomp.frame import Frame, Version, encode
+from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 
@@ -456,7 +456,7 @@ def test_a_reader_that_believes_the_last_of_repeated_headers_is_not_fooled_eithe
         ]
         sender.send(queue, name.encode(), headers=dict.fromkeys(forms, "forged"), confirmed=True)
         data = b""
-        while not data.endswith(b"\n\n%s\0" % name.encode()):
+        while not data.endswith(b"\n\n%s\0\n" % name.encode()):
             data += reader.read()
         lines = [line.partition(":") for line in data.decode().splitlines()]
         headers = {key.strip(): value for key, _, value in lines}
@@ -473,10 +473,34 @@ def test_a_destination_may_not_hold_what_breaks_lines(broker: BrokerProcess) -> 
         refused(client, "has characters that cannot be printed")
 
 
+def test_a_client_that_takes_no_frame_before_the_line_feed_behind_its_nul_gets_everything(
+    broker: BrokerProcess, queue: str
+) -> None:
+    """As PHP's stomp extension does it."""
+    client = broker.connect(says_hello=False)
+
+    def frame(command: bytes) -> bytes:
+        read = b""
+        while not read.endswith(b"\0\n"):
+            read += client.read()
+        assert read.startswith(command + b"\n") and read.count(b"\0") == 1
+        return read
+
+    client.write(hello())
+    frame(b"CONNECTED")
+    client.write(b"SUBSCRIBE\nid:1\ndestination:/queue/%b\nreceipt:s\n\n\0" % queue.encode())
+    frame(b"RECEIPT")
+    for body in (b"one", b"two"):
+        client.write(b"SEND\ndestination:/queue/%b\n\n%b\0" % (queue.encode(), body))
+        assert frame(b"MESSAGE").endswith(b"\n\n%b\0\n" % body)
+    client.write(b"nonsense\n\n\0")
+    frame(b"ERROR")
+
+
 # ---- Who does not listen, and who makes noise ----
 
 
-RECEIPT_BYTES = len(encode(Frame("RECEIPT", {"receipt-id": "x" * 250}), Version.V1_2))
+RECEIPT_BYTES = len(encode(Frame("RECEIPT", {"receipt-id": "x" * 250}), Version.V1_2, BROKER_FRAME_END))
 
 
 def ask_for_receipts(client: RawClient, count: int) -> list[str]:

@@ -152,7 +152,7 @@ def feed(server: StompServer, pieces: list[bytes]) -> None:
             # Nothing more is asked, and the client can be told.
             assert list(commands) == []
             answer = server.encode_fault(Fault(str(error)[:200], str(error), server.receipt_in_question))
-            assert answer.startswith(b"ERROR\n") and answer.index(b"\0") == len(answer) - 1
+            assert answer.startswith(b"ERROR\n") and answer.index(b"\0\n") == len(answer) - 2
             return
 
 

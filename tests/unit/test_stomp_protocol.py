@@ -79,7 +79,14 @@ def test_a_frame_may_be_sent_exactly_when_the_specification_says_so(side: Side, 
 
 @pytest.mark.parametrize("state", State)
 def test_a_server_may_always_say_error(state: State) -> None:
-    assert protocol_in(Side.SERVER, state).send(Frame("ERROR", {"message": "x"})) == b"ERROR\nmessage:x\n\n\0"
+    assert protocol_in(Side.SERVER, state).send(Frame("ERROR", {"message": "x"})) == b"ERROR\nmessage:x\n\n\0\n"
+
+
+def test_a_broker_ends_its_frames_with_a_line_feed_and_a_client_does_not() -> None:
+    """1.2, "Augmented BNF". PHP's stomp extension waits for one; other brokers need not like one."""
+    server, client = protocol_in(Side.SERVER, State.CONNECTED), protocol_in(Side.CLIENT, State.CONNECTED)
+    assert server.send(Frame("RECEIPT", {"receipt-id": "x"})) == b"RECEIPT\nreceipt-id:x\n\n\0\n"
+    assert client.send(Frame("BEGIN", {"transaction": "x"})) == b"BEGIN\ntransaction:x\n\n\0"
 
 
 @pytest.mark.parametrize("state", State)

@@ -802,7 +802,7 @@ def test_a_receipt_names_what_it_confirms(version: Version, receipt: str) -> Non
 def test_a_receipt_can_be_sent_after_the_disconnect_that_asks_for_it() -> None:
     server = connected()
     assert ask(server, "DISCONNECT", "receipt:bye") == [Disconnect(), Confirm("bye")]
-    assert server.encode_receipt(Receipt("bye")) == b"RECEIPT\nreceipt-id:bye\n\n\0"
+    assert server.encode_receipt(Receipt("bye")) == b"RECEIPT\nreceipt-id:bye\n\n\0\n"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -846,6 +846,21 @@ def test_whatever_went_wrong_the_fault_is_one_frame(version: Version, summary: s
 
 
 # ---- MESSAGE ----
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_frame_of_the_broker_ends_with_a_line_feed_of_its_own(version: Version) -> None:
+    """Part of the frame: what counts the frames that a socket has taken counts it with the frame before."""
+    server = connected(version)
+    ask(server, "SUBSCRIBE", QUEUE, "id:s")
+    parts: list[bytes] = []
+    server.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts)
+    messages = [b"".join(parts[at : at + PARTS_PER_MESSAGE]) for at in (0, PARTS_PER_MESSAGE)]
+    end_of_browse = server.encode_end_of_browse("s", parse("/queue/a", "me"))
+    answers = [server.encode_receipt(Receipt("r")), server.encode_fault(Fault("short")), end_of_browse]
+    assert server.connected is not None
+    for frame in [*messages, *answers, server.connected]:
+        assert frame.endswith(b"\0\n") and frame.count(b"\0") == 1
 
 
 @pytest.mark.parametrize("version", VERSIONS)

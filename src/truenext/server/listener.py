@@ -84,7 +84,7 @@ class Listener:
             if len(self._connections) >= CONNECTIONS_MAX:
                 logger.error("connection refused", extra={"connections": CONNECTIONS_MAX})
                 with suppress(OSError):
-                    sock.send(f"ERROR\nmessage:more than {CONNECTIONS_MAX} connections\n\n\0".encode())
+                    sock.send(f"ERROR\nmessage:more than {CONNECTIONS_MAX} connections\n\n\0\n".encode())
                 sock.close()
                 continue
             sock.setblocking(False)

@@ -12,7 +12,7 @@ from enum import Enum
 from truenext.commands import Ack
 from truenext.errors import LocalProtocolError, RemoteProtocolError
 from truenext.wire.stomp.codec import Decoder
-from truenext.wire.stomp.frame import Frame, Version, encode
+from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
 
 class Side(Enum):
@@ -51,12 +51,13 @@ _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for
 class Protocol:
     """The session rules of one connection, seen from one side."""
 
-    __slots__ = ("_decoder", "_known", "_said_by_peer", "_state", "side", "steady")
+    __slots__ = ("_decoder", "_end", "_known", "_said_by_peer", "_state", "side", "steady")
 
     def __init__(self, side: Side) -> None:
         self.side = side
         peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
         self._decoder = Decoder()
+        self._end = BROKER_FRAME_END if side is Side.SERVER else b"\0"
         self._said_by_peer = TRANSITIONS[peer]
         self._known = _KNOWN_COMMANDS[peer]
         self.state = State.CONNECTING
@@ -117,7 +118,7 @@ class Protocol:
                 raise LocalProtocolError(f"{frame.command} may not be sent while {self.state.value}")
             if self.side is Side.CLIENT:
                 self.state = said_by_us[frame.command]
-        return encode(frame, self.version)
+        return encode(frame, self.version, self._end)
 
 
 def choose_version(accepted: str | None) -> Version:

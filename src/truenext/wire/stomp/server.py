@@ -38,7 +38,7 @@ from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.schedule import FOR_EVER, Schedule, checked
 from truenext.selector import selector
-from truenext.wire.stomp.frame import Frame, Version, header_line
+from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
 
 PARTS_PER_MESSAGE = 5
@@ -420,7 +420,7 @@ class StompServer:
         """The frame that tells a browser that this was all, as ActiveMQ's."""
         head, _ = self._heads[subscription]
         address = header_line("destination", destination.address, self._version)
-        return f"{head}0\n{address}browser:end\ncontent-length:0\n\n\0".encode()
+        return f"{head}0\n{address}browser:end\ncontent-length:0\n\n".encode() + BROKER_FRAME_END
 
     def encode_deliveries(
         self, subscription: str, deliveries: Iterable[Delivery], parts: list[bytes], *, is_browse: bool = False
@@ -455,7 +455,7 @@ class StompServer:
                     header,
                     b"\n",
                     message.body,
-                    b"\0",
+                    BROKER_FRAME_END,
                 )
             )
 
