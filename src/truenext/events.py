@@ -27,7 +27,9 @@ import struct
 from enum import IntEnum
 from hashlib import blake2b
 
-HISTORY_VERSION = 4
+HISTORY_VERSION = 5
+READ_VERSIONS = (4, HISTORY_VERSION)
+"""Version 4 has less to say of a failure: `failed`, and `delayed` or `holding` alone. Nothing else is different."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -89,8 +91,18 @@ COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
 PERSISTENT_FLAG = 16
 """Added to the priority in the flags of an accepted message."""
 
-REASONS = ("", "failed", "released", "clean", "unclean", "delayed", "holding", "due")
-"""By code: why a message was returned, how the run before ended."""
+FAILURES = ("refused", "aborted", "lost")
+"""How a consumer can fail with a message."""
+
+DELAYED, HOLDING = "delayed", "holding"
+"""What becomes of a message that waits for its next try: others pass it, or nobody does."""
+
+REASONS = (
+    *("", "failed", "released", "clean", "unclean", DELAYED, HOLDING, "due"),
+    *FAILURES,
+    *(f"{failure} and {wait}" for failure in FAILURES for wait in (DELAYED, HOLDING)),
+)
+"""By code: why a message was returned, and what then becomes of it; how the run before ended."""
 
 _WAYS = ("auto", "client", "client-individual")
 WITH_SELECTOR = " with selector"

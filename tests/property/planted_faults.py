@@ -59,7 +59,7 @@ from truenext.engine.memory import size_of
 from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.place import Place
 from truenext.engine.queue import Queue
-from truenext.engine.redelivery import is_given_up
+from truenext.engine.redelivery import Reason, is_given_up
 from truenext.engine.schedule import DueLook, Scheduler
 from truenext.engine.selecting import Scan, ScanRead, Selecting, Selections
 from truenext.engine.session import Session
@@ -548,7 +548,7 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
                 entry.message = message
                 if message is not None:
                     engine._paging.came(entry, message)
-                engine._give_back(entry, has_failed=False)
+                engine._give_back(entry, Reason.RELEASED)
 
     patch.setattr(Engine, "acknowledge", faulty_acknowledge)
     patch.setattr(Engine, "disconnect", faulty_disconnect)
@@ -567,7 +567,7 @@ def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
     def faulty_abort(engine: Engine, session: Session, command: Abort) -> None:
         abort(engine, session, command)
         for entry in outside.pop(engine, []):
-            engine._give_back(entry, has_failed=False)
+            engine._give_back(entry, Reason.RELEASED)
 
     outside: WeakKeyDictionary[Engine, list[Entry]] = WeakKeyDictionary()
     patch.setattr(Engine, "acknowledge", faulty_acknowledge)
@@ -587,7 +587,7 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     def faulty_turn(engine: Engine) -> Effects:
         effects = turn(engine)
         for entry in late.pop(engine, []):
-            engine._give_back(entry, has_failed=False)
+            engine._give_back(entry, Reason.RELEASED)
         return effects
 
     patch.setattr(Engine, "unsubscribe", faulty_unsubscribe)
@@ -604,7 +604,7 @@ def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
             del consumer.held[entry.sequence]
         release(engine, consumer, has_begun=has_begun)
         for entry in rest:
-            engine._give_back(entry, has_failed=True)
+            engine._give_back(entry, Reason.LOST)
 
     patch.setattr(Engine, "_release", faulty)
 
@@ -758,11 +758,11 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
     give_back = Engine._give_back
     is_giving_back = False
 
-    def faulty_give_back(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
+    def faulty_give_back(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
         nonlocal is_giving_back
         is_giving_back = True
         try:
-            give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms)
+            give_back(engine, entry, reason, delay_ms=delay_ms)
         finally:
             is_giving_back = False
 
@@ -1112,8 +1112,8 @@ def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
 def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
     give_back = Engine._give_back
 
-    def faulty(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
-        give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms or 5)
+    def faulty(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+        give_back(engine, entry, reason, delay_ms=delay_ms or 5)
 
     patch.setattr(Engine, "_give_back", faulty)
 
@@ -1138,7 +1138,9 @@ def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
         refuse(engine, session, nack)
 
     patch.setattr(Engine, "refuse", noting)
-    patch.setattr(Engine, "_fail", lambda engine, entry, nack=None: fail(engine, entry, nacks.get(entry.sequence)))
+    patch.setattr(
+        Engine, "_fail", lambda engine, entry, reason, nack=None: fail(engine, entry, reason, nacks.get(entry.sequence))
+    )
 
 
 @shows_in(FailingMachine)
@@ -1581,12 +1583,12 @@ def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     give_back = Engine._give_back
 
-    def faulty(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
+    def faulty(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
         queue = entry.lane.queue
         policy = queue.policy
-        if not has_failed:
+        if reason is Reason.RELEASED:
             queue.policy = replace(policy, attempts_max=maxsize)
-        give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms)
+        give_back(engine, entry, reason, delay_ms=delay_ms)
         queue.policy = policy
 
     patch.setattr(Engine, "_give_back", faulty)

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, cast
 from zlib import crc32
 
 from truenext.commands import AckMode
+from truenext.engine.redelivery import Reason
 from truenext.events import (
     BEGINS_FILE,
     BLOCK,
     CHECKSUM,
     CHUNK,
+    DELAYED,
+    HOLDING,
     MODES,
     NO_WINDOW,
     PERSISTENT_FLAG,
@@ -59,7 +62,17 @@ _ONE_ACCEPTED = struct.Struct(_ONE.format + "IB")
 _ONE_DISPATCHED = struct.Struct(_ONE.format + "II")
 _ONE_RETURNED = struct.Struct(_ONE.format + "I")
 
-_FAILED, _RELEASED, _DELAYED, _HOLDING, _DUE = map(REASONS.index, ("failed", "released", "delayed", "holding", "due"))
+_DUE = REASONS.index("due")
+_RETURNED_FOR = {reason: REASONS.index(reason.value) for reason in Reason}
+
+
+def _codes_of(wait: str) -> dict[Reason | None, int]:
+    """None is what a page has shown, whose failure was told before."""
+    failures = (reason for reason in Reason if reason is not Reason.RELEASED)
+    return {None: REASONS.index(wait)} | {reason: REASONS.index(f"{reason.value} and {wait}") for reason in failures}
+
+
+_DELAYED_FOR, _HOLDING_FOR = _codes_of(DELAYED), _codes_of(HOLDING)
 _MODE = {mode: MODES.index(mode.value) for mode in AckMode}
 _MODE_WITH_SELECTOR = {mode: MODES.index(mode.value + WITH_SELECTOR) for mode in AckMode}
 
@@ -131,12 +144,12 @@ class Account:
                 self.acknowledging = queue
             self.entries.extend(entries)
 
-    def returned(self, entry: Entry, *, has_failed: bool) -> None:
-        self._returned(entry, _FAILED if has_failed else _RELEASED)
+    def returned(self, entry: Entry, reason: Reason) -> None:
+        self._returned(entry, _RETURNED_FOR[reason])
 
-    def delayed(self, entry: Entry, *, is_holding: bool) -> None:
-        """It waits for its next try: it has just failed, or a page has shown it."""
-        self._returned(entry, _HOLDING if is_holding else _DELAYED)
+    def delayed(self, entry: Entry, reason: Reason | None = None, *, is_holding: bool) -> None:
+        """It waits for its next try: it has just failed, or, without a reason, a page has shown it."""
+        self._returned(entry, (_HOLDING_FOR if is_holding else _DELAYED_FOR)[reason])
 
     def due(self, entry: Entry) -> None:
         self._returned(entry, _DUE)

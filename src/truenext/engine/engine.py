@@ -52,7 +52,7 @@ from truenext.engine.memory import Memory
 from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
-from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of, is_given_up
+from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, Reason, dead_letter, delay_of, is_given_up
 from truenext.engine.schedule import HIDDEN_PREFIX, DueLook, Scheduler
 from truenext.engine.selecting import ScanRead, Selections
 from truenext.engine.session import Session
@@ -360,7 +360,7 @@ class Engine:
         for transaction in session.transactions.values():
             self.memory.open -= transaction.size
             for entry in transaction.acknowledged + transaction.refused:
-                self._give_back(entry, has_failed=not is_clean)
+                self._give_back(entry, Reason.RELEASED if is_clean else Reason.LOST)
         session.transactions.clear()
         for consumer in session.consumers.values():
             has_begun = not is_clean and consumer.mode is not AckMode.AUTO
@@ -404,7 +404,7 @@ class Engine:
         if is_taken and self._queues.get(entry.lane.queue.name) is entry.lane.queue:
             self._acknowledged(entry)
         else:
-            self._give_back(entry, has_failed=False)
+            self._give_back(entry, Reason.RELEASED)
 
     def answer(self, session: Session, answer: Answer) -> None:
         """Say something to a connection once all that it asked for so far is durable, in order."""
@@ -653,7 +653,7 @@ class Engine:
                 transaction.wishes |= dict.fromkeys(covered, nack)
             return
         for sequence in covered:
-            self._fail(consumer.held.pop(sequence), nack)
+            self._fail(consumer.held.pop(sequence), Reason.REFUSED, nack)
         session.batch = self._latest_batch()
 
     def begin(self, session: Session, command: Begin) -> None:
@@ -694,7 +694,7 @@ class Engine:
         for entry in transaction.acknowledged:
             self._acknowledged(entry)
         for entry in transaction.refused:
-            self._fail(entry, transaction.wishes.get(entry.sequence))
+            self._fail(entry, Reason.REFUSED, transaction.wishes.get(entry.sequence))
         if commit.producer is not None:
             self._record_number(commit.producer, commit.number, is_stored)
         if is_stored or transaction.refused:
@@ -1224,20 +1224,20 @@ class Engine:
         self._queue_number += 1
         return self._queue_number
 
-    def _fail(self, entry: Entry, nack: Nack | None = None) -> None:
+    def _fail(self, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
         policy = entry.lane.queue.policy
         if nack is None:
-            self._give_back(entry, has_failed=True, delay_ms=delay_of(policy, entry.attempts + 1, self._chance))
+            self._give_back(entry, reason, delay_ms=delay_of(policy, entry.attempts + 1, self._chance))
             return
         if nack.is_poison:
             entry.due_us = DUE_NEVER
         delay_ms = nack.delay_ms
         if delay_ms is None:
             delay_ms = delay_of(policy, entry.attempts + 1, self._chance)
-        self._give_back(entry, has_failed=True, delay_ms=delay_ms)
+        self._give_back(entry, reason, delay_ms=delay_ms)
 
-    def _give_back(self, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
+    def _give_back(self, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
         """Put a message at its place again, once it is due, or into the dead-letter queue."""
         lane = entry.lane
         queue = lane.queue
@@ -1245,6 +1245,7 @@ class Engine:
             # A temporary queue that went with its connection.
             self._paging.went(entry)
             return
+        has_failed = reason is not Reason.RELEASED
         if has_failed:
             entry.attempts += 1
         # Also without a failure: the policy may have changed while somebody held it.
@@ -1258,9 +1259,9 @@ class Engine:
             if entry.stored is not None:
                 mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
         if entry.due_us:
-            self._account.delayed(entry, is_holding=not is_away)
+            self._account.delayed(entry, reason, is_holding=not is_away)
         else:
-            self._account.returned(entry, has_failed=has_failed)
+            self._account.returned(entry, reason)
         if is_away:
             lane.delay(entry)
         else:
@@ -1320,7 +1321,7 @@ class Engine:
             if queue.groups is not None:
                 queue.groups.left(consumer)
         for entry in consumer.held.values():
-            self._give_back(entry, has_failed=has_begun)
+            self._give_back(entry, Reason.LOST if has_begun else Reason.RELEASED)
             has_begun = False
         consumer.held.clear()
         consumer.session.served.pop(consumer, None)
@@ -1333,9 +1334,9 @@ class Engine:
         self.memory.open -= transaction.size
         for entry in transaction.acknowledged + transaction.refused:
             if has_failed:
-                self._fail(entry)
+                self._fail(entry, Reason.ABORTED)
             else:
-                self._give_back(entry, has_failed=False)
+                self._give_back(entry, Reason.RELEASED)
         if len(transaction) > len(transaction.sends):
             session.batch = self._latest_batch()
 

@@ -12,6 +12,7 @@ A dead letter says in its headers what it was and why it is one, so that it can 
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from truenext.batch import DUE_NEVER
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from truenext.engine.queue import Queue
+
+
+class Reason(Enum):
+    """Why a message is given back, in the words of docs/history.md; all but the last count as an attempt."""
+
+    REFUSED = "refused"
+    ABORTED = "aborted"
+    LOST = "lost"
+    RELEASED = "released"
 
 
 EXHAUSTED, EXPIRED, POISON = "attempts exhausted", "expired", "poison"
