@@ -127,8 +127,9 @@ waits until they are reserved."""
 HEART_BEAT_MS_MIN = 250
 """Shortest heart-beat interval offered, in milliseconds: a timer per connection must not become a load."""
 
-HEART_BEAT_GRACE = 2.0
-"""A peer is given up after this many of its heart-beat intervals without a byte."""
+HEART_BEAT_GRACE = 2.25
+"""A peer is given up after this many of its heart-beat intervals without a byte. Promised are 2 to 2.5: neither side's
+timers are exact."""
 
 STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 """Bytes in one batch of a clean stop: the dirty pages of a write transaction stay in private memory."""

@@ -22,7 +22,7 @@ async def broker_here() -> AsyncIterator[Listener]:
     broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000)
     await broker.start()
     address = parse_url("stomp://127.0.0.1:0")
-    listener = Listener(address, broker, loop, identity=recovered.identity, version="test")
+    listener = Listener(address, broker, loop, identity=recovered.identity, server_name="truenext/test")
     try:
         yield listener
     finally:

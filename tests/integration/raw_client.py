@@ -70,6 +70,9 @@ class RawClient:
     def say_hello(self, version: str, heart_beat: str, *, client_id: str | None = None) -> Frame:
         headers = {"accept-version": version, "host": "test", "heart-beat": heart_beat}
         self.say("CONNECT", headers if client_id is None else headers | {"client-id": client_id})
+        return self.await_hello()
+
+    def await_hello(self) -> Frame:
         connected = self.next_frame()
         assert connected.command == "CONNECTED", connected
         self._version = self._decoder.version = Version(connected.headers["version"])

@@ -52,6 +52,7 @@ def test_every_kind_of_value_is_read(file: Path) -> None:
         """
         [broker]
         listen = ["stomp://127.0.0.1:1", "stomp://localhost"]
+        server_name = "ActiveMQ/5.18.3"
         data = "sub/folder"
         memory_limit = "1.5GiB"
         disk_limit = 5000000000
@@ -67,6 +68,7 @@ def test_every_kind_of_value_is_read(file: Path) -> None:
     )
     assert found.broker == BrokerSettings(
         listen=("stomp://127.0.0.1:1", "stomp://localhost"),
+        server_name="ActiveMQ/5.18.3",
         data=file.parent / "sub/folder",
         memory_limit=3 << 29,
         disk_limit=5_000_000_000,
@@ -223,6 +225,20 @@ def test_all_faults_are_said_in_one_go_and_in_order(file: Path) -> None:
     for line_end in ("\n", "\r\n"):
         found = faults(file, text.replace("\n", line_end))
         assert [fault.partition(":")[0] for fault in found] == ["1", "2", "4", "6", "8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (" ", "must be a text that can be printed and is not empty"),
+        (" x", "must not begin or end with a blank: STOMP 1.0 trims it"),
+        ("x" * 256, "has 256 characters; at most 255"),
+    ],
+)
+def test_a_server_name_that_cannot_stand_in_a_header_is_refused(file: Path, name: str, why: str) -> None:
+    assert faults(file, f'[broker]\nserver_name = "{name}"') == [f"2: server_name {why}"]
+    assert len(faults(file, '[broker]\nserver_name = "two\\nlines"')) == 1
+    assert read(file, f'[broker]\nserver_name = "{"x" * 255}"').broker.server_name == "x" * 255
 
 
 def test_a_number_that_python_does_not_read_is_refused(file: Path) -> None:

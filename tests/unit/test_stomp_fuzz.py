@@ -166,6 +166,38 @@ def test_hostile_bytes_before_the_login_are_refused_or_harmless(data: bytes, siz
     feed(new_server(), chunks(data, sizes))
 
 
+SECRET = "Qz7"
+LOGINS = [
+    f"CONNECT\naccept-version:1.2\nlogin:{SECRET}\npasscode:{SECRET}\n\n\0".encode(),
+    f"CONNECT\naccept-version:1.2\npasscode\\c{SECRET}\n\n\0".encode(),
+    f"STOMP\r\npasscode{SECRET}\r\n\r\n\0".encode(),
+    *(
+        f"CONNECT\n{name}:{SECRET}\n\n{SECRET}\0".encode()
+        for name in ("accept-version", "heart-beat", "content-length", "receipt", "client-id", SECRET)
+    ),
+    f"CONNECT\nheart-beat:{'9' * 20},{SECRET}\n\n\0".encode(),
+    f"CONNECT\naccept-version:3.0\nreceipt:{SECRET}\n\n\0".encode(),
+    f"SEND\ndestination:/queue/{SECRET}\nreceipt:{SECRET}\n\n{SECRET}\0".encode(),
+    f"{SECRET} / HTTP/1.1\r\nAuthorization: {SECRET}\r\n\r\n\0".encode(),
+    f"connect\npasscode:{SECRET}\n\n{SECRET}\0".encode(),
+    f"passcode:{SECRET}\xff\n\n\0".encode("latin-1"),
+]
+
+
+@bounded
+@given(st.sampled_from(LOGINS), st.data())
+def test_no_byte_of_what_comes_before_the_login_is_said_to_anybody(login: bytes, data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(login)))
+    token = data.draw(st.sampled_from([b"", *TOKENS]))
+    server = new_server()
+    try:
+        assert list(server.receive(login[:place] + token + login[place:])) == []
+    except RemoteProtocolError as error:
+        if not server.is_connected:
+            answer = server.encode_fault(Fault(str(error)[:200], str(error), server.receipt_in_question))
+            assert SECRET not in str(error) and SECRET.encode() not in answer
+
+
 @bounded
 @given(VERSIONS, STREAMS, SIZES)
 def test_hostile_bytes_after_the_login_are_refused_or_harmless(version: Version, data: bytes, sizes: list[int]) -> None:

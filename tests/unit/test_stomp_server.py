@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from truenext import envelope
 from truenext.answers import Fault, Receipt
 from truenext.commands import (
     Abort,
@@ -234,7 +235,12 @@ def test_a_send_becomes_a_message(version: Version) -> None:
     assert (send.transaction, send.producer, send.number) == (None, None, 0)
     message = send.message
     assert (message.priority, message.persistent, message.expires_ms, message.body) == (4, False, 0, b"hello")
-    assert read_header(message.header) == {"destination": "/queue/a", "colour": "red", "content-length": "5"}
+    assert read_header(message.header) == {
+        "destination": "/queue/a",
+        "colour": "red",
+        "content-length": "5",
+        "priority": "4",
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -257,6 +263,11 @@ def test_content_length_is_always_among_the_headers_once(
         ("priority:9999999999999999999", 9),
         ("priority:-1", 0),
         ("priority:-99", 0),
+        ("priority:-0", 0),
+        ("priority:" + "9" * 20, 9),
+        ("priority:" + "9" * 5000, 9),
+        ("priority:-" + "9" * 5000, 0),
+        ("priority:" + "0" * 5000 + "7", 7),
         ("priority:04", 4),
         ("x:priority", 4),
     ],
@@ -265,9 +276,65 @@ def test_a_priority_outside_is_moved_to_the_nearest_end(line: str, priority: int
     assert asked(Send, Version.V1_2, "SEND", QUEUE, line).message.priority == priority
 
 
-@pytest.mark.parametrize("value", ["", "high", "4.0", "+4", "--4", "-", " 4", "\u0664", "\u00b2", "9" * 20, "9" * 5000])
+@pytest.mark.parametrize("value", ["", "high", "4.0", "+4", "--4", "-", " 4", "\u0664", "\u00b2"])
 def test_a_priority_that_is_no_number_is_refused(value: str) -> None:
     assert "is not a number" in refused(Version.V1_2, "SEND", QUEUE, f"priority:{value}")
+
+
+@pytest.mark.parametrize("producer", VERSIONS)
+@pytest.mark.parametrize("consumer", VERSIONS)
+@pytest.mark.parametrize(
+    ("lines", "counted"),
+    [
+        ([], "4"),
+        (["priority:0"], "0"),
+        (["priority:9"], "9"),
+        (["priority:12"], "9"),
+        (["priority:-3"], "0"),
+        (["priority:007"], "7"),
+        (["priority:" + "8" * 30], "9"),
+        (["x-priority:8"], "4"),
+        (["activemq.priority:8", "priority:33"], "9"),
+    ],
+)
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        ["content-length:4"],
+        ["content-length:4", "receipt:r"],
+        ["content-length:4", "reply-to:/temp-queue/r"],
+        ["content-length:4", "a:b:c"],
+    ],
+)
+def test_every_message_says_its_priority_as_it_is_counted_and_once(
+    producer: Version, consumer: Version, lines: list[str], counted: str, others: list[str]
+) -> None:
+    send = ask(connected(producer), "SEND", QUEUE, *lines, *others, body=b"body")[0]
+    assert isinstance(send, Send)
+    assert str(send.message.priority) == counted
+    server = connected(consumer)
+    ask(server, "SUBSCRIBE", QUEUE, "id:s")
+    parts: list[bytes] = []
+    server.encode_deliveries("s", [Delivered(send.message)], parts)
+    assert b"".join(parts).count(b"\npriority:") == 1
+    (frame,) = decode(consumer, b"".join(parts))
+    assert frame.headers["priority"] == counted
+    assert (frame.headers["destination"], frame.body) == ("/queue/a", b"body")
+    assert frame.headers.get("x-priority") == ("8" if "x-priority:8" in lines else None)
+
+
+@pytest.mark.parametrize("lines", [["priority:7"], ["priority:7", "receipt:r"], [], ["x:y"]])
+def test_a_priority_that_is_right_costs_no_header_its_taking_apart(lines: list[str]) -> None:
+    """Header lines become those of the MESSAGE as they are; only where none says the priority one stands before."""
+    server = connected()
+    with mock.patch.object(envelope, "write_header", side_effect=AssertionError):
+        send = ask(server, "SEND", QUEUE, "content-length:0", *lines)[0]
+    assert isinstance(send, Send)
+    said = [line for line in lines if not line.startswith("receipt")]
+    before = [] if "priority:7" in lines else ["priority:4"]
+    expected = [*before, QUEUE, "content-length:0", *said]
+    assert send.message.header.decode().splitlines() == expected
 
 
 @pytest.mark.parametrize(
@@ -284,9 +351,17 @@ def test_persistent_is_true_or_false(value: str) -> None:
 
 def test_expires_is_a_time_in_milliseconds() -> None:
     assert asked(Send, Version.V1_2, "SEND", QUEUE, "expires:1700000000000").message.expires_ms == 1700000000000
-    assert asked(Send, Version.V1_2, "SEND", QUEUE, "expires:0").message.expires_ms == 0
-    for value in ("", "-1", "1.5", "soon", "1" * 20, "\u0661"):
+    assert asked(Send, Version.V1_2, "SEND", QUEUE, f"expires:{'0' * 30}7").message.expires_ms == 7
+    for value in ("", "-2", "--1", "-", "1.5", "soon", "\u0661"):
         assert "is not a number" in refused(Version.V1_2, "SEND", QUEUE, f"expires:{value}")
+    for value in ("1" * 20, "1" * 5000):
+        assert f" is more than {'9' * 19}" in refused(Version.V1_2, "SEND", QUEUE, f"expires:{value}")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_what_expires_at_no_time_never_does(version: Version, value: str) -> None:
+    assert asked(Send, version, "SEND", QUEUE, f"expires:{value}").message.expires_ms == 0
 
 
 def test_the_padding_of_1_0_changes_nothing() -> None:
@@ -342,7 +417,7 @@ def test_what_concerns_the_send_or_the_broker_alone_does_not_reach_the_consumer(
 
 def test_padding_does_not_hide_a_header_of_the_broker_in_1_0() -> None:
     send = asked(Send, Version.V1_0, "SEND", QUEUE, "redelivered : true", " subscription:x")
-    assert read_header(send.message.header) == {"destination": "/queue/a", "content-length": "0"}
+    assert read_header(send.message.header) == {"destination": "/queue/a", "content-length": "0", "priority": "4"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -369,7 +444,7 @@ def test_a_send_may_be_numbered(number: int) -> None:
         (["truenext-producer:p", "truenext-number:"], "is not a number"),
         (["truenext-producer:p", "truenext-number:-1"], "is not a number"),
         (["truenext-producer:p", "truenext-number:\u0661"], "is not a number"),
-        (["truenext-producer:p", "truenext-number:" + "1" * 5000], "is not a number"),
+        (["truenext-producer:p", "truenext-number:" + "1" * 5000], f"is more than {PRODUCER_NUMBER_MAX}"),
         (["truenext-producer:p", f"truenext-number:{PRODUCER_NUMBER_MAX + 1}"], "is more than"),
     ],
 )
@@ -600,7 +675,11 @@ def test_1_0_acknowledges_by_message_id_alone() -> None:
     ],
 )
 def test_1_2_refuses_an_id_that_no_message_carried(command: str, line: str) -> None:
-    assert command in refused(Version.V1_2, command, line, "subscription:s")
+    why = refused(Version.V1_2, command, line, "subscription:s")
+    if line.startswith("id:"):
+        assert why.startswith(f"{command} with the id ")
+    else:
+        assert why == f"{command} without the header 'id'"
 
 
 @pytest.mark.parametrize(("version", "command"), [(Version.V1_0, "ACK"), (Version.V1_1, "ACK"), (Version.V1_1, "NACK")])
@@ -681,7 +760,8 @@ def test_a_nack_may_say_when_or_that_never_to_try_again(
         (["truenext-delay:soon"], "truenext-delay 'soon' is not a number"),
         (["truenext-delay:-1"], "truenext-delay '-1' is not a number"),
         (["truenext-delay:1.5"], "truenext-delay '1.5' is not a number"),
-        (["truenext-delay:604800001"], "truenext-delay 604800001 is more than 604800000 milliseconds"),
+        (["truenext-delay:604800001"], "truenext-delay 604800001 is more than 604800000 milliseconds (7 days)"),
+        (["truenext-delay:" + "9" * 20], f"truenext-delay {'9' * 20} is more than 604800000 milliseconds (7 days)"),
         (["truenext-poison:yes"], "truenext-poison 'yes' is not true or false"),
         (["truenext-poison:true", "truenext-delay:5"], "truenext-poison:true leaves no next try"),
     ],
@@ -762,7 +842,7 @@ def test_the_receipt_in_question_is_that_of_the_frame_that_was_refused() -> None
     assert server.receipt_in_question == "2"
 
 
-@pytest.mark.parametrize("bad", [text("SEND", "a:b"), b"\0", text("SEND", "x")])
+@pytest.mark.parametrize("bad", [text("SEND", "a:b"), b"x\0", text("SEND", "x")])
 def test_no_earlier_receipt_is_in_question_if_the_refused_frame_asked_for_none(bad: bytes) -> None:
     server = connected()
     list(server.receive(text("SEND", QUEUE, "receipt:1")))
@@ -780,7 +860,7 @@ def test_a_frame_out_of_turn_has_its_receipt_in_question(receipt: str | None) ->
     assert server.receipt_in_question == receipt
 
 
-@pytest.mark.parametrize("broken", [b"\0", b"SEND\nx\n\n\0", b"SEND\ncontent-length:x\n\n\0"])
+@pytest.mark.parametrize("broken", [b"x\0", b"SEND\nx\n\n\0", b"SEND\ncontent-length:x\n\n\0"])
 @pytest.mark.parametrize("before", [text("SEND", QUEUE, "receipt:1"), text("DISCONNECT", "receipt:1")])
 def test_what_came_before_a_broken_frame_stands_however_it_was_read(before: bytes, broken: bytes) -> None:
     """`StompServer.receive`: all before it stands."""
@@ -948,7 +1028,7 @@ def test_whatever_a_subscription_is_called_its_messages_are_whole(
     assert [(frame.headers["subscription"], frame.body) for frame in frames] == [(subscription, b"x")] * 2
 
 
-BROKER_HEADERS = {*HOP_HEADERS, "destination", "content-length"}
+BROKER_HEADERS = {*HOP_HEADERS, "destination", "content-length", "priority"}
 SCHEDULE_HEADERS = [f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON")]
 MEANT_FOR_THE_BROKER = {"", "reply-to", "priority", "persistent", "expires", *HOP_HEADERS[:4], *SCHEDULE_HEADERS}
 USER_NAMES = PRODUCER_TEXTS.filter(lambda name: name not in MEANT_FOR_THE_BROKER)
@@ -1013,6 +1093,8 @@ def test_whatever_values_a_1_2_producer_sends_1_0_gets_whole_frames(headers: dic
         (" content-length", "0"),
         ("content-length:0", "0"),
         ("redelivered ", "true"),
+        (" priority", "9"),
+        ("priority:9", ""),
         ("redelivered:true", ""),
         (" ", "x"),
         (":", "x"),
@@ -1023,6 +1105,7 @@ def test_no_name_of_a_1_2_producer_poses_as_one_of_the_broker_in_1_0(name: str, 
     message = sent_by_1_2({name: value}, smuggled)
     (frame,) = message_frame(Version.V1_0, [Delivered(message)])
     assert frame.body == smuggled
+    assert frame.headers["priority"] == "4"
     assert "redelivered" not in frame.headers
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from truenext.broker import toml_lines
-from truenext.broker.settings import BrokerSettings
+from truenext.broker.settings import BrokerSettings, fault_of_server_name
 from truenext.destination import queue_called
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
 from truenext.pattern import fault_of_pattern
@@ -199,6 +199,8 @@ class _Reader:
                 queue_called(value)
             except RemoteProtocolError as error:
                 raise ValueError(f"is no name of a queue, without /queue/: {error}") from error
+        if setting.name == "server_name" and (fault := fault_of_server_name(value)):
+            raise ValueError(fault)
         return self._file.parent / value if setting.kind is Path else value
 
     def _look_at_broker(self, values: dict[str, Any]) -> None:

@@ -70,6 +70,7 @@ def reply(question: Control, body: bytes, now_ms: int) -> Send:
     headers = {"destination": question.reply_to.address, "content-type": "application/json"}
     if question.correlation is not None:
         headers["correlation-id"] = question.correlation
+    headers["priority"] = str(PRIORITY_MAX)
     headers["content-length"] = str(len(body))
     return Send(
         question.reply_to,

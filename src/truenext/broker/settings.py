@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from truenext import __version__
 from truenext.limits import (
     DISK_LIMIT_MIN,
     HISTORY_BYTES_MAX,
@@ -11,6 +12,7 @@ from truenext.limits import (
     HISTORY_FILE_BYTES,
     MEMORY_LIMIT,
     MEMORY_LIMIT_MIN,
+    NAME_LENGTH_MAX,
 )
 from truenext.policy import WhenFull
 from truenext.setting import setting
@@ -37,6 +39,12 @@ class BrokerSettings:
         "Where to listen, as stomp://HOST:PORT; port 0 picks a free one.",
         fixed=_WITH_CONNECTIONS,
         reason="The usual port of STOMP, and nobody on another machine: there are no users yet.",
+    )
+    server_name: str = setting(
+        f"truenext/{__version__}",
+        "What CONNECTED says in its header `server`: NAME or NAME/VERSION, at most 255 characters.",
+        fixed=_WITH_CONNECTIONS,
+        reason="What it is; a client that only talks to brokers it knows by name can be told another.",
     )
     data: Path | None = setting(
         None,
@@ -105,3 +113,14 @@ class BrokerSettings:
         "What is logged, to standard error: this and what is worse.",
         reason="A log in which nothing stands is one that is read when something does.",
     )
+
+
+def fault_of_server_name(name: str) -> str:
+    """What is wrong with it; "" if nothing is. The headers of CONNECTED are not escaped: it must be one line."""
+    if not name.strip() or not name.isprintable():
+        return "must be a text that can be printed and is not empty"
+    if name != name.strip():
+        return "must not begin or end with a blank: STOMP 1.0 trims it"
+    if len(name) > NAME_LENGTH_MAX:
+        return f"has {len(name)} characters; at most {NAME_LENGTH_MAX}"
+    return ""

@@ -9,7 +9,7 @@ import click
 
 import truenext
 from truenext.broker.config import configure
-from truenext.broker.settings import LogLevel
+from truenext.broker.settings import LogLevel, fault_of_server_name
 from truenext.cli import logs
 from truenext.cli.audit import audit
 from truenext.cli.bulk import move, purge, redrive
@@ -51,6 +51,12 @@ def main() -> None:
     multiple=True,
     show_default=DEFAULT_URL,
     help="Where to listen, stomp://HOST:PORT; port 0 picks a free one. May be repeated.",
+)
+@click.option(
+    "--server-name",
+    callback=lambda _, __, name: _server_name(name),
+    show_default=f"truenext/{truenext.__version__}",
+    help="What CONNECTED says in its header `server`.",
 )
 @click.option(
     "--history/--no-history",
@@ -105,6 +111,7 @@ def serve(
     memory: bool,
     config: Path | None,
     listen: tuple[str, ...],
+    server_name: str | None,
     history: bool | None,
     memory_limit: int | None,
     queue_memory_limit: int | None,
@@ -120,9 +127,8 @@ def serve(
     Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop.
     With --config the file is read again on SIGHUP, and when `truenext reload` asks for it.
     """
-    where = "say where messages are kept: --data DIR, or --memory for nowhere"
     if memory and data is not None:
-        raise click.UsageError(where)
+        raise click.UsageError("--data and --memory exclude each other: messages are kept in a folder, or nowhere")
     read = partial(
         configure,
         config,
@@ -130,6 +136,7 @@ def serve(
             data=data,
             memory=memory or None,
             listen=listen or None,
+            server_name=server_name,
             history=history,
             memory_limit=memory_limit,
             disk_limit=disk_limit,
@@ -147,7 +154,7 @@ def serve(
         configuration = read()
         settings = configuration.broker
         if settings.data is None and not settings.memory:
-            raise click.UsageError(where)
+            raise click.UsageError("say where messages are kept: --data DIR, or --memory for nowhere")
         if settings.memory and settings.disk_limit is not None:
             raise click.UsageError("--disk-limit is for a broker with --data")
         logs.configure(settings.log_level.value)
@@ -156,6 +163,12 @@ def serve(
         run_broker(configuration, read if config is not None else None)
     except TruenextError as error:
         raise Failure(error) from error
+
+
+def _server_name(name: str | None) -> str | None:
+    if name is not None and (fault := fault_of_server_name(name)):
+        raise click.BadParameter(fault)
+    return name
 
 
 def _said(**options: Any) -> dict[str, Any]:

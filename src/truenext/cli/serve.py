@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
-import truenext
 from truenext.broker.broker import Broker
 from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
@@ -101,7 +100,7 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                 broker.reload = Reloader(configuration, read_again, apply=partial(take_over, broker)).reload
                 loop.add_signal_handler(signal.SIGHUP, broker.reload)
 
-        runner.run(_run(engine, recovered, store, history, addresses, make_reloadable))
+        runner.run(_run(engine, recovered, store, history, addresses, settings.server_name, make_reloadable))
 
 
 async def _run(
@@ -110,6 +109,7 @@ async def _run(
     store: Store,
     history: History | None,
     addresses: Sequence[Address],
+    server_name: str,
     make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -128,7 +128,7 @@ async def _run(
         listeners: list[Listener] = []
         try:
             for address in addresses:
-                listener = Listener(address, broker, loop, identity=recovered.identity, version=truenext.__version__)
+                listener = Listener(address, broker, loop, identity=recovered.identity, server_name=server_name)
                 listeners.append(listener)
                 print(f"listening on {listener.url}", flush=True)
             await stop.wait()

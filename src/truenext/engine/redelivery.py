@@ -86,6 +86,7 @@ def dead_letter(
     headers |= {
         "destination": destination.address,
         "persistent": "true",
+        "priority": str(message.priority),
         "truenext-dead-letter-cause": cause,
         "truenext-dead-letter-timestamp": str(now_ms),
         "truenext-original-attempts": str(attempts),

@@ -71,7 +71,8 @@ class Connection:
         self._has_ended = False
         """The client has closed its side."""
         self._is_closed = False
-        self._has_heard = True
+        self._heard_at = loop.time()
+        """When something came from the client, by the loop's clock."""
         self._has_spoken = False
         self._parts: list[bytes] = []
         """What the next flush writes."""
@@ -108,7 +109,7 @@ class Connection:
         if not data:
             self._on_end()
         elif self._is_reading:
-            self._has_heard = True
+            self._heard_at = self._loop.time()
             self._execute(self._stomp.receive(data))
             # uvloop reports a broken socket once, even if there was data to read before the end: look for ourselves.
             if not self._is_closed and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -133,7 +134,7 @@ class Connection:
 
     def read_on(self) -> None:
         self._is_paused = False
-        self._has_heard = True
+        self._heard_at = self._loop.time()
         if not self._is_reading:
             return
         commands, self._waiting = self._waiting, None
@@ -177,7 +178,7 @@ class Connection:
             # Twice as often as agreed: a beat left out because something was just sent is then made up in time.
             self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
         if self._stomp.expects_every_ms:
-            self._after(self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000, "silence", self._on_silence)
+            self._after(self._patience, "silence", self._on_silence)
 
     def cut(self, reason: str) -> None:
         self._refuse(reason, None)
@@ -397,13 +398,25 @@ class Connection:
         if not self._is_closed:
             self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
 
+    @property
+    def _patience(self) -> float:
+        """Seconds of silence after which the client is given up."""
+        return self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000
+
     def _on_silence(self) -> None:
-        if not self._has_heard and not self._is_paused:
+        """Called when the client would be given up had it said nothing since the last look."""
+        if self._silence >= self._patience and not self._is_paused:
             # We may be the one that was away: what came meanwhile is in the socket.
             self._on_readable()
-        if not self._has_heard and self._is_reading and not self._is_paused:
+        if self._silence >= self._patience and self._is_reading and not self._is_paused:
             self._lose("missed its heart-beats")
         if self._is_closed or not self._is_reading:
             return
-        self._has_heard = False
-        self._after(self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000, "silence", self._on_silence)
+        # Who is not read is looked at again when that has taken as long.
+        left = self._patience if self._is_paused else self._patience - self._silence
+        self._after(left, "silence", self._on_silence)
+
+    @property
+    def _silence(self) -> float:
+        """Seconds since something came."""
+        return self._loop.time() - self._heard_at

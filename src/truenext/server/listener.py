@@ -22,13 +22,13 @@ class Listener:
     """Accepts STOMP clients on one address."""
 
     def __init__(
-        self, address: Address, broker: Broker, loop: AbstractEventLoop, *, identity: str, version: str
+        self, address: Address, broker: Broker, loop: AbstractEventLoop, *, identity: str, server_name: str
     ) -> None:
         """Raises: ConfigurationError if the address cannot be listened on."""
         self._broker = broker
         self._loop = loop
         self._identity = identity
-        self._server_name = f"truenext/{version}"
+        self._server_name = server_name
         self._connections: set[Connection] = set()
         self._has_none = Event()
         """All connections are closed; looked at only while closing."""

@@ -11,7 +11,7 @@ from enum import Enum
 
 from truenext.commands import Ack
 from truenext.errors import LocalProtocolError, RemoteProtocolError
-from truenext.wire.stomp.codec import Decoder
+from truenext.wire.stomp.codec import Decoder, unknown_command
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
 
@@ -45,6 +45,8 @@ TRANSITIONS: dict[Side, Transitions] = {
         State.CLOSED: {"RECEIPT": State.CLOSED, "ERROR": State.CLOSED, "MESSAGE": State.CLOSED},
     },
 }
+_HEART_BEAT_DIGITS = 9
+"""A longer number of milliseconds is not meant as one."""
 _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for command in commands} for side in Side}
 
 
@@ -103,7 +105,7 @@ class Protocol:
         state = self._said_by_peer[self.state].get(frame.command)
         if state is None:
             if frame.command not in self._known:
-                raise RemoteProtocolError(f"unknown command {frame.command[:100]!r}")
+                raise RemoteProtocolError(unknown_command(frame.command, self._decoder.version))
             raise RemoteProtocolError(f"{frame.command} may not come while {self.state.value}")
         self.state = state
 
@@ -147,6 +149,8 @@ def parse_heart_beat(text: str) -> tuple[int, int]:
     Raises: RemoteProtocolError if it is not two numbers.
     """
     numbers = text.split(",")
-    if len(numbers) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in numbers):
-        raise RemoteProtocolError(f"heart-beat {text[:100]!r} is not two numbers of milliseconds")
+    if len(numbers) != 2 or not all(part.isascii() and part.isdigit() for part in numbers):
+        raise RemoteProtocolError("heart-beat is not two numbers of milliseconds")
+    if any(len(part) > _HEART_BEAT_DIGITS for part in numbers):
+        raise RemoteProtocolError(f"heart-beat of more than {'9' * _HEART_BEAT_DIGITS} milliseconds (11 days)")
     return int(numbers[0]), int(numbers[1])

@@ -77,7 +77,13 @@ _DURABLE_NAMES = ("activemq.subscriptionName", "activemq.subcriptionName", "dura
 _UNUSUAL_SEND = _HOP_HEADERS | {"reply-to", "JMSXGroupID"}
 # A member of an enumeration costs more to look up than a name; this one is asked for with every message.
 _QUEUE = Kind.QUEUE
+_SAID_BY_BROKER = ("content-length", "priority")
+"""Headers of a message that are right, whatever its producer said."""
 _PRIORITIES = {str(priority): priority for priority in range(10)}
+_DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
+_DIGITS_MAX = 19
+_NUMBER_MAX = 10**_DIGITS_MAX - 1
+"""Where nothing less is said: the store has eight bytes for it."""
 
 
 class Delivery(Shape):
@@ -172,7 +178,7 @@ class StompServer:
         headers = frame.headers
         version = choose_version(headers.get("accept-version"))
         if "receipt" in headers:
-            raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt")
+            raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt: CONNECTED is the answer")
         can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
         self.sends_every_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
         self.expects_every_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
@@ -205,6 +211,11 @@ class StompServer:
                 raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to")
             if kind is Kind.DURABLE:
                 raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic")
+        said = headers.get("priority")
+        priority = PRIORITY_DEFAULT
+        if said is not None:
+            known = _PRIORITIES.get(said)
+            priority = _priority(said) if known is None else known
         header = frame.lines
         producer = None
         number = 0
@@ -215,34 +226,36 @@ class StompServer:
                 schedule = _schedule(headers, destination)
             producer, number = _numbered(headers)
             group = _name("JMSXGroupID", headers.get("JMSXGroupID", ""))
-            header = self._forwarded(frame)
+            header = self._forwarded(frame, priority)
         elif not header or "content-length" not in headers:
-            header = self._forwarded(frame)
-        text = headers.get("priority")
-        if text is None:
-            priority = PRIORITY_DEFAULT
-        else:
-            known = _PRIORITIES.get(text)
-            priority = _priority(text) if known is None else known
+            header = self._forwarded(frame, priority)
+        elif said is None:
+            header = _DEFAULT_PRIORITY_LINE + header
+        elif said not in _PRIORITIES:
+            header = self._forwarded(frame, priority)
         text = headers.get("persistent")
         persistent = text is not None and (text == "true" or _boolean("persistent", text))
         text = headers.get("expires")
-        expires_ms = 0 if text is None else _number("expires", text)
+        expires_ms = 0 if text is None else _expires(text)
         message = Message(priority, persistent, expires_ms, header, frame.body)
         if group:
             message.group = group
         return Send(destination, message, headers.get("transaction"), producer, number, schedule)
 
-    def _forwarded(self, frame: Frame) -> bytes:
-        """The header lines that go on to the consumer."""
-        if frame.lines and "content-length" in frame.headers and "reply-to" not in frame.headers:
+    def _forwarded(self, frame: Frame, priority: int) -> bytes:
+        """The header lines that go on to the consumer; they say the priority as it is counted."""
+        headers = frame.headers
+        said = headers.get("priority")
+        is_right = said is None or said in _PRIORITIES
+        if frame.lines and is_right and "content-length" in headers and "reply-to" not in headers:
             # Nothing is escaped: leaving lines out is enough.
             kept = b"\n" + frame.lines
-            for name in _HOP_HEADERS & frame.headers.keys():
+            for name in _HOP_HEADERS & headers.keys():
                 before, _, behind = kept.partition(f"\n{name}:".encode())
                 kept = before + behind[behind.index(b"\n") :]
-            return kept[1:]
-        headers = {name: value for name, value in frame.headers.items() if name not in _HOP_HEADERS}
+            return kept[1:] if said is not None else _DEFAULT_PRIORITY_LINE + kept[1:]
+        headers = {name: value for name, value in headers.items() if name not in _HOP_HEADERS}
+        headers["priority"] = str(priority)
         headers["content-length"] = str(len(frame.body))
         reply_to = headers.get("reply-to", "")
         if reply_to.startswith((TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX)):
@@ -373,9 +386,7 @@ class StompServer:
         delay_ms = None
         text = headers.get("truenext-delay")
         if text is not None:
-            delay_ms = _number("truenext-delay", text)
-            if delay_ms > DELAY_MS_MAX:
-                raise RemoteProtocolError(f"truenext-delay {text} is more than {DELAY_MS_MAX} milliseconds (7 days)")
+            delay_ms = _number("truenext-delay", text, DELAY_MS_MAX, " milliseconds (7 days)")
         text = headers.get("truenext-poison")
         is_poison = text is not None and _boolean("truenext-poison", text)
         if is_poison and delay_ms is not None:
@@ -386,7 +397,7 @@ class StompServer:
         """Subscription and sequence that an ACK or NACK names."""
         headers = frame.headers
         if self._version is Version.V1_2:
-            ack = headers.get("id", "")
+            ack = _required(frame, "id")
             digits, at, subscription = ack.partition("@")
             if not at or not _is_sequence(digits):
                 raise RemoteProtocolError(
@@ -478,7 +489,8 @@ class StompServer:
             # Nobody knows yet whether a backslash would be an escape.
             headers["message"] = fault.summary.replace("\\", "/")
             headers["version"] = ",".join(version.value for version in Version)
-        if fault.receipt is not None:
+        elif fault.receipt is not None:
+            # Nothing of a frame before the login is repeated to anybody.
             headers["receipt-id"] = fault.receipt
         return self._protocol.send(Frame("ERROR", headers, (fault.detail or fault.summary).encode()))
 
@@ -515,7 +527,7 @@ def _required(frame: Frame, name: str) -> str:
 
 def _trimmed(headers: dict[str, str]) -> dict[str, str]:
     """Headers for a reader of STOMP 1.0, which may trim names and then take one for the broker's own."""
-    trimmed = {"content-length": headers["content-length"]}
+    trimmed = {name: headers[name] for name in _SAID_BY_BROKER if name in headers}
     for name, value in headers.items():
         name = name.strip()
         if name.partition(":")[0].strip() not in ("", *_HOP_HEADERS):
@@ -539,10 +551,7 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
         return None, 0
     if not producer:
         raise RemoteProtocolError("truenext-producer is empty")
-    number = _number("truenext-number", text)
-    if number > PRODUCER_NUMBER_MAX:
-        raise RemoteProtocolError(f"truenext-number {text} is more than {PRODUCER_NUMBER_MAX}")
-    return _name("truenext-producer", producer), number
+    return _name("truenext-producer", producer), _number("truenext-number", text, PRODUCER_NUMBER_MAX)
 
 
 def _schedule(headers: dict[str, str], destination: Destination) -> Schedule:
@@ -575,17 +584,29 @@ def _is_sequence(digits: str) -> bool:
     return digits.isdigit() and digits.isascii() and len(digits) < 20
 
 
-def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+def _number(name: str, text: str, most: int = _NUMBER_MAX, unit: str = "") -> int:
+    if not (text.isascii() and text.isdigit()):
         raise RemoteProtocolError(f"{name} {text[:100]!r} is not a number")
-    return int(text)
+    digits = text.lstrip("0")
+    # Thousands of digits are not made a number.
+    number = int(digits or "0") if len(digits) <= _DIGITS_MAX else most + 1
+    if number > most:
+        raise RemoteProtocolError(f"{name} {text[:100]} is more than {most}{unit}")
+    return number
+
+
+def _expires(text: str) -> int:
+    """Milliseconds since the epoch; 0 is never, and so is -1, which some clients say."""
+    return 0 if text == "-1" else _number("expires", text)
 
 
 def _priority(text: str) -> int:
+    """As counted: a number outside is moved to the nearest end, however long it is."""
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
+    if not (digits.isascii() and digits.isdigit()):
         raise RemoteProtocolError(f"priority {text[:100]!r} is not a number")
-    return clamp_priority(int(text))
+    number = int(digits.lstrip("0")[:3] or "0")
+    return clamp_priority(number if digits == text else -number)
 
 
 def _consumer_priority(text: str) -> int:
