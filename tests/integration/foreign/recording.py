@@ -18,7 +18,7 @@ message of subscription 1; `{now+15000}`, a time in milliseconds. Heart-beats of
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,8 +131,7 @@ class Player:
         try:
             for step in read(text):
                 self._play(step)
-            for connection in self._connections:
-                self._await(connection)
+            assert not self._connections, "a recording ends when all its connections are closed"
         finally:
             for sock, _, _ in self._connections.values():
                 sock.close()
@@ -146,29 +145,33 @@ class Player:
         if step.hears:
             expected.append(step.hears)
             return
-        self._await(step.connection)
+        self._hear(step.connection, lambda: len(listener.lines) >= len(expected))
         if step.says:
             said = step.says.replace(b"{queue}", self._queue)
             said = _NAMED.sub(lambda match: listener.names[match[1], match[2], match[3]], said)
             said = _NOW.sub(lambda match: b"%d" % (time.time() * 1000 + int(match[1])), said)
             sock.sendall(said)
         else:
+            # The broker says what is left to say, and closes.
+            sock.shutdown(socket.SHUT_WR)
+            self._hear(step.connection, lambda: False)
             sock.close()
             del self._connections[step.connection]
 
-    def _await(self, connection: int) -> None:
-        """Until it has heard what it had to: in order from each subscription, and receipts whenever they come."""
+    def _hear(self, connection: int, is_enough: Callable[[], bool]) -> None:
+        """Until that, or the broker closes. It must have been what was to be heard: from each subscription in order,
+        and receipts whenever they come.
+        """
         sock, listener, expected = self._connections[connection]
         deadline = time.monotonic() + self._patience_seconds
-        wanted = sorted(expected)
-        while len(listener.lines) < len(wanted):
+        while not is_enough():
             sock.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 data = sock.recv(65536)
             except TimeoutError:
-                break
+                raise AssertionError(f"on connection {connection} only {listener.lines} was heard") from None
             if not data:
                 break
             listener.hear(data)
-        heard = sorted(listener.lines)
+        heard, wanted = sorted(listener.lines), sorted(expected)
         assert heard == wanted, f"on connection {connection} {heard} was heard, not {wanted}"
