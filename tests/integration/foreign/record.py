@@ -5,6 +5,7 @@ The files go to `recordings/`; `test_recordings.py` plays them.
 """
 
 import asyncio
+import contextlib
 import re
 import sys
 import tempfile
@@ -45,13 +46,16 @@ class Recorder:
             to_broker.close()
 
         async def hear() -> None:
-            while data := await broker.read(65536):
-                self._write(connection, "<", listener.hear(data))
-                to_client.write(data)
-            to_client.close()
+            try:
+                while data := await broker.read(65536):
+                    self._write(connection, "<", listener.hear(data))
+                    to_client.write(data)
+            finally:
+                to_client.close()
 
-        # A client that is gone has no use for what it is still told.
-        await asyncio.gather(say(), hear(), return_exceptions=True)
+        # Who is gone has no use for what it is still told.
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(say(), hear())
 
     def _write(self, connection: int, kind: str, lines: list[str]) -> None:
         if lines and connection != self._last:
@@ -67,7 +71,7 @@ def _lines(data: bytes) -> list[str]:
 def _general(data: bytes, listener: Listener) -> bytes:
     """With braces for what is different each time."""
     for (header, subscription, number), value in listener.names.items():
-        # The longest first would not do: one value may be another one's beginning, but not its line.
+        # The whole of a header's value: one id may be the beginning of another.
         data = re.sub(
             rb"(?<=:)" + re.escape(value) + rb"(?=\r?\n)", b"{%b %b %b}" % (header, subscription, number), data
         )
