@@ -34,6 +34,7 @@ from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX
 from truenext.message import Message
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.protocol import parse_heart_beat
 from truenext.wire.stomp.server import PARTS_PER_MESSAGE, StompServer
 
 VERSIONS = list(Version)
@@ -121,7 +122,7 @@ def test_a_login_is_answered_with_the_version(version: Version, command: str) ->
         "version": version.value,
         "session": "me",
         "server": "truenext/1",
-        "heart-beat": f"{HEART_BEAT_MS_MIN},{HEART_BEAT_MS_MIN}",
+        "heart-beat": "0,0",
     }
 
 
@@ -146,6 +147,23 @@ def test_heart_beats_are_as_slow_as_the_slower_side_wants(heart_beat: list[str],
     server = connecting()
     ask(server, "CONNECT", "accept-version:1.2", *heart_beat)
     assert (server.sends_every_ms, server.expects_every_ms) == (sends, expects)
+
+
+@pytest.mark.parametrize("heart_beat", ["0,0", "10000,0", "0,20000", "1,2", "60000,30000"])
+def test_what_the_broker_says_of_heart_beats_is_what_is_agreed_whether_a_client_reckons_or_not(heart_beat: str) -> None:
+    """Some clients (Go's) beat, and expect beats, as often as CONNECTED says, whatever they have asked for."""
+    server = connecting()
+    ask(server, "CONNECT", "accept-version:1.2", f"heart-beat:{heart_beat}")
+    assert server.connected is not None
+    (connected,) = decode(None, server.connected)
+    can, wants = parse_heart_beat(heart_beat)
+    server_can, server_wants = parse_heart_beat(connected.headers["heart-beat"])
+    # 1.2, "Heart-beating".
+    reckoned = (
+        max(server_can, wants) if server_can and wants else 0,
+        max(can, server_wants) if can and server_wants else 0,
+    )
+    assert (server_can, server_wants) == reckoned == (server.sends_every_ms, server.expects_every_ms)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,9 @@ class StompServer:
                 "CONNECTED",
                 {
                     "version": version.value,
-                    "heart-beat": f"{HEART_BEAT_MS_MIN},{HEART_BEAT_MS_MIN}",
+                    # Not what we could do, but what is agreed: the same to a client that compares it with what it has
+                    # said, and right for one that takes it as it stands (decision 42).
+                    "heart-beat": f"{self.sends_every_ms},{self.expects_every_ms}",
                     "session": self._session_id,
                     "server": self._server_name,
                 },
