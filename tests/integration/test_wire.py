@@ -1196,7 +1196,7 @@ def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: Br
     own_broker.stop()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        complaint = failed("serve", "--data", str(own_broker.data), "--listen", f"stomp://127.0.0.1:{port}")
+        complaint = failed("serve", "--data", str(own_broker.data), "--listen", f"stomp://127.0.0.1:{port}", status=2)
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in complaint
     own_broker.start()
     assert bodies(own_broker.what_is_left("q")) == ["transient", "persistent"]
@@ -1204,7 +1204,7 @@ def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: Br
 
 def test_an_address_that_others_can_reach_must_be_allowed() -> None:
     everywhere = ("--memory", "--listen", "stomp://0.0.0.0:0")
-    assert "0.0.0.0 can be reached from other machines" in failed("serve", *everywhere)
+    assert "0.0.0.0 can be reached from other machines" in failed("serve", *everywhere, status=2)
     with serving(*everywhere, "--allow-anonymous") as (url,):
         assert url.startswith("stomp://0.0.0.0:")
         client = RawClient(int(url.rpartition(":")[2]))
@@ -1226,7 +1226,7 @@ def test_an_address_that_others_can_reach_must_be_allowed() -> None:
 )
 def test_a_url_that_is_none_is_refused_before_anything_is_made(tmp_path: Path, url: str) -> None:
     data = tmp_path / "data"
-    complaint = failed("serve", "--data", str(data), "--listen", "stomp://127.0.0.1:0", "--listen", url)
+    complaint = failed("serve", "--data", str(data), "--listen", "stomp://127.0.0.1:0", "--listen", url, status=2)
     assert repr(url) in complaint
     assert not data.exists()
 
@@ -1234,7 +1234,7 @@ def test_a_url_that_is_none_is_refused_before_anything_is_made(tmp_path: Path, u
 def test_a_host_that_cannot_be_is_refused() -> None:
     for host in ("nosuch.invalid", "a..b"):
         arguments = ("--memory", "--allow-anonymous", "--listen", f"stomp://{host}:0")
-        assert f"cannot listen on {host}:0" in failed("serve", *arguments)
+        assert f"cannot listen on {host}:0" in failed("serve", *arguments, status=2)
 
 
 @pytest.mark.parametrize(
@@ -1378,13 +1378,19 @@ def test_without_a_broker_the_command_says_so_in_one_line(command: list[str]) ->
         assert failed(*command, "--url", url) == f"truenext: no broker at {url}: Connection refused\n"
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:61613", "stomp://127.0.0.1:99999", "stomp://[::1", "stomp://a..b:1"])
-def test_a_url_that_leads_nowhere_is_refused_in_one_line(url: str) -> None:
-    assert url in failed("send", "q", "body", "--url", url)
+@pytest.mark.parametrize("url", ["127.0.0.1:61613", "stomp://127.0.0.1:99999", "stomp://[::1"])
+def test_a_url_that_is_none_is_refused_in_one_line(url: str) -> None:
+    assert url in failed("send", "q", "body", "--url", url, status=2)
+
+
+def test_a_url_that_leads_nowhere_is_refused_in_one_line() -> None:
+    assert "stomp://a..b:1" in failed("send", "q", "body", "--url", "stomp://a..b:1")
 
 
 def test_what_the_broker_refuses_the_command_reports_in_one_line(url: str, queue: str) -> None:
-    assert "exchanges are not supported yet: '/exchange/x'" in failed("send", "/exchange/x", "body", "--url", url)
-    assert "exchanges are not supported yet: '/exchange/x'" in failed("receive", "/exchange/x", "--url", url)
+    assert "exchanges are not supported yet: '/exchange/x'" in failed(
+        "send", "/exchange/x", "body", "--url", url, status=2
+    )
+    assert "exchanges are not supported yet: '/exchange/x'" in failed("receive", "/exchange/x", "--url", url, status=2)
     said = b"x" * (BODY_BYTES_MAX + 1)
     assert f"is more than {BODY_BYTES_MAX} bytes" in failed("send", queue, "--url", url, said=said)

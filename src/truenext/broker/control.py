@@ -61,8 +61,7 @@ def change(engine: Engine, verb: str, body: bytes) -> bytes:
         named = msgspec.json.decode(body, type=QueueNamed)
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"{verb}: {error}") from error
-    CHANGES[verb](engine, named.queue)
-    return msgspec.json.encode({"queue": named.queue})
+    return msgspec.json.encode({"queue": named.queue} | CHANGES[verb](engine, named.queue))
 
 
 def reply(question: Control, body: bytes, now_ms: int) -> Send:
@@ -166,6 +165,16 @@ def _in_transactions(engine: Engine) -> int:
     )
 
 
-CHANGES: dict[str, Callable[[Engine, str], None]] = {"pause": Engine.pause, "resume": Engine.resume}
+def _pause(engine: Engine, queue: str) -> dict[str, bool]:
+    return {"made": engine.pause(queue)}
+
+
+def _resume(engine: Engine, queue: str) -> dict[str, bool]:
+    engine.resume(queue)
+    return {}
+
+
+CHANGES: dict[str, Callable[[Engine, str], dict[str, bool]]] = {"pause": _pause, "resume": _resume}
+"""What is told of a change besides the queue."""
 
 VERBS: dict[str, Callable[[Asked], Any]] = {"queues": _queues, "reload": _reload, "status": _status}

@@ -13,16 +13,17 @@ from truenext.broker.settings import LogLevel, fault_of_server_name
 from truenext.cli import logs
 from truenext.cli.audit import audit
 from truenext.cli.bulk import move, purge, redrive
-from truenext.cli.client import Failure, browse, queues, receive, send, status
+from truenext.cli.client import browse, queues, receive, send, status
 from truenext.cli.config import config as config_command
 from truenext.cli.config import reload
+from truenext.cli.ending import Commands, Failure
 from truenext.cli.history import history as history_command
 from truenext.cli.pause import pause, resume
 from truenext.cli.record import record
 from truenext.cli.schedule import scheduled, unschedule
 from truenext.cli.serve import serve as run_broker
-from truenext.cli.size import Size
 from truenext.cli.store import store
+from truenext.cli.values import URL, Place, Size
 from truenext.errors import TruenextError
 from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
 from truenext.policy import StoreAndDispatch, WhenFull
@@ -32,22 +33,23 @@ from truenext.url import DEFAULT_URL
 logger = logging.getLogger(__name__)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(truenext.__version__, prog_name="truenext")
 def main() -> None:
     """A message broker that always hands out the true next message."""
 
 
 @main.command()
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Folder the messages are kept in.")
+@click.option("--data", type=Place(file_okay=False), help="Folder the messages are kept in.")
 @click.option("--memory", is_flag=True, help="Keep nothing on disk; for tests.")
 @click.option(
     "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=Place(exists=True, dir_okay=False),
     help="File with these and other settings, see docs/policies.md; options say it differently.",
 )
 @click.option(
     "--listen",
+    type=URL,
     multiple=True,
     show_default=DEFAULT_URL,
     help="Where to listen, stomp://HOST:PORT; port 0 picks a free one. May be repeated.",
@@ -129,6 +131,8 @@ def serve(
     """
     if memory and data is not None:
         raise click.UsageError("--data and --memory exclude each other: messages are kept in a folder, or nowhere")
+    if memory and history:
+        raise click.UsageError("--history is for a broker with --data")
     read = partial(
         configure,
         config,

@@ -15,12 +15,13 @@ from truenext.broker.broker import Broker
 from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
-from truenext.cli import logs
+from truenext.cli import logs, machine
 from truenext.engine.engine import Engine
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import Exporter
 from truenext.history.writer import History
 from truenext.server.listener import Listener
+from truenext.size import said
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store
@@ -61,6 +62,9 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                 f"{address.host} can be reached from other machines, and anybody there could read and write all "
                 "queues; listen on 127.0.0.1, or say --allow-anonymous if that is meant"
             )
+    fault = fault_of_memory_limit(memory_limit)
+    if fault is not None:
+        raise ConfigurationError(fault)
     with ExitStack() as opened:
         history: History | None = None
         exporter: Exporter | None = None
@@ -101,6 +105,17 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                 loop.add_signal_handler(signal.SIGHUP, broker.reload)
 
         runner.run(_run(engine, recovered, store, history, addresses, settings.server_name, make_reloadable))
+
+
+def fault_of_memory_limit(limit: int) -> str | None:
+    """Why a broker does not start with it on this machine; None if it does."""
+    there_is = machine.memory()
+    if limit <= there_is:
+        return None
+    return (
+        f"a memory limit of {said(limit)} is more than there is for the broker here, {there_is >> 20}MiB: the system "
+        "would end it before it comes to that; name less (--memory-limit, or memory_limit in the configuration file)"
+    )
 
 
 async def _run(

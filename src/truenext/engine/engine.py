@@ -806,19 +806,22 @@ class Engine:
 
     # ---- Pausing ----
 
-    def pause(self, name: str) -> None:
-        """Nothing is dispatched from a queue any more, which is made if it is not there. Durable with the next answer.
+    def pause(self, name: str) -> bool:
+        """Nothing is dispatched from a queue any more, which is made if it is not there; true if it was not. Durable
+        with the next answer.
 
         Raises: RemoteProtocolError if there can be no such queue.
         """
         queue = self._queues.get(name)
-        if queue is None or queue.is_temporary:
+        is_made = queue is None or queue.is_temporary
+        if is_made:
             queue = self._queue(queue_called(name))
         assert queue is not None, "it belongs to no connection"
         self._set_paused(queue, is_paused=True)
         if queue.wildcards:
             # What is being committed in it holds back nobody in other queues any more.
             self._touched[queue] = None
+        return is_made
 
     def resume(self, name: str) -> None:
         """Raises: RemoteProtocolError if there is no such queue."""

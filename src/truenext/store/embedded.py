@@ -101,7 +101,8 @@ class EmbeddedStore:
 
         The history in a batch is kept as long as its segment; `sync_history` (see there) comes before that goes.
 
-        Raises: StoreInUseError if another broker uses it, StoreError if it cannot be used.
+        Raises: StoreInUseError if another broker uses it, ConfigurationError if it is a folder of others' files,
+            StoreError if it cannot be used.
         """
         self._path = path
         self._segments_max = segments_max
@@ -130,6 +131,7 @@ class EmbeddedStore:
         self._move_failure: StoreError | None = None
         with ExitStack() as opened:
             try:
+                folder.refuse_what_is_not_ours(path)
                 folder.make(path)
                 opened.callback(os.close, folder.lock(path))
                 may_be_new = not folder.has_journal(path)
