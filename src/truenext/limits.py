@@ -83,8 +83,8 @@ CONSUMER_PRIORITY_MAX = 127
 """Highest consumer priority, and lowest with a minus: ActiveMQ's."""
 
 WINDOW_MAX = 32_767
-"""Largest window a consumer may ask for, in messages; a larger wish gets this much. One cumulative NACK can give back
-a whole window in one step, which must not take long."""
+"""Largest window a consumer may ask for, in messages; more is refused. One cumulative NACK can give back a whole window
+in one step, which must not take long."""
 
 UNSENT_BYTES_MAX = 1024 * 1024
 """Bytes of messages written to a connection that its socket has not taken yet; a window is shut beyond it."""

@@ -220,7 +220,7 @@ def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_
         ("", {"durable": "true"}, "needs a client-id"),
         ("me", {"activemq.subscriptionName": ""}, "name of a durable subscription '' is empty"),
         ("me", {"activemq.subscriptionName": "x" * 240}, "of 242 characters"),
-        ("me", {"durable": "true", "destination": "/queue/q"}, "durable subscriptions are to topics"),
+        ("me", {"activemq.subscriptionName": "n", "destination": "/queue/q"}, "durable subscriptions are to topics"),
         ("me", {"durable": "true", "destination": "/temp-topic/q"}, "durable subscriptions are to topics"),
     ],
 )
@@ -334,7 +334,8 @@ def test_a_durable_subscription_is_listed_browsed_moved_and_purged_by_its_name(
         ("SEND", "/subscription/c,n", "send to its topic"),
         ("SUBSCRIBE", "/subscription/c,n", "subscribe to its topic"),
         ("SEND", "/subscription/c", "name of a durable subscription '' is empty"),
-        ("SEND", "/queue/a,/subscription/c,n", "is empty"),
+        ("SEND", "/queue/a,/subscription/c,n", "unknown destination 'n'"),
+        ("SEND", "/queue/a,/subscription/c", "is empty"),
     ],
 )
 def test_a_durable_subscription_has_an_address_for_browsing_alone(

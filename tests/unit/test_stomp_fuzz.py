@@ -34,6 +34,8 @@ FRAMES = [
     "SEND\ndestination:/remote-temp-queue/s/r\nn\u00e4me:\u20ac\nredelivered:true\n\n\u00e9\0".encode(),
     b"SUBSCRIBE\nid:1\ndestination:/queue/a\nack:client\nactivemq.prefetchSize:10\n\n\0",
     b"SUBSCRIBE\nid:2\ndestination:/temp-queue/r\n\n\0\n\n",
+    b"SUBSCRIBE\nid:3\ndestination:/queue/a?consumer.selector=a%20%3E%201&consumer.priority=3\n\n\0",
+    b"SUBSCRIBE\nid:4\ndestination:a\nprefetch-count:10\ndurable:true\nauto-delete:false\nno-local:False\n\n\0",
     b"ACK\nid:5@1\nmessage-id:truenext-b1-5\nsubscription:1\n\n\0",
     b"NACK\nid:5@1\nmessage-id:truenext-b1-5\nsubscription:1\ntransaction:t\n\n\0",
     b"BEGIN\ntransaction:t\nreceipt:1\n\n\0",

@@ -30,7 +30,7 @@ from truenext.commands import (
 from truenext.destination import parse
 from truenext.envelope import closes_group, escape, group_of, read_header, write_header
 from truenext.errors import RemoteProtocolError
-from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX
+from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX, WINDOW_MAX
 from truenext.message import Message
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
@@ -113,8 +113,8 @@ def message_frame(version: Version, deliveries: list[Delivered], *lines: str) ->
 def test_a_login_is_answered_with_the_version(version: Version, command: str) -> None:
     server = connecting()
     assert not server.is_connected and server.connected is None
-    assert ask(server, command, f"accept-version:{version.value}", "host:h", "login:a", "passcode:b\\x") == []
-    assert server.is_connected and not server.is_closed
+    assert ask(server, command, f"accept-version:{version.value}", "host:h") == []
+    assert server.is_connected and not server.is_closed and not server.has_unchecked_login
     assert server.connected is not None
     (frame,) = decode(None, server.connected)
     assert frame.command == "CONNECTED"
@@ -124,6 +124,26 @@ def test_a_login_is_answered_with_the_version(version: Version, command: str) ->
         "server": "truenext/1",
         "heart-beat": "0,0",
     }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "lines", [["login:a", "passcode:b\\x"], ["login:a"], ["passcode:b"], ["login: a", "passcode:"]]
+)
+def test_whoever_says_who_it_is_is_told_that_nobody_checks_it(version: Version, lines: list[str]) -> None:
+    server = connecting()
+    assert ask(server, "CONNECT", f"accept-version:{version.value}", "host:h", *lines) == []
+    assert server.has_unchecked_login and server.connected is not None
+    (frame,) = decode(None, server.connected)
+    assert frame.headers["truenext-login"] == "unchecked"
+
+
+@pytest.mark.parametrize("lines", [[], ["login:", "passcode:"], ["login: "]])
+def test_whoever_does_not_say_who_it_is_is_told_nothing(lines: list[str]) -> None:
+    server = connecting()
+    ask(server, "CONNECT", "accept-version:1.2", *lines)
+    assert not server.has_unchecked_login
+    assert server.connected is not None and b"truenext-login" not in server.connected
 
 
 def test_a_login_that_names_no_version_means_1_0() -> None:
@@ -495,7 +515,8 @@ def test_a_send_to_control_is_a_question() -> None:
     [
         ([], "without the header 'reply-to'"),
         (["reply-to:/control/x"], "temp-queue"),
-        (["reply-to:nowhere"], "unknown destination"),
+        (["reply-to:nowhere"], "temp-queue"),
+        (["reply-to:no/where"], "unknown destination"),
         (["reply-to:/temp-queue/r", "transaction:t"], "cannot be part of a transaction"),
     ],
 )
@@ -528,7 +549,7 @@ def test_another_acknowledgement_mode_is_refused(value: str) -> None:
     )
 
 
-@pytest.mark.parametrize("size", [1, 1000, 10**9])
+@pytest.mark.parametrize("size", [1, 1000, WINDOW_MAX])
 def test_a_window_is_what_the_consumer_asks_for(size: int) -> None:
     assert asked(Subscribe, Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", f"activemq.prefetchSize:{size}").window == size
 
@@ -791,17 +812,31 @@ def test_a_nack_with_a_bad_wish_is_refused_by_name(version: Version, lines: list
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("command", ["SEND", "SUBSCRIBE"])
 @pytest.mark.parametrize(
-    ("address", "feature"),
+    ("address", "words"),
     [
-        ("/dsub/a", "durable subscriptions"),
-        ("/exchange/a", "exchanges"),
+        ("/dsub/a", "SUBSCRIBE to its /topic/NAME with durable:true"),
+        ("/exchange/a", "say /topic/NAME for everybody who has subscribed, /queue/NAME for one"),
+        ("/amq/queue/a", "here it is '/queue/a'"),
+        ("topic/a", "here it is '/topic/a'"),
     ],
 )
-def test_a_destination_that_is_not_there_yet_is_refused_by_name(
-    version: Version, command: str, address: str, feature: str
+def test_a_destination_of_another_broker_is_refused_with_the_words_for_it(
+    version: Version, command: str, address: str, words: str
 ) -> None:
     reason = refused(version, command, f"destination:{address}", "id:s")
-    assert feature in reason and "not supported yet" in reason
+    assert f"unknown destination '{address}'" in reason and words in reason
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_mere_name_is_a_queue(version: Version) -> None:
+    send = asked(Send, version, "SEND", "destination:orders")
+    assert send.destination == parse("/queue/orders", "me")
+    # As it was sent.
+    assert read_header(send.message.header)["destination"] == "orders"
+    assert asked(Subscribe, version, "SUBSCRIBE", "destination:orders.*", "id:s").destination == parse(
+        "/queue/orders.*", "me"
+    )
+    assert "can only be subscribed to" in refused(version, "SEND", "destination:orders.*")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

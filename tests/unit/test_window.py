@@ -13,7 +13,7 @@ from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.window import AutoWindow
-from truenext.limits import WINDOW_DEFAULT
+from truenext.limits import WINDOW_DEFAULT, WINDOW_MAX
 from truenext.message import Message
 
 QUEUE = parse("/queue/a", "s")
@@ -227,3 +227,20 @@ def test_the_first_answer_of_many_after_a_silence_is_not_taken_for_a_slow_consum
     window.answered += 199
     assert not window.stretch(6999)
     assert window.stretch(7000)
+
+
+@pytest.mark.parametrize("size", [1, 2, WINDOW_DEFAULT + 1, WINDOW_MAX])
+@pytest.mark.parametrize("mode", [AckMode.CLIENT, AckMode.INDIVIDUAL])
+def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
+    engine = Engine()
+    engine.start()
+    batch = engine.take_batch()
+    assert batch is not None
+    engine.committed(batch)
+    session = engine.connect("reader")
+    engine.subscribe(session, Subscribe("c", QUEUE, mode, size))
+    for _ in range(size + 1):
+        engine.send(session, Send(QUEUE, Message(4, False, 0, b"content-length:0\n", b"")))
+    while engine.turn()[1]:
+        engine.taken(session)
+    assert len(session.consumers["c"].held) == size

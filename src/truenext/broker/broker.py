@@ -128,6 +128,7 @@ class Broker:
         """By verb, until the next turn: whoever asks a thousand times at once gets one answer a thousand times."""
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
+        self._has_noted_login = False
         self._is_turn_due = False
         self._lazy_commit: TimerHandle | None = None
         self._stuck_audit = StuckAudit()
@@ -159,6 +160,12 @@ class Broker:
         session = self._engine.connect(secrets.token_hex(8))
         self._peers[session] = peer
         return session
+
+    def note_unchecked_login(self, client: str) -> None:
+        """Say in the log that nobody checks who clients are; once, as many of them say it each time."""
+        if not self._has_noted_login:
+            self._has_noted_login = True
+            logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
 
     def execute(self, session: Session, commands: Iterable[Command]) -> Command | None:
         """Do what a client asks, one command after the other.

@@ -15,7 +15,7 @@ from truenext.cli.ending import Failure
 from truenext.cli.values import COUNT, Address
 from truenext.cli.work import Work, id_option, json_option, pieces, selector_option
 from truenext.client.connection import Connection
-from truenext.destination import Kind, parse
+from truenext.destination import Kind, accepted_address
 from truenext.errors import TruenextError
 from truenext.schedule import FOR_EVER
 
@@ -94,7 +94,7 @@ def _place(destination: str) -> dict[str, str]:
 
     Raises: click.UsageError if nothing can.
     """
-    parsed = parse(destination, "")
+    parsed = accepted_address(destination)
     if parsed.kind is Kind.QUEUE:
         return {"queue": parsed.name}
     if parsed.is_spread and not parsed.session:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, parse, queue_called
+from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, accepted_address, queue_called
 from truenext.errors import TruenextError
 from truenext.limits import DESTINATION_LENGTH_MAX
 from truenext.selector import selector
@@ -77,7 +77,8 @@ class Address(click.ParamType[str]):
     name = "destination"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        _ask(lambda: parse(address(value), ""), self, param, ctx)
+        # Names from before, and options, are for the broker to judge.
+        _ask(lambda: accepted_address(address(value)), self, param, ctx)
         return address(value)
 
 

@@ -32,9 +32,9 @@ from truenext.destination import (
     SUBSCRIPTION_PREFIX,
     Destination,
     Kind,
+    accepted_address,
     durable_key_of,
     durable_subscription,
-    parse,
     queue_called,
     stored_queue,
 )
@@ -1200,7 +1200,7 @@ class Engine:
     def _send_scheduled(self, name: str, to: str, message: Message) -> None:
         """Accept what is due, in the queue of this name, or everywhere that the address `to` stands for now."""
         if to:
-            queues = self._queues_of_parts(parse(to, ""), message, self._needed_queue)
+            queues = self._queues_of_parts(accepted_address(to), message, self._needed_queue)
         else:
             queues = [self._needed_queue(Destination(Kind.QUEUE, name))]
         content = self._share(message, queues)

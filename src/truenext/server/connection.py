@@ -172,6 +172,8 @@ class Connection:
             return
         self._stomp.connected = None
         self._timers.pop("login").cancel()
+        if self._stomp.has_unchecked_login:
+            self._broker.note_unchecked_login(self._name)
         self._add(connected)
         self.flush()
         if self._stomp.sends_every_ms:
