@@ -128,7 +128,7 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
     for each in written.split("&"):
         name, equals, text = each.partition("=")
         if not equals or not name:
-            raise RemoteProtocolError(f"option {each[:50]!r} of a destination is not NAME=VALUE")
+            raise RemoteProtocolError(f"option {each[:50]!r} of a destination is not NAME=VALUE; no name has a ?")
         if _NO_ESCAPE(text) is not None:
             raise RemoteProtocolError(f"option {name[:50]!r} of a destination has a % that is none of %25, %20, ...")
         try:
