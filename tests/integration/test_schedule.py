@@ -56,7 +56,9 @@ def test_what_is_scheduled_survives_a_restart(own_broker: BrokerProcess, is_clea
     later(client, "much later", 3_600_000, confirmed=True)
     client.disconnect()
     own_broker.restart(is_clean=is_clean)
-    assert scheduled(own_broker) == {"q": 22 if is_clean else 21}
+    (queue,) = own_broker.ask("queues")
+    # On a slow machine the first are due by now.
+    assert queue["scheduled"] + queue["waiting"] == (22 if is_clean else 21)
     client = own_broker.connect()
     client.subscribe("q")
     soon = [f"soon {number}" for rest in range(3) for number in range(20) if number % 3 == rest]

@@ -14,7 +14,19 @@ from click.testing import CliRunner, Result
 from truenext.cli import terminal
 from truenext.cli.ending import COMPLAINT_MAX
 from truenext.cli.main import main
-from truenext.cli.values import Address, Body, Header, Place, QueueName, Seconds, SelectorText, Size, Text, Url
+from truenext.cli.values import (
+    Address,
+    Body,
+    Header,
+    Place,
+    QueueName,
+    Seconds,
+    SelectorText,
+    ServerName,
+    Size,
+    Text,
+    Url,
+)
 
 NO_UTF_8 = os.fsdecode(b"a\xff")
 """As Python hands over what the shell had in another encoding."""
@@ -55,6 +67,7 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
     SelectorText: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
     Header: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
     Text: lambda kind: NO_TEXTS,
+    ServerName: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
     Body: lambda kind: [],
 }
 """By type, what must be refused. A new type needs a row here, and one that takes anything says so."""

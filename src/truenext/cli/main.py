@@ -9,7 +9,7 @@ import click
 
 import truenext
 from truenext.broker.config import configure
-from truenext.broker.settings import LogLevel, fault_of_server_name
+from truenext.broker.settings import LogLevel
 from truenext.cli import logs
 from truenext.cli.audit import audit
 from truenext.cli.bulk import move, purge, redrive
@@ -23,7 +23,7 @@ from truenext.cli.record import record
 from truenext.cli.schedule import scheduled, unschedule
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.store import store
-from truenext.cli.values import URL, Place, Size
+from truenext.cli.values import URL, Place, ServerName, Size
 from truenext.errors import TruenextError
 from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
 from truenext.policy import StoreAndDispatch, WhenFull
@@ -56,7 +56,7 @@ def main() -> None:
 )
 @click.option(
     "--server-name",
-    callback=lambda _, __, name: _server_name(name),
+    type=ServerName(),
     show_default=f"truenext/{truenext.__version__}",
     help="What CONNECTED says in its header `server`.",
 )
@@ -167,12 +167,6 @@ def serve(
         run_broker(configuration, read if config is not None else None)
     except TruenextError as error:
         raise Failure(error) from error
-
-
-def _server_name(name: str | None) -> str | None:
-    if name is not None and (fault := fault_of_server_name(name)):
-        raise click.BadParameter(fault)
-    return name
 
 
 def _said(**options: Any) -> dict[str, Any]:

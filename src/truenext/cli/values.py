@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from truenext.broker.settings import fault_of_server_name
 from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, accepted_address, queue_called
 from truenext.errors import TruenextError
 from truenext.limits import DESTINATION_LENGTH_MAX
@@ -39,6 +40,17 @@ class Text(click.ParamType[str]):
         if not value or not value.isprintable():
             # Not said again: it may be a passcode.
             self.fail("must be a text that is not empty, of characters that can be printed", param, ctx)
+        return value
+
+
+class ServerName(click.ParamType[str]):
+    """What a broker calls itself."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if fault := fault_of_server_name(value):
+            self.fail(fault, param, ctx)
         return value
 
 

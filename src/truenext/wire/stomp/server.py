@@ -79,7 +79,6 @@ _SAID_BY_BROKER = ("content-length", "priority")
 """Headers of a message that are right, whatever its producer said."""
 _PRIORITIES = {str(priority): priority for priority in range(10)}
 _DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
-"""Where nothing less is said: the store has eight bytes for it."""
 
 
 class Delivery(Shape):
