@@ -125,8 +125,6 @@ def serve(
     where = "say where messages are kept: --data DIR, or --memory for nowhere"
     if memory and data is not None:
         raise click.UsageError(where)
-    if memory and history:
-        raise click.UsageError("--history is for a broker with --data")
     read = partial(
         configure,
         config,
@@ -154,6 +152,8 @@ def serve(
             raise click.UsageError(where)
         if settings.memory and settings.disk_limit is not None:
             raise click.UsageError("--disk-limit is for a broker with --data")
+        if settings.memory and history:
+            raise click.UsageError("--history is for a broker with --data")
         logs.configure(settings.log_level.value)
         if config is not None:
             logger.info("configuration read", extra={"file": str(config)})
