@@ -125,7 +125,8 @@ def test_options_go_before_the_file(file: Path) -> None:
 def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(file: Path) -> None:
     on_disk = read(file, "[broker]\nmemory = true", broker={"data": Path("d")}).broker
     assert (on_disk.data, on_disk.memory) == (Path("d"), False)
-    in_memory = read(file, '[broker]\ndata = "d"\ndisk_limit = "9GiB"', broker={"memory": True}).broker
+    content = '[broker]\ndata = "d"\ndisk_limit = "9GiB"\nhistory = true'
+    in_memory = read(file, content, broker={"memory": True}).broker
     assert (in_memory.data, in_memory.memory, in_memory.disk_limit) == (None, True, None)
 
 
@@ -196,10 +197,11 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
             ],
         ),
         (
-            '[broker]\nmemory = true\ndata = "d"\ndisk_limit = "5GiB"',
+            '[broker]\nmemory = true\ndata = "d"\ndisk_limit = "5GiB"\nhistory = true',
             [
                 "3: data cannot be with memory = true: then nothing is kept on disk",
                 "4: disk_limit cannot be with memory = true: then nothing is kept on disk",
+                "5: history cannot be with memory = true: then nothing is kept on disk",
             ],
         ),
         ('[policy."a..b"]', ["1: 'a..b' is no pattern of names: it has an empty word"]),
@@ -293,7 +295,8 @@ PATTERNS = st.builds(
 
 
 def is_possible(of_broker: dict[str, Any]) -> bool:
-    return not of_broker.get("memory") or not {"data", "disk_limit"} & of_broker.keys()
+    kept_on_disk = {"data", "disk_limit"} & of_broker.keys() or of_broker.get("history")
+    return not of_broker.get("memory") or not kept_on_disk
 
 
 def written(of_broker: dict[str, Any], default: dict[str, Any], patterns: dict[str, dict[str, Any]]) -> str:

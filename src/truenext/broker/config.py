@@ -64,6 +64,7 @@ def configure(
         of_broker = {name: value for name, value in of_broker.items() if name not in ("data", "memory")}
         if broker.get("memory"):
             of_broker.pop("disk_limit", None)
+            of_broker.pop("history", None)
     default = Policy(**{**tables.get(header(POLICY), {}), **(policy or {})})
     patterns = {each: values for each, values in tables.items() if isinstance(each, Pattern)}
     return Configuration(
@@ -207,8 +208,8 @@ class _Reader:
         """What is wrong only beside another setting."""
         if not values.get("memory"):
             return
-        for name in ("data", "disk_limit"):
-            if values.get(name) is not None:
+        for name in ("data", "disk_limit", "history"):
+            if values.get(name) not in (None, False):
                 self._fault((BROKER, name), f"{name} cannot be with memory = true: then nothing is kept on disk")
 
     # ---- Faults ----

@@ -60,7 +60,8 @@ class BrokerSettings:
     )
     memory_limit: int = setting(
         MEMORY_LIMIT,
-        "Private memory the broker may take, all told; what waits beyond that waits on disk.",
+        "Private memory the broker may take, all told; what waits beyond that waits on disk. No more than the machine "
+        "has, or a control group lets the broker have.",
         unit="bytes",
         least=MEMORY_LIMIT_MIN,
         fixed=_AT_START,

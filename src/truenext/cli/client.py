@@ -1,7 +1,7 @@
 """The commands that talk to a running broker, as any client does: over STOMP."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import islice
 
 import click
@@ -47,15 +47,10 @@ def send(
         raise click.UsageError("either BODY or --lines")
     fields = {"priority": str(priority), "persistent": "false" if transient else "true"}
     fields |= dict(headers)
-    bodies: Iterable[bytes]
-    if lines:
-        bodies = (line.removesuffix(b"\n") for line in sys.stdin.buffer)
-    else:
-        bodies = [_standard_input() if body is None else body]
     count = 0
     try:
         with Connection(url) as connection:
-            for count, each in enumerate(bodies, 1):
+            for count, each in enumerate(_standard_input(lines=lines) if body is None else [body], 1):
                 connection.send(queue, each, fields, is_confirmed=count % CONFIRM_EVERY == 0)
                 if count % 50_000 == 0:
                     terminal.say(f"{count} sent", err=True)
@@ -66,12 +61,17 @@ def send(
         terminal.say(f"{count} sent", err=True)
 
 
-def _standard_input() -> bytes:
-    """Raises: Failure"""
+def _standard_input(*, lines: bool) -> Iterator[bytes]:
+    """All of it, or its lines. Raises: TruenextError"""
+    if sys.stdin is None:
+        raise TruenextError("cannot read standard input: it is closed")
     try:
-        return sys.stdin.buffer.read()
+        if lines:
+            yield from (line.removesuffix(b"\n") for line in sys.stdin.buffer)
+        else:
+            yield sys.stdin.buffer.read()
     except OSError as error:
-        raise Failure(TruenextError(f"cannot read standard input: {error.strerror}")) from error
+        raise TruenextError(f"cannot read standard input: {error.strerror}") from error
 
 
 @click.command()

@@ -131,8 +131,6 @@ def serve(
     """
     if memory and data is not None:
         raise click.UsageError("--data and --memory exclude each other: messages are kept in a folder, or nowhere")
-    if memory and history:
-        raise click.UsageError("--history is for a broker with --data")
     read = partial(
         configure,
         config,
@@ -161,6 +159,8 @@ def serve(
             raise click.UsageError("say where messages are kept: --data DIR, or --memory for nowhere")
         if settings.memory and settings.disk_limit is not None:
             raise click.UsageError("--disk-limit is for a broker with --data")
+        if settings.memory and history:
+            raise click.UsageError("--history is for a broker with --data")
         logs.configure(settings.log_level.value)
         if config is not None:
             logger.info("configuration read", extra={"file": str(config)})
