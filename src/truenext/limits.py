@@ -66,6 +66,9 @@ TRANSACTION_MESSAGES_MAX = 50_000
 PRODUCERS_MAX = 100_000
 """Producers remembered for repeated sends; each is kept for PRODUCER_MEMORY_MS after its last use."""
 
+PRODUCER_MEMORY_MS_MIN = 3600 * 1000
+"""The same if they are too many and it had one SEND alone, and no other use."""
+
 PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
 """Milliseconds a producer's last number is remembered after its last use (guarantee L5)."""
 

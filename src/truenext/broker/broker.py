@@ -368,6 +368,9 @@ class Broker:
         self._is_look_due = True
         self._tick()
         self._engine.stretch_windows()
+        forgotten, last = self._engine.take_forgotten_producers()
+        if forgotten:
+            logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
         # Scheduled sends wait for it, also if nobody asks for anything.
         self._engine.room = self._store.room
         self._schedule_turn()

@@ -216,6 +216,10 @@ class Engine:
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         self._producers.restore(states)
 
+    def take_forgotten_producers(self) -> tuple[int, str]:
+        """How many were forgotten before their time since the last call, and the last of them."""
+        return self._producers.take_forgotten()
+
     def tick(self, now_us: int, steady_us: int) -> None:
         """It is so many microseconds since the epoch, and by a clock that does not jump. To be called before commands
         and turns."""
@@ -454,7 +458,7 @@ class Engine:
                 visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
                 self._accept(queue, message, 0 if visible_at_once else self._batch.number)
         if producer is not None:
-            self._record_number(producer, send.number, is_stored)
+            self._producers.record(producer, send.number, self.now_ms, self._batch, is_stored=is_stored)
         if is_stored:
             session.batch = self._batch.number
 
@@ -696,7 +700,9 @@ class Engine:
         for entry in transaction.refused:
             self._fail(entry, Reason.REFUSED, transaction.wishes.get(entry.sequence))
         if commit.producer is not None:
-            self._record_number(commit.producer, commit.number, is_stored)
+            self._producers.record(
+                commit.producer, commit.number, self.now_ms, self._batch, is_stored=is_stored, is_send=False
+            )
         if is_stored or transaction.refused:
             session.batch = self._latest_batch()
 
@@ -1036,8 +1042,7 @@ class Engine:
 
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
-        for name in self._producers.forget_old(self.now_ms):
-            self._batch.forgotten_producers.append(name)
+        self._producers.forget_old(self.now_ms, self._batch)
         if not self.has_batch:
             return None
         return self._hand_over()
@@ -1344,17 +1349,11 @@ class Engine:
             session.batch = self._latest_batch()
 
     def _is_repeat(self, session: Session, producer: str, number: int) -> bool:
-        known = self._producers.repeated(producer, number, self.now_ms)
+        known = self._producers.repeated(producer, number, self.now_ms, self._batch)
         if known is None:
             return False
         session.batch = max(session.batch, known.batch)
         return True
-
-    def _record_number(self, producer: str, number: int, is_stored: bool) -> None:
-        self._producers.record(producer, number, self._batch.number if is_stored else 0, self.now_ms)
-        if is_stored:
-            self._batch.producers[producer] = ProducerState(number, self.now_ms)
-            self._batch.size += len(producer)
 
     def _acknowledged(self, entry: Entry) -> bool:
         """True if the store has to be told."""
