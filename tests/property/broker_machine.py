@@ -908,7 +908,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """Who has kept a full window for so long gets a larger one."""
         self.advance(milliseconds)
         note("engine.stretch_windows()")
-        self.engine.stretch_windows()
+        for _ in self.engine.stretch_windows():
+            pass
 
     def turn(self) -> None:
         """A turn whose messages the sockets do not take yet."""

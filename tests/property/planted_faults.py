@@ -756,8 +756,7 @@ def a_producer_is_not_forgotten_for_a_new_one_after_an_hour(patch: Patch) -> Non
 @shows_in(ProducersMachine)
 def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
     def faulty(producers: Producers, now_ms: int) -> str | None:
-        hour_ms = producers_module.PRODUCER_MEMORY_MS_MIN
-        old = [name for name in producers._once if producers._producers[name].used_ms + hour_ms <= now_ms]
+        old = [name for name in producers._once if producers._producers[name].used_ms + 3600 * 1000 <= now_ms]
         return old[-1] if old else None
 
     patch.setattr(Producers, "_dispensable", faulty)

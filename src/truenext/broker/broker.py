@@ -24,7 +24,9 @@ from truenext.broker import control
 from truenext.broker.alarm import Alarm
 from truenext.broker.committer import Committer
 from truenext.broker.pager import Pager
+from truenext.broker.questions import AnswerInTheMaking, Questions
 from truenext.broker.reload import NO_FILE, Outcome
+from truenext.broker.slices import Slices, Steps
 from truenext.commands import (
     Abort,
     Ack,
@@ -45,7 +47,7 @@ from truenext.engine import bulk
 from truenext.engine.browse import Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
-from truenext.engine.lane import Entry
+from truenext.engine.lane import Entry, Lane
 from truenext.engine.paging import Look, PageRead, Read
 from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
@@ -124,15 +126,16 @@ class Broker:
         self._pieces: deque[tuple[Session, Control, bulk.Wanted]] = deque()
         """Of work that was asked for (engine/bulk.py); the first is under way if `_piece_read` is there."""
         self._piece_read: bulk.BulkLook | None = None
-        self._control_answers: dict[str, bytes] = {}
-        """By verb, until the next turn: whoever asks a thousand times at once gets one answer a thousand times."""
+        self._slices = Slices(steady_ns)
+        self._questions = Questions(self._slices, self._begin_answer, self._answer_question)
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
         self._is_turn_due = False
         self._lazy_commit: TimerHandle | None = None
         self._stuck_audit = StuckAudit()
         self._next_look: TimerHandle | None = None
-        self._is_look_due = False
+        self._look = Slices(steady_ns)
+        """The one that is under way for queues that are stuck."""
         self._idle: Future[None] | None = None
         """Done when nothing is in flight; only while stopping."""
         self.failure: Future[None] = loop.create_future()
@@ -262,6 +265,8 @@ class Broker:
         """
         self._pieces.clear()
         self._piece_read = None
+        self._slices.drop()
+        self._look.drop()
         await self._drain()
         for session in list(self._peers):
             self._settle(session, None)
@@ -306,13 +311,14 @@ class Broker:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._control_answers.clear()
         # What this turn itself makes possible does not ask for another: that is decided at its end.
         self._is_turn_due = True
         if not self.failure.done():
             self._take_turn()
         self._is_turn_due = False
-        if self._engine.has_work and not self.failure.done():
+        if self.failure.done():
+            return
+        if self._engine.has_work or not (self._slices.is_empty and self._look.is_empty):
             self._schedule_turn()
 
     def _take_turn(self) -> None:
@@ -330,9 +336,9 @@ class Broker:
             self._pager.read(read)
         for timer_read in timer_reads:
             self._pager.read_timers(timer_read)
+        # Right behind what was dispatched: else any queue may have a message and a consumer for it.
+        self._look.go_on()
         self._begin_piece()
-        if self._is_look_due:
-            self._look()
         peers = self._peers
         written = self._answer(answers)
         for consumer, entries in deliveries.items():
@@ -349,6 +355,7 @@ class Broker:
             peers[session].cut("does not read what waits in its temporary queues, or for its subscriptions to topics")
         self._alarm.set(engine.next_due_ms, engine.now_ms)
         self._commit()
+        self._slices.go_on()
 
     def _tick(self) -> None:
         self._engine.tick(self._clock_us(), self._steady_ns() // 1000)
@@ -364,10 +371,10 @@ class Broker:
         return answered
 
     def _look_soon(self) -> None:
-        # Right behind a turn, as before one any queue may have a message and a consumer for it.
-        self._is_look_due = True
         self._tick()
-        self._engine.stretch_windows()
+        if self._look.is_empty:
+            self._look.begin(self._look_for_stuck_queues())
+            self._slices.begin(self._stretch_windows())
         forgotten, last = self._engine.take_forgotten_producers()
         if forgotten:
             logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
@@ -376,11 +383,16 @@ class Broker:
         self._schedule_turn()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 
-    def _look(self) -> None:
-        self._is_look_due = False
-        read_lanes = {read.lane for read in self._pager.under_way if not isinstance(read, Look)}
-        for queue in self._stuck_audit.look(self._engine, read_lanes):
+    def _look_for_stuck_queues(self) -> Steps:
+        stuck = yield from self._stuck_audit.look(self._engine, self._read_lanes)
+        for queue in stuck:
             logger.error("queue is stuck: a message is ready and a consumer has credit", extra={"queue": queue.name})
+
+    def _read_lanes(self) -> set[Lane]:
+        return {read.lane for read in self._pager.under_way if not isinstance(read, Look)}
+
+    def _stretch_windows(self) -> Steps:
+        yield from self._engine.stretch_windows()
 
     def _commit(self) -> None:
         """Hand the gathering batch over if the store is idle: at once if somebody waits for it, else a little later.
@@ -465,6 +477,7 @@ class Broker:
         self._engine.answer(session, Receipt(confirm.receipt))
 
     def _control(self, session: Session, question: Control) -> None:
+        self._engine.expect_reply(question.reply_to)
         if question.verb in bulk.VERBS:
             piece = bulk.wanted(question.verb, question.body)
             # Whatever is wrong with it is said at once.
@@ -477,11 +490,14 @@ class Broker:
             changed = control.change(self._engine, question.verb, question.body)
             self._engine.reply(control.reply(question, changed, self._engine.now_ms))
             return
-        body = self._control_answers.get(question.verb)
-        if body is None:
-            asked = control.Asked(self._engine, self._stuck_audit, len(self._pager.under_way), self.reload)
-            body = self._control_answers[question.verb] = control.ask(asked, question.verb)
-        self._engine.send(session, control.reply(question, body, self._engine.now_ms))
+        control.check(question.verb)
+        self._questions.ask(session, question)
+
+    def _begin_answer(self, verb: str) -> AnswerInTheMaking:
+        return control.VERBS[verb](control.Asked(self._engine, self._stuck_audit, self._pager, self.reload))
+
+    def _answer_question(self, _: Session, question: Control, body: bytes) -> None:
+        self._engine.reply(control.reply(question, body, self._engine.now_ms))
 
     def _begin_piece(self) -> None:
         """One piece after the other, each once the one before is durable."""

@@ -856,9 +856,16 @@ class Engine:
         else:
             self._account.resumed(queue)
 
+    def expect_reply(self, destination: Destination) -> None:
+        """Somebody asks, and is to be answered in this temporary queue, which is made if it is not there.
+
+        Raises: RemoteProtocolError if there are too many
+        """
+        self._queue(destination)
+
     def reply(self, send: Send) -> None:
         """Answer a question once what it made the broker do is durable."""
-        queue = self._queue(send.destination)
+        queue = self._queues.get(send.destination.name)
         if queue is not None:
             is_durable = self._bulk_in <= self._committed
             self._accept(queue, send.message, 0 if is_durable else self._bulk_in)
@@ -1001,12 +1008,13 @@ class Engine:
         queues = self._paging.relieve(self._queues.values(), self._batch, self._committed)
         return [self._sessions[session] for session in {queue.destination.session: None for queue in queues}]
 
-    def stretch_windows(self) -> None:
-        """To be called now and then: who waits for more than its window lets it have gets more."""
-        for session in self._sessions.values():
+    def stretch_windows(self) -> Iterator[None]:
+        """To be done now and then, in steps: who waits for more than its window lets it have gets more."""
+        for session in list(self._sessions.values()):
             for consumer in session.consumers.values():
                 if consumer.stretch_window(self.now_ms):
                     self._touched[consumer.queue] = None
+            yield
 
     def change_policies(self, policies: Policies) -> None:
         """Give every queue its policy anew, in one step.
@@ -1429,7 +1437,7 @@ class Engine:
                 return None
             if len(owner.temporary_queues) >= SUBSCRIPTIONS_MAX:
                 raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection")
-        if len(self._queues) >= QUEUES_MAX:
+        if len(self._queues) >= QUEUES_MAX and not (owner is not None and owner.may_be_answered_in(destination)):
             raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
         queue = self._make_queue(destination)
         if owner is not None:
