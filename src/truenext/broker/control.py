@@ -7,6 +7,7 @@ are from different moments, none of them before the question. Source: docs/decis
 from collections import Counter
 from collections.abc import Callable, Iterator
 from heapq import merge
+from io import BytesIO
 from sys import maxsize
 from typing import Any, NamedTuple, TypeVar
 
@@ -100,14 +101,15 @@ def _queues(asked: Asked) -> AnswerInTheMaking:
     for queues in _pieces(list(engine.queues())):
         lasting |= {queue.name: queue for queue in queues if not queue.is_temporary}
         yield
-    names = list(lasting)
     in_order: list[list[str]] = []
-    for piece in _pieces(names, SORTED_AT_ONCE):
-        in_order.append(sorted(piece))
+    for names in _pieces(list(lasting), SORTED_AT_ONCE):
+        in_order.append(sorted(names))
         yield
-    rows: list[bytes] = []
-    for number, name in enumerate(merge(*in_order), 1):
-        queue = lasting[name]
+    # Written row by row, and what is not needed any more let go of: a copy of all of it would take too long for a step.
+    answer = BytesIO()
+    answer.write(b"[")
+    for number, name in enumerate(merge(*in_order)):
+        queue = lasting.pop(name)
         held = 0
         for consumers in _pieces(queue.consumers[:]):
             held += sum(len(consumer.held) for consumer in consumers)
@@ -123,10 +125,13 @@ def _queues(asked: Asked) -> AnswerInTheMaking:
         }
         if queue.destination.topic:
             row["topic"] = queue.destination.topic
-        rows.append(_encode(row))
+        if number:
+            answer.write(b",")
+        answer.write(_encode(row))
         if number % LOOKED_AT_AT_ONCE == 0:
             yield
-    return b"[" + b",".join(rows) + b"]"
+    answer.write(b"]")
+    return answer.getvalue()
 
 
 def _status(asked: Asked) -> AnswerInTheMaking:

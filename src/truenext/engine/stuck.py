@@ -53,10 +53,10 @@ class StuckAudit:
         """When it was first seen so, in milliseconds, for each queue that was so at every look since."""
         self._said: set[Queue] = set()
         self._selective: dict[Queue, _Selective] = {}
-        self._round: list[tuple[Queue, list[Consumer]]] = []
+        self._round: dict[Queue, list[Consumer]] = {}
         """The queues that had consumers when the round began, and these: each is looked at once in it."""
-        self._next = 0
-        """In the round, where the next look begins."""
+        self._left: list[Queue] = []
+        """Those of them that were not looked at yet."""
 
     def look(self, engine: Engine, read_lanes: Callable[[], Collection[Lane]]) -> Generator[None, None, list[Queue]]:
         """To be done from time to time, each step of it right behind a turn; `read_lanes` says of which lanes a page is
@@ -64,12 +64,12 @@ class StuckAudit:
 
         Returns the queues that have been so for longer than STUCK_MS by now, each once.
         """
-        if self._next >= len(self._round):
+        if not self._left:
             yield from self._begin_round(engine)
-        until = min(self._next + QUEUES_MAX, len(self._round))
-        while self._next < until:
-            some = self._round[self._next : min(self._next + QUEUES_AT_ONCE, until)]
-            self._next += len(some)
+        enough = max(0, len(self._left) - QUEUES_MAX)
+        while len(self._left) > enough:
+            some = self._left[max(enough, len(self._left) - QUEUES_AT_ONCE) :]
+            del self._left[-len(some) :]
             self._look_at(some, engine, read_lanes())
             yield
         now_ms = engine.now_ms
@@ -80,6 +80,7 @@ class StuckAudit:
 
     def _begin_round(self, engine: Engine) -> Generator[None, None, None]:
         consumers_of: dict[Queue, list[Consumer]] = {}
+        self._round = consumers_of
         number = 0
         for session in list(engine.sessions()):
             for consumer in list(session.consumers.values()):
@@ -88,7 +89,7 @@ class StuckAudit:
                     number += 1
                     if number % CONSUMERS_AT_ONCE == 0:
                         yield
-        self._round, self._next = list(consumers_of.items()), 0
+        self._left = list(consumers_of)
         self._since = {queue: since_ms for queue, since_ms in self._since.items() if queue in consumers_of}
         for number, queue in enumerate(list(self._selective), 1):
             if queue not in consumers_of:
@@ -96,13 +97,14 @@ class StuckAudit:
             if number % CONSUMERS_AT_ONCE == 0:
                 yield
 
-    def _look_at(self, some: list[tuple[Queue, list[Consumer]]], engine: Engine, read_lanes: Collection[Lane]) -> None:
+    def _look_at(self, some: list[Queue], engine: Engine, read_lanes: Collection[Lane]) -> None:
         now_ms = engine.now_ms
         times = (now_ms, engine.delays.now_us)
         committed = engine.last_committed
         unsent_max = _unsent_max(engine)
         those_who_wait = _ThoseWhoWait(engine, read_lanes)
-        for queue, known in some:
+        for queue in some:
+            known = self._round.pop(queue)
             since_ms, selective = self._since.pop(queue, now_ms), self._selective.pop(queue, None)
             if all(map(_is_empty, queue.lanes)):
                 continue

@@ -26,6 +26,7 @@ from truenext.limits import (
     LOGIN_SECONDS_MAX,
     READ_BYTES,
     UNSENT_ANSWER_BYTES_MAX,
+    UNSENT_BYTES_MAX,
 )
 from truenext.wire.stomp.server import PARTS_PER_MESSAGE, StompServer
 
@@ -37,6 +38,8 @@ LINGER_SECONDS = 2.0
 """Longest time a client that has been sent everything may take to hang up."""
 WRITE_BYTES = 256 * 1024
 """Bytes offered at once to a socket that could not take everything."""
+LARGE_BYTES = 2 * UNSENT_BYTES_MAX
+"""More bytes than these at once are one large message, or a few."""
 
 
 class Connection:
@@ -221,16 +224,17 @@ class Connection:
         parts = self._parts
         if parts and not self._is_closed:
             if self._unsent:
-                self._keep(0)
+                self._keep(0, None)
             else:
                 data = b"".join(parts)
-                taken = self._send(data)
+                # A large one is mostly left for later: to take all of it at once would keep the others waiting.
+                taken = self._send(data if len(data) <= LARGE_BYTES else memoryview(data)[:WRITE_BYTES])
                 if taken == len(data):
                     parts.clear()
                     self._runs.clear()
                     self._broker.taken(self._session)
                 else:
-                    self._keep(taken)
+                    self._keep(taken, data)
                     if not self._is_closed and not self._is_stopping:
                         self._watch(self._loop.add_writer, self._on_writable)
         if self._is_leaving and not self._unsent and not self._is_closed:
@@ -240,7 +244,7 @@ class Connection:
         self._parts.append(frame)
         self._runs.append((None, 1))
 
-    def _send(self, data: bytes) -> int:
+    def _send(self, data: bytes | bytearray | memoryview) -> int:
         """Bytes the socket took."""
         self._has_spoken = True
         try:
@@ -252,13 +256,16 @@ class Connection:
             self._loop.call_soon(self._lose, f"cannot be written to: {error}")
             return 0
 
-    def _keep(self, taken: int) -> None:
-        """Move `_parts`, of which the socket took `taken` bytes, to `_unsent`."""
+    def _keep(self, taken: int, data: bytes | None) -> None:
+        """Move `_parts`, of which the socket took `taken` bytes, to `_unsent`; `data` is all of them, if
+        it is there."""
         at = 0
+        is_one_frame = len(self._runs) == 1 and self._runs[0][1] == 1
         for consumer, count in self._runs:
             size = 1 if consumer is None else PARTS_PER_MESSAGE
             for _ in range(count):
-                frame = b"".join(self._parts[at : at + size])
+                # A large one, most likely, which is not copied once more.
+                frame = data if data is not None and is_one_frame else b"".join(self._parts[at : at + size])
                 at += size
                 self._unsent.append((frame, consumer))
                 if consumer is None:
@@ -289,11 +296,13 @@ class Connection:
 
     def _on_writable(self) -> None:
         offered = bytearray()
+        begin = self._first_taken
         for frame, _ in self._unsent:
-            offered += frame
-            if len(offered) >= WRITE_BYTES + self._first_taken:
+            offered += memoryview(frame)[begin : begin + WRITE_BYTES - len(offered)]
+            begin = 0
+            if len(offered) >= WRITE_BYTES:
                 break
-        self._count_taken(self._send(bytes(memoryview(offered)[self._first_taken :])))
+        self._count_taken(self._send(offered))
         if not self._unsent and not self._is_closed:
             self._loop.remove_writer(self._sock)
             self._taken.clear()
