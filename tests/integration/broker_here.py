@@ -8,6 +8,7 @@ from pathlib import Path
 
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
+from truenext.limits import CONNECTIONS_MAX
 from truenext.policy import Policies
 from truenext.server.listener import Listener
 from truenext.store.embedded import EmbeddedStore
@@ -17,7 +18,7 @@ from truenext.url import parse_url
 
 
 @asynccontextmanager
-async def broker_here(data: Path | None = None) -> AsyncIterator[Listener]:
+async def broker_here(data: Path | None = None, *, connections_max: int = CONNECTIONS_MAX) -> AsyncIterator[Listener]:
     """A running broker, which is stopped in the end; without `data` it keeps nothing on disk. Clients that block need
     threads of their own.
     """
@@ -27,7 +28,9 @@ async def broker_here(data: Path | None = None) -> AsyncIterator[Listener]:
     broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000)
     await broker.start()
     address = parse_url("stomp://127.0.0.1:0")
-    listener = Listener(address, broker, loop, identity=recovered.identity, server_name="truenext/test")
+    listener = Listener(
+        address, broker, loop, identity=recovered.identity, server_name="truenext/test", connections_max=connections_max
+    )
     try:
         yield listener
     finally:

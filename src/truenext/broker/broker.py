@@ -22,6 +22,7 @@ from truenext.answers import Answer, Receipt
 from truenext.batch import Batch
 from truenext.broker import control
 from truenext.broker.alarm import Alarm
+from truenext.broker.asking import Asking
 from truenext.broker.committer import Committer
 from truenext.broker.pager import Pager
 from truenext.broker.questions import AnswerInTheMaking, Questions
@@ -118,6 +119,7 @@ class Broker:
         )
         self._alarm = Alarm(loop, self._schedule_turn)
         self._peers: dict[Session, Peer] = {}
+        self._asking = Asking(loop.time)
         self._waiting_for_room: dict[Session, bool] = {}
         """Whether they need room on the disk."""
         self._room_check: TimerHandle | None = None
@@ -158,10 +160,19 @@ class Broker:
 
     # ---- Connections ----
 
-    def connect(self, peer: Peer) -> Session:
+    def connect(self, peer: Peer, *, only_asks: str = "") -> Session:
+        """If `only_asks` it is beyond the limit that this names, and may only ask; see `seconds_left_to_ask`."""
         session = self._engine.connect(secrets.token_hex(8))
         self._peers[session] = peer
+        if only_asks:
+            self._asking.add(session, only_asks)
         return session
+
+    def seconds_left_to_ask(self, session: Session) -> float:
+        """Of one that may only ask; not positive if it is to be ended. While it waits for an answer, it asks."""
+        if self._questions.owed(session) or any(one[0] is session for one in self._pieces):
+            self._asking.goes_on(session)
+        return self._asking.seconds_left(session)
 
     def execute(self, session: Session, commands: Iterable[Command]) -> Command | None:
         """Do what a client asks, one command after the other.
@@ -176,6 +187,8 @@ class Broker:
         is_short = engine.room is not Room.PLENTY
         actions = self._actions
         self._schedule_turn()
+        if self._asking.since and session in self._asking.since:
+            commands = self._asking.checked(session, commands)
         for command in commands:
             if is_short and engine.must_wait(session, command):
                 return command
@@ -208,6 +221,7 @@ class Broker:
         """The connection is closed; nothing can be said to it any more."""
         self._set_right(session, is_taken=False)
         self._peers.pop(session, None)
+        self._asking.remove(session)
         self._waiting_for_room.pop(session, None)
 
     def finished(self, session: Session) -> None:
@@ -478,6 +492,7 @@ class Broker:
 
     def _control(self, session: Session, question: Control) -> None:
         self._engine.expect_reply(question.reply_to)
+        self._asking.goes_on(session)
         if question.verb in bulk.VERBS:
             piece = bulk.wanted(question.verb, question.body)
             # Whatever is wrong with it is said at once.
@@ -496,7 +511,8 @@ class Broker:
     def _begin_answer(self, verb: str) -> AnswerInTheMaking:
         return control.VERBS[verb](control.Asked(self._engine, self._stuck_audit, self._pager, self.reload))
 
-    def _answer_question(self, _: Session, question: Control, body: bytes) -> None:
+    def _answer_question(self, session: Session, question: Control, body: bytes) -> None:
+        self._asking.goes_on(session)
         self._engine.reply(control.reply(question, body, self._engine.now_ms))
 
     def _begin_piece(self) -> None:
@@ -521,24 +537,24 @@ class Broker:
             except RemoteProtocolError as error:
                 # When it was asked for this could be done: a durable subscription was still there.
                 self._pieces.popleft()
-                self._answer_piece(question, bulk.nothing(asked, str(error)))
+                self._answer_piece(session, question, bulk.nothing(asked, str(error)))
                 continue
             if read is None:
                 self._pieces.popleft()
-                self._answer_piece(question, bulk.nothing(asked))
+                self._answer_piece(session, question, bulk.nothing(asked))
             else:
                 self._piece_read = read
                 self._pager.read(read)
 
     def _do_piece(self, read: bulk.BulkLook, page: PageRead) -> None:
         self._piece_read = None
-        _, question, asked = self._pieces.popleft()
+        session, question, asked = self._pieces.popleft()
         self._tick()
-        self._answer_piece(question, self._engine.do_bulk(asked, read, page))
+        self._answer_piece(session, question, self._engine.do_bulk(asked, read, page))
         self._schedule_turn()
 
-    def _answer_piece(self, question: Control, answer: bulk.Done) -> None:
-        self._engine.reply(control.reply(question, msgspec.json.encode(answer), self._engine.now_ms))
+    def _answer_piece(self, session: Session, question: Control, answer: bulk.Done) -> None:
+        self._answer_question(session, question, msgspec.json.encode(answer))
 
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         consumer = session.consumers.get(unsubscribe.subscription)

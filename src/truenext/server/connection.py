@@ -21,6 +21,7 @@ from truenext.engine.consumer import Consumer
 from truenext.engine.lane import Entry
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
+    ASKING_SECONDS_MAX,
     HEART_BEAT_GRACE,
     LOGIN_BYTES_MAX,
     LOGIN_SECONDS_MAX,
@@ -53,13 +54,16 @@ class Connection:
         identity: str,
         server_name: str,
         on_closed: Callable[["Connection"], None],
+        only_asks: str = "",
     ) -> None:
+        """Of `only_asks` see `Broker.connect`."""
         self._sock = sock
         self._name = peer_name
         self._broker = broker
         self._loop = loop
         self._on_closed = on_closed
-        self._session = broker.connect(self)
+        self._session = broker.connect(self, only_asks=only_asks)
+        self._only_asks = only_asks
         self._stomp = StompServer(session_id=self._session.id, identity=identity, server_name=server_name)
         self._is_reading = True
         """What comes is still listened to."""
@@ -177,6 +181,8 @@ class Connection:
         self._timers.pop("login").cancel()
         self._add(connected)
         self.flush()
+        if self._only_asks:
+            self._after(ASKING_SECONDS_MAX, "asking", self._on_asks_nothing)
         if self._stomp.sends_every_ms:
             # Twice as often as agreed: a beat left out because something was just sent is then made up in time.
             self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
@@ -398,6 +404,15 @@ class Connection:
 
     def _on_login_overdue(self) -> None:
         self._refuse(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", None)
+
+    def _on_asks_nothing(self) -> None:
+        seconds = self._broker.seconds_left_to_ask(self._session)
+        if seconds > 0:
+            self._after(seconds, "asking", self._on_asks_nothing)
+        else:
+            self._refuse(
+                f"{self._only_asks}: this one may only ask, and has not for {ASKING_SECONDS_MAX:g} seconds", None
+            )
 
     def _on_beat_due(self) -> None:
         if not self._has_spoken and not self._unsent:
