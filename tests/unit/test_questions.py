@@ -195,9 +195,9 @@ def test_a_slice_ends_when_its_time_is_over_and_the_next_one_goes_on() -> None:
         slices.go_on()
         assert done == some
         done.clear()
-        assert not slices.is_empty
+        assert slices.begun
     slices.go_on()
-    assert slices.is_empty
+    assert not slices.begun
 
 
 class Asking:
@@ -227,7 +227,7 @@ def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets
     asking.ask(one, "1")
     asking.ask(other, "2")
     asking.ask(one, "3", "status")
-    begun = asking.slices._begun
+    begun = asking.slices.begun
     next(begun[0])
     asking.ask(one, "4")
     assert asking.questions.owed(one) == 3

@@ -332,7 +332,7 @@ class Broker:
         self._is_turn_due = False
         if self.failure.done():
             return
-        if self._engine.has_work or not (self._slices.is_empty and self._look.is_empty):
+        if self._engine.has_work or self._slices.begun or self._look.begun:
             self._schedule_turn()
 
     def _take_turn(self) -> None:
@@ -351,7 +351,8 @@ class Broker:
         for timer_read in timer_reads:
             self._pager.read_timers(timer_read)
         # Right behind what was dispatched: else any queue may have a message and a consumer for it.
-        self._look.go_on()
+        if self._look.begun:
+            self._look.go_on()
         self._begin_piece()
         peers = self._peers
         written = self._answer(answers)
@@ -369,7 +370,8 @@ class Broker:
             peers[session].cut("does not read what waits in its temporary queues, or for its subscriptions to topics")
         self._alarm.set(engine.next_due_ms, engine.now_ms)
         self._commit()
-        self._slices.go_on()
+        if self._slices.begun:
+            self._slices.go_on()
 
     def _tick(self) -> None:
         self._engine.tick(self._clock_us(), self._steady_ns() // 1000)
@@ -386,7 +388,7 @@ class Broker:
 
     def _look_soon(self) -> None:
         self._tick()
-        if self._look.is_empty:
+        if not self._look.begun:
             self._look.begin(self._look_for_stuck_queues())
             self._slices.begin(self._stretch_windows())
         forgotten, last = self._engine.take_forgotten_producers()
@@ -498,7 +500,9 @@ class Broker:
             # Whatever is wrong with it is said at once.
             self._engine.check_bulk(piece)
             if sum(one[0] is session for one in self._pieces) >= PIECES_MAX:
-                raise RemoteProtocolError(f"{question.verb}: {PIECES_MAX} others were asked for and are not done yet")
+                raise RemoteProtocolError(
+                    f"{question.verb}: this connection waits for {PIECES_MAX} answers already, the most it may"
+                )
             self._pieces.append((session, question, piece))
             return
         if question.verb in control.CHANGES:

@@ -16,20 +16,15 @@ Steps = Generator[None, None, None]
 class Slices:
     def __init__(self, steady_ns: Callable[[], int]) -> None:
         self._steady_ns = steady_ns
-        self._begun: deque[Steps] = deque()
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._begun
+        self.begun: deque[Steps] = deque()
+        """What is not done yet, in the order in which it will be."""
 
     def begin(self, work: Steps) -> None:
         """To be done behind all that was begun before."""
-        self._begun.append(work)
+        self.begun.append(work)
 
     def go_on(self) -> None:
-        begun = self._begun
-        if not begun:
-            return
+        begun = self.begun
         until_ns = self._steady_ns() + SLICE_NS
         while begun:
             try:
@@ -41,4 +36,4 @@ class Slices:
 
     def drop(self) -> None:
         """What is not done yet will not be."""
-        self._begun.clear()
+        self.begun.clear()

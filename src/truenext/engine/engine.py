@@ -78,7 +78,7 @@ from truenext.limits import (
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhenFull
 from truenext.record import DUE_TIMERS, split_lane_key
-from truenext.room import Room
+from truenext.room import FULL, Room
 from truenext.schedule import Schedule
 
 # A member of an enumeration costs more to look up than a name; these are asked for with every message.
@@ -431,7 +431,10 @@ class Engine:
             size = len(send.message.header) + len(send.message.body)
             make_room(session.transactions, size=size)
             if not self.memory.has_room_to_open(size):
-                raise NoRoomError("open transactions hold as much as memory has for them; commit, or try again later")
+                raise NoRoomError(
+                    f"open transactions of all connections hold {self.memory.open} bytes, and may hold "
+                    f"{self.memory.open_max} (--memory-limit); commit, or try again later"
+                )
             self._admit(session, send)
             transaction.sends.append(send)
             transaction.size += size
@@ -731,7 +734,7 @@ class Engine:
         if isinstance(asked, bulk.Move) and asked.to not in self._queues and len(self._queues) >= QUEUES_MAX:
             raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
         if self.room is Room.NONE:
-            raise NoRoomError("the broker's disk is as full as it may be: what is moved is written once more")
+            raise NoRoomError(f"{FULL}: what is moved is written once more")
         return queue
 
     def read_for_bulk(self, asked: bulk.Wanted) -> bulk.BulkLook | None:
@@ -1090,7 +1093,7 @@ class Engine:
         if self.room is _PLENTY or send.destination.kind is Kind.TEMPORARY:
             return
         if self.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
-            raise NoRoomError("the broker's disk is as full as it may be; try again when messages were consumed")
+            raise NoRoomError(f"{FULL}; try again when messages were consumed")
 
     def _count_taken(self, session: Session) -> None:
         """The connection's socket has nothing waiting any more."""

@@ -282,7 +282,10 @@ class Connection:
         self._runs.clear()
         self._count_taken(taken)
         if self._unsent_answer_bytes > UNSENT_ANSWER_BYTES_MAX:
-            self._lose("asks for more answers than it reads")
+            self._lose(
+                f"asks for more answers than it reads: {self._unsent_answer_bytes} bytes, "
+                f"of {UNSENT_ANSWER_BYTES_MAX} at most"
+            )
 
     def _count_taken(self, taken: int) -> None:
         self._first_taken += taken

@@ -10,7 +10,7 @@ from truenext.errors import ConfigurationError
 from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX, LOGIN_BYTES_MAX
 from truenext.server.connection import Connection
 from truenext.url import Address
-from truenext.wire.stomp.frame import Frame, Version, encode
+from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Listener:
                 reason = f"{self._limit}, and {CONNECTIONS_TO_ASK_MAX} more that may only ask: try again later"
                 sock.setblocking(False)
                 with suppress(OSError):
-                    sock.send(encode(Frame("ERROR", {"message": reason}), Version.V1_0))
+                    sock.send(encode(Frame("ERROR", {"message": reason}), Version.V1_0, BROKER_FRAME_END))
                     sock.shutdown(socket.SHUT_WR)
                     # Closing a socket with something unread resets the connection, and the frame is lost.
                     sock.recv(LOGIN_BYTES_MAX)
