@@ -15,6 +15,8 @@ class ProducerState(msgspec.Struct, frozen=True, gc=False):
     number: int
     used_ms: int
     """Milliseconds since the epoch of its last use."""
+    is_once: bool = False
+    """It had one SEND, and nothing since."""
 
 
 class Mark(NamedTuple):

@@ -267,7 +267,10 @@ def durable_key(client: str, name: str) -> str:
             raise RemoteProtocolError(f"{what} {text[:100]!r} is empty, or has characters that it must not have")
     length = len(dead_letter_name(f"{SUBSCRIPTION_PREFIX}{client},{name},"))
     if length > DESTINATION_LENGTH_MAX:
-        raise RemoteProtocolError(f"client-id and name of a durable subscription of {len(client + name)} characters")
+        most = DESTINATION_LENGTH_MAX - length + len(client + name)
+        raise RemoteProtocolError(
+            f"client-id and name of a durable subscription of {len(client + name)} characters; at most {most}"
+        )
     return f"{client},{name}"
 
 

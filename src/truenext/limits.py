@@ -21,7 +21,13 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 """One message's body: the largest block that one frame may make the broker allocate."""
 
 CONNECTIONS_MAX = 1000
-"""Connections at once, of one listener: one listener stays below the usual limit of 1024 open files."""
+"""Connections at once, of one listener; fewer if the system lets the broker open fewer files (cli/files.py)."""
+
+CONNECTIONS_TO_ASK_MAX = 10
+"""Connections beyond these that may only ask the broker, so that whoever runs it can."""
+
+ASKING_SECONDS_MAX = 5.0
+"""Seconds for which one of them may ask nothing."""
 
 SUBSCRIPTIONS_MAX = 1000
 """Subscriptions of one connection, and temporary queues that belong to it."""
@@ -65,6 +71,9 @@ TRANSACTION_MESSAGES_MAX = 50_000
 
 PRODUCERS_MAX = 100_000
 """Producers remembered for repeated sends; each is kept for PRODUCER_MEMORY_MS after its last use."""
+
+PRODUCER_MEMORY_MS_MIN = 3600 * 1000
+"""The same if they are too many and it had one SEND alone, and no other use."""
 
 PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
 """Milliseconds a producer's last number is remembered after its last use (guarantee L5)."""

@@ -282,7 +282,9 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
         },
         queues={len(model.queues) + 1: "name"} if rng.random() < 0.2 else {},
         producers=(
-            {rng.choice("abc"): ProducerState(rng.randint(0, 99), rng.randint(0, 3))} if rng.random() < 0.3 else {}
+            {rng.choice("abc"): ProducerState(rng.randint(0, 99), rng.randint(0, 3), rng.random() < 0.5)}
+            if rng.random() < 0.3
+            else {}
         ),
         forgotten_producers=[rng.choice("abc")] if rng.random() < 0.1 else [],
         sequence_limit=first + 100 if rng.random() < 0.3 else 0,

@@ -626,7 +626,7 @@ def test_a_flipped_bit_in_a_small_value_is_never_believed(tmp_path: Path, databa
     disk = Disk("moving", tmp_path)
     disk.apply(
         queues={1: "orders"},
-        producers={"p": ProducerState(7, 8)},
+        producers={"p": ProducerState(7, 8, is_once=True)},
         puts=put(1),
         transient_puts=put(2),
         marks={key(1): (1, 2), key(2): (3, 4)},

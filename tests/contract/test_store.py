@@ -103,7 +103,7 @@ def test_close_can_be_called_twice(disk: Disk) -> None:
 
 
 def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
-    producer = ProducerState(number=2**63 - 1, used_ms=1_700_000_000_000)
+    producer = ProducerState(number=2**63 - 1, used_ms=1_700_000_000_000, is_once=True)
     disk.apply(
         puts=put(1, 2),
         marks={key(2): (3, 4)},
@@ -885,7 +885,7 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     mark = st.builds(Mark, number, number, st.sampled_from([0, 1, DUE_NEVER]))
     marks = data.draw(st.dictionaries(st.sampled_from(left), mark, max_size=4), label="marks") if left else {}
     names = st.sampled_from("abc")
-    state = st.builds(ProducerState, number=st.integers(0, 2**63 - 1), used_ms=st.integers(0, 3))
+    state = st.builds(ProducerState, number=st.integers(0, 2**63 - 1), used_ms=st.integers(0, 3), is_once=st.booleans())
     producers = data.draw(st.dictionaries(names, state), label="producers")
     forgotten = data.draw(st.lists(names, unique=True), label="forgotten")
     queues = {len(model.queues) + 1: f"queue {len(model.queues) + 1}"} if data.draw(st.booleans()) else {}

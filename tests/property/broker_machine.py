@@ -43,7 +43,7 @@ from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Kind, parse
 from truenext.engine import engine as engine_module
-from truenext.engine import groups, schedule, selecting
+from truenext.engine import groups, producers, schedule, selecting
 from truenext.engine import place as places
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
@@ -58,6 +58,7 @@ from truenext.engine.queue import Queue
 from truenext.engine.session import Session
 from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
+from truenext.limits import PRODUCERS_MAX
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
 from truenext.record import CONTENTS, content_key, decode, reference_of, sequence_of, split_lane_key
@@ -311,6 +312,7 @@ class BrokerMachine(RuleBasedStateMachine):
     """What messages are of, in turns; every fourth closes its group."""
     ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {}
     """Of actions, where they are not as in ACTIONS."""
+    PRODUCERS_MAX: ClassVar[int] = PRODUCERS_MAX
 
     def __init__(self) -> None:
         super().__init__()
@@ -380,7 +382,13 @@ class BrokerMachine(RuleBasedStateMachine):
         )
         is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
         expired_move = self.policy.expired is Expired.DEAD_LETTER
-        self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent, expired_move=expired_move, retries=retries)
+        self.oracle = Oracle(
+            attempts_max,
+            is_concurrent=is_concurrent,
+            expired_move=expired_move,
+            retries=retries,
+            producers_max=self.PRODUCERS_MAX,
+        )
         # What expires is moved at any time, as what has left memory is.
         self.oracle.leave_memory = expired_move
         self.oracle.now_ms = 1000 * DAY_MS
@@ -703,21 +711,39 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def send_numbered(self, who: int, queue: str, priority: int, are_persistent: list[bool], producer: str) -> None:
         for persistent in are_persistent:
-            self._send_numbered(who, queue, priority, persistent, producer, self._next_number(producer))
+            if not self._send_numbered(who, queue, priority, persistent, producer, self._next_number(producer)):
+                return
 
     def repeat_send(self, who: int, queue: str, priority: int, persistent: bool, which: int) -> None:
         """The newest number of some producer, or an older one."""
         producer, number = _one_of(self._repeatable(), which)
-        self._send_numbered(who, queue, priority, persistent, producer, number)
-        self.ask_receipt(who)
+        if self._send_numbered(who, queue, priority, persistent, producer, number):
+            self.ask_receipt(who)
 
-    def _send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str, number: int) -> None:
+    def _send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str, number: int) -> bool:
+        """Returns: False if the producer is one too many; the connection has ended then."""
         peer, session = self._peer(who)
         parcel = self._parcel(priority, persistent, None, False)
         note(f'engine.send({peer.name}, Send({queue}, {parcel}, None, "{producer}", {number}))')
         send = Send(parse(_address(queue), session.id), _message(parcel), None, producer, number)
+        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
+            self._is_refused(who, lambda: self.engine.send(session, send))
+            return False
         self.engine.send(session, send)
         self.oracle.send_numbered(peer, queue, parcel, producer, number)
+        self._later()
+        return True
+
+    def _later(self) -> None:
+        """Where it matters who was used before whom."""
+
+    def _is_refused(self, who: int, ask: Callable[[], None]) -> None:
+        try:
+            ask()
+        except RemoteProtocolError:
+            self.disconnect(who, False, 0)
+        else:
+            raise Disagreement("a producer was accepted that is one too many")
 
     # Acknowledging ----------------------------------------------------------------------------------------------------
 
@@ -789,6 +815,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def commit_numbered(self, which: int, producer: str) -> None:
         peer, transaction = _one_of(self._open_transactions(), which)
+        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
+            commit = Commit(transaction, producer, self._next_number(producer))
+            note(f"engine.commit({peer.name}, {commit})  # is refused")
+            self._is_refused(list(self.sessions).index(peer), lambda: self.engine.commit(self.sessions[peer], commit))
+            return
         self._commit(peer, transaction, producer, self._next_number(producer))
 
     def repeat_commit(self, who: int, which: int, says_all_again: bool) -> None:
@@ -796,6 +827,9 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, _session = self._peer(who)
         producer, number = _one_of(self._repeatable(), which)
         transaction = self._fresh("t")
+        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
+            self._commit_in_vain(who, transaction, producer, number)
+            return
         if says_all_again:
             self._begin(peer, transaction)
             if not self._send_inside(who, "a", self._parcel(4, True, None, False), transaction):
@@ -856,6 +890,8 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f'engine.commit({peer.name}, Commit("{transaction}", {producer!r}, {number}))')
         self.engine.commit(self.sessions[peer], Commit(transaction, producer, number))
         self.oracle.commit(peer, transaction, producer, number)
+        if producer is not None:
+            self._later()
 
     # Time, sockets and disk -------------------------------------------------------------------------------------------
 
@@ -872,7 +908,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """Who has kept a full window for so long gets a larger one."""
         self.advance(milliseconds)
         note("engine.stretch_windows()")
-        self.engine.stretch_windows()
+        for _ in self.engine.stretch_windows():
+            pass
 
     def turn(self) -> None:
         """A turn whose messages the sockets do not take yet."""
@@ -1773,6 +1810,52 @@ class ScheduledMachine(BrokerMachine):
             yield
 
 
+class ProducersMachine(BrokerMachine):
+    """More producers with numbers than are remembered, who send, commit and repeat, while hours go by."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.just((NO_LIMIT, NO_LIMIT)),
+        "page_size": st.just(1000),
+        "retries": st.just(Retries()),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
+        "connect": 1,
+        "disconnect": 1,
+        "send_numbered": 10,
+        "repeat_send": 5,
+        "send_in_transaction": 1,
+        "commit_numbered": 2,
+        "repeat_commit": 1,
+        "advance": 5,
+        "turn_and_take": 1,
+        "take_batch": 2,
+        "batch_is_written": 1,
+        "batch_becomes_durable": 2,
+        "all_becomes_durable": 2,
+        "crash": 1,
+        "restart": 1,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "send_numbered": {
+            "are_persistent": st.sampled_from([[True]] * 6 + [[False], [True, True], [True, False]]),
+            "producer": st.sampled_from("mnopqrst"),
+        },
+        "send_in_transaction": {"commits": st.just(False)},
+        "commit_numbered": {"producer": st.sampled_from("mnopqrst")},
+        "advance": {"milliseconds": st.sampled_from([HOUR_MS // 2, HOUR_MS - 3, HOUR_MS - 2, HOUR_MS, HOUR_MS])},
+    }
+    PRODUCERS_MAX: ClassVar[int] = 3
+
+    @contextmanager
+    def _comparing(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch, super()._comparing():
+            patch.setattr(producers, "PRODUCERS_MAX", self.PRODUCERS_MAX)
+            yield
+
+    def _later(self) -> None:
+        self.advance(1)
+
+
 class SelectingMachine(BrokerMachine):
     """Most consumers have a selector; messages leave memory, and are compared a few at a time."""
 
@@ -1959,6 +2042,7 @@ MACHINES: list[type[BrokerMachine]] = [
     ExpiringMachine,
     BulkMachine,
     ScheduledMachine,
+    ProducersMachine,
     SelectingMachine,
     GroupsMachine,
     ExpiringGroupsMachine,

@@ -17,6 +17,7 @@ from truenext.policy import Policy
 def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
     """What is wrong in the books; they are to be right after every step."""
     counted = {queue: _size(_all(queue, sessions)) for queue in engine.queues()}
+    messages = {queue: sum(entry.message is not None for entry in _all(queue, sessions)) for queue in engine.queues()}
     # What transactions have of subscriptions that have ended.
     for session in sessions:
         for transaction in session.transactions.values():
@@ -27,6 +28,7 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
     books = [
         (f"resident of {queue.name}", queue.resident, in_memory) for queue, in_memory in counted.items()
     ]  # fmt: skip
+    books += [(f"messages in memory of {queue.name}", queue.in_memory, count) for queue, count in messages.items()]
     books += [
         ("used", memory.used, sum(counted.values())),
         ("leaving", memory.leaving, sum(_size(lane.recent) for queue in counted for lane in queue.lanes)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from tests.property.producers_oracle import Producers
 from truenext.commands import AckMode
 
 ROOM_BYTES = 1024 * 1024
@@ -338,6 +339,7 @@ class Oracle:
         is_concurrent: bool = False,
         expired_move: bool = False,
         retries: Retries | None = None,
+        producers_max: int = 100_000,
     ) -> None:
         self.attempts_max = attempts_max
         self.retries = retries or Retries()
@@ -373,6 +375,9 @@ class Oracle:
         self.sequences: dict[Letter, int] = {}
         """The broker's sequence of each message that was seen."""
         self.used_numbers: dict[tuple[str, int], Use] = {}
+        self.producers = Producers(producers_max)
+        self.forgotten: list[tuple[int, dict[tuple[str, int], Use]]] = []
+        """Numbers of producers that were forgotten before their time, with the batch that writes that."""
         self.planned: list[Planned] = []
         self.paused: frozenset[str] = frozenset()
         self.pauses: list[tuple[int, str, bool]] = []
@@ -444,6 +449,7 @@ class Oracle:
         # L5: accepted once; the receipt of a repeat waits until the first is durable.
         first = self.first_use(producer, number)
         if first is not None:
+            self.producers.repeated(producer, self.now_ms, self.gathering)
             self._wait(peer, must=first.batch, may=self.gathering)
             return
         self.send(peer, queue, parcel)
@@ -488,6 +494,7 @@ class Oracle:
             first = self.first_use(producer, number)
             if first is not None:
                 assert work is None or not (work.acknowledged or work.refused), "not told by the contract"
+                self.producers.repeated(producer, self.now_ms, self.gathering)
                 self._wait(peer, must=first.batch, may=self.gathering)
                 return
         assert work is not None
@@ -503,7 +510,7 @@ class Oracle:
             self._wait(peer, may=self.gathering)
         self._give_back(work.refused, charged=work.refused, is_tried_later=True)
         if producer is not None:
-            self._use(producer, number, is_stored=is_lasting)
+            self._use(producer, number, is_stored=is_lasting, is_commit=True)
 
     def abort(self, peer: Peer, transaction: str) -> None:
         # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed.
@@ -719,6 +726,10 @@ class Oracle:
             letter.is_gone = False
             letter.least_deliveries = 2
         # L5: for transient messages it holds until a crash.
+        for forgotten_in, numbers in reversed(self.forgotten):
+            if forgotten_in > self.durable:
+                self.used_numbers |= numbers
+        self.producers.crashed(self.durable)
         known = [number for number, use in self.used_numbers.items() if use.is_stored and use.batch <= self.durable]
         self.used_numbers = dict.fromkeys(known, Use(AT_ONCE, True))
         self._begin_again()
@@ -736,6 +747,7 @@ class Oracle:
             if letter.least_deliveries and not FLAG_OUTLIVES_CLEAN_STOPS:
                 letter.least_deliveries = 1
         self.used_numbers = dict.fromkeys(self.used_numbers, Use(AT_ONCE, True))
+        self.producers.stopped()
         self._begin_again()
 
     def recovered(self, found: list[Letter]) -> None:
@@ -758,6 +770,7 @@ class Oracle:
             due_ms = self.now_ms + letter.due - self.steady_ms if letter.is_restored else 0
             letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
+        self.forgotten = []
         self.owners = {}
         # Topics: it survives every end of the broker; durably ended it has.
         kept = [one for one in self.durables if one.made_in <= self.durable]
@@ -1378,7 +1391,12 @@ class Oracle:
         elif letter.persistent or self.leave_memory:
             self._wait(peer, may=self.gathering)
 
-    def _use(self, producer: str, number: int, *, is_stored: bool) -> None:
+    def _use(self, producer: str, number: int, *, is_stored: bool, is_commit: bool = False) -> None:
+        gone = self.producers.used(producer, self.now_ms, self.gathering, is_stored=is_stored, is_commit=is_commit)
+        if gone is not None:
+            numbers = {key: use for key, use in self.used_numbers.items() if key[0] == gone}
+            self.forgotten.append((self.gathering, numbers))
+            self.used_numbers = {key: use for key, use in self.used_numbers.items() if key not in numbers}
         self.used_numbers[producer, number] = Use(self.gathering if is_stored else AT_ONCE, is_stored)
 
     def _must_be_written(self) -> list[object]:

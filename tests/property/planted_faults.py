@@ -24,6 +24,7 @@ from tests.property.broker_machine import (
     FailingMachine,
     GroupsMachine,
     PagingMachine,
+    ProducersMachine,
     ScheduledMachine,
     SelectingMachine,
     TopicsMachine,
@@ -41,6 +42,7 @@ from truenext.engine import endings as endings_module
 from truenext.engine import engine as engine_module
 from truenext.engine import groups as groups_of_engine
 from truenext.engine import paging as paging_module
+from truenext.engine import producers as producers_module
 from truenext.engine import writing as writing_module
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted, take
@@ -58,6 +60,7 @@ from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.memory import size_of
 from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.place import Place
+from truenext.engine.producers import Producer, Producers
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import Reason, is_given_up
 from truenext.engine.schedule import DueLook, Scheduler
@@ -686,6 +689,88 @@ def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
         return answer
 
     patch.setattr(Engine, "_is_repeat", faulty)
+
+
+@shows_in(ProducersMachine)
+def a_producer_of_a_commit_is_forgotten_early(patch: Patch) -> None:
+    record = Producers.record
+
+    def faulty(producers: Producers, *arguments: Any, is_stored: bool, is_send: bool = True) -> None:
+        record(producers, *arguments, is_stored=is_stored, is_send=True)
+
+    patch.setattr(Producers, "record", faulty)
+
+
+@shows_in(ProducersMachine)
+def a_producer_of_two_sends_is_forgotten_early(patch: Patch) -> None:
+    record = Producers.record
+
+    def faulty(producers: Producers, name: str, *arguments: Any, is_stored: bool, is_send: bool = True) -> None:
+        was_once = name in producers._once
+        record(producers, name, *arguments, is_stored=is_stored, is_send=is_send)
+        if was_once and is_send:
+            producers._once[name] = None
+
+    patch.setattr(Producers, "record", faulty)
+
+
+@shows_in(ProducersMachine)
+def a_producer_that_repeated_its_send_is_forgotten_early(patch: Patch) -> None:
+    repeated = Producers.repeated
+
+    def faulty(producers: Producers, name: str, *arguments: Any) -> Producer | None:
+        was_once = name in producers._once
+        known = repeated(producers, name, *arguments)
+        if was_once:
+            producers._once[name] = None
+        return known
+
+    patch.setattr(Producers, "repeated", faulty)
+
+
+@shows_in(ProducersMachine)
+def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_not(patch: Patch) -> None:
+    repeated = Producers.repeated
+
+    def faulty(producers: Producers, name: str, number: int, now_ms: int, batch: Batch) -> Producer | None:
+        written = batch.producers.get(name)
+        known = repeated(producers, name, number, now_ms, batch)
+        batch.producers.pop(name, None)
+        if written is not None:
+            batch.producers[name] = written
+        return known
+
+    patch.setattr(Producers, "repeated", faulty)
+
+
+@shows_in(ProducersMachine)
+def a_producer_is_forgotten_within_the_hour(patch: Patch) -> None:
+    patch.setattr(producers_module, "PRODUCER_MEMORY_MS_MIN", 45 * 60 * 1000)
+
+
+@shows_in(ProducersMachine)
+def a_producer_is_not_forgotten_for_a_new_one_after_an_hour(patch: Patch) -> None:
+    patch.setattr(producers_module, "PRODUCER_MEMORY_MS_MIN", 3600 * 1000 + 1)
+
+
+@shows_in(ProducersMachine)
+def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
+    def faulty(producers: Producers, now_ms: int) -> str | None:
+        old = [name for name in producers._once if producers._producers[name].used_ms + 3600 * 1000 <= now_ms]
+        return old[-1] if old else None
+
+    patch.setattr(Producers, "_dispensable", faulty)
+
+
+@shows_in(ProducersMachine)
+def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> None:
+    forget = Producers._forget
+
+    def faulty(producers: Producers, name: str, batch: Batch) -> None:
+        forget(producers, name, batch)
+        batch.forgotten_producers.remove(name)
+
+    patch.setattr(Producers, "_forget", faulty)
 
 
 # Durability -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.unit.looking import looked
 from truenext.batch import DUE_NEVER, Batch, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import parse
@@ -116,7 +117,7 @@ class World:
         for _ in range(milliseconds // 1000):
             self.pass_time(1000)
             self.turn()
-            said += [queue.name for queue in self.audit.look(self.engine, set())]
+            said += [queue.name for queue in looked(self.audit, self.engine)]
         return said
 
 

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 
+from tests.unit.looking import looked
 from truenext.batch import Batch
 from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import parse
@@ -61,7 +62,7 @@ class World:
         """What is said while so many seconds go by."""
         said = []
         for _ in range(looks):
-            said += [queue.name for queue in self.audit.look(self.engine, self.read_lanes())]
+            said += [queue.name for queue in looked(self.audit, self.engine, self.read_lanes)]
             self.engine.now_ms += LOOK_MS
         return said
 

@@ -71,7 +71,7 @@ class World:
         for _ in range(milliseconds):
             self.engine.now_ms += 1
             if (self.engine.now_ms - self.start_ms) % 1000 == 0:
-                self.engine.stretch_windows()
+                list(self.engine.stretch_windows())
             (queue,) = self.engine.queues()
             self.send(max(0, backlog - queue.waiting()))
             for name, consumer in self.consumers.items():
@@ -184,10 +184,10 @@ def test_a_full_window_is_stretched_only_when_nothing_came_for_a_while_and_no_fu
     sizes = [world.window()]
     for _ in range(10):
         world.engine.now_ms += 999
-        world.engine.stretch_windows()
+        list(world.engine.stretch_windows())
         assert world.window() == sizes[-1]
         world.engine.now_ms += 1
-        world.engine.stretch_windows()
+        list(world.engine.stretch_windows())
         world.turn()
         sizes.append(world.window())
     assert sizes == [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000, 1000]

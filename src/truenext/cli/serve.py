@@ -16,6 +16,7 @@ from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
 from truenext.cli import logs, machine
+from truenext.cli.files import connections_max
 from truenext.engine.engine import Engine
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import Exporter
@@ -127,6 +128,7 @@ async def _run(
     server_name: str,
     make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],
 ) -> None:
+    connections = connections_max(len(addresses))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -143,7 +145,14 @@ async def _run(
         listeners: list[Listener] = []
         try:
             for address in addresses:
-                listener = Listener(address, broker, loop, identity=recovered.identity, server_name=server_name)
+                listener = Listener(
+                    address,
+                    broker,
+                    loop,
+                    identity=recovered.identity,
+                    server_name=server_name,
+                    connections_max=connections,
+                )
                 listeners.append(listener)
                 print(f"listening on {listener.url}", flush=True)
             await stop.wait()

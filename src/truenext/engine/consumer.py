@@ -103,6 +103,11 @@ class Consumer:
         return [self.queue]
 
     @property
+    def is_subscribed(self) -> bool:
+        """Still: its subscription has not ended."""
+        return self.session.consumers.get(self.subscription) is self
+
+    @property
     def has_selector(self) -> bool:
         return self.scan is not None and self.scan.selector is not None
 

@@ -78,7 +78,7 @@ from truenext.limits import (
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhenFull
 from truenext.record import DUE_TIMERS, split_lane_key
-from truenext.room import Room
+from truenext.room import FULL, Room
 from truenext.schedule import Schedule
 
 # A member of an enumeration costs more to look up than a name; these are asked for with every message.
@@ -215,6 +215,10 @@ class Engine:
 
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         self._producers.restore(states)
+
+    def take_forgotten_producers(self) -> tuple[int, str]:
+        """How many were forgotten before their time since the last call, and the last of them."""
+        return self._producers.take_forgotten()
 
     def tick(self, now_us: int, steady_us: int) -> None:
         """It is so many microseconds since the epoch, and by a clock that does not jump. To be called before commands
@@ -427,7 +431,10 @@ class Engine:
             size = len(send.message.header) + len(send.message.body)
             make_room(session.transactions, size=size)
             if not self.memory.has_room_to_open(size):
-                raise NoRoomError("open transactions hold as much as memory has for them; commit, or try again later")
+                raise NoRoomError(
+                    f"open transactions of all connections hold {self.memory.open} bytes, and may hold "
+                    f"{self.memory.open_max} (--memory-limit); commit, or try again later"
+                )
             self._admit(session, send)
             transaction.sends.append(send)
             transaction.size += size
@@ -454,7 +461,7 @@ class Engine:
                 visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
                 self._accept(queue, message, 0 if visible_at_once else self._batch.number)
         if producer is not None:
-            self._record_number(producer, send.number, is_stored)
+            self._producers.record(producer, send.number, self.now_ms, self._batch, is_stored=is_stored)
         if is_stored:
             session.batch = self._batch.number
 
@@ -696,7 +703,9 @@ class Engine:
         for entry in transaction.refused:
             self._fail(entry, Reason.REFUSED, transaction.wishes.get(entry.sequence))
         if commit.producer is not None:
-            self._record_number(commit.producer, commit.number, is_stored)
+            self._producers.record(
+                commit.producer, commit.number, self.now_ms, self._batch, is_stored=is_stored, is_send=False
+            )
         if is_stored or transaction.refused:
             session.batch = self._latest_batch()
 
@@ -725,7 +734,7 @@ class Engine:
         if isinstance(asked, bulk.Move) and asked.to not in self._queues and len(self._queues) >= QUEUES_MAX:
             raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
         if self.room is Room.NONE:
-            raise NoRoomError("the broker's disk is as full as it may be: what is moved is written once more")
+            raise NoRoomError(f"{FULL}: what is moved is written once more")
         return queue
 
     def read_for_bulk(self, asked: bulk.Wanted) -> bulk.BulkLook | None:
@@ -850,9 +859,16 @@ class Engine:
         else:
             self._account.resumed(queue)
 
+    def expect_reply(self, destination: Destination) -> None:
+        """Somebody asks, and is to be answered in this temporary queue, which is made if it is not there.
+
+        Raises: RemoteProtocolError if there are too many
+        """
+        self._queue(destination)
+
     def reply(self, send: Send) -> None:
         """Answer a question once what it made the broker do is durable."""
-        queue = self._queue(send.destination)
+        queue = self._queues.get(send.destination.name)
         if queue is not None:
             is_durable = self._bulk_in <= self._committed
             self._accept(queue, send.message, 0 if is_durable else self._bulk_in)
@@ -995,12 +1011,13 @@ class Engine:
         queues = self._paging.relieve(self._queues.values(), self._batch, self._committed)
         return [self._sessions[session] for session in {queue.destination.session: None for queue in queues}]
 
-    def stretch_windows(self) -> None:
-        """To be called now and then: who waits for more than its window lets it have gets more."""
-        for session in self._sessions.values():
+    def stretch_windows(self) -> Iterator[None]:
+        """To be done now and then, in steps: who waits for more than its window lets it have gets more."""
+        for session in list(self._sessions.values()):
             for consumer in session.consumers.values():
                 if consumer.stretch_window(self.now_ms):
                     self._touched[consumer.queue] = None
+            yield
 
     def change_policies(self, policies: Policies) -> None:
         """Give every queue its policy anew, in one step.
@@ -1036,8 +1053,7 @@ class Engine:
 
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
-        for name in self._producers.forget_old(self.now_ms):
-            self._batch.forgotten_producers.append(name)
+        self._producers.forget_old(self.now_ms, self._batch)
         if not self.has_batch:
             return None
         return self._hand_over()
@@ -1077,7 +1093,7 @@ class Engine:
         if self.room is _PLENTY or send.destination.kind is Kind.TEMPORARY:
             return
         if self.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
-            raise NoRoomError("the broker's disk is as full as it may be; try again when messages were consumed")
+            raise NoRoomError(f"{FULL}; try again when messages were consumed")
 
     def _count_taken(self, session: Session) -> None:
         """The connection's socket has nothing waiting any more."""
@@ -1344,17 +1360,11 @@ class Engine:
             session.batch = self._latest_batch()
 
     def _is_repeat(self, session: Session, producer: str, number: int) -> bool:
-        known = self._producers.repeated(producer, number, self.now_ms)
+        known = self._producers.repeated(producer, number, self.now_ms, self._batch)
         if known is None:
             return False
         session.batch = max(session.batch, known.batch)
         return True
-
-    def _record_number(self, producer: str, number: int, is_stored: bool) -> None:
-        self._producers.record(producer, number, self._batch.number if is_stored else 0, self.now_ms)
-        if is_stored:
-            self._batch.producers[producer] = ProducerState(number, self.now_ms)
-            self._batch.size += len(producer)
 
     def _acknowledged(self, entry: Entry) -> bool:
         """True if the store has to be told."""
@@ -1430,7 +1440,7 @@ class Engine:
                 return None
             if len(owner.temporary_queues) >= SUBSCRIPTIONS_MAX:
                 raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection")
-        if len(self._queues) >= QUEUES_MAX:
+        if len(self._queues) >= QUEUES_MAX and not (owner is not None and owner.may_be_answered_in(destination)):
             raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
         queue = self._make_queue(destination)
         if owner is not None:

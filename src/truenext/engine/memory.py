@@ -41,9 +41,14 @@ class Memory:
         """Bytes over the limit; they have to leave."""
         return self.used - self.leaving + self.unsent + self.open - self.limit
 
+    @property
+    def open_max(self) -> int:
+        """Bytes that sends in open transactions may take, unless it is one."""
+        return self.limit // 4
+
     def has_room_to_open(self, size: int) -> bool:
         """An open transaction may grow by a send of `size` bytes."""
-        return not self.open or self.open + size <= self.limit // 4
+        return not self.open or self.open + size <= self.open_max
 
 
 def size_of(message: Message) -> int:

@@ -136,6 +136,7 @@ class Paging:
         queue = entry.lane.queue
         self._memory.used += size
         queue.resident += size
+        queue.in_memory += 1
         if queue.resident > queue.policy.memory_limit:
             self._too_large[queue] = None
 
@@ -146,7 +147,9 @@ class Paging:
             # size_of, without the call.
             size = len(message.body) + len(message.header) + ENTRY_BYTES
             self._memory.used -= size
-            entry.lane.queue.resident -= size
+            queue = entry.lane.queue
+            queue.resident -= size
+            queue.in_memory -= 1
             entry.message = None
 
     def came_back(self, entry: Entry) -> None:
@@ -166,6 +169,7 @@ class Paging:
         memory = self._memory
         memory.used += size
         queue.resident += size
+        queue.in_memory += 1
         if queue.resident > queue.policy.memory_limit:
             self._too_large[queue] = None
         if lane.horizon == WHOLE:

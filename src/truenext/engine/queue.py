@@ -27,6 +27,7 @@ class Queue:
         "destination",
         "groups",
         "holds_dead_letters",
+        "in_memory",
         "is_known_to_store",
         "is_paused",
         "lanes",
@@ -63,6 +64,8 @@ class Queue:
         """Since it has had a message of one."""
         self.resident = 0
         """Bytes of memory that its messages take, waiting or held."""
+        self.in_memory = 0
+        """How many messages that are."""
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ The databases in it; numbers are big-endian. If you change anything here, increa
     transient counts    lane key                            ->  transients u64              of the generation
     queues              queue number u32                    ->  name
     timers              timer (record.py)                   ->  nothing                     but the checksum
-    producers           BLAKE2b-128 of the name             ->  number u64, used u64, name  any name fits a key that way
+    producers           BLAKE2b-128 of the name             ->  number u64, used u64, once u8, name
     meta                "format"                            ->  u32     FORMAT_VERSION
                         "identity"                          ->  eight hexadecimal digits
                         "salt"                              ->  u32     of the journal
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 DATA_FILE = "data.mdb"
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
@@ -101,7 +101,7 @@ SALT = struct.Struct(">I")
 GENERATION = struct.Struct(">I")
 NUMBER = struct.Struct(">Q")
 MARK = struct.Struct(">IIQ")
-_PRODUCER = struct.Struct(">QQ")
+_PRODUCER = struct.Struct(">QQ?")
 _AROUND = 2
 """Keys that are looked at before one that is not there, and behind it."""
 CLEAN, UNCLEAN = b"\1", b"\0"
@@ -532,7 +532,7 @@ class Checkpoint:
         for name in layer.forgotten_producers:
             self._producers.delete(txn, _producer_key(name))
         for name, state in layer.producers.items():
-            value = _PRODUCER.pack(state.number, state.used_ms) + name.encode()
+            value = _PRODUCER.pack(state.number, state.used_ms, state.is_once) + name.encode()
             self._producers.put(txn, _producer_key(name), value)
         if layer.sequence_limit:
             self._meta.put(txn, b"sequence limit", NUMBER.pack(layer.sequence_limit))
