@@ -22,7 +22,7 @@ ANYTHING = "…"
 DEPENDS = {"CONNECTIONS_MAX", "DESTINATION_LENGTH_MAX"}
 """What is said has the number that it is in this case."""
 
-PUT_TOGETHER = {"DELAY_MS_MAX", "PRODUCER_NUMBER_MAX", "QUESTION_SEQUENCES_MAX"}
+PUT_TOGETHER = {"DELAY_MS_MAX", "PRODUCER_NUMBER_MAX", "QUESTION_SEQUENCES_MAX", "WINDOW_MAX"}
 """What is said stands nowhere as a whole; the last tests here ask for it."""
 
 TUNING = {
@@ -149,12 +149,18 @@ def used_too_large_a_number() -> None:
     ask(connected(Version.V1_2), "SEND", "destination:/queue/q", "truenext-producer:p", f"truenext-number:{number}")
 
 
+def asked_for_too_large_a_window() -> None:
+    window = f"activemq.prefetchSize:{limits.WINDOW_MAX + 1}"
+    ask(connected(Version.V1_2), "SUBSCRIBE", "id:1", "destination:/queue/q", window)
+
+
 @pytest.mark.parametrize(
     ("name", "exceeded"),
     [
         ("QUESTION_SEQUENCES_MAX", named_too_many_messages),
         ("DELAY_MS_MAX", asked_for_too_long_a_delay),
         ("PRODUCER_NUMBER_MAX", used_too_large_a_number),
+        ("WINDOW_MAX", asked_for_too_large_a_window),
     ],
 )
 def test_what_is_put_together_is_what_is_said(name: str, exceeded: Callable[[], None]) -> None:
