@@ -21,6 +21,7 @@ from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import Results, audit
 from truenext.spark.audit.blocks import blocks
+from truenext.spark.audit.command import run
 from truenext.spark.audit.gaps import gaps
 from truenext.spark.audit.timeline import commits
 from truenext.spark.schema import EVENTS, read_events
@@ -163,6 +164,16 @@ def test_the_command_tells_by_its_status(frame: Frame, tmp_path: Path) -> None:
     none = command.invoke(audit_command, [str(tmp_path / "empty")])
     assert (none.exit_code, "no history in" in none.output) == (2, True)
     assert command.invoke(audit_command, [str(tmp_path / "absent")]).exit_code == 2
+
+
+def test_what_cannot_be_asked_for_is_refused_before_spark_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truenext.spark.audit.command.start", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="file cannot be written to: File exists"):
+        run([tmp_path], out=tmp_path / "file")
+    for seconds in (float("nan"), float("inf"), -1.0, 0.0):
+        with pytest.raises(ConfigurationError, match=f"{seconds} is no number of seconds"):
+            run([tmp_path], stuck_seconds=seconds)
 
 
 @pytest.mark.parametrize("place", ["history/events", "events", "."])

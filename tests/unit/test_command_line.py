@@ -18,6 +18,7 @@ from truenext.cli.values import (
     Address,
     Body,
     Header,
+    Master,
     Place,
     QueueName,
     Seconds,
@@ -68,6 +69,7 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
     Header: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
     Text: lambda kind: NO_TEXTS,
     ServerName: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
+    Master: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
     Body: lambda kind: [],
 }
 """By type, what must be refused. A new type needs a row here, and one that takes anything says so."""

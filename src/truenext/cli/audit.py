@@ -6,13 +6,15 @@ from pathlib import Path
 import click
 
 from truenext.cli.ending import Unasked
-from truenext.cli.values import Place, Seconds, Text
+from truenext.cli.values import Master, Place, Seconds, Text
 from truenext.errors import ConfigurationError, TruenextError
 
 
 @click.command()
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=Place(exists=True, file_okay=False))
-@click.option("--master", type=Text(), help="Where Spark runs, such as local[2]; all cores of this machine by default.")
+@click.option(
+    "--master", type=Master(), help="Where Spark runs, such as local[2]; all cores of this machine by default."
+)
 @click.option("--since", type=click.DateTime(), help="Leave out what happened before, UTC.")
 @click.option("--queue", type=Text(), help="Only this queue.")
 @click.option(

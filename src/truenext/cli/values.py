@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +134,23 @@ class Url(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         _ask(lambda: parse_url(value), self, param, ctx)
+        return value
+
+
+class Master(click.ParamType[str]):
+    """Where Spark runs. Source: Spark, "Submitting Applications", "Master URLs"."""
+
+    name = "master"
+
+    _KNOWN = re.compile(
+        r"local(\[(\*|[1-9]\d{0,4})(,\d{1,4})?\])?|local-cluster(\[\d{1,4},\d{1,4},\d{1,7}\])|yarn|(spark|k8s)://[!-~]+"
+    )
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not self._KNOWN.fullmatch(value):
+            self.fail(
+                f"{_shown(value)} is no master of Spark's, such as local[2], yarn or spark://HOST:7077", param, ctx
+            )
         return value
 
 
