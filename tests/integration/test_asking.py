@@ -14,7 +14,7 @@ from tests.integration.raw_client import RawClient, bodies
 from truenext.broker import asking
 from truenext.cli.files import FILES_OWN
 from truenext.engine import engine as engine_module
-from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX
+from truenext.limits import ASKING_SECONDS_MAX, CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX
 from truenext.server import connection
 
 FEW = 3
@@ -152,6 +152,16 @@ def test_who_asks_nothing_for_a_while_makes_place_and_who_goes_on_asking_does_no
 
     with mock.patch.object(asking, "ASKING_SECONDS_MAX", 1.0), mock.patch.object(connection, "ASKING_SECONDS_MAX", 1.0):
         run(use)
+
+
+def test_a_question_that_came_while_the_broker_was_away_is_answered(full_broker: BrokerProcess) -> None:
+    client = full_broker.connect()
+    client.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
+    with full_broker.asleep():
+        client.say("SEND", {"destination": "/control/status", "reply-to": ANSWERS})
+        time.sleep(ASKING_SECONDS_MAX + 0.5)
+    assert b'"stuck":[]' in client.message().body
+    client.disconnect()
 
 
 def test_who_comes_when_others_have_left_may_do_everything_though_somebody_still_only_asks() -> None:
