@@ -19,10 +19,11 @@ from truenext.engine.engine import Engine
 from truenext.engine.paging import PageRead
 from truenext.engine.session import Session
 from truenext.errors import HistoryError
-from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, REASONS
+from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, OF_BATCH, REASONS, told_by
 from truenext.events import Kind as EventKind
+from truenext.history.check import last_batch
 from truenext.history.export import EVENTS, export_all, export_ended, forget_old
-from truenext.history.files import chunks_of_file, history_files
+from truenext.history.files import chunk_at, chunks_of_file, history_files
 from truenext.history.writer import History
 from truenext.message import Message
 from truenext.policy import Policies, Policy, WhileWaiting
@@ -315,6 +316,27 @@ def test_history_alone_makes_no_further_batches() -> None:
     assert not told.engine.has_batch
 
 
+def test_a_chunk_says_whether_it_came_with_a_batch_of_the_store() -> None:
+    """So that the store's journal must have it."""
+    told = Told()
+    session = told.session()
+    for persistent in (True, False):
+        told.send(session, persistent=persistent)
+        told.engine.turn()
+        batch = told.engine.take_batch()
+        assert batch is not None
+        assert batch.is_empty() is not persistent
+        assert is_of_batch(batch.history) is persistent
+        told.engine.committed(batch)
+        told.commit()
+
+
+def is_of_batch(one: bytes) -> bool:
+    chunk = chunk_at(memoryview(one), 0)
+    assert chunk is not None
+    return bool(chunk.flags & OF_BATCH)
+
+
 def test_events_are_numbered_one_by_one_whatever_happens() -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
@@ -468,6 +490,45 @@ def test_what_the_files_have_is_not_restored_twice(tmp_path: Path) -> None:
     history.restore(told.chunks)
     history.close()
     assert read_folder(tmp_path) == told.events()
+
+
+def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(tmp_path: Path) -> None:
+    account = Account(run=3, first_event=7)
+    history = History(tmp_path)
+    chunks = []
+    for of_batch in (True, True, False):
+        account.committed(1)
+        chunks.append(account.take(of_batch=of_batch))
+        history.append(chunks[-1])
+    history.close()
+    assert told_by(chunks[1]) == (3, 8)
+    assert last_batch_of(tmp_path) == (3, 8)
+    # A newer file whose first chunk a crash tore; then one that has a chunk, and none of a batch.
+    torn = tmp_path / "000000000000000a.history"
+    torn.write_bytes(FILE.pack(MAGIC, HISTORY_VERSION, 4) + b"torn")
+    assert last_batch_of(tmp_path) == (3, 8)
+    later = Account(run=4, first_event=10)
+    later.committed(1)
+    torn.write_bytes(FILE.pack(MAGIC, HISTORY_VERSION, 4) + later.take())
+    assert last_batch_of(tmp_path) is None
+    for path in history_files(tmp_path):
+        path.unlink()
+    assert last_batch_of(tmp_path) is None
+
+
+def last_batch_of(folder: Path) -> tuple[int, int] | None:
+    """As `truenext store` and a start find it."""
+    found = last_batch(folder)
+    history = History(folder)
+    history.close()
+    assert history.last_batch == found
+    return found
+
+
+def test_a_history_that_cannot_be_read_tells_a_check_of_no_batch(tmp_path: Path) -> None:
+    (tmp_path / "0000000000000001.history").write_bytes(b"something else")
+    assert last_batch(tmp_path) is None
+    assert last_batch(tmp_path / "missing") is None
 
 
 def test_a_file_that_is_no_history_is_refused_by_name(tmp_path: Path) -> None:

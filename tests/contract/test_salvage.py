@@ -328,6 +328,10 @@ def test_one_wrong_bit_in_the_last_frame_is_no_tear(in_journal: Path) -> None:
 
 
 def test_a_torn_last_frame_is_explained_and_no_damage(in_journal: Path) -> None:
+    disk = Disk("embedded", in_journal)
+    disk.apply(puts=records(4), clean_stop=False)
+    disk.apply(puts=records(5))
+    disk.store.close()
     (path,) = segments(in_journal)
     begin, end = frames(path)[-1]
     spoil(path, end - 7, end)

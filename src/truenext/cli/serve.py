@@ -84,6 +84,7 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                 history = History(data / "history", file_ended=exporter.start)
                 opened.callback(history.close)
                 embedded.sync_history = history.sync
+                embedded.history_told = history.last_batch
         runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         engine, recovered = recover(
             store,

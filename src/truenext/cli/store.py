@@ -16,7 +16,7 @@ from truenext.cli import terminal
 from truenext.cli.ending import Unasked
 from truenext.cli.values import Place
 from truenext.errors import TruenextError
-from truenext.history.check import damages
+from truenext.history.check import damages, last_batch
 from truenext.store.check import InQueue, Summary
 from truenext.store.check import check as check_store
 from truenext.store.export import export as export_store
@@ -42,7 +42,7 @@ def check(data: Path) -> None:
     """
     try:
         with _progress("checked") as report:
-            summary = check_store(data, _say, report)
+            summary = check_store(data, _say, report, history_told=last_batch(data / "history"))
         in_history = 0
         for name, what in damages(data / "history"):
             terminal.say(f"damaged: history/{name}: {what}")
@@ -78,7 +78,7 @@ def export(data: Path, new: Path) -> None:
     """
     try:
         with _progress("read") as report:
-            summary = export_store(data, new, _say, report)
+            summary = export_store(data, new, _say, report, history_told=last_batch(data / "history"))
     except (TruenextError, OSError) as error:
         raise Unasked(error) from error
     _show(summary, f"in {new}")

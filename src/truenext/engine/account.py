@@ -26,6 +26,7 @@ from truenext.events import (
     HOLDING,
     MODES,
     NO_WINDOW,
+    OF_BATCH,
     PERSISTENT_FLAG,
     REASONS,
     WITH_SELECTOR,
@@ -232,14 +233,15 @@ class Account:
     def is_empty(self) -> bool:
         return not self._blocks and not self.entries
 
-    def take(self) -> bytes:
-        """Everything since the last call, as one chunk of a history file; nothing if nothing happened."""
+    def take(self, *, of_batch: bool = False) -> bytes:
+        """Everything since the last call, as one chunk of a history file; nothing if nothing happened. `of_batch` says
+        that it goes with a batch that the store writes."""
         self._close()
         if not self._blocks:
             return b""
-        flags = 0
+        flags = OF_BATCH if of_batch else 0
         if self._file_size >= HISTORY_FILE_BYTES:
-            flags = BEGINS_FILE
+            flags |= BEGINS_FILE
             self._file_size = 0
             # A file can be read by itself.
             self._blocks[:0] = [_name(number, name, self._now_us) for number, name in self._names.items()]

@@ -1500,7 +1500,7 @@ class Engine:
 
     def _hand_over(self) -> Batch:
         batch = self._batch
-        batch.history = self._account.take()
+        batch.history = self._account.take(of_batch=not batch.is_empty())
         self._batch = Batch(batch.number + 1)
         self._batches_from = (self._batches_from[1], self._next_sequence)
         self._is_awaited = False
