@@ -19,12 +19,15 @@ from truenext.errors import StoreError
 from truenext.events import told_by
 from truenext.message import Message
 from truenext.record import encode
+from truenext.store import export as export_module
 from truenext.store.check import check
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME
 
 SEGMENT_BYTES = 1500
+FIRST_LIMIT = 1000
+"""Of sequences."""
 
 Told = tuple[int, int] | None
 
@@ -44,7 +47,7 @@ def fresh(folder: Path, segments_max: int = 12) -> Disk:
     disk = Disk("embedded", folder)
     assert isinstance(disk.store, EmbeddedStore)
     disk.store._segments_max = segments_max
-    disk.apply(queues={1: "orders"}, sequence_limit=1000, clean_stop=False)
+    disk.apply(queues={1: "orders"}, sequence_limit=FIRST_LIMIT, clean_stop=False)
     return disk
 
 
@@ -193,6 +196,30 @@ def a_run_that_was_killed(folder: Path) -> None:
     try_losses(folder, missed=range(1, 6))
 
 
+def a_block_of_sequences(folder: Path) -> None:
+    """The batch that reserved it must be there. Where it is not, none of the block is given again."""
+    disk = fresh(folder)
+    send(disk, 1, 2)
+    disk.apply(sequence_limit=2 * FIRST_LIMIT)
+    send(disk, 3, 4)
+    disk.store.close()
+    try_losses(folder, missed=range(1, 5))
+    for _, lost in losses(folder):
+        if findings(lost):
+            assert limit_of_export(lost) >= 2 * FIRST_LIMIT
+
+
+def limit_of_export(folder: Path) -> int:
+    new = folder.with_name("new")
+    shutil.rmtree(new, ignore_errors=True)
+    with mock.patch.object(export_module, "SEQUENCE_BLOCK", 0):
+        export_module.export(folder, new, lambda _: None, lambda *_: None)
+    store = EmbeddedStore(new)
+    limit = store.recover().sequence_limit
+    store.close()
+    return limit
+
+
 def a_move(folder: Path) -> None:
     """What was in the journal when one ended must be there."""
     disk = fresh(folder, segments_max=100)
@@ -238,6 +265,7 @@ SCENES = [
     a_clean_stop,
     a_clean_stop_during_a_move,
     a_run_that_was_killed,
+    a_block_of_sequences,
     a_move,
     a_history_that_tells_more,
     a_kill_before_the_first_batch,

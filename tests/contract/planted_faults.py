@@ -79,7 +79,7 @@ def the_end_is_written_down_before_it_is_durable(patch: "MonkeyPatch") -> None:
     append = EmbeddedStore._append
 
     def faulty(one: EmbeddedStore, parts: list[bytes], records: int) -> tuple[int, int]:
-        one._checkpoint.write_down(one._journal.number + 1)
+        one._checkpoint.write_down(one._journal.number + 1, 0)
         return append(one, parts, records)
 
     patch.setattr(EmbeddedStore, "_append", faulty)
@@ -96,16 +96,33 @@ def a_move_writes_down_more_than_was_written(patch: "MonkeyPatch") -> None:
 
 def the_end_of_a_run_is_not_written_down(patch: "MonkeyPatch") -> None:
     write_down = EmbeddedStore._write_down_end
-    patch.setattr(
-        EmbeddedStore, "_write_down_end", lambda one: None if one._overlay.layers[-1].clean_stop else write_down(one)
-    )
+
+    def faulty(one: EmbeddedStore, sequence_limit: int) -> None:
+        if not one._overlay.layers[-1].clean_stop:
+            write_down(one, sequence_limit)
+
+    patch.setattr(EmbeddedStore, "_write_down_end", faulty)
 
 
 def the_beginning_of_a_run_is_not_written_down(patch: "MonkeyPatch") -> None:
     write_down = EmbeddedStore._write_down_end
-    patch.setattr(
-        EmbeddedStore, "_write_down_end", lambda one: write_down(one) if one._overlay.layers[-1].clean_stop else None
-    )
+
+    def faulty(one: EmbeddedStore, sequence_limit: int) -> None:
+        if one._overlay.layers[-1].clean_stop:
+            write_down(one, sequence_limit)
+
+    patch.setattr(EmbeddedStore, "_write_down_end", faulty)
+
+
+def a_block_of_sequences_is_not_written_down(patch: "MonkeyPatch") -> None:
+    write_down = Checkpoint.write_down
+
+    def faulty(one: Checkpoint, written: int, sequence_limit: int) -> None:
+        # But for the first, which comes with the beginning of a run.
+        if sequence_limit <= cutting.FIRST_LIMIT:
+            write_down(one, written, sequence_limit)
+
+    patch.setattr(Checkpoint, "write_down", faulty)
 
 
 def a_move_does_not_write_down_the_end(patch: "MonkeyPatch") -> None:
@@ -118,10 +135,10 @@ def a_move_does_not_write_down_the_end(patch: "MonkeyPatch") -> None:
 
 
 def a_move_forgets_the_end_that_was_written_down(patch: "MonkeyPatch") -> None:
-    def faulty(one: Checkpoint, txn: Any, written: int) -> None:
-        one._meta.put(txn, b"written", checkpoint.NUMBER.pack(written))
+    def faulty(one: Checkpoint, txn: Any, name: bytes, number: int) -> None:
+        one._meta.put(txn, name, checkpoint.NUMBER.pack(number))
 
-    patch.setattr(Checkpoint, "_write_down", faulty)
+    patch.setattr(Checkpoint, "_raise", faulty)
 
 
 def what_was_written_down_is_not_missed(patch: "MonkeyPatch") -> None:
@@ -438,6 +455,7 @@ OF_A_FAILING_DISK = [
 OF_A_CUT: dict[Callable[["MonkeyPatch"], None], Callable[[Path], None]] = {
     the_end_of_a_run_is_not_written_down: cutting.a_clean_stop,
     the_beginning_of_a_run_is_not_written_down: cutting.a_run_that_was_killed,
+    a_block_of_sequences_is_not_written_down: cutting.a_block_of_sequences,
     a_move_does_not_write_down_the_end: cutting.a_move,
     a_move_forgets_the_end_that_was_written_down: cutting.a_clean_stop_during_a_move,
     what_was_written_down_is_not_missed: cutting.a_clean_stop,

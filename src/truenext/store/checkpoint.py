@@ -512,17 +512,18 @@ class Checkpoint:
                 self._finish_layer(txn, layer)
             self._meta.put(txn, b"segment", NUMBER.pack(position.segment))
             self._meta.put(txn, b"frame", NUMBER.pack(position.frame))
-            self._write_down(txn, position.written)
+            self._raise(txn, b"written", position.written)
 
-    def write_down(self, written: int) -> None:
-        """The journal was given the frame of this number, and all before it."""
+    def write_down(self, written: int, sequence_limit: int) -> None:
+        """The journal was given the frame of this number, and all before it; one of them has the limit, if not 0."""
         with self._env.begin(write=True) as txn:
-            self._write_down(txn, written)
+            self._raise(txn, b"written", written)
+            self._raise(txn, b"sequence limit", sequence_limit)
 
-    def _write_down(self, txn: lmdb.Transaction[bytes], written: int) -> None:
-        # A move knows less than the end of a run that came before its last transaction.
-        if written > NUMBER.unpack(self._meta.need(txn, b"written"))[0]:
-            self._meta.put(txn, b"written", NUMBER.pack(written))
+    def _raise(self, txn: lmdb.Transaction[bytes], name: bytes, number: int) -> None:
+        # What is written down at once is ahead of a move.
+        if number > NUMBER.unpack(self._meta.need(txn, name))[0]:
+            self._meta.put(txn, name, NUMBER.pack(number))
 
     def drop_transients(self) -> None:
         """However many there are: what is left of them is for `clean`."""
@@ -563,8 +564,7 @@ class Checkpoint:
         for name, state in layer.producers.items():
             value = _PRODUCER.pack(state.number, state.used_ms, state.is_once) + name.encode()
             self._producers.put(txn, _producer_key(name), value)
-        if layer.sequence_limit:
-            self._meta.put(txn, b"sequence limit", NUMBER.pack(layer.sequence_limit))
+        self._raise(txn, b"sequence limit", layer.sequence_limit)
         if layer.redelivered_below:
             self._meta.put(txn, b"redelivered below", NUMBER.pack(layer.redelivered_below))
         if layer.clean_stop is not None:

@@ -194,9 +194,9 @@ class EmbeddedStore:
             self._applied = batch.number
         if batch.queues:
             self._queues.update(batch.queues)
-        if batch.clean_stop is not None:
-            # A run begins or ends.
-            self._write_down_end()
+        if batch.clean_stop is not None or batch.sequence_limit:
+            # A run begins or ends, or has given out half a million sequences.
+            self._write_down_end(batch.sequence_limit)
         self._refusal = ""
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
@@ -300,7 +300,7 @@ class EmbeddedStore:
                 self._changed.notify_all()
         return journal.append(parts, size)
 
-    def _write_down_end(self) -> None:
+    def _write_down_end(self, sequence_limit: int) -> None:
         """Say outside the journal what it has. Without room on the disk that is left: what was said before stays true.
 
         Raises: StoreError
@@ -308,7 +308,7 @@ class EmbeddedStore:
         try:
             for _ in range(2):
                 try:
-                    self._checkpoint.write_down(self._journal.number)
+                    self._checkpoint.write_down(self._journal.number, sequence_limit)
                     return
                 except CAUSES as error:
                     self._expect_no_space(error)

@@ -4,8 +4,8 @@ A crash tears the last frame, which nobody was told of; so the end of a journal 
 frame or a disk lost a hundred of them. What was written down elsewhere tells them apart. Each of these is a lower
 bound, which stays true whatever is written later:
 
-    checkpoint     "written" names a frame that was durable: the last one of a clean stop, the first one of a run, the
-                   last one when a segment had moved
+    checkpoint     "written" names a frame that was durable: the last one of a clean stop, the first one of a run, one
+                   that reserved sequences, the last one when a segment had moved
     history        a chunk of a batch is in its own files only once the frame of that batch is durable. Events are
                    numbered over all runs, batches and frames are not known to it. So it speaks of the run that the
                    journal ends with, and of no other: it may have been switched off, deleted, or put back from a copy.

@@ -527,7 +527,7 @@ def laid_over(recovered: Recovered, layers: tuple[Layer, ...]) -> Recovered:
         producers.update(layer.producers)
         recovered = replace(
             recovered,
-            sequence_limit=layer.sequence_limit or recovered.sequence_limit,
+            sequence_limit=max(layer.sequence_limit, recovered.sequence_limit),
             redelivered_below=layer.redelivered_below or recovered.redelivered_below,
             clean_stop=recovered.clean_stop if layer.clean_stop is None else layer.clean_stop,
         )
