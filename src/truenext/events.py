@@ -30,8 +30,8 @@ from hashlib import blake2b
 
 HISTORY_VERSION = 5
 READ_VERSIONS = (4, HISTORY_VERSION)
-"""Version 4 has less to say of a failure: `failed`, and `delayed` or `holding` alone; and it does not say which chunks came
-with a batch. Nothing else is different."""
+"""Version 4 has less to say of a failure: `failed`, and `delayed` or `holding` alone; and it does not say which chunks
+came with a batch. Nothing else is different."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
