@@ -31,7 +31,8 @@ def missing_at_end(last: int, written: int, history: bytes, told: tuple[int, int
         run, event = told_by(history)
         if run == told[0] and event < told[1]:
             return (
-                f"frames are missing at its end, behind frame {last}: the history tells of a batch of run {run} with "
-                f"event {told[1]}, and the last one here has event {event}"
+                f"frames are missing at its end, behind frame {last}: the history tells of a batch of run {run} that "
+                f"begins with event {told[1]}, and the last one here begins with event {event} (a store that was put "
+                "back from a copy needs the history of that copy, or none)"
             )
     return ""
