@@ -151,13 +151,14 @@ def test_no_step_of_the_look_for_stuck_queues_looks_at_more_than_a_few_or_finds_
 
 def test_a_queue_whose_consumer_has_left_since_the_round_began_is_not_taken_for_stuck() -> None:
     world = World()
-    other = world.engine.connect("other")
-    world.subscribe("/queue/q", other)
+    leaving, world.session = world.session, world.engine.connect("other")
+    world.subscribe("/queue/q", leaving)
     world.subscribe("/queue/r")
     with mock.patch.object(stuck, "QUEUES_AT_ONCE", 1):
         steps = world.audit.look(world.engine, set)
         next(steps)
-        world.engine.disconnect(other, is_clean=True)
+        assert [queue.name for queue in world.audit._left] == ["q"]
+        world.engine.disconnect(leaving, is_clean=True)
         world.send("q")
         list(steps)
     assert world.audit._since == {}

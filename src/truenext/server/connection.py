@@ -411,11 +411,7 @@ class Connection:
         self._refuse(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", None)
 
     def _on_asks_nothing(self) -> None:
-        if self._is_reading and not self._is_paused and self._broker.seconds_left_to_ask(self._session) <= 0:
-            # We may be the one that was away: what came meanwhile is in the socket.
-            self._on_readable()
-        if not self._is_reading:
-            return
+        # What it asks may be in the socket, where it waits for the broker to have room.
         seconds = ASKING_SECONDS_MAX if self._is_paused else self._broker.seconds_left_to_ask(self._session)
         if seconds > 0:
             self._after(seconds, "asking", self._on_asks_nothing)
