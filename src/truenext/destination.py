@@ -293,14 +293,14 @@ def stored_queue(name: str) -> Destination:
 
 
 def may_be_named(number_of: str | None, name: str) -> bool:
-    """A queue's number may stand for a name from here on, if it stood for `number_of`.
+    """A queue's number may stand for a name from here on, if it stood for `number_of`; for "" when the queue has gone.
 
-    >>> may_be_named(None, "a"), may_be_named("a", "b"), may_be_named("a", "ended,a"), may_be_named("ended,a", "b")
+    >>> may_be_named(None, "a"), may_be_named("a", "b"), may_be_named("a", "ended,a"), may_be_named("ended,a", "")
     (True, False, True, True)
     """
-    if number_of is None or name == ENDED_PREFIX + number_of:
-        return True
-    return number_of.startswith(ENDED_PREFIX) and number_of != name
+    if number_of is None:
+        return name != ""
+    return name in ("", ENDED_PREFIX + number_of)
 
 
 def durable_key_of(subscription: Destination) -> str:

@@ -32,10 +32,6 @@ ASKING_SECONDS_MAX = 5.0
 SUBSCRIPTIONS_MAX = 1000
 """Subscriptions of one connection, and temporary queues that belong to it."""
 
-QUEUES_MAX = 50_000
-"""Queues of one broker, made on first use, of about 10 KiB each. Dead-letter queues come on top: what failed must have
-a place to go."""
-
 NAME_LENGTH_MAX = 255
 """Characters in what a client calls its subscriptions, transactions, receipts and producers: the broker keeps them."""
 
@@ -171,10 +167,27 @@ BROWSERS_MAX = 100
 """Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""
 
 MEMORY_LIMIT = 256 * 1024 * 1024
-"""Private memory the broker may take, all told."""
+"""Private memory the broker may take, all told: itself, a quarter for messages, the rest for queues."""
 
 MEMORY_LIMIT_MIN = 128 * 1024 * 1024
 """The least that can be asked for: the broker itself takes about half of it."""
+
+BROKER_BYTES = 60 * 1024 * 1024
+"""What of MEMORY_LIMIT is neither for messages nor for queues: the interpreter, the journal's index, batches on their
+way, pages. When queues have taken all the rest none is made any more, but for what has failed, is moved, or was sent in
+a transaction: that must have a place to go."""
+
+UNUSED_SECONDS = 60.0
+"""Time after which a queue goes that is empty and unused."""
+
+UNUSED_SECONDS_SHORT = 1.0
+"""The same where there is no room for another one."""
+
+UNUSED_LOOK = 5000
+"""Queues that are looked at in one go, whether they are unused; some 0.3 us each."""
+
+UNUSED_PIECE = 500
+"""Queues that go in one go, at most: others are served in between."""
 
 DISK_LIMIT_MIN = 1024 * 1024 * 1024
 """The least that can be asked for: up to half of it is the journal, before anything of it moves."""
@@ -218,6 +231,9 @@ PIECES_MAX = 100
 
 BULK_PIECE = 500
 """Messages moved or removed in one go when somebody asks for that: others are served in between."""
+
+NAMING_BYTES = 20
+"""What a queue that has gone counts in a batch, roughly."""
 
 PAUSE_BYTES = 20
 """What a queue that is paused or resumed counts in a batch, roughly."""

@@ -282,6 +282,9 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
         copies = [message_key(rng.choice(lanes), first + len(new) + n) for n in range(rng.randint(2, 4))]
         shared = Shared(first, random_record(rng, growth), copies)
     left = sorted((model.messages.keys() | new) - set(gone))
+    queues = {model.new_queue(): f"queue {first}"} if rng.random() < 0.2 else {}
+    empty = model.empty_queues([*left, *(shared.copies if shared else ())])
+    queues |= dict.fromkeys(rng.sample(empty, min(len(empty), rng.choice([0, 0, 1, 2]))), "")
     return model.changes(
         new,
         gone,
@@ -290,7 +293,7 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
             key: Mark(rng.randint(1, 7), rng.randint(1, 9), rng.randint(0, 9))
             for key in rng.sample(left, min(len(left), 2))
         },
-        queues={len(model.queues) + 1: "name"} if rng.random() < 0.2 else {},
+        queues=queues,
         producers=(
             {rng.choice("abc"): ProducerState(rng.randint(0, 99), rng.randint(0, 3), rng.random() < 0.5)}
             if rng.random() < 0.3

@@ -13,7 +13,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from truenext.broker import asking
 from truenext.cli.files import FILES_OWN
-from truenext.engine import engine as engine_module
+from truenext.engine.memory import LANE_BYTES, QUEUE_BYTES, Memory
 from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX
 from truenext.server import connection
 
@@ -222,7 +222,8 @@ def test_the_answers_have_a_queue_though_there_are_as_many_as_there_may_be() -> 
         sender.send("c", b"")
         assert "queues" in sender.error().body.decode()
 
-    with mock.patch.object(engine_module, "QUEUES_MAX", 2):
+    of_two = 2 * (QUEUE_BYTES + LANE_BYTES)
+    with mock.patch.object(Memory, "has_room_for_queue", property(lambda memory: memory.queues < of_two)):
         run(use)
 
 

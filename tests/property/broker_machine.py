@@ -22,7 +22,7 @@ from msgspec import structs
 
 import truenext.selector
 from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
-from tests.property.memory_audit import left_in_memory, miscounted
+from tests.property.memory_audit import left_in_memory, miscounted, names_left_over
 from tests.property.oracle import (
     SELECTORS as SELECTORS_OF_CONSUMERS,
 )
@@ -245,6 +245,8 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "expired": st.sampled_from([Expired.DROP, Expired.DROP, Expired.DEAD_LETTER]),
         },
     ),
+    "let_unused_go": (1, {"milliseconds": st.sampled_from([0, 1000, 61_000, 61_000])}),
+    "all_unused_go": (1, {}),
     "settle": (1, {}),
     "crash": (1, {}),
     "restart": (1, {}),
@@ -935,7 +937,8 @@ class BrokerMachine(RuleBasedStateMachine):
         note("batch = engine.take_batch()")
         batch = self.engine.take_batch()
         if batch is not None:
-            self.disk.queue_names.update(batch.queues)
+            names = self.disk.queue_names | {number: name for number, name in batch.queues.items() if name}
+            self.disk.queue_names = names
             puts = [
                 (key, decode(key, record, batch.puts.get(content_key(reference_of(record)), b"")))
                 for key, record in (batch.puts | batch.transient_puts).items()
@@ -1045,7 +1048,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.redriving = read, page
                 return
             self.engine.do_bulk(piece, read, page)
-            rank = read.lane.queue.lanes.index(read.lane)
+            rank = read.lane.rank
             after = (rank + 1, 0) if rank < 9 else None
 
     def redrive(self, limit: int) -> None:
@@ -1226,13 +1229,41 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def squeeze(self, share: float, is_written: bool) -> None:
         """For a moment there is only so much of the memory that is used; what leaves it is written at once or not."""
-        self.engine.memory.limit = int(self.engine.memory.used * share)
+        self.engine.memory.limit = int((self.engine.memory.used + self.engine.memory.places) * share)
         note(f"engine.memory.limit = {self.engine.memory.limit}")
         self.relieve()
         note(f"engine.memory.limit = {self.memory_limit}")
         self.engine.memory.limit = self.memory_limit
         if is_written:
             self.all_becomes_durable()
+
+    def let_unused_go(self, milliseconds: int) -> None:
+        """Whatever is under way."""
+        if milliseconds:
+            self.advance(milliseconds)
+        before = self._ordinary()
+        note("engine.let_unused_go()")
+        self.engine.let_unused_go()
+        for queue in before - self._ordinary():
+            self.oracle.gone(queue)
+            if any(each is not None and each[0].lane.queue.name == queue for each in (self.redriving, self.piece)):
+                raise Disagreement(f"{queue} has gone, though a piece of it was read that is to be moved")
+
+    def all_unused_go(self) -> None:
+        """With nothing under way what can go does."""
+        self.settle()
+        self.let_unused_go(61_000)
+        self.settle()
+        self.let_unused_go(61_000)
+        self.settle()
+        for queue in self._ordinary():
+            if not self.oracle.needs(queue):
+                raise Disagreement(f"nobody needs {queue}, and it stays")
+        if left := names_left_over(self.engine, self.disk.queue_names):
+            raise Disagreement(f"the store knows queues that are no more: {left}")
+
+    def _ordinary(self) -> set[str]:
+        return {queue.name for queue in self.engine.queues() if not queue.is_temporary}
 
     def settle(self) -> None:
         """Everything that was begun comes to its end: nothing may be stuck then, nothing more in memory than fits."""
@@ -1444,7 +1475,6 @@ class BrokerMachine(RuleBasedStateMachine):
             patch.setattr(engine_module, "STORE_TRANSACTION_BYTES_MAX", 100)
             for batch in self.engine.last_batches():
                 self.disk.hand_over(batch)
-                self.disk.queue_names.update(batch.queues)
                 self.engine.committed(self.disk.done())
                 # What was wanted before goes on.
                 self.all_pages_are_there()
@@ -1692,6 +1722,8 @@ class TopicsMachine(BrokerMachine):
         "memory_limits": st.sampled_from([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
+        "let_unused_go": 2,
+        "all_unused_go": 1,
         "subscribe": 4,
         "unsubscribe": 3,
         "end_durable": 3,
@@ -1781,6 +1813,8 @@ class ScheduledMachine(BrokerMachine):
 
     CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
+        "let_unused_go": 2,
+        "all_unused_go": 1,
         "schedule": 12,
         "read_scheduled": 6,
         "unschedule": 6,
@@ -1966,6 +2000,8 @@ class WildcardMachine(BrokerMachine):
         "page_size": st.sampled_from([1, 1, 2, 4, 1000]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
+        "let_unused_go": 3,
+        "all_unused_go": 1,
         "subscribe": 4,
         "unsubscribe": 2,
         "send": 14,

@@ -961,6 +961,34 @@ class Oracle:
                 Letter(parcel, to, letter.persistent, self._order, event, 0, self.gathering, stored_in=stored_in)
             )
 
+    def needs(self, queue: str) -> str:
+        """Why a queue cannot go (Queues that come and go); empty if it can."""
+        if any(reader.queue == queue for reader in self.readers):
+            return "it has a consumer"
+        if any(letter.queue == queue and self._is_there(letter) for letter in self.letters):
+            return "somebody has a message of it, or one waits"
+        if any(look.queue == queue for look in self.looks):
+            return "it is browsed"
+        if self.count_planned(queue):
+            return "something is scheduled for it"
+        if "," in queue or queue.startswith("Consumer."):
+            return "it is a subscription"
+        return "it is paused" if queue in self.paused else ""
+
+    def _is_there(self, letter: Letter) -> bool:
+        is_taken = letter.holder or letter.acknowledged_by or letter.refused_by
+        return not letter.is_gone and (is_taken is not None or not self.is_expired(letter))
+
+    def gone(self, queue: str) -> None:
+        """A queue is there no more."""
+        why_not = self.needs(queue)
+        if why_not:
+            raise Disagreement(f"{queue} has gone, though {why_not}")
+        self.queues.discard(queue)
+        # Groups: they are free.
+        self.owners = {key: owner for key, owner in self.owners.items() if key[0] != queue}
+        self.scanning_for.pop(queue, None)
+
     def pause(self, queue: str, *, is_paused: bool) -> None:
         """Bulk work: nothing is dispatched from a paused queue; durable with the gathering batch."""
         if (queue in self.paused) == is_paused:

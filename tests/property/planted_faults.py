@@ -43,6 +43,7 @@ from truenext.engine import engine as engine_module
 from truenext.engine import groups as groups_of_engine
 from truenext.engine import paging as paging_module
 from truenext.engine import producers as producers_module
+from truenext.engine import unused as unused_module
 from truenext.engine import writing as writing_module
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted, take
@@ -58,6 +59,7 @@ from truenext.engine.joint import JointDispatch
 from truenext.engine.keyed import KeyedScans
 from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.memory import size_of
+from truenext.engine.numbers import Numbers
 from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.place import Place
 from truenext.engine.producers import Producer, Producers
@@ -69,6 +71,7 @@ from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction
+from truenext.engine.unused import Unused
 from truenext.engine.wildcard import Wildcard, Wildcards
 from truenext.engine.writing import mark, put, remove
 from truenext.limits import SEQUENCE_BLOCK
@@ -201,7 +204,8 @@ class Choice:
 def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[list[Waiting], Lane | None]:
     """What waits in the order of K, up to the first message that has to be read, and the lane that has it."""
     waiting: list[Waiting] = []
-    for rank, lane in enumerate(queue.lanes):
+    for lane in queue.lanes:
+        rank = lane.rank
         if lane.unread and not lane.needs_page:
             dispatcher._paging.take_in_recent(lane)
         is_held_back = False
@@ -1538,7 +1542,7 @@ def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
 
     def faulty(browsing: Browsing, browser: Browser, *rest: Any) -> BrowseRead | None:
         while (read := show_slice(browsing, browser, *rest)) is not None:
-            if read.lane is browser.queue.lanes[browser.rank]:
+            if read.lane.rank == browser.rank:
                 browser.next_lane()
         return None
 
@@ -1937,7 +1941,7 @@ def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(pa
 @shows_rarely_in(TopicsMachine)
 def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
     add = Endings.add
-    patch.setattr(Endings, "add", lambda endings, queue, name, batch: add(endings, queue, name, 0))
+    patch.setattr(Endings, "add", lambda endings, queue, batch: add(endings, queue, 0))
 
 
 @shows_rarely_in(TopicsMachine)
@@ -1949,6 +1953,100 @@ def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
         return lanes[0] if lanes else lane_of(engine, key)
 
     patch.setattr(Engine, "_lane_of", faulty)
+
+
+@shows_in(WildcardMachine)
+def a_queue_goes_while_somebody_has_a_message_of_it(patch: Patch) -> None:
+    """Nothing waits in it, and nobody takes from it alone."""
+    patch.setattr(
+        Queue,
+        "is_needed",
+        property(lambda queue: bool(queue.consumers) or any(lane.is_needed for lane in queue.lanes)),
+    )
+
+
+@shows_in(WildcardMachine)
+def a_queue_goes_while_what_was_sent_to_it_is_being_written(patch: Patch) -> None:
+    may_go = unused_module.Unused._may_go
+
+    def faulty(unused: Unused, queue: Queue) -> bool:
+        engine = unused._let_go.__self__  # type: ignore[attr-defined]
+        entries = [entry for lane in queue.lanes for entry in lane]
+        if entries and not queue.consumers and all(entry.batch > engine._committed for entry in entries):
+            return True
+        return may_go(unused, queue)
+
+    patch.setattr(Unused, "_may_go", faulty)
+
+
+@shows_in(WildcardMachine)
+def a_queue_with_a_consumer_of_its_own_goes(patch: Patch) -> None:
+    patch.setattr(
+        Queue,
+        "is_needed",
+        property(lambda queue: bool(queue.resident) or any(lane.is_needed for lane in queue.lanes)),
+    )
+
+
+@shows_in(WildcardMachine)
+def a_queue_that_is_paused_goes(patch: Patch) -> None:
+    remembers = unused_module.remembers
+    patch.setattr(unused_module, "remembers", lambda queue: not queue.is_paused and remembers(queue))
+
+
+@shows_in(WildcardMachine)
+def the_queue_of_a_virtual_topic_goes(patch: Patch) -> None:
+    patch.setattr(unused_module, "virtual_topic", lambda name: "")
+
+
+@shows_in(WildcardMachine)
+def a_queue_goes_and_a_wildcard_keeps_it(patch: Patch) -> None:
+    patch.setattr(Wildcards, "gone", lambda wildcards, queue: None)
+
+
+@shows_in(WildcardMachine)
+def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
+    give_back = Numbers.give_back
+
+    def faulty(numbers: Numbers, queue: Queue, batch: Batch) -> None:
+        give_back(numbers, queue, batch)
+        batch.queues.pop(queue.number, None)
+
+    patch.setattr(Numbers, "give_back", faulty)
+
+
+@shows_in(WildcardMachine)
+def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
+    give_back = Numbers.give_back
+
+    def faulty(numbers: Numbers, queue: Queue, batch: Batch) -> None:
+        give_back(numbers, queue, batch)
+        numbers._free += [number for _, number in numbers._going]
+        numbers._going.clear()
+
+    patch.setattr(Numbers, "give_back", faulty)
+
+
+@shows_in(WildcardMachine)
+def what_a_queue_takes_is_not_given_back_when_it_goes(patch: Patch) -> None:
+    patch.setattr(Queue, "let_go", lambda queue: None)
+
+
+@shows_in(BrokerMachine)
+def a_queue_that_nobody_needs_stays(patch: Patch) -> None:
+    patch.setattr(Unused, "_may_go", lambda unused, queue: False)
+
+
+@shows_in(ScheduledMachine)
+def a_queue_for_which_something_is_scheduled_goes(patch: Patch) -> None:
+    is_needed = Engine._is_needed
+
+    def faulty(engine: Engine, queue: Queue) -> bool:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(engine._scheduler, "count", lambda name: 0)
+            return is_needed(engine, queue)
+
+    patch.setattr(Engine, "_is_needed", faulty)
 
 
 @shows_in(TopicsMachine)
@@ -2386,7 +2484,7 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
             size = 0 if entry.message is None else size_of(entry.message)
             entry.lane.queue.resident -= size
             wrong.resident += size
-            entry.lane = wrong.lanes[entry.lane.rank]
+            entry.lane = wrong.lane(entry.lane.rank)
         release(engine, consumer, has_begun=has_begun)
 
     release = Engine._release
@@ -2398,7 +2496,7 @@ def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch
     def faulty(way: Choosing, consumer: Consumer, rank: int) -> Entry | int | None:
         head = head_for(way, consumer, rank)
         if isinstance(head, int) and head != HOLDS:
-            way._paging.ask(way._queue.lanes[rank])
+            way._paging.ask(way._queue.lane(rank))
             return None
         return head
 

@@ -285,7 +285,7 @@ def test_dead_letter_queues_are_known_by_prefix_or_policy(names: dict[str, Polic
 
 def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None:
     world = World(in_store={1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0)})
-    lane: Lane = world.queue.lanes[5]
+    lane: Lane = world.queue.lane(5)
     world.engine._paging.ask(lane)
     entry = Entry(2, None, lane, 0, True, 0)
     lane.take_out([entry], 5)

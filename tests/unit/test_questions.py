@@ -131,6 +131,8 @@ def test_no_step_of_the_look_for_stuck_queues_looks_at_more_than_a_few_or_finds_
     world = World()
     for number in range(MANY):
         world.subscribe(f"/queue/q{number}", world.engine.connect(f"s{number}"))
+    for queue in world.engine.queues():
+        queue.all_lanes()
     looks: Counter[int] = Counter()
     is_empty = stuck._is_empty
 

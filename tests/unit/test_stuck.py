@@ -270,7 +270,7 @@ def left_memory(count: int) -> World:
     world.turn()
     world.commit()
     assert not world.engine.relieve()
-    lane = next(iter(world.engine.queues())).lanes[5]
+    lane = next(iter(world.engine.queues())).lane(5)
     assert (lane.unread, len(lane.recent), len(lane.arrived)) == (count, 0, 0)
     return world
 
@@ -296,7 +296,7 @@ def test_a_page_that_is_never_read_although_the_lane_believes_so_is_found() -> N
     world.subscribe()
     world.turn()
     world.reads.clear()
-    assert next(iter(world.engine.queues())).lanes[5].reading is not None
+    assert next(iter(world.engine.queues())).lane(5).reading is not None
     assert world.said_within(LONG) == ["a"]
 
 

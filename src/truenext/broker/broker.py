@@ -401,6 +401,7 @@ class Broker:
         forgotten, last = self._engine.take_forgotten_producers()
         if forgotten:
             logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
+        self._engine.let_unused_go()
         # Scheduled sends wait for it, also if nobody asks for anything.
         self._engine.room = self._store.room
         self._schedule_turn()

@@ -21,11 +21,12 @@ from truenext.engine.engine import Engine
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import Exporter
 from truenext.history.writer import History
+from truenext.limits import BROKER_BYTES
 from truenext.server.listener import Listener
 from truenext.size import said
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Recovered, Store
+from truenext.store.store import Store
 from truenext.url import Address, parse_url
 
 if sys.platform == "win32":
@@ -36,7 +37,7 @@ else:
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.25
-"""Share of the memory limit for messages; the rest is for the broker itself, and for what is on its way to the disk."""
+"""Share of the memory limit for messages; the rest is for the broker itself (BROKER_BYTES), and for queues."""
 
 STORE_SHARE = 0.5
 """The same for the store of a broker that keeps nothing on disk."""
@@ -91,6 +92,7 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
             configuration.policies,
             when_full=settings.when_full,
             memory_limit=int(memory_limit * MEMORY_SHARE),
+            queues_memory_limit=memory_limit - int(memory_limit * MEMORY_SHARE) - BROKER_BYTES,
             history=history,
         )
 
@@ -106,7 +108,11 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                 broker.reload = Reloader(configuration, read_again, apply=partial(take_over, broker)).reload
                 loop.add_signal_handler(signal.SIGHUP, broker.reload)
 
-        runner.run(_run(engine, recovered, store, history, addresses, settings.server_name, make_reloadable))
+        run = partial(_run, engine, store, history, addresses, settings.server_name, make_reloadable)
+        run = partial(run, identity=recovered.identity, after_clean_stop=recovered.clean_stop)
+        # It names every queue.
+        del recovered
+        runner.run(run())
 
 
 def fault_of_memory_limit(limit: int) -> str | None:
@@ -122,12 +128,14 @@ def fault_of_memory_limit(limit: int) -> str | None:
 
 async def _run(
     engine: Engine,
-    recovered: Recovered,
     store: Store,
     history: History | None,
     addresses: Sequence[Address],
     server_name: str,
     make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],
+    *,
+    identity: str,
+    after_clean_stop: bool,
 ) -> None:
     connections = connections_max(len(addresses))
     loop = asyncio.get_running_loop()
@@ -141,7 +149,7 @@ async def _run(
     with closing(broker):
         loop.set_exception_handler(lambda _, context: broker.fail(_bug(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
-        await broker.start(after_clean_stop=recovered.clean_stop)
+        await broker.start(after_clean_stop=after_clean_stop)
         make_reloadable(broker, loop)
         listeners: list[Listener] = []
         try:
@@ -150,7 +158,7 @@ async def _run(
                     address,
                     broker,
                     loop,
-                    identity=recovered.identity,
+                    identity=identity,
                     server_name=server_name,
                     connections_max=connections,
                 )

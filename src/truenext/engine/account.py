@@ -83,6 +83,12 @@ class Account:
         self._run = run
         self._now_us = 0
         self._names: dict[int, str] = {}
+        self._forgotten: list[int] = []
+        """Those of them of which nothing is told behind the chunk that is under way,"""
+        self._forgotten_in_file: list[int] = []
+        """behind the last chunk, while the file is the same,"""
+        self._reusable: list[int] = []
+        """and while it is another."""
         self._next_event = first_event
         """Number of the next event, those of the block that is open not counted."""
         self._chunk_event = first_event
@@ -223,6 +229,18 @@ class Account:
             self._names[queue.number] = queue.name
             self._add(_name(queue.number, queue.name, self._now_us))
 
+    def forgot(self, queue: Queue) -> bool:
+        """Nothing is told of a queue any more. True if its number must not be another's before `take_reusable` says
+        so: in one file a number stands for one name, also where a part of the file is lost."""
+        self._forgotten.append(queue.number)
+        return True
+
+    def take_reusable(self) -> list[int]:
+        """Numbers of queues that were forgotten in an earlier file; batches up to the last one that was handed over
+        but one are durable."""
+        reusable, self._reusable = self._reusable, []
+        return reusable
+
     # ---- Handing over ----
 
     @property
@@ -238,15 +256,19 @@ class Account:
         that it goes with a batch that the store writes."""
         self._close()
         if not self._blocks:
+            self._forget()
             return b""
         flags = OF_BATCH if of_batch else 0
         if self._file_size >= HISTORY_FILE_BYTES:
             flags |= BEGINS_FILE
             self._file_size = 0
+            self._reusable += self._forgotten_in_file
+            self._forgotten_in_file = []
             # A file can be read by itself.
             self._blocks[:0] = [_name(number, name, self._now_us) for number, name in self._names.items()]
         blocks = b"".join(self._blocks)
         rest = CHUNK.pack(0, len(blocks), self._run, flags, self._chunk_event)[CHECKSUM.size :] + blocks
+        self._forget()
         self._blocks = []
         self._size = 0
         self._chunk_event = self._next_event
@@ -254,6 +276,12 @@ class Account:
         return CHECKSUM.pack(crc32(rest)) + rest
 
     # ---- Inside ----
+
+    def _forget(self) -> None:
+        for number in self._forgotten:
+            del self._names[number]
+        self._forgotten_in_file += self._forgotten
+        self._forgotten.clear()
 
     def _open(self, kind: int, queue: int, other: int = 0, code: int = 0) -> None:
         self._close()
@@ -333,6 +361,9 @@ class NoAccount(Account):
 
     def named(self, queue: Queue) -> None:
         pass
+
+    def forgot(self, queue: Queue) -> bool:
+        return False
 
     def removed(self, entry: Entry) -> None:
         pass

@@ -49,6 +49,7 @@ from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.joint import JointDispatch
 from truenext.engine.lane import Entry, Lane, shared
 from truenext.engine.memory import Memory
+from truenext.engine.numbers import Numbers
 from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
@@ -59,6 +60,7 @@ from truenext.engine.session import Session
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction, begin, make_room
+from truenext.engine.unused import Unused, no_room
 from truenext.engine.wildcard import Wildcard, Wildcards
 from truenext.engine.writing import introduce, mark, put, remove, share
 from truenext.errors import NoRoomError, RemoteProtocolError
@@ -67,7 +69,6 @@ from truenext.limits import (
     CONTENT_BYTES_MIN,
     GATHERING_BYTES_MAX,
     PAUSE_BYTES,
-    QUEUES_MAX,
     SEQUENCE_BLOCK,
     SEQUENCE_RESERVE,
     STORE_TRANSACTION_BYTES_MAX,
@@ -76,6 +77,7 @@ from truenext.limits import (
     WAITING_ANSWER_BYTES,
 )
 from truenext.message import Message
+from truenext.order import RANKS
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhenFull
 from truenext.record import DUE_TIMERS, split_lane_key
 from truenext.room import FULL, Room
@@ -109,19 +111,20 @@ class Engine:
         sequence_limit: int = 1,
         redelivered_below: int = 0,
         memory_limit: int = maxsize,
+        queues_memory_limit: int = maxsize,
         policies: Policies | None = None,
         when_full: WhenFull = WhenFull.SLOW,
         account: Account | None = None,
         chance: Callable[[], float] = lambda: 0.5,
     ) -> None:
         """`sequence_limit` and `redelivered_below` are the store's: no sequence from the one on was ever given out, and
-        what is below the other may have been dispatched without a trace. Of `memory_limit` see Memory. `chance` gives
-        random numbers from 0 to 1, for the jitter of delays.
+        what is below the other may have been dispatched without a trace. Of the limits of memory see Memory. `chance`
+        gives random numbers from 0 to 1, for the jitter of delays.
         """
         self._chance = chance
         self.delays = Delays()
         self._account = account or NoAccount()
-        self.memory = Memory(memory_limit)
+        self.memory = Memory(memory_limit, queues_memory_limit)
         self.room = Room.PLENTY
         """For what senders bring; set by the caller before commands."""
         self._redelivered_below = redelivered_below
@@ -139,10 +142,11 @@ class Engine:
         self._topics = Topics()
         self._durable: dict[str, Queue] = {}
         """Of each durable subscription, by its key."""
-        self._endings = Endings(self._account)
+        self._numbers = Numbers(self._account)
+        self._endings = Endings(self._account, self._numbers)
         self._numbered: dict[int, Queue] = {}
         """Those that the store may know."""
-        self._queue_number = 0
+        self._unused = Unused(self._queues, self.memory, is_needed_elsewhere=self._is_needed, let_go=self._let_go)
         self._producers = Producers()
         self._timers = Timers(end=DUE_TIMERS)
         self._expiry = Expiry(
@@ -150,8 +154,9 @@ class Engine:
         )
         self._scheduler = Scheduler(
             self._paging,
+            self.memory,
+            self._numbers,
             take_number=self._take_sequence,
-            new_queue_number=self._new_queue_number,
             send=self._send_scheduled,
         )
         self._selections = Selections(self.memory, self._paging, self.delays)
@@ -188,12 +193,13 @@ class Engine:
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a queue that the store knows."""
+        self._numbers.restore(number)
         if name.startswith(HIDDEN_PREFIX):
-            self._queue_number = max(self._queue_number, number)
             return self._scheduler.restore_queue(number, name)
         queue = self._new_queue(stored_queue(name.removeprefix(ENDED_PREFIX)), number)
         if name.startswith(ENDED_PREFIX):
-            self._endings.add(queue, name, 0)
+            queue.is_known_to_store = True
+            self._endings.add(queue, 0)
         else:
             queue.is_known_to_store = True
             self._queues[name] = self._numbered[number] = queue
@@ -201,12 +207,11 @@ class Engine:
             if queue.destination.topic:
                 self._durable[durable_key_of(queue.destination)] = queue
         self._account.named(queue)
-        self._queue_number = max(self._queue_number, number)
         return queue
 
     def restore_lane(self, queue: Queue, rank: int, count: int) -> None:
         """The store has `count` messages of a queue and rank; they are read when somebody wants them."""
-        lane = queue.lanes[rank]
+        lane = queue.lane(rank)
         lane.horizon = 0
         lane.unread = count
 
@@ -231,13 +236,14 @@ class Engine:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
         self._account.started(after_clean_stop=after_clean_stop)
         for name in self._scheduler.names():
-            if name and name not in self._queues:
+            if name and self._scheduler.count(name) and name not in self._queues:
                 self._make_queue(Destination(Kind.QUEUE, name))
         for queue in chain(self._queues.values(), self._endings.queues()):
             if count := queue.waiting():
                 self._account.recovered(queue, count)
             if queue.is_paused:
                 self._account.paused(queue)
+            queue.used_us = self.delays.now_us
         self._batch.clean_stop = False
         self._batch.redelivered_below = self._redelivered_below
         self._request_sequences()
@@ -436,6 +442,7 @@ class Engine:
                     f"{self.memory.open_max} (--memory-limit); commit, or try again later"
                 )
             self._admit(session, send)
+            self._check_queues(send)
             transaction.sends.append(send)
             transaction.size += size
             self.memory.open += size
@@ -497,14 +504,13 @@ class Engine:
             self._selections.subscribe(consumer, queue, selector)
         self._account.subscribed(consumer, queue)
         session.consumers[subscribe.subscription] = consumer
-        queue.consumers.append(consumer)
-        queue.choose_owner()
+        queue.join(consumer)
         self._touched[queue] = None
 
     def _subscribe_to_many(self, session: Session, subscribe: Subscribe) -> None:
         """To all queues whose names match a pattern."""
         # Nothing is ever in it.
-        queue = Queue(subscribe.destination, 0, Policy())
+        queue = Queue(subscribe.destination, 0, Policy(), Memory())
         wildcard = self._new_consumer(Wildcard, session, queue, subscribe)
         session.consumers[subscribe.subscription] = wildcard
         since = self._batches_from[0]
@@ -536,7 +542,7 @@ class Engine:
             queue = self._known_durable(name)
         else:
             # One that is not there is empty, and is not made for being looked at.
-            queue = self._queues.get(name) or Queue(browse.destination, 0, self._policies.of(name))
+            queue = self._queues.get(name) or Queue(browse.destination, 0, self._policies.of(name), Memory())
         browser = Browser(session, queue, browse, self.memory, last_sequence=self._next_sequence - 1)
         session.browsers[browse.subscription] = browser
         browsing[browser] = None
@@ -571,8 +577,7 @@ class Engine:
             self._end(queue)
             queue = None
         if queue is None:
-            if len(self._queues) >= QUEUES_MAX:
-                raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
+            self._check_room_for_queue()
             queue = self._durable[key] = self._make_queue(wanted)
             introduce(self._batch, queue)
             session.batch = self._batch.number
@@ -679,7 +684,7 @@ class Engine:
                 f"transaction {commit.transaction!r} is not open: it was rolled back, or committed under another number"
             )
         # Everything that can be refused is asked for first: from here on all of it happens.
-        spread = [self._queues_for(send) for send in transaction.sends]
+        spread = [self._queues_for(send, self._needed_queue_for) for send in transaction.sends]
         del session.transactions[commit.transaction]
         self.memory.open -= transaction.size
         is_stored = transaction.acknowledges_stored() or any(
@@ -721,18 +726,23 @@ class Engine:
 
         Raises: RemoteProtocolError if there is no such queue or too many, NoRoomError
         """
-        if not (isinstance(asked, bulk.OfScheduled) and asked.queue == ""):
+        if not (isinstance(asked, bulk.OfScheduled) and asked.queue == "") and not self._has_gone_since(asked):
             self._queue_of_bulk(asked)
+
+    def _has_gone_since(self, asked: bulk.Wanted) -> bool:
+        """There was a piece before, and nothing is left since: the queue has gone (unused.py)."""
+        return asked.until is not None and asked.queue not in self._queues and not self._has_ended(asked.queue)
 
     def _queue_of_bulk(self, asked: bulk.Wanted) -> Queue:
         """The queue that they are in, or for which they are scheduled."""
         queue = self._lasting_queue(asked.queue)
+        queue.used_us = self.delays.now_us
         if isinstance(asked, bulk.Purge | bulk.OfScheduled):
             return queue
         if isinstance(asked, bulk.Redrive) and not queue.holds_dead_letters:
             raise RemoteProtocolError(f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back")
-        if isinstance(asked, bulk.Move) and asked.to not in self._queues and len(self._queues) >= QUEUES_MAX:
-            raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
+        if isinstance(asked, bulk.Move) and asked.to not in self._queues:
+            self._check_room_for_queue()
         if self.room is Room.NONE:
             raise NoRoomError(f"{FULL}: what is moved is written once more")
         return queue
@@ -750,6 +760,8 @@ class Engine:
             look = self._scheduler.read_for(asked, last)
             if look is None:
                 self._scheduler.release()
+        elif self._has_gone_since(asked):
+            return None
         else:
             look = bulk.read_for(asked, self._queue_of_bulk(asked), last)
             if look is not None:
@@ -902,7 +914,9 @@ class Engine:
         if self._touched:
             touched, self._touched = self._touched, {}
             joined: list[Queue] = []
+            now_us = self.delays.now_us
             for queue in touched:
+                queue.used_us = now_us
                 if queue.wildcards:
                     joined.append(queue)
                     continue
@@ -1019,6 +1033,12 @@ class Engine:
                     self._touched[consumer.queue] = None
             yield
 
+    def let_unused_go(self) -> None:
+        """To be called once a second: queues go that nobody needs (unused.py)."""
+        if not self._is_stopped:
+            self._scheduler.let_go(self._batch)
+            self._unused.look(self.delays.now_us)
+
     def change_policies(self, policies: Policies) -> None:
         """Give every queue its policy anew, in one step.
 
@@ -1070,6 +1090,7 @@ class Engine:
         self._paging.let_go(batch.number)
         self._wildcards.committed(batch.number)
         self._timers.let_go(batch.number)
+        self._numbers.committed(batch.number)
         self._expiry.committed()
         self._scheduler.committed(batch.number)
         self._touched.update(self._waiting_queues.pop(batch.number, {}))
@@ -1177,16 +1198,26 @@ class Engine:
         share(self._batch, number, message, copies)
         return number
 
-    def _queues_for(self, send: Send) -> list[Queue]:
+    def _queues_for(self, send: Send, queue_of: Callable[[Destination], Queue | None] | None = None) -> list[Queue]:
         """Each once; none for those that went with their connections, or for a topic without subscriptions.
 
-        Raises: RemoteProtocolError if they are too many
+        Raises: RemoteProtocolError if they are too many, unless `queue_of` makes them
         """
         destination = send.destination
+        queue_of = queue_of or self._queue
         if not destination.is_spread:
-            queue = self._queue(destination)
+            queue = queue_of(destination)
             return [] if queue is None else [queue]
-        return self._queues_of_parts(destination, send.message, self._queue)
+        return self._queues_of_parts(destination, send.message, queue_of)
+
+    def _check_queues(self, send: Send) -> None:
+        """What is sent in a transaction needs queues that need not be there before its COMMIT.
+
+        Raises: RemoteProtocolError if there can be no such queue
+        """
+        for part in send.destination.parts or (send.destination,):
+            if part.kind is not Kind.TOPIC and part.name not in self._queues:
+                self._check_can_make(part)
 
     def _queues_of_parts(
         self, destination: Destination, message: Message, queue_of: Callable[[Destination], Queue | None]
@@ -1224,10 +1255,15 @@ class Engine:
             self._accept(queue, message, self._batch.number, content)
 
     def _needed_queue(self, destination: Destination) -> Queue:
-        """Made if it is not there, without asking for QUEUES_MAX: it was there once, or asked for (a move), or what
+        """Made if it is not there, whether there is room or not: it was there once, or asked for (a move), or what
         failed must have a place to go.
         """
         return self._queues.get(destination.name) or self._make_queue(destination)
+
+    def _needed_queue_for(self, destination: Destination) -> Queue | None:
+        """The same of one that a client names; None if it went with its connection."""
+        is_gone = destination.kind is Kind.TEMPORARY and destination.session not in self._sessions
+        return None if is_gone else self._needed_queue(destination)
 
     def _take_sequence(self) -> int:
         """The next one, for what is durable with the gathering batch at the earliest."""
@@ -1236,12 +1272,6 @@ class Engine:
         if sequence >= self._requested_limit:
             self._request_sequences()
         return sequence
-
-    def _new_queue_number(self) -> int:
-        if self._endings.free_numbers:
-            return self._endings.free_numbers.pop()
-        self._queue_number += 1
-        return self._queue_number
 
     def _fail(self, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
@@ -1335,6 +1365,8 @@ class Engine:
             else:
                 queue.consumers.remove(consumer)
             queue.choose_owner()
+            # Nobody may come by again before it goes.
+            queue.let_go_of_places()
             if consumer.scan_of(queue) is not None:
                 self._selections.leave(consumer, queue)
             if queue.groups is not None:
@@ -1392,7 +1424,7 @@ class Engine:
     def _lane_of(self, key: bytes) -> Lane | None:
         number, rank = split_lane_key(key)
         queue = self._numbered.get(number)
-        return queue.lanes[rank] if queue is not None and rank < len(queue.lanes) else None
+        return queue.lane_if_there(rank) if queue is not None and rank in RANKS else None
 
     def _is_held(self, lane: Lane, first: int, until: int) -> bool:
         """Somebody has a message of a lane, with a sequence from the one on and before the other, that may have
@@ -1432,27 +1464,71 @@ class Engine:
         """The queue a client names, made on first use; None if it went with its connection."""
         queue = self._queues.get(destination.name)
         if queue is not None:
+            # Nothing is in it yet.
+            queue.used_us = self.delays.now_us
             return queue
-        owner = None
+        return self._make_queue(destination) if self._check_can_make(destination) else None
+
+    def _check_can_make(self, destination: Destination) -> bool:
+        """False if it went with its connection.
+
+        Raises: RemoteProtocolError if there can be no such queue more
+        """
         if destination.kind is Kind.TEMPORARY:
             owner = self._sessions.get(destination.session)
             if owner is None:
-                return None
+                return False
             if len(owner.temporary_queues) >= SUBSCRIPTIONS_MAX:
                 raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection")
-        if len(self._queues) >= QUEUES_MAX and not (owner is not None and owner.may_be_answered_in(destination)):
-            raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
-        queue = self._make_queue(destination)
-        if owner is not None:
-            owner.temporary_queues.append(queue)
-        return queue
+            if owner.may_be_answered_in(destination):
+                return True
+        self._check_room_for_queue()
+        return True
+
+    def _check_room_for_queue(self) -> None:
+        """Raises: RemoteProtocolError if there is none, and no other queue can go"""
+        if not self.memory.has_room_for_queue:
+            self._unused.make_room(self.delays.now_us)
+            if not self.memory.has_room_for_queue:
+                raise no_room(len(self._queues), self.memory)
+
+    def _is_needed(self, queue: Queue) -> bool:
+        """By what it does not know of itself."""
+        return bool(
+            self._scheduler.count(queue.name)
+            or any(queue in waiting for waiting in self._waiting_queues.values())
+            or any(browser.queue is queue for browser in self._browsing.browsers)
+            or (queue.has_lost_bodies and self._has_anybody_any(queue))
+        )
+
+    def _has_anybody_any(self, queue: Queue) -> bool:
+        """Somebody holds a message of a queue, or an open transaction has one."""
+        for session in self._sessions.values():
+            if any(entry.lane.queue is queue for each in session.consumers.values() for entry in each.held.values()):
+                return True
+            for transaction in session.transactions.values():
+                if any(entry.lane.queue is queue for entry in transaction.acknowledged + transaction.refused):
+                    return True
+        queue.has_lost_bodies = False
+        return False
+
+    def _let_go(self, queue: Queue) -> None:
+        """Nobody needs a queue any more."""
+        del self._queues[queue.name], self._numbered[queue.number]
+        self._touched.pop(queue, None)
+        self._wildcards.gone(queue)
+        self._selections.drop(queue)
+        self._numbers.give_back(queue, self._batch)
+        queue.let_go()
 
     def _make_queue(self, destination: Destination) -> Queue:
         number = 0
         if destination.kind is Kind.QUEUE:
             # The store never hears of the others.
-            number = self._new_queue_number()
+            number = self._numbers.new()
         queue = self._new_queue(destination, number)
+        if destination.kind is Kind.TEMPORARY:
+            self._sessions[destination.session].temporary_queues.append(queue)
         self._queues[destination.name] = queue
         self._topics.add(queue)
         if number:
@@ -1466,7 +1542,14 @@ class Engine:
         is_lasting = destination.kind is Kind.QUEUE
         holds_dead_letters = is_lasting and self._policies.holds_dead_letters(name)
         policy = self._policies.of(destination.topic or name)
-        return Queue(destination, number, policy, holds_dead_letters=holds_dead_letters)
+        return Queue(
+            destination,
+            number,
+            policy,
+            self.memory,
+            holds_dead_letters=holds_dead_letters,
+            used_us=self.delays.now_us,
+        )
 
     def _drop(self, queue: Queue) -> None:
         """A temporary queue goes with its messages."""
@@ -1478,8 +1561,7 @@ class Engine:
         for lane in queue.lanes:
             for entry in lane:
                 self._paging.went(entry)
-            # An entry refers to its lane without the garbage collector's knowledge: break the circle by hand.
-            lane.clear()
+        queue.let_go()
 
     def _write_down(self, entry: Entry) -> None:
         """Store a waiting transient, and of any message how often it was dispatched."""

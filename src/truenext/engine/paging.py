@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.batch import DUE_NEVER, NO_MARK, Mark
-from truenext.engine.lane import WHOLE, Entry, is_stored, shared
+from truenext.engine.lane import NO_ENTRIES, WHOLE, Entry, is_stored, shared
 from truenext.engine.memory import ENTRY_BYTES, size_of
 from truenext.engine.redelivery import is_given_up
 from truenext.engine.writing import put
@@ -173,19 +173,22 @@ class Paging:
         if queue.resident > queue.policy.memory_limit:
             self._too_large[queue] = None
         if lane.horizon == WHOLE:
-            lane.arrived.append(entry)
+            arrived = lane.arrived
+            if arrived is NO_ENTRIES:
+                arrived = lane.begin_arrived()
+            arrived.append(entry)
             return
         # Above the horizon nothing may be that the store does not get.
         if entry.stored is None:
             put(batch, entry)
         lane.unread += 1
-        lane.recent.append(entry)
+        (lane.recent or lane.begin_recent()).append(entry)
         memory.leaving += size
         self._with_recent[lane] = None
 
     def doom(self, entry: Entry) -> None:
         """A message that has left memory is to be dead-lettered; `page_read` will return it."""
-        entry.lane.bodiless[entry.sequence] = entry
+        entry.lane.keep_bodiless(entry)
         self._doomed.append(entry)
 
     def doomed(self) -> list[Entry]:
@@ -213,9 +216,10 @@ class Paging:
         self._memory.leaving -= sum(size_of(entry.message) for entry in lane.recent if entry.message is not None)
         for entry in (*lane, *lane.recent, *lane.bodiless.values()):
             self.went(entry)
-        lane.clear()
         lane.bodiless.clear()
-        lane.recent.clear()
+        if lane.recent:
+            lane.recent.clear()
+        lane.clear()
         lane.unread = 0
         lane.reading = None
         self._with_recent.pop(lane, None)
@@ -224,7 +228,7 @@ class Paging:
 
     def left_with_page(self, entry: Entry, batch: int) -> None:
         """A message of the page that came last did not come into its lane; `batch` removes it."""
-        entry.lane.taken_out[entry.sequence] = batch
+        entry.lane.remember_taken_out(entry.sequence, batch)
         self._with_taken_out[entry.lane] = None
 
     # ---- Reading ----
@@ -298,7 +302,7 @@ class Paging:
         lane = entry.lane
         assert lane.aside is not None, "somebody had a selector"
         if lane.aside.strays.pop(entry.sequence, None) is not None and entry.stored not in (None, batch):
-            lane.taken_out[entry.sequence] = batch
+            lane.remember_taken_out(entry.sequence, batch)
             self._with_taken_out[lane] = None
 
     def _read(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
@@ -505,6 +509,9 @@ class Paging:
         is_short, self._is_short = self._is_short, False
         if (memory.excess <= 0 and not is_short) or self._futile == (committed, memory.used):
             return too_slow
+        if memory.places:
+            for queue in queues:
+                queue.let_go_of_places()
         largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
         for queue in largest_first:
             needed = memory.excess + memory.limit // RELIEF
@@ -527,7 +534,9 @@ class Paging:
             if needed <= 0:
                 return
         for entry in queue.held():
-            needed -= self._disembody(entry, batch, committed)
+            freed = self._disembody(entry, batch, committed)
+            queue.has_lost_bodies |= freed > 0
+            needed -= freed
             if needed <= 0:
                 return
         for lane in reversed(queue.lanes):
@@ -536,7 +545,7 @@ class Paging:
             for entry in lane.again():
                 freed = self._disembody(entry, batch, committed)
                 if freed and entry.message is None:
-                    lane.bodiless[entry.sequence] = entry
+                    lane.keep_bodiless(entry)
                 needed -= freed
                 if needed <= 0:
                     return
@@ -567,11 +576,12 @@ class Paging:
             if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
                 self.went(entry)
             else:
-                lane.recent.appendleft(entry)
+                (lane.recent or lane.begin_recent()).appendleft(entry)
                 self._memory.leaving += size_of(message)
                 self._with_recent[lane] = None
         if lane.aside is not None:
             lane.end_horizon()
+        lane.let_go_of_places()
         return left
 
     def _disembody(self, entry: Entry, batch: Batch, committed: int) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.memory import UNSENT_MARK_MIN
 from truenext.limits import UNSENT_BYTES_MAX
+from truenext.order import RANKS
 from truenext.policy import WhileWaiting
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ class _Taker:
             return False
         return not any(
             one.group == entry.group and one.due_us > self._now_us
-            for lane in entry.lane.queue.lanes[: entry.lane.rank + 1]
+            for lane in entry.lane.queue.lanes
+            if lane.rank <= entry.lane.rank
             for one in lane.delayed.values()
             if lane is not entry.lane or one.sequence < entry.sequence
         )
@@ -245,7 +247,7 @@ class _Selective:
     def _some(self, queue: Queue) -> list[Entry]:
         """What follows where the last look ended."""
         rank, after_sequence = self._after
-        lane = queue.lanes[rank]
+        lane = queue.lane(rank)
         at = bisect_right(lane.arrived, after_sequence, key=_sequence)
         tombs = set() if lane.aside is None else lane.aside.tombs
         arrived = (entry for entry in islice(lane.arrived, at, None) if entry.sequence not in tombs)
@@ -254,7 +256,7 @@ class _Selective:
         if len(some) == WANTED_MAX:
             self._after = (rank, some[-1].sequence)
             return some
-        self._after = ((rank + 1) % len(queue.lanes), 0)
+        self._after = ((rank + 1) % len(RANKS), 0)
         # Most lanes are empty.
         return some if some or self._after == (0, 0) else self._some(queue)
 
@@ -262,11 +264,11 @@ class _Selective:
 def _is_held_back(entry: Entry, taker: _Taker, committed: int, now_us: int) -> bool:
     """Something before it that is wanted as well is being committed, or waits for its next try."""
     lane = entry.lane
-    lanes = lane.queue.lanes
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
     before = [one for one in (*in_flight, *lane.again(), *lane.recent) if one.batch > committed]
     if _holds(lane.queue):
-        waiting = (one for each in lanes[: lane.rank + 1] for one in each.again() if one.due_us > now_us)
+        lanes = (each for each in lane.queue.lanes if each.rank <= lane.rank)
+        waiting = (one for each in lanes for one in each.again() if one.due_us > now_us)
         before += [one for one in waiting if one.lane is not lane or one.sequence < entry.sequence]
     return any(taker.could_take(one) for one in before if one.lane is not lane or one.sequence < entry.sequence)
 

@@ -190,6 +190,11 @@ def producers_of(rest: Rest) -> dict[str, ProducerState]:
     return {name: ProducerState(*state) for name, state in rest.producers.items()}
 
 
+def with_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:
+    """What queues are called after what a batch or a segment says."""
+    return {number: name for number, name in (queues | changes).items() if name}
+
+
 def with_changes(paused: set[int], changes: dict[int, bool]) -> set[int]:
     """Which queues are paused after what a batch or a segment says."""
     return {number for number in paused | changes.keys() if changes.get(number, True)}

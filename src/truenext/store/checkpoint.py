@@ -554,7 +554,10 @@ class Checkpoint:
 
     def _finish_layer(self, txn: lmdb.Transaction[bytes], layer: Layer) -> None:
         for number, name in layer.queues.items():
-            self._queues.put(txn, QUEUE.pack(number), name.encode())
+            if name:
+                self._queues.put(txn, QUEUE.pack(number), name.encode())
+            else:
+                self._queues.delete(txn, QUEUE.pack(number))
         if layer.paused:
             paused = with_changes(paused_of(self._meta.need(txn, b"paused")), layer.paused)
             self._meta.put(txn, b"paused", b"".join(map(QUEUE.pack, sorted(paused))))

@@ -192,8 +192,11 @@ class EmbeddedStore:
         with self._lock:
             self._overlay.add(changes, segment, offset)
             self._applied = batch.number
-        if batch.queues:
-            self._queues.update(batch.queues)
+        for number, name in batch.queues.items():
+            if name:
+                self._queues[number] = name
+            else:
+                del self._queues[number]
         if batch.clean_stop is not None or batch.sequence_limit:
             # A run begins or ends, or has given out half a million sequences.
             self._write_down_end(batch.sequence_limit)
