@@ -85,11 +85,12 @@ class RawClient:
         self._receipts += 1
         return f"receipt-{self._receipts}"
 
-    def await_receipt(self, receipt: str) -> None:
+    def await_receipt(self, receipt: str) -> Frame:
         """Wait for the receipt; it must be the next one."""
         while (frame := self.next_frame()).command != "RECEIPT":
             self._keep(frame)
         assert frame.headers["receipt-id"] == receipt, f"{frame.headers['receipt-id']} instead of {receipt}"
+        return frame
 
     def message(self, seconds: float = RECEIVE_SECONDS) -> Frame:
         """The next MESSAGE."""

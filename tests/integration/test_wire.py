@@ -1071,6 +1071,34 @@ def test_a_repeat_of_a_numbered_send_or_commit_is_accepted_once(own_broker: Brok
     assert bodies(own_broker.what_is_left("q")) == ["1", "2", "3", "4", "5", "6"]
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_receipt_of_a_repeat_says_so_and_no_other_does(own_broker: BrokerProcess, is_killed: bool) -> None:
+    client = own_broker.connect()
+
+    def said(command: str, headers: dict[str, str]) -> dict[str, str]:
+        client.say(command, headers | {"receipt": "r"})
+        return client.await_receipt("r").headers
+
+    to = {"destination": "/queue/q", "persistent": "true"}
+    plain, repeat = {"receipt-id": "r"}, {"receipt-id": "r", "truenext-repeat": "true"}
+    assert said("SEND", to | numbered("p", 1)) == plain
+    client.begin("t")
+    assert said("COMMIT", {"transaction": "t"} | numbered("p", 2)) == plain
+    assert said("SEND", to | numbered("p", 3)) == plain
+    if is_killed:
+        own_broker.restart(is_clean=False)
+        client = own_broker.connect()
+    for number in (1, 3):
+        assert said("SEND", to | numbered("p", number)) == repeat
+    assert said("COMMIT", {"transaction": "t"} | numbered("p", 2)) == repeat
+    assert said("SEND", to) == plain
+    # Nobody asked what became of this one.
+    client.say("SEND", to | numbered("p", 1))
+    assert said("BEGIN", {"transaction": "t"} | numbered("p", 1)) == plain
+    assert said("ABORT", {"transaction": "t"} | numbered("p", 1)) == plain
+    assert said("SEND", to | numbered("p", 4)) == plain
+
+
 @pytest.mark.parametrize("kind", ["send", "commit"])
 def test_the_receipt_of_a_repeat_waits_until_the_first_is_durable(held_broker: BrokerProcess, kind: str) -> None:
     def say(client: RawClient) -> None:

@@ -215,6 +215,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "commit": (3, {"which": PICK, "wants_receipt": YES_OR_NO}),
     "commit_numbered": (1, {"which": PICK, "producer": PRODUCER}),
     "repeat_commit": (1, {"who": PICK, "which": PICK, "says_all_again": YES_OR_NO}),
+    "repeat_commit_of_what_is_open": (2, {"which": PICK, "number": PICK}),
     "commit_what_is_neither_open_nor_recorded": (1, {"who": PICK, "producer": PRODUCER}),
     "abort": (2, {"which": PICK}),
     "stretch_windows": (1, {"milliseconds": st.sampled_from([0, 1000, 20_000])}),
@@ -521,6 +522,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "commit": not self._open_transactions(),
             "commit_numbered": not self._open_transactions(),
             "repeat_commit": not self._repeatable(),
+            "repeat_commit_of_what_is_open": not self._repeatable() or not self._open_transactions(),
             "abort": not self._open_transactions(),
             "take_batch": self.disk.in_flight is not None,
             "batch_is_written": self.disk.in_flight is None or self.disk.is_written,
@@ -732,7 +734,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self._is_refused(who, lambda: self.engine.send(session, send))
             return False
         self.engine.send(session, send)
-        self.oracle.send_numbered(peer, queue, parcel, producer, number)
+        _check_repeat(send, self.oracle.send_numbered(peer, queue, parcel, producer, number))
         self._later()
         return True
 
@@ -842,6 +844,17 @@ class BrokerMachine(RuleBasedStateMachine):
         self._commit(peer, transaction, producer, number)
         self.ask_receipt(who)
 
+    def repeat_commit_of_what_is_open(self, which: int, number: int) -> None:
+        """A transaction ends under a number that was used already: nothing of it happens, whatever it acknowledged."""
+        peer, transaction = _one_of(self._open_transactions(), which)
+        producer, used = _one_of(self._repeatable(), number)
+        who = list(self.sessions).index(peer)
+        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
+            self._commit_in_vain(who, transaction, producer, used)
+            return
+        self._commit(peer, transaction, producer, used)
+        self.ask_receipt(who)
+
     def commit_what_is_neither_open_nor_recorded(self, who: int, producer: str) -> None:
         self._commit_in_vain(who, "gone", producer, self.numbers.get(producer, 0) + 1)
 
@@ -890,8 +903,9 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _commit(self, peer: Peer, transaction: str, producer: str | None = None, number: int = 0) -> None:
         note(f'engine.commit({peer.name}, Commit("{transaction}", {producer!r}, {number}))')
-        self.engine.commit(self.sessions[peer], Commit(transaction, producer, number))
-        self.oracle.commit(peer, transaction, producer, number)
+        commit = Commit(transaction, producer, number)
+        self.engine.commit(self.sessions[peer], commit)
+        _check_repeat(commit, self.oracle.commit(peer, transaction, producer, number))
         if producer is not None:
             self._later()
 
@@ -2125,6 +2139,11 @@ def _ask_who_waits(queue: Queue) -> None:
 
 def _one_of(things: list[T], which: int) -> T:
     return things[which % len(things)]
+
+
+def _check_repeat(command: Send | Commit, is_repeat: bool) -> None:
+    if command.is_repeat is not is_repeat:
+        raise Disagreement(f"{command} should be {'a' if is_repeat else 'no'} repeat")
 
 
 def _address(queue: str) -> str:

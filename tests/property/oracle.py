@@ -445,16 +445,18 @@ class Oracle:
         self._event += 1
         self._accept(peer, queue, parcel, block=self._event)
 
-    def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> None:
+    def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> bool:
+        """Whether it is a repeat, which its receipt says."""
         # L5: accepted once; the receipt of a repeat waits until the first is durable.
         first = self.first_use(producer, number)
         if first is not None:
             self.producers.repeated(producer, self.now_ms, self.gathering)
             self._wait(peer, must=first.batch, may=self.gathering)
-            return
+            return True
         self.send(peer, queue, parcel)
         self._use(producer, number, is_stored=self._is_stored(queue, parcel))
         self._wait(peer, may=self.gathering)
+        return False
 
     def acknowledge(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
         covered = self.covered(letter)
@@ -487,17 +489,19 @@ class Oracle:
     def begin(self, peer: Peer, transaction: str) -> None:
         peer.transactions[transaction] = Work(transaction)
 
-    def commit(self, peer: Peer, transaction: str, producer: str | None = None, number: int = 0) -> None:
+    def commit(self, peer: Peer, transaction: str, producer: str | None = None, number: int = 0) -> bool:
+        """Whether it is a repeat, which its receipt says."""
+        first = self.first_use(producer, number) if producer is not None else None
+        if first is not None:
+            # L5: a transaction that is open ends as by ABORT; the receipt waits until the first is durable.
+            if transaction in peer.transactions:
+                self.abort(peer, transaction)
+            assert producer is not None
+            self.producers.repeated(producer, self.now_ms, self.gathering)
+            self._wait(peer, must=first.batch, may=self.gathering)
+            return True
         self._event += 1
-        work = peer.transactions.pop(transaction, None)
-        if producer is not None:
-            first = self.first_use(producer, number)
-            if first is not None:
-                assert work is None or not (work.acknowledged or work.refused), "not told by the contract"
-                self.producers.repeated(producer, self.now_ms, self.gathering)
-                self._wait(peer, must=first.batch, may=self.gathering)
-                return
-        assert work is not None
+        work = peer.transactions.pop(transaction)
         # Ready: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
         is_lasting = any(self._is_stored(queue, parcel) for queue, parcel in work.sends)
         is_lasting |= any(letter.persistent and not _is_temporary(letter.queue) for letter in work.acknowledged)
@@ -511,6 +515,7 @@ class Oracle:
         self._give_back(work.refused, charged=work.refused, is_tried_later=True)
         if producer is not None:
             self._use(producer, number, is_stored=is_lasting, is_commit=True)
+        return False
 
     def abort(self, peer: Peer, transaction: str) -> None:
         # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed.

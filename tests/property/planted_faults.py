@@ -632,9 +632,18 @@ def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
     patch.setattr(Consumer, "covered_by", lambda consumer, sequence: [sequence])
 
 
+def _abort_without_an_attempt(engine: Engine, session: Session, name: str) -> None:
+    transaction = session.transactions.pop(name)
+    engine.memory.open -= transaction.size
+    for entry in transaction.acknowledged + transaction.refused:
+        engine._give_back(entry, Reason.RELEASED)
+    if len(transaction) > len(transaction.sends):
+        session.batch = engine._latest_batch()
+
+
 def an_abort_charges_no_attempt(patch: Patch) -> None:
     patch.setattr(
-        Engine, "abort", lambda engine, session, abort: engine._abort(session, abort.transaction, has_failed=False)
+        Engine, "abort", lambda engine, session, abort: _abort_without_an_attempt(engine, session, abort.transaction)
     )
 
 
@@ -681,6 +690,56 @@ def a_transaction_has_the_sequences_of_its_sends(patch: Patch) -> None:
 
 def a_repeat_is_accepted_again(patch: Patch) -> None:
     patch.setattr(Engine, "_is_repeat", lambda engine, session, producer, number: False)
+
+
+def _change_repeated_commit(patch: Patch, end: Callable[[Engine, Session, str], None]) -> None:
+    """A repeated COMMIT ends its open transaction otherwise."""
+    commit = Engine.commit
+
+    def faulty(engine: Engine, session: Session, command: Commit) -> None:
+        is_open = command.transaction in session.transactions
+        if is_open and command.producer is not None and engine._is_repeat(session, command.producer, command.number):
+            command.is_repeat = True
+            end(engine, session, command.transaction)
+            return
+        commit(engine, session, command)
+
+    patch.setattr(Engine, "commit", faulty)
+
+
+def a_repeated_commit_charges_no_attempt_for_what_it_gives_back(patch: Patch) -> None:
+    _change_repeated_commit(patch, _abort_without_an_attempt)
+
+
+def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None:
+    def faulty(engine: Engine, session: Session, name: str) -> None:
+        transaction = session.transactions[name]
+        for entry in transaction.acknowledged:
+            engine._acknowledged(entry)
+        transaction.acknowledged = []
+        engine._abort(session, name)
+
+    _change_repeated_commit(patch, faulty)
+
+
+def a_repeated_send_is_not_said_to_be_one(patch: Patch) -> None:
+    send = Engine.send
+
+    def faulty(engine: Engine, session: Session, command: Send) -> None:
+        send(engine, session, command)
+        command.is_repeat = False
+
+    patch.setattr(Engine, "send", faulty)
+
+
+def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
+    commit = Engine.commit
+
+    def faulty(engine: Engine, session: Session, command: Commit) -> None:
+        commit(engine, session, command)
+        command.is_repeat = False
+
+    patch.setattr(Engine, "commit", faulty)
 
 
 def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:

@@ -70,7 +70,7 @@ class Broker:
         self._loop = loop
         self.lost_at: float | None = None
 
-    def connect(self, _: Connection) -> SimpleNamespace:
+    def connect(self, _: Connection, **__: object) -> SimpleNamespace:
         return SimpleNamespace(id="me")
 
     def execute(self, _: object, commands: Iterator[object]) -> None:

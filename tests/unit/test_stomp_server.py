@@ -429,6 +429,7 @@ HOP_HEADERS = [
     *("receipt", "transaction", "truenext-producer", "truenext-number"),
     *("message-id", "subscription", "ack", "redelivered", "timestamp"),
     *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "JMSXGroupFirstForConsumer", "browser"),
+    *sorted(envelope.DEAD_LETTER_HEADERS),
 ]
 
 
@@ -932,6 +933,28 @@ def test_a_receipt_names_what_it_confirms(version: Version, receipt: str) -> Non
     assert (frame.command, frame.headers, frame.body) == ("RECEIPT", {"receipt-id": receipt}, b"")
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_receipt_of_a_repeat_says_so(version: Version) -> None:
+    server = connected(version)
+    (frame,) = decode(version, server.encode_receipt(Receipt("r", is_repeat=True)))
+    assert frame.headers == {"receipt-id": "r", "truenext-repeat": "true"}
+    (frame,) = decode(version, server.encode_receipt(Receipt("r")))
+    assert frame.headers == {"receipt-id": "r"}
+
+
+def test_a_receipt_is_about_the_numbered_frame_that_asks_for_it_and_no_other() -> None:
+    server = connected()
+    numbered = ["truenext-producer:p", "truenext-number:7", "receipt:r"]
+    for command, lines in (("SEND", [QUEUE]), ("COMMIT", ["transaction:t"])):
+        about, confirm = ask(server, command, *lines, *numbered)
+        assert isinstance(confirm, Confirm) and confirm.numbered is about
+        (_, confirm) = ask(server, command, *lines, "receipt:r")
+        assert isinstance(confirm, Confirm) and confirm.numbered is None
+    for command, lines in (("BEGIN", ["transaction:t"]), ("ABORT", ["transaction:t"]), ("SUBSCRIBE", [QUEUE, "id:1"])):
+        (_, confirm) = ask(server, command, *lines, *numbered)
+        assert isinstance(confirm, Confirm) and confirm.numbered is None
+
+
 def test_a_receipt_can_be_sent_after_the_disconnect_that_asks_for_it() -> None:
     server = connected()
     assert ask(server, "DISCONNECT", "receipt:bye") == [Disconnect(), Confirm("bye")]
@@ -1147,6 +1170,8 @@ def test_whatever_values_a_1_2_producer_sends_1_0_gets_whole_frames(headers: dic
         ("content-length:0", "0"),
         ("redelivered ", "true"),
         (" priority", "9"),
+        (" truenext-original-destination", "/queue/x"),
+        ("truenext-original-destination\t", "/queue/x"),
         ("priority:9", ""),
         ("redelivered:true", ""),
         (" ", "x"),
@@ -1159,7 +1184,14 @@ def test_no_name_of_a_1_2_producer_poses_as_one_of_the_broker_in_1_0(name: str, 
     (frame,) = message_frame(Version.V1_0, [Delivered(message)])
     assert frame.body == smuggled
     assert frame.headers["priority"] == "4"
-    assert "redelivered" not in frame.headers
+    assert not {name.strip() for name in frame.headers} & {"redelivered", "truenext-original-destination"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_the_broker_says_of_a_dead_letter_reaches_readers_of_every_version(version: Version) -> None:
+    header = write_header({"truenext-original-destination": "/queue/a", "content-length": "0"})
+    (frame,) = message_frame(version, [Delivered(Message(4, True, 0, header, b""))])
+    assert frame.headers["truenext-original-destination"] == "/queue/a"
 
 
 @pytest.mark.parametrize("producer", VERSIONS)

@@ -498,7 +498,8 @@ class Broker:
     # ---- What commands do that the engine does not ----
 
     def _confirm(self, session: Session, confirm: Confirm) -> None:
-        self._engine.answer(session, Receipt(confirm.receipt))
+        numbered = confirm.numbered
+        self._engine.answer(session, Receipt(confirm.receipt, numbered is not None and numbered.is_repeat))
 
     def _control(self, session: Session, question: Control) -> None:
         self._engine.expect_reply(question.reply_to)

@@ -449,6 +449,7 @@ class Engine:
             return
         producer = send.producer
         if producer is not None and self._is_repeat(session, producer, send.number):
+            send.is_repeat = True
             return
         self._admit(session, send)
         message = send.message
@@ -675,8 +676,9 @@ class Engine:
     def commit(self, session: Session, commit: Commit) -> None:
         """Raises: RemoteProtocolError if the transaction is not open and its number not recorded."""
         if commit.producer is not None and self._is_repeat(session, commit.producer, commit.number):
+            commit.is_repeat = True
             if commit.transaction in session.transactions:
-                self._abort(session, commit.transaction, has_failed=False)
+                self._abort(session, commit.transaction)
             return
         transaction = session.transactions.get(commit.transaction)
         if transaction is None:
@@ -717,7 +719,7 @@ class Engine:
     def abort(self, session: Session, abort: Abort) -> None:
         """Raises: RemoteProtocolError if the transaction is not open."""
         session.transaction(abort.transaction)
-        self._abort(session, abort.transaction, has_failed=True)
+        self._abort(session, abort.transaction)
 
     # ---- Bulk work ----
 
@@ -1380,14 +1382,11 @@ class Engine:
             self._account.unsubscribed(consumer, queue)
             self._touched[queue] = None
 
-    def _abort(self, session: Session, name: str, *, has_failed: bool) -> None:
+    def _abort(self, session: Session, name: str) -> None:
         transaction = session.transactions.pop(name)
         self.memory.open -= transaction.size
         for entry in transaction.acknowledged + transaction.refused:
-            if has_failed:
-                self._fail(entry, Reason.ABORTED)
-            else:
-                self._give_back(entry, Reason.RELEASED)
+            self._fail(entry, Reason.ABORTED)
         if len(transaction) > len(transaction.sends):
             session.batch = self._latest_batch()
 

@@ -72,7 +72,11 @@ _HOP_HEADERS = _SCHEDULE_HEADERS | frozenset(
         _FIRST_OF_GROUP,
     }
 )
-_UNUSUAL_SEND = _HOP_HEADERS | {"reply-to", "JMSXGroupID"}
+_NUMBERED = (Send, Commit)
+"""What may be repeated."""
+_NOT_FORWARDED = _HOP_HEADERS | envelope.DEAD_LETTER_HEADERS
+"""Of a SEND. What a dead letter says of itself stands in a Message, where the broker alone has put it."""
+_UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
 # A member of an enumeration costs more to look up than a name; this one is asked for with every message.
 _QUEUE = Kind.QUEUE
 _SAID_BY_BROKER = ("content-length", "priority")
@@ -167,9 +171,11 @@ class StompServer:
                         self._connect(frame)
                         steady = protocol.steady
                         continue
-                yield requests[frame.command](self, frame)
+                command = requests[frame.command](self, frame)
+                yield command
                 if receipt is not None:
-                    yield Confirm(read_name("receipt", receipt))
+                    numbered = command if isinstance(command, _NUMBERED) and command.producer is not None else None
+                    yield Confirm(read_name("receipt", receipt), numbered)
             # What may be wrong behind these is no frame that asked for anything.
             self.receipt_in_question = None
 
@@ -250,11 +256,11 @@ class StompServer:
         if frame.lines and is_right and "content-length" in headers and "reply-to" not in headers:
             # Nothing is escaped: leaving lines out is enough.
             kept = b"\n" + frame.lines
-            for name in _HOP_HEADERS & headers.keys():
+            for name in _NOT_FORWARDED & headers.keys():
                 before, _, behind = kept.partition(f"\n{name}:".encode())
                 kept = before + behind[behind.index(b"\n") :]
             return kept[1:] if said is not None else _DEFAULT_PRIORITY_LINE + kept[1:]
-        headers = {name: value for name, value in headers.items() if name not in _HOP_HEADERS}
+        headers = {name: value for name, value in headers.items() if name not in _NOT_FORWARDED}
         headers["priority"] = str(priority)
         headers["content-length"] = str(len(frame.body))
         reply_to = headers.get("reply-to", "")
@@ -467,7 +473,10 @@ class StompServer:
         return "".join(header_line(name, value, version) for name, value in headers.items()).encode()
 
     def encode_receipt(self, receipt: Receipt) -> bytes:
-        return self._protocol.send(Frame("RECEIPT", {"receipt-id": receipt.receipt}))
+        headers = {"receipt-id": receipt.receipt}
+        if receipt.is_repeat:
+            headers["truenext-repeat"] = "true"
+        return self._protocol.send(Frame("RECEIPT", headers))
 
     def encode_fault(self, fault: Fault) -> bytes:
         headers = {"message": fault.summary, "content-type": "text/plain"}
@@ -514,9 +523,11 @@ def _required(frame: Frame, name: str) -> str:
 def _trimmed(headers: dict[str, str]) -> dict[str, str]:
     """Headers for a reader of STOMP 1.0, which may trim names and then take one for the broker's own."""
     trimmed = {name: headers[name] for name in _SAID_BY_BROKER if name in headers}
-    for name, value in headers.items():
-        name = name.strip()
-        if name.partition(":")[0].strip() not in ("", *_HOP_HEADERS):
+    for untrimmed, value in headers.items():
+        name = untrimmed.strip()
+        read_as = name.partition(":")[0].strip()
+        is_imitation = read_as in envelope.DEAD_LETTER_HEADERS and read_as != untrimmed
+        if read_as not in ("", *_HOP_HEADERS) and not is_imitation:
             trimmed.setdefault(name, value)
     return trimmed
 
