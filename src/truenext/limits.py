@@ -20,6 +20,9 @@ HEADER_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 16 * 1024 * 1024
 """One message's body: the largest block that one frame may make the broker allocate."""
 
+ANSWER_BYTES_MAX = 256 * 1024 * 1024
+"""The same of what a client takes from its broker, which may tell of all its queues in one answer: 120 bytes each."""
+
 CONNECTIONS_MAX = 1000
 """Connections at once, of one listener; fewer if the system lets the broker open fewer files (cli/files.py)."""
 

@@ -15,6 +15,7 @@ from truenext.engine.bulk import wanted
 from truenext.errors import RemoteProtocolError
 from truenext.policy import Policy
 from truenext.setting import settings_of
+from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Version
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,10 @@ ANYTHING = "…"
 DEPENDS = {"CONNECTIONS_MAX", "DESTINATION_LENGTH_MAX"}
 """What is said has the number that it is in this case."""
 
-PUT_TOGETHER = {"DELAY_MS_MAX", "PRODUCER_NUMBER_MAX", "QUESTION_SEQUENCES_MAX", "WINDOW_MAX"}
+PUT_TOGETHER = {
+    *("ANSWER_BYTES_MAX", "BODY_BYTES_MAX", "DELAY_MS_MAX", "PRODUCER_NUMBER_MAX"),
+    *("QUESTION_SEQUENCES_MAX", "WINDOW_MAX"),
+}
 """What is said stands nowhere as a whole; the last tests here ask for it."""
 
 TUNING = {
@@ -160,9 +164,23 @@ def asked_for_too_large_a_window() -> None:
     ask(connected(Version.V1_2), "SUBSCRIBE", "id:1", "destination:/queue/q", window)
 
 
+def sent_too_large_a_body() -> None:
+    decoder = Decoder(limits.BODY_BYTES_MAX)
+    decoder.version = Version.V1_2
+    decoder.receive(b"SEND\n\n" + b"x" * (limits.BODY_BYTES_MAX + 1) + b"\0")
+
+
+def took_too_large_an_answer() -> None:
+    decoder = Decoder(limits.ANSWER_BYTES_MAX)
+    decoder.version = Version.V1_2
+    decoder.receive(b"MESSAGE\ncontent-length:%d\n\n" % (limits.ANSWER_BYTES_MAX + 1))
+
+
 @pytest.mark.parametrize(
     ("name", "exceeded"),
     [
+        ("BODY_BYTES_MAX", sent_too_large_a_body),
+        ("ANSWER_BYTES_MAX", took_too_large_an_answer),
         ("QUESTION_SEQUENCES_MAX", named_too_many_messages),
         ("DELAY_MS_MAX", asked_for_too_long_a_delay),
         ("PRODUCER_NUMBER_MAX", used_too_large_a_number),

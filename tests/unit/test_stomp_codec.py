@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from truenext.envelope import write_header
 from truenext.errors import RemoteProtocolError
-from truenext.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
+from truenext.limits import ANSWER_BYTES_MAX, BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode, header_line
 
@@ -651,3 +651,17 @@ def test_many_frames_in_bursts_are_the_frames_that_were_sent(frames: list[Frame]
     data = b"".join(encode(frame, Version.V1_2) + end.encode() for frame in frames)
     got = decode(Version.V1_2, bursts(data, sizes))
     assert [(command, body) for command, _, body in got] == [(frame.command, frame.body) for frame in frames]
+
+
+def test_a_client_takes_a_larger_body_than_a_broker_does() -> None:
+    """All queues of a broker, 180,000 of them, are told of in one."""
+    head = b"MESSAGE\ncontent-length:%d\n\n" % (BODY_BYTES_MAX + 1)
+    client = Decoder(ANSWER_BYTES_MAX)
+    client.version = Version.V1_2
+    assert client.receive(head) == []
+    (frame,) = client.receive(bytes(BODY_BYTES_MAX + 1) + b"\0")
+    assert len(frame.body) == BODY_BYTES_MAX + 1
+    broker = Decoder()
+    broker.version = Version.V1_2
+    with pytest.raises(RemoteProtocolError, match=f"is more than {BODY_BYTES_MAX} bytes"):
+        broker.receive(head)

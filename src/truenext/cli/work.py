@@ -21,9 +21,6 @@ from truenext.limits import QUESTION_SEQUENCES_MAX as NUMBERS_MAX
 PROGRESS_SECONDS = 2.0
 """Time between two lines of progress."""
 
-ANSWER_SECONDS = 60.0
-"""A piece is durable when it is answered, and the disk may be busy."""
-
 selector_option = click.option(
     "--selector", type=SELECTOR, help="Only what this JMS selector wants, such as \"colour = 'red'\"."
 )
@@ -60,7 +57,7 @@ def pieces(
     with bar or nullcontext():
         while after is not None:
             body = msgspec.json.encode(question | until | {"after": after})
-            answer = msgspec.json.decode(connection.ask(verb, body, timeout=ANSWER_SECONDS))
+            answer = msgspec.json.decode(connection.ask(verb, body))
             count += answer["moved"]
             after, until = answer["next"], {"until": answer["until"]}
             if bar is not None and task is not None:

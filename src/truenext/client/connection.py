@@ -16,6 +16,8 @@ from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Protocol, Side
 
 CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
+"""A piece of work is durable when it is answered, and the disk may be busy; all queues are told of in slices."""
 
 
 class ConnectionLost(TruenextError):
@@ -137,7 +139,7 @@ class Connection:
         else:
             self._write(frame)
 
-    def ask(self, verb: str, body: bytes = b"", *, timeout: float = CONNECT_SECONDS) -> bytes:
+    def ask(self, verb: str, body: bytes = b"", *, timeout: float = ANSWER_SECONDS) -> bytes:
         """The broker's answer to a question, JSON.
 
         Raises: ConnectionLost, Refused

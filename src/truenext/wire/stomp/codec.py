@@ -38,9 +38,10 @@ _PLAIN_ACK = re.compile(rb"ACK\nid:(\d{1,19})@([\w.-]+)\n\n\0\n?").match
 class Decoder:
     """Bytes to frames, for either side of a connection."""
 
-    __slots__ = ("_awaits", "_fault", "_missing", "_pending", "version")
+    __slots__ = ("_awaits", "_body_bytes_max", "_fault", "_missing", "_pending", "version")
 
-    def __init__(self) -> None:
+    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        self._body_bytes_max = body_bytes_max
         self.version: Version | None = None
         """None until it is agreed; set by whoever agrees. Until then a frame may be no larger than a login."""
         self._pending = bytearray()
@@ -157,14 +158,16 @@ class Decoder:
                 if body_end < 0:
                     self._awaits = b"\0"
                     break
-                if body_end - body_start > BODY_BYTES_MAX:
-                    raise RemoteProtocolError(f"body of more than {BODY_BYTES_MAX} bytes")
+                if body_end - body_start > self._body_bytes_max:
+                    raise RemoteProtocolError(f"body of more than {self._body_bytes_max} bytes")
             else:
                 if not (length.isdigit() and length.isascii()):
                     raise RemoteProtocolError(f"content-length{self._said(length)} is not a number of bytes")
                 digits = length.lstrip("0") or "0"
-                if len(digits) > _NUMBER_LENGTH_MAX or int(digits) > BODY_BYTES_MAX:
-                    raise RemoteProtocolError(f"content-length{self._said(length)} is more than {BODY_BYTES_MAX} bytes")
+                if len(digits) > _NUMBER_LENGTH_MAX or int(digits) > self._body_bytes_max:
+                    raise RemoteProtocolError(
+                        f"content-length{self._said(length)} is more than {self._body_bytes_max} bytes"
+                    )
                 body_end = body_start + int(digits)
                 if body_end > body_start and not has_body:
                     # Before anything is kept for it.
@@ -255,8 +258,8 @@ class Decoder:
                 if self._pending.count(b"\n") > HEADERS_MAX + 1:
                     # Now, and not after having looked at it again with every piece that comes.
                     raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame")
-            elif size > HEADER_BYTES_MAX + BODY_BYTES_MAX:
-                raise RemoteProtocolError(f"frame without an end after {HEADER_BYTES_MAX + BODY_BYTES_MAX} bytes")
+            elif size > HEADER_BYTES_MAX + self._body_bytes_max:
+                raise RemoteProtocolError(f"frame without an end after {HEADER_BYTES_MAX + self._body_bytes_max} bytes")
 
 
 def unknown_command(command: str, version: Version | None) -> str:

@@ -11,6 +11,7 @@ from enum import Enum
 
 from truenext.commands import Ack
 from truenext.errors import LocalProtocolError, RemoteProtocolError
+from truenext.limits import ANSWER_BYTES_MAX, BODY_BYTES_MAX
 from truenext.wire.stomp.codec import Decoder, unknown_command
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
@@ -58,7 +59,7 @@ class Protocol:
     def __init__(self, side: Side) -> None:
         self.side = side
         peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
-        self._decoder = Decoder()
+        self._decoder = Decoder(BODY_BYTES_MAX if side is Side.SERVER else ANSWER_BYTES_MAX)
         self._end = BROKER_FRAME_END if side is Side.SERVER else b"\0"
         self._said_by_peer = TRANSITIONS[peer]
         self._known = _KNOWN_COMMANDS[peer]
