@@ -64,7 +64,7 @@ def test_whoever_does_not_read_what_its_topic_brings_is_ended_when_nothing_else_
     for _ in range(20):
         send(engine, sender, "/topic/t")
     send(engine, sender, "/topic/u")
-    assert engine.relieve() == [slow]
+    assert list(engine.relieve()) == [slow]
 
 
 def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_connection_once() -> None:
@@ -78,10 +78,10 @@ def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_c
     for _ in range(10):
         send(engine, sender, "/topic/other")
         send(engine, sender, "/topic/news.eu")
-    assert engine.relieve() == []
+    assert engine.relieve() == {}
     for _ in range(10):
         send(engine, sender, "/topic/news.eu")
-    assert engine.relieve() == [slow]
+    assert list(engine.relieve()) == [slow]
 
 
 def test_only_its_own_connection_subscribes_to_a_temporary_topic_and_no_pattern_does() -> None:

@@ -166,7 +166,8 @@ class Account:
         self._single(Kind.STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
 
     def recovered(self, queue: Queue, count: int) -> None:
-        self._single(Kind.RECOVERED, queue.number, other=count)
+        if queue.number:
+            self._single(Kind.RECOVERED, queue.number, other=count)
 
     def committed(self, batch: int) -> None:
         self._single(Kind.COMMITTED, other=batch)

@@ -1,8 +1,10 @@
-"""What becomes of a durable subscription that has ended: its messages go, wherever they are.
+"""What becomes of a subscription that has ended: its messages go, wherever they are.
 
     it ends       its queue gets another name in the store, and is nobody's from then on
     from then on  page after page of it is read from the store and removed, a lane at a time
     in the end    its number may be that of another queue
+
+One that ends with its connection has such a name from the beginning, see spilling.py.
 
 Whatever is in memory is forgotten at once: what of it is in the store, or on its way there, is on the pages that are
 read once the new name is durable. A broker that ends meanwhile goes on when it starts again.
@@ -18,7 +20,7 @@ from truenext.engine.lane import Entry
 from truenext.engine.paging import Look
 from truenext.engine.writing import release
 from truenext.limits import GATHERING_BYTES_MAX, PAGE_BYTES, PAGE_SIZE
-from truenext.record import message_key
+from truenext.record import message_key, split_lane_key
 
 if TYPE_CHECKING:
     from truenext.batch import Batch
@@ -69,7 +71,7 @@ class Endings:
 
     def add(self, queue: Queue, name: str, batch: int) -> None:
         """The store knows an ended queue by this name as soon as a batch is durable."""
-        self._names[queue.number] = name
+        self._names[_number(queue)] = name
         self._endings.append(_Ending(queue, batch))
 
     def stop(self) -> None:
@@ -110,7 +112,7 @@ class Endings:
             key = message_key(lane.key, found.sequence)
             (batch.removes if found.message.persistent else batch.transient_removes).append(key)
             if found.content:
-                release(batch, found.content)
+                release(batch, found.content, persistent=found.message.persistent)
             if found.mark != NO_MARK:
                 batch.unmarks.append(key)
             batch.size += len(key)
@@ -121,7 +123,12 @@ class Endings:
         if ending.rank == len(ending.queue.lanes):
             del self._endings[0]
             if not ending.has_damage:
-                self.free_numbers.append(ending.queue.number)
+                self.free_numbers.append(_number(ending.queue))
+
+
+def _number(queue: Queue) -> int:
+    """What the store calls it."""
+    return split_lane_key(queue.lanes[0].key)[0]
 
 
 def _gone(lane: Lane, sequence: int, *, is_persistent: bool) -> Entry:

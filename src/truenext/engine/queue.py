@@ -35,6 +35,8 @@ class Queue:
         "policy",
         "resident",
         "selecting",
+        "spilled",
+        "spilled_sizes",
         "wildcards",
     )
 
@@ -43,8 +45,8 @@ class Queue:
     ) -> None:
         self.destination = destination
         self.policy = policy
-        self.number = number
-        """What the store calls it."""
+        self.number = 0 if destination.kind is Kind.TEMPORARY else number
+        """What store and history call it; 0 is not in the history."""
         self.holds_dead_letters = holds_dead_letters
         self.is_known_to_store = False
         self.is_paused = False
@@ -63,6 +65,10 @@ class Queue:
         """Since it has had a message of one."""
         self.resident = 0
         """Bytes of memory that its messages take, waiting or held."""
+        self.spilled = 0
+        """Bytes of messages that have left memory; counted in a subscription that ends with its connection."""
+        self.spilled_sizes: dict[int, int] = {}
+        """Of those among them that are known without their bodies, by sequence."""
 
     @property
     def name(self) -> str:
@@ -75,8 +81,18 @@ class Queue:
 
     @property
     def is_temporary(self) -> bool:
-        """It goes with its connection; nothing of it is ever stored."""
+        """It goes with its connection; nothing of it outlives a crash."""
         return self.destination.kind is Kind.TEMPORARY
+
+    @property
+    def is_subscription(self) -> bool:
+        """To a topic, and it ends with its connection."""
+        return self.destination.kind is Kind.TEMPORARY and bool(self.destination.topic)
+
+    @property
+    def is_reply_queue(self) -> bool:
+        """It goes with its connection, and never leaves memory."""
+        return self.destination.kind is Kind.TEMPORARY and not self.destination.topic
 
     @property
     def keeps_failures(self) -> bool:
