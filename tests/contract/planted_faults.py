@@ -161,7 +161,7 @@ def a_timer_is_lost_by_its_move(patch: "MonkeyPatch") -> None:
 
 def a_content_goes_with_its_first_reference(patch: "MonkeyPatch") -> None:
     def faulty(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
-        return settled(batch, lambda key: Mark(batch.released.count(key), 0))
+        return settled(batch, lambda key: Mark((batch.released + batch.transient_released).count(key), 0))
 
     patch.setattr(embedded, "settled", faulty)
 
@@ -215,6 +215,7 @@ def the_removal_of_a_reference_is_in_a_batch_of_its_own(patch: "MonkeyPatch") ->
     def faulty(one: EmbeddedStore, batch: Batch) -> None:
         late = Batch(batch.number)
         late.released, batch.released = batch.released, []
+        late.transient_released, batch.transient_released = batch.transient_released, []
         apply(one, batch)
         apply(one, late)
 

@@ -1716,7 +1716,7 @@ class BusyTopicsMachine(TopicsMachine):
 
 
 class SpillingMachine(TopicsMachine):
-    """Subscriptions that end with their connections, and of which much leaves memory; some may keep so much and no more,
+    """Subscriptions that end with their connections, of which much leaves memory; some may keep so much and no more,
     in memory or not."""
 
     CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES | {
