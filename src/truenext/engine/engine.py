@@ -1484,7 +1484,7 @@ class Engine:
             self._topics.remove(queue)
         self._selections.drop(queue)
         self._touched.pop(queue, None)
-        self._spilling.end(queue, self._batch)
+        self._spilling.end(queue, self._latest_batch())
         for lane in queue.lanes:
             # An entry refers to its lane without the garbage collector's knowledge: this breaks the circle.
             self._paging.forget(lane)

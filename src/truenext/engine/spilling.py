@@ -52,11 +52,11 @@ class Spilling:
         name = self._names[queue] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
         batch.queues[number] = name
 
-    def end(self, queue: Queue, batch: Batch) -> None:
-        """A subscription goes: nothing comes to it once this batch is durable."""
+    def end(self, queue: Queue, batch: int) -> None:
+        """A subscription goes: nothing comes to it once this batch is durable, the last one that has anything in it."""
         name = self._names.pop(queue, None)
         if name is not None:
-            self._endings.add(queue, name, batch.number)
+            self._endings.add(queue, name, batch)
 
     def stalled(
         self,
