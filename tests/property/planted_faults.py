@@ -26,6 +26,7 @@ from tests.property.broker_machine import (
     PagingMachine,
     ScheduledMachine,
     SelectingMachine,
+    SpillingMachine,
     TopicsMachine,
     WildcardMachine,
     WindowsMachine,
@@ -35,7 +36,7 @@ from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind, stored_queue
-from truenext.engine import browse, topics
+from truenext.engine import browse, spilling, topics
 from truenext.engine import bulk as bulk_module
 from truenext.engine import endings as endings_module
 from truenext.engine import engine as engine_module
@@ -46,7 +47,7 @@ from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted, take
 from truenext.engine.choosing import HOLDS, Asker, Choosing, GroupChoosing
 from truenext.engine.consumer import Consumer
-from truenext.engine.copies import NONE, Contents
+from truenext.engine.copies import NONE, Contents, put_all
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
 from truenext.engine.endings import Endings
@@ -64,6 +65,7 @@ from truenext.engine.redelivery import is_given_up
 from truenext.engine.schedule import DueLook, Scheduler
 from truenext.engine.selecting import Scan, ScanRead, Selecting, Selections
 from truenext.engine.session import Session
+from truenext.engine.spilling import Spilling
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction
@@ -73,7 +75,7 @@ from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
 from truenext.pattern import matches
 from truenext.policy import Policies, WhileWaiting
-from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer
+from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer, split_lane_key
 from truenext.schedule import Schedule
 from truenext.selector import Selector
 
@@ -1766,6 +1768,57 @@ def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
         return Contents(engine._next_sequence, 0)
 
     patch.setattr(Engine, "_share", faulty)
+
+
+@shows_in(SpillingMachine)
+def copies_that_leave_together_are_counted_as_one(patch: Patch) -> None:
+    def faulty(batch: Batch, number: int, message: Message, copies: int, *, persistent: bool) -> None:
+        writing_module.share(batch, number, message, copies if persistent else 1, persistent=persistent)
+
+    patch.setattr("truenext.engine.copies.share", faulty)
+
+
+@shows_in(SpillingMachine)
+def a_copy_that_leaves_is_written_with_the_body_of_another(patch: Patch) -> None:
+    def faulty(batch: Batch, copies: list[Entry]) -> None:
+        for entry in copies:
+            entry.content = copies[0].content
+        put_all(batch, copies)
+
+    identity = paging_module._identity
+    patch.setattr(paging_module, "_identity", lambda entry: 0 if entry.lane.queue.is_subscription else identity(entry))
+    patch.setattr(paging_module, "put_all", faulty)
+
+
+@shows_in(SpillingMachine)
+def what_is_on_disk_of_a_subscription_has_a_name_that_a_start_takes_for_a_queue(patch: Patch) -> None:
+    patch.setattr(spilling, "ENDED_PREFIX", "")
+
+
+@shows_in(SpillingMachine)
+def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: Patch) -> None:
+    def faulty(one: Spilling, queue: Queue, batch: int) -> None:
+        if one._names.pop(queue, None) is not None:
+            one._endings.free_numbers.append(split_lane_key(queue.lanes[0].key)[0])
+
+    patch.setattr(Spilling, "end", faulty)
+
+
+@shows_in(SpillingMachine)
+def a_transaction_keeps_what_it_has_of_a_subscription_that_has_ended(patch: Patch) -> None:
+    leave_out = Transaction.leave_out
+    patch.setattr(Transaction, "leave_out", lambda one, queue: [] if queue.is_subscription else leave_out(one, queue))
+
+
+@shows_in(SpillingMachine)
+def what_is_on_disk_of_a_subscription_does_not_count_towards_its_limit(patch: Patch) -> None:
+    patch.setattr(Paging, "_leave", lambda paging, entry, is_known: paging.went(entry))
+    patch.setattr(Paging, "_is_back", Paging.came)
+
+
+@shows_in(SpillingMachine)
+def what_is_read_again_counts_as_on_disk(patch: Patch) -> None:
+    patch.setattr(Paging, "_is_back", Paging.came)
 
 
 @shows_in(TopicsMachine)
