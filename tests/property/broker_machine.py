@@ -1721,7 +1721,7 @@ class SpillingMachine(TopicsMachine):
 
     CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES | {
         "memory_limits": st.sampled_from(
-            [(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT), (6000, NO_LIMIT), (ROOMY, 4000), (2000, 6000)]
+            [(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT), (6000, NO_LIMIT), (1000, 2500), (ROOMY, 2500)]
         ),
     }
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {

@@ -47,7 +47,7 @@ from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted, take
 from truenext.engine.choosing import HOLDS, Asker, Choosing, GroupChoosing
 from truenext.engine.consumer import Consumer
-from truenext.engine.copies import NONE, Contents, put_all
+from truenext.engine.copies import NONE, Contents
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
 from truenext.engine.endings import Endings
@@ -1779,18 +1779,6 @@ def copies_that_leave_together_are_counted_as_one(patch: Patch) -> None:
 
 
 @shows_in(SpillingMachine)
-def a_copy_that_leaves_is_written_with_the_body_of_another(patch: Patch) -> None:
-    def faulty(batch: Batch, copies: list[Entry]) -> None:
-        for entry in copies:
-            entry.content = copies[0].content
-        put_all(batch, copies)
-
-    identity = paging_module._identity
-    patch.setattr(paging_module, "_identity", lambda entry: 0 if entry.lane.queue.is_subscription else identity(entry))
-    patch.setattr(paging_module, "put_all", faulty)
-
-
-@shows_in(SpillingMachine)
 def what_is_on_disk_of_a_subscription_has_a_name_that_a_start_takes_for_a_queue(patch: Patch) -> None:
     patch.setattr(spilling, "ENDED_PREFIX", "")
 
@@ -1802,12 +1790,6 @@ def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: P
             one._endings.free_numbers.append(split_lane_key(queue.lanes[0].key)[0])
 
     patch.setattr(Spilling, "end", faulty)
-
-
-@shows_in(SpillingMachine)
-def a_transaction_keeps_what_it_has_of_a_subscription_that_has_ended(patch: Patch) -> None:
-    leave_out = Transaction.leave_out
-    patch.setattr(Transaction, "leave_out", lambda one, queue: [] if queue.is_subscription else leave_out(one, queue))
 
 
 @shows_in(SpillingMachine)
