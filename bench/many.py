@@ -5,9 +5,11 @@
     selectors       messages go to one queue that has so many consumers, each with a selector of its own; each message
                     is wanted by one of them
     subscriptions   persistent messages go to one topic that has so many durable subscriptions
+    memory          a message waits in each of so many queues: the broker's own memory, also after kill -9
+    names           so many names are used once each: the broker's own memory, and the store's disk
 
-All are acknowledged one by one. Each is compared with one: as many messages are delivered, by alternating runs on the
-same broker, medians.
+All are acknowledged one by one. Each of the first four is compared with one: as many messages are delivered, by
+alternating runs on the same broker, medians.
 
 python -m bench.many --only queues
 """
@@ -23,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import frames
+from bench import frames, names
 from bench.brokers import Truenext
 from bench.load import AHEAD, CHUNK, GROUP, await_frame, connect
 from bench.options import positive
@@ -61,13 +63,18 @@ class Shape:
 
 
 KINDS = {"queues": [1, 10_000], "consumers": [1, 1_000], "selectors": [1, 10, 100], "subscriptions": [1, 10, 100]}
+OF_NAMES: dict[str, tuple[list[int], Callable[[int, Path], str]]] = {
+    "memory": ([10_000, 50_000, 100_000], names.memory),
+    "names": ([100_000], names.names),
+}
+"""How many there are, and what is measured of them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.many", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=[*KINDS], help="measure only this")
+    parser.add_argument("--only", choices=[*KINDS, *OF_NAMES], help="measure only this")
     parser.add_argument("--count", type=positive, metavar="N", help="how many there are")
     parser.add_argument("--messages", type=positive, default=200_000, metavar="N", help="delivered in each run")
     parser.add_argument("--runs", type=positive, default=3, metavar="N", help="of each kind")
@@ -75,7 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     end_in_order()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
+        for kind, (numbers, measure) in OF_NAMES.items():
+            if options.only in (None, kind):
+                for number in numbers if options.count is None else [options.count]:
+                    print(measure(number, Path(folder)), flush=True)
         for kind in KINDS if options.only is None else [options.only]:
+            if kind in OF_NAMES:
+                continue
             counts = KINDS[kind] if options.count is None else [1, options.count]
             rates: dict[Shape, list[float]] = {Shape(kind, count): [] for count in counts}
             with Truenext(Path(folder)) as broker:

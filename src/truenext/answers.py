@@ -7,6 +7,8 @@ class Receipt(msgspec.Struct, gc=False):
     """The frame that asked for `receipt` was processed, and what L1 and L3 promise of it is now true."""
 
     receipt: str
+    is_repeat: bool = False
+    """That frame was a repeat, and did nothing (L5)."""
 
 
 class Fault(msgspec.Struct, gc=False):

@@ -15,6 +15,8 @@ class ProducerState(msgspec.Struct, frozen=True, gc=False):
     number: int
     used_ms: int
     """Milliseconds since the epoch of its last use."""
+    is_once: bool = False
+    """It had one SEND, and nothing since."""
 
 
 class Mark(NamedTuple):
@@ -78,7 +80,8 @@ class Batch:
         self.unmarks: list[bytes] = []
         """Message keys whose mark goes, always together with the message."""
         self.queues: dict[int, str] = {}
-        """Queue number to name, for each queue that is new to the store, or has another name from here on."""
+        """Queue number to name, for each queue that is new to the store, or has another name from here on; to "" if it
+        has gone, of which then nothing else is left."""
         self.paused: dict[int, bool] = {}
         """By number: queues that are paused from now on (True), or are no longer; each is known, by this batch at the
         latest."""

@@ -31,6 +31,8 @@ class Send(msgspec.Struct, gc=False):
     number: int = 0
     schedule: Schedule | None = None
     """None is now."""
+    is_repeat: bool = False
+    """Its number was used before, and it was not accepted again; noted by the engine."""
 
 
 class Subscribe(msgspec.Struct, gc=False):
@@ -94,6 +96,8 @@ class Commit(msgspec.Struct, gc=False):
     transaction: str
     producer: str | None = None
     number: int = 0
+    is_repeat: bool = False
+    """As of a Send: the transaction, if it was open, has ended as by an Abort."""
 
 
 class Abort(msgspec.Struct, gc=False):
@@ -108,6 +112,8 @@ class Confirm(msgspec.Struct, gc=False):
     """Answer once everything this connection asked for so far is as durable as it is going to be."""
 
     receipt: str
+    numbered: Send | Commit | None = None
+    """What it is about, if that can be a repeat; the answer says whether it was."""
 
 
 class Control(msgspec.Struct, gc=False):

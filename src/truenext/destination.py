@@ -2,6 +2,7 @@
 
 Addresses as clients write them:
 
+    NAME                               the same as /queue/NAME, without a / or : in it
     /queue/NAME                        a queue, made on first use; to subscribe to, also a pattern (pattern.py)
     /topic/NAME                        a topic; to subscribe to, also a pattern (pattern.py)
     /temp-queue/NAME                   a reply queue of the connection that says it
@@ -11,10 +12,14 @@ Addresses as clients write them:
     /queue/a,/topic/b                  several of these at once, to be sent to
     /subscription/CLIENT,NAME          a durable subscription, to be browsed
     /control/VERB                      a question to the broker itself
+
+To subscribe, ActiveMQ's clients write options behind an address: /queue/NAME?consumer.prefetchSize=10. No name has a ?.
 """
 
+import re
 from enum import Enum
 from functools import lru_cache
+from urllib.parse import unquote_plus
 
 import msgspec
 
@@ -39,7 +44,22 @@ REMOTE_TEMPORARY_PREFIX = "/remote-temp-queue/"
 TEMPORARY_TOPIC_PREFIX = "/temp-topic/"
 REMOTE_TEMPORARY_TOPIC_PREFIX = "/remote-temp-topic/"
 
-_LATER = {"/dsub/": "durable subscriptions by such an address", "/exchange/": "exchanges"}
+_WORDS_OF_OTHERS = {
+    "/amq/queue/": "here it is '/queue/{name}', whoever made it",
+    "/exchange/": "there are no exchanges here; say /topic/NAME for everybody who has subscribed, /queue/NAME for one",
+    "/reply-queue/": "here a reply goes to what the MESSAGE's reply-to says",
+    "/dsub/": "here a durable subscription is a SUBSCRIBE to its /topic/NAME with durable:true",
+    "queue://": "here it is '/queue/{name}'",
+    "topic://": "here it is '/topic/{name}'",
+    "temp-queue://": "here it is '/temp-queue/{name}'",
+    "temp-topic://": "here it is '/temp-topic/{name}'",
+    "queue/": "here it is '/queue/{name}'",
+    "topic/": "here it is '/topic/{name}'",
+}
+"""How addresses begin elsewhere, and the words for them here."""
+
+
+_NO_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})").search
 
 
 class Kind(Enum):
@@ -94,6 +114,33 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
         return f"/{_ONE_OF.get(self.kind, self.kind).value}/{self.name}"
 
 
+def split_options(address: str) -> tuple[str, dict[str, str]]:
+    """An address to subscribe to, and the options behind it.
+
+    >>> split_options("/queue/a?consumer.priority=7&consumer.selector=b%20IN%20('c','d')")
+    ('/queue/a', {'consumer.priority': '7', 'consumer.selector': "b IN ('c','d')"})
+
+    Raises: RemoteProtocolError if they are not written as ActiveMQ has them, or one of them disagrees with itself.
+    """
+    if "?" not in address or address.startswith(DURABLE_ADDRESS_PREFIX):
+        return address, {}
+    address, _, written = address.partition("?")
+    options: dict[str, str] = {}
+    for each in written.split("&"):
+        name, equals, text = each.partition("=")
+        if not equals or not name:
+            raise RemoteProtocolError(f"option {each[:50]!r} of a destination is not NAME=VALUE; no name has a ?")
+        if _NO_ESCAPE(text) is not None:
+            raise RemoteProtocolError(f"option {name[:50]!r} of a destination has a % that is none of %25, %20, ...")
+        try:
+            value = unquote_plus(text, errors="strict")
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"option {name[:50]!r} of a destination is not UTF-8: {error}") from error
+        if options.setdefault(name, value) != value:
+            raise RemoteProtocolError(f"option {name[:50]!r} of a destination is said twice, and not the same")
+    return address, options
+
+
 @lru_cache(maxsize=4096)
 def parse(address: str, session: str) -> Destination:
     """The destination a client of `session` means.
@@ -105,6 +152,24 @@ def parse(address: str, session: str) -> Destination:
 
     Raises: RemoteProtocolError if there is no such destination, or none yet.
     """
+    if "?" in address and not address.startswith(DURABLE_ADDRESS_PREFIX):
+        option = address.partition("?")[2].partition("=")[0]
+        raise RemoteProtocolError(
+            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; no name has a ?"
+        )
+    return _parsed(address, session)
+
+
+@lru_cache(maxsize=4096)
+def accepted_address(address: str) -> Destination:
+    """The destination of an address that this broker has accepted, maybe when names could have a ? in them.
+
+    Raises: RemoteProtocolError if it can never have been one.
+    """
+    return _parsed(address, "")
+
+
+def _parsed(address: str, session: str) -> Destination:
     if address.startswith(DURABLE_ADDRESS_PREFIX):
         client, _, name = address[len(DURABLE_ADDRESS_PREFIX) :].partition(",")
         return Destination(Kind.DURABLE, durable_key(client, name))
@@ -134,12 +199,15 @@ def parse(address: str, session: str) -> Destination:
         return Destination(Kind.TOPIC, name, owner)
     if address.startswith("/control/"):
         return Destination(Kind.CONTROL, _checked(address[9:], address))
-    for prefix, feature in _LATER.items():
+    if address and "/" not in address and ":" not in address:
+        return _parsed(f"/queue/{address}", session)
+    for prefix, words in _WORDS_OF_OTHERS.items():
         if address.startswith(prefix):
-            raise RemoteProtocolError(f"{feature} are not supported yet: {address!r}")
+            here = words.format(name=address[len(prefix) :][:100])
+            raise RemoteProtocolError(f"unknown destination {address[:100]!r}: {here}")
     raise RemoteProtocolError(
-        f"unknown destination {address!r}: it must begin with /queue/, /topic/, /temp-queue/, /temp-topic/, "
-        "/remote-temp-queue/, /remote-temp-topic/ or /control/"
+        f"unknown destination {address[:100]!r}: it must begin with /queue/, /topic/, /temp-queue/, /temp-topic/, "
+        "/remote-temp-queue/, /remote-temp-topic/ or /control/, or be the mere name of a queue"
     )
 
 
@@ -160,7 +228,14 @@ def _composite(address: str, session: str) -> Destination:
     addresses = address.split(",")
     if len(addresses) > COMPOSITE_MAX:
         raise RemoteProtocolError(f"a composite destination of {len(addresses)} parts; at most {COMPOSITE_MAX}")
-    parts = tuple(parse(each.strip(), session) for each in addresses)
+    addresses = [each.strip() for each in addresses]
+    for each in addresses:
+        if not each.startswith("/"):
+            # ActiveMQ takes /topic/a,b for two topics.
+            raise RemoteProtocolError(
+                f"unknown destination {each[:100]!r}: in a composite destination each begins with /queue/ or /topic/"
+            )
+    parts = tuple(_parsed(each, session) for each in addresses)
     for part in parts:
         if part.kind is Kind.CONTROL:
             raise RemoteProtocolError(f"{part.address} is for questions; it cannot be part of a composite destination")
@@ -193,7 +268,10 @@ def durable_key(client: str, name: str) -> str:
             raise RemoteProtocolError(f"{what} {text[:100]!r} is empty, or has characters that it must not have")
     length = len(dead_letter_name(f"{SUBSCRIPTION_PREFIX}{client},{name},"))
     if length > DESTINATION_LENGTH_MAX:
-        raise RemoteProtocolError(f"client-id and name of a durable subscription of {len(client + name)} characters")
+        most = DESTINATION_LENGTH_MAX - length + len(client + name)
+        raise RemoteProtocolError(
+            f"client-id and name of a durable subscription of {len(client + name)} characters; at most {most}"
+        )
     return f"{client},{name}"
 
 
@@ -222,14 +300,14 @@ def stored_queue(name: str) -> Destination:
 
 
 def may_be_named(number_of: str | None, name: str) -> bool:
-    """A queue's number may stand for a name from here on, if it stood for `number_of`.
+    """A queue's number may stand for a name from here on, if it stood for `number_of`; for "" when the queue has gone.
 
-    >>> may_be_named(None, "a"), may_be_named("a", "b"), may_be_named("a", "ended,a"), may_be_named("ended,a", "b")
+    >>> may_be_named(None, "a"), may_be_named("a", "b"), may_be_named("a", "ended,a"), may_be_named("ended,a", "")
     (True, False, True, True)
     """
-    if number_of is None or name == ENDED_PREFIX + number_of:
-        return True
-    return number_of.startswith(ENDED_PREFIX) and number_of != name
+    if number_of is None:
+        return name != ""
+    return name in ("", ENDED_PREFIX + number_of)
 
 
 def durable_key_of(subscription: Destination) -> str:

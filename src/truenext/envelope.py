@@ -6,6 +6,15 @@ backslash inside a name or value are escaped as in STOMP 1.2, section "Value Enc
 
 import re
 
+DEAD_LETTER_HEADERS = frozenset(
+    {
+        *("truenext-dead-letter-cause", "truenext-dead-letter-timestamp"),
+        *("truenext-original-destination", "truenext-original-priority", "truenext-original-persistent"),
+        *("truenext-original-expires", "truenext-original-timestamp", "truenext-original-attempts"),
+    }
+)
+"""What a dead letter says of itself (engine/redelivery.py). No client can say it of what it sends."""
+
 _ESCAPES = {"\\": "\\\\", "\r": "\\r", "\n": "\\n", ":": "\\c"}
 _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 _TO_ESCAPE = re.compile(r"[\\\r\n:]")

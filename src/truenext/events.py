@@ -10,6 +10,7 @@ kind in one queue, by columns. All little-endian. If you change anything here, i
               size         u32     bytes of the blocks
               run          u32
               flags        u32     1: a file begins with this chunk, and it names every queue
+                                   2: it came with a batch that the store has, and had before this was written
               first event  u64     number of the first event in it; the others follow one by one
     block     kind         u8      Kind
               code         u8      reason or mode, else 0
@@ -27,7 +28,10 @@ import struct
 from enum import IntEnum
 from hashlib import blake2b
 
-HISTORY_VERSION = 4
+HISTORY_VERSION = 5
+READ_VERSIONS = (4, HISTORY_VERSION)
+"""Version 4 has less to say of a failure: `failed`, and `delayed` or `holding` alone; and it does not say which chunks
+came with a batch. Nothing else is different."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -35,8 +39,8 @@ CHUNK = struct.Struct("<IIIIQ")
 CHECKSUM = struct.Struct("<I")
 BLOCK = struct.Struct("<BBIIQQ")
 
-BEGINS_FILE = 1
-"""Flag of a chunk."""
+BEGINS_FILE, OF_BATCH = 1, 2
+"""Flags of a chunk."""
 
 
 class Kind(IntEnum):
@@ -89,8 +93,18 @@ COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
 PERSISTENT_FLAG = 16
 """Added to the priority in the flags of an accepted message."""
 
-REASONS = ("", "failed", "released", "clean", "unclean", "delayed", "holding", "due")
-"""By code: why a message was returned, how the run before ended."""
+FAILURES = ("refused", "aborted", "lost")
+"""How a consumer can fail with a message."""
+
+DELAYED, HOLDING = "delayed", "holding"
+"""What becomes of a message that waits for its next try: others pass it, or nobody does."""
+
+REASONS = (
+    *("", "failed", "released", "clean", "unclean", DELAYED, HOLDING, "due"),
+    *FAILURES,
+    *(f"{failure} and {wait}" for failure in FAILURES for wait in (DELAYED, HOLDING)),
+)
+"""By code: why a message was returned, and what then becomes of it; how the run before ended."""
 
 _WAYS = ("auto", "client", "client-individual")
 WITH_SELECTOR = " with selector"
@@ -102,6 +116,12 @@ NO_WINDOW = 0xFFFFFFFF
 
 GAP_EVENTS = 1 << 20
 """Numbers left out after an unclean stop: what was in memory may have had them, and somebody may have seen it."""
+
+
+def told_by(chunk: bytes) -> tuple[int, int]:
+    """Run and first event of a chunk, by which chunks of one run stand in order."""
+    _, _, run, _, first_event = CHUNK.unpack_from(chunk)
+    return run, first_event
 
 
 def group_number(group: str) -> int:

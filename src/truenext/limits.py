@@ -21,14 +21,16 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 """One message's body: the largest block that one frame may make the broker allocate."""
 
 CONNECTIONS_MAX = 1000
-"""Connections at once, of one listener: one listener stays below the usual limit of 1024 open files."""
+"""Connections at once, of one listener; fewer if the system lets the broker open fewer files (cli/files.py)."""
+
+CONNECTIONS_TO_ASK_MAX = 10
+"""Connections beyond these that may only ask the broker, so that whoever runs it can."""
+
+ASKING_SECONDS_MAX = 5.0
+"""Seconds for which one of them may ask nothing."""
 
 SUBSCRIPTIONS_MAX = 1000
 """Subscriptions of one connection, and temporary queues that belong to it."""
-
-QUEUES_MAX = 50_000
-"""Queues of one broker, made on first use, of about 10 KiB each. Dead-letter queues come on top: what failed must have
-a place to go."""
 
 NAME_LENGTH_MAX = 255
 """Characters in what a client calls its subscriptions, transactions, receipts and producers: the broker keeps them."""
@@ -66,6 +68,9 @@ TRANSACTION_MESSAGES_MAX = 50_000
 PRODUCERS_MAX = 100_000
 """Producers remembered for repeated sends; each is kept for PRODUCER_MEMORY_MS after its last use."""
 
+PRODUCER_MEMORY_MS_MIN = 3600 * 1000
+"""The same if they are too many and it had one SEND alone, and no other use."""
+
 PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
 """Milliseconds a producer's last number is remembered after its last use (guarantee L5)."""
 
@@ -83,8 +88,8 @@ CONSUMER_PRIORITY_MAX = 127
 """Highest consumer priority, and lowest with a minus: ActiveMQ's."""
 
 WINDOW_MAX = 32_767
-"""Largest window a consumer may ask for, in messages; a larger wish gets this much. One cumulative NACK can give back
-a whole window in one step, which must not take long."""
+"""Largest window a consumer may ask for, in messages; more is refused. One cumulative NACK can give back a whole window
+in one step, which must not take long."""
 
 UNSENT_BYTES_MAX = 1024 * 1024
 """Bytes of messages written to a connection that its socket has not taken yet; a window is shut beyond it."""
@@ -127,8 +132,9 @@ waits until they are reserved."""
 HEART_BEAT_MS_MIN = 250
 """Shortest heart-beat interval offered, in milliseconds: a timer per connection must not become a load."""
 
-HEART_BEAT_GRACE = 2.0
-"""A peer is given up after this many of its heart-beat intervals without a byte."""
+HEART_BEAT_GRACE = 2.25
+"""A peer is given up after this many of its heart-beat intervals without a byte. Promised are 2 to 2.5: neither side's
+timers are exact."""
 
 STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 """Bytes in one batch of a clean stop: the dirty pages of a write transaction stay in private memory."""
@@ -161,10 +167,27 @@ BROWSERS_MAX = 100
 """Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""
 
 MEMORY_LIMIT = 256 * 1024 * 1024
-"""Private memory the broker may take, all told."""
+"""Private memory the broker may take, all told: itself, a quarter for messages, the rest for queues."""
 
 MEMORY_LIMIT_MIN = 128 * 1024 * 1024
 """The least that can be asked for: the broker itself takes about half of it."""
+
+BROKER_BYTES = 60 * 1024 * 1024
+"""What of MEMORY_LIMIT is neither for messages nor for queues: the interpreter, the journal's index, batches on their
+way, pages. When queues have taken all the rest none is made any more, but for what has failed, is moved, or was sent in
+a transaction: that must have a place to go."""
+
+UNUSED_SECONDS = 60.0
+"""Time after which a queue goes that is empty and unused."""
+
+UNUSED_SECONDS_SHORT = 1.0
+"""The same where there is no room for another one."""
+
+UNUSED_LOOK = 5000
+"""Queues that are looked at in one go, whether they are unused; some 0.3 us each."""
+
+UNUSED_PIECE = 500
+"""Queues that go in one go, at most: others are served in between."""
 
 DISK_LIMIT_MIN = 1024 * 1024 * 1024
 """The least that can be asked for: up to half of it is the journal, before anything of it moves."""
@@ -208,6 +231,9 @@ PIECES_MAX = 100
 
 BULK_PIECE = 500
 """Messages moved or removed in one go when somebody asks for that: others are served in between."""
+
+NAMING_BYTES = 20
+"""What a queue that has gone counts in a batch, roughly."""
 
 PAUSE_BYTES = 20
 """What a queue that is paused or resumed counts in a batch, roughly."""

@@ -24,3 +24,6 @@ class Message(msgspec.Struct, gc=False):
     """Milliseconds since the epoch when the broker accepted it; for people, never for order."""
     group: str = ""
     """What `header` says of it (envelope.group_of); empty is none."""
+    way_back: str = ""
+    """Of a dead letter the name of the queue that it goes back to, if its headers, which clients see, do not say it;
+    empty otherwise."""

@@ -17,6 +17,10 @@ Record, little-endian. If you change it, increase RECORD_VERSION:
     header         bytes
     body           bytes  to the end
 
+A dead letter whose headers do not say where it came from has version 3, and one line more before its header:
+
+    way back       bytes  name of a queue, escaped as header lines are, and a line feed; counted with the header
+
 A message that several queues have may be stored once, as a content: a record like any other, whose key is that of queue
 0, rank 0, and the content's number. Each of the queues then has a reference under the key of its own copy, which is of
 the content's kind, persistent or transient:
@@ -46,11 +50,13 @@ others, in the order of what they say:
 import struct
 from zlib import crc32
 
-from truenext.envelope import group_of
+from truenext.envelope import escape, group_of, unescape
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX
 
 RECORD_VERSION = 2
+_WITH_WAY_BACK = 3
+_VERSIONS = (RECORD_VERSION, _WITH_WAY_BACK)
 
 _KEY = struct.Struct(">IBQ")
 _LANE = struct.Struct(">IB")
@@ -142,15 +148,18 @@ def split_due_timer(timer: bytes) -> tuple[int, int, bytes]:
 
 def encode(key: bytes, message: Message) -> bytes:
     """The record of `message` under `key`."""
+    version, header = RECORD_VERSION, message.header
+    if message.way_back:
+        version, header = _WITH_WAY_BACK, f"{escape(message.way_back)}\n".encode() + header
     rest = b"%b%b%b" % (
         _FIELDS.pack(
-            RECORD_VERSION,
+            version,
             _PERSISTENT if message.persistent else 0,
-            len(message.header),
+            len(header),
             message.expires_ms,
             message.arrived_ms,
         ),
-        message.header,
+        header,
         message.body,
     )
     return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
@@ -177,12 +186,15 @@ def decode(key: bytes, record: bytes, content: bytes = b"") -> Message:
     missing.
     """
     verify(key, record)
-    _, flags, header_length, expires_ms, arrived_ms = _FIELDS.unpack_from(record, _CHECKSUM.size)
+    version, flags, header_length, expires_ms, arrived_ms = _FIELDS.unpack_from(record, _CHECKSUM.size)
     priority = PRIORITY_MAX - _KEY.unpack(key)[1]
     if flags & _REFERENCE:
         return _referred(priority, reference_of(record), content)
     body_at = _HEADER_AT + header_length
     header = record[_HEADER_AT:body_at]
+    way_back = b""
+    if version == _WITH_WAY_BACK:
+        way_back, _, header = header.partition(b"\n")
     return Message(
         priority=priority,
         persistent=bool(flags & _PERSISTENT),
@@ -191,6 +203,7 @@ def decode(key: bytes, record: bytes, content: bytes = b"") -> Message:
         body=record[body_at:],
         arrived_ms=arrived_ms,
         group=group_of(header),
+        way_back=unescape(way_back.decode()) if way_back else "",
     )
 
 
@@ -201,8 +214,9 @@ def verify(key: bytes, record: bytes) -> None:
     if _CHECKSUM.unpack_from(record)[0] != crc32(memoryview(record)[_CHECKSUM.size :], crc32(key)):
         raise DamagedRecord("checksum does not match")
     version = record[_CHECKSUM.size]
-    if version != RECORD_VERSION:
-        raise DamagedRecord(f"record version {version}; this truenext reads version {RECORD_VERSION}")
+    if version not in _VERSIONS:
+        read = " and ".join(map(str, _VERSIONS))
+        raise DamagedRecord(f"record version {version}; this truenext reads versions {read}")
 
 
 def _referred(priority: int, number: int, content: bytes) -> Message:

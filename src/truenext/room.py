@@ -22,6 +22,10 @@ BACK = 0.03
 """Part of a limit by which a mark must be undercut again."""
 
 
+FULL = "the broker's disk is as full as it may be (--disk-limit; of a broker with --memory, --memory-limit)"
+"""What is said to whom there is no room for."""
+
+
 def within(limit: int, used: int, before: Room) -> Room:
     """Where `used` of at most `limit` bytes are used."""
     part = used / limit

@@ -35,6 +35,9 @@ def parse_url(url: str) -> Address:
 
     Raises: ConfigurationError if it is not one.
     """
+    if not url.isprintable():
+        # Some of that would be left out without a word.
+        raise ConfigurationError(f"{url!r} is no address of a broker: it has characters that cannot be printed")
     try:
         parts = urlsplit(url)
         port = parts.port

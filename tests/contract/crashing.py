@@ -32,6 +32,7 @@ from tests.contract.simulated_disk import (
 from tests.contract.test_store import Model, Shared
 from truenext.batch import Batch, Mark, ProducerState
 from truenext.errors import StoreError
+from truenext.events import CHUNK, OF_BATCH, told_by
 from truenext.record import message_key, timer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Recovered
@@ -206,7 +207,11 @@ def _run(
 
 
 def recover(store: EmbeddedStore, may_hold: list[Held], disk: Disk) -> Held:
-    """The one of the models that the store holds."""
+    """The one of the models that the store holds. The history's own files tell of all that was confirmed, which is the
+    most that they may.
+    """
+    told = may_hold[0].history
+    store.history_told = told_by(told[-1]) if told else None
     recovered = store.recover()
     assert_nothing_behind_the_last_frame(store, disk)
     differences = []
@@ -253,6 +258,11 @@ def random_record(rng: random.Random, growth: float) -> bytes:
     return rng.choice([bytes(size), rng.randbytes(size)])
 
 
+def chunk(event: int) -> bytes:
+    """Of history, with the event of this number."""
+    return CHUNK.pack(0, 0, 1, OF_BATCH, event)
+
+
 def random_timer(rng: random.Random) -> bytes:
     return timer(rng.randrange(20), rng.choice((LANE, NEXT_QUEUE)), 0)
 
@@ -272,6 +282,9 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
         copies = [message_key(rng.choice(lanes), first + len(new) + n) for n in range(rng.randint(2, 4))]
         shared = Shared(first, random_record(rng, growth), copies, rng.random() < 0.6)
     left = sorted((model.messages.keys() | new) - set(gone))
+    queues = {model.new_queue(): f"queue {first}"} if rng.random() < 0.2 else {}
+    empty = model.empty_queues([*left, *(shared.copies if shared else ())])
+    queues |= dict.fromkeys(rng.sample(empty, min(len(empty), rng.choice([0, 0, 1, 2]))), "")
     return model.changes(
         new,
         gone,
@@ -280,9 +293,11 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
             key: Mark(rng.randint(1, 7), rng.randint(1, 9), rng.randint(0, 9))
             for key in rng.sample(left, min(len(left), 2))
         },
-        queues={len(model.queues) + 1: "name"} if rng.random() < 0.2 else {},
+        queues=queues,
         producers=(
-            {rng.choice("abc"): ProducerState(rng.randint(0, 99), rng.randint(0, 3))} if rng.random() < 0.3 else {}
+            {rng.choice("abc"): ProducerState(rng.randint(0, 99), rng.randint(0, 3), rng.random() < 0.5)}
+            if rng.random() < 0.3
+            else {}
         ),
         forgotten_producers=[rng.choice("abc")] if rng.random() < 0.1 else [],
         sequence_limit=first + 100 if rng.random() < 0.3 else 0,
@@ -293,7 +308,7 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
             *rng.sample(sorted(model.timers), min(len(model.timers), rng.choice([0, 0, 1, 2]))),
             random_timer(rng),
         ],
-        history=b"chunk %d" % len(model.history) if rng.random() < 0.5 else b"",
+        history=chunk(len(model.history) + 1) if rng.random() < 0.5 else b"",
         # Also in the middle: a later batch does not care, and a crash behind it finds the transients.
         clean_stop=rng.choice([None, None, None, True, False]),
     )

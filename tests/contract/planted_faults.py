@@ -4,7 +4,7 @@ Each function makes the shipped store wrong in one way, by replacing functions o
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,12 @@ from weakref import WeakKeyDictionary
 
 import lmdb
 
+from tests.contract import cutting
 from truenext.batch import NO_MARK, Batch, Mark
 from truenext.errors import StoreError
+from truenext.events import told_by
 from truenext.record import CONTENTS
-from truenext.store import checkpoint, embedded, folder, journal
+from truenext.store import checkpoint, embedded, folder, journal, missing, salvage
 from truenext.store.changes import Changes, decode
 from truenext.store.checkpoint import MARK, Checkpoint, Position
 from truenext.store.contents import settled
@@ -68,6 +70,116 @@ def a_batch_that_is_only_in_memory_is_believed(patch: "MonkeyPatch") -> None:
 
 def a_batch_that_is_only_in_memory_is_believed_once_its_file_was_synced(patch: "MonkeyPatch") -> None:
     patch.setattr(Journal, "_write_last_again", lambda one: os.fsync(one._files[one._newest]))
+
+
+# What the checkpoint says of the journal's end
+
+
+def the_end_is_written_down_before_it_is_durable(patch: "MonkeyPatch") -> None:
+    append = EmbeddedStore._append
+
+    def faulty(one: EmbeddedStore, parts: list[bytes], records: int) -> tuple[int, int]:
+        one._checkpoint.write_down(one._journal.number + 1, 0)
+        return append(one, parts, records)
+
+    patch.setattr(EmbeddedStore, "_append", faulty)
+
+
+def a_move_writes_down_more_than_was_written(patch: "MonkeyPatch") -> None:
+    finish = Checkpoint.finish
+
+    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: dict[bytes, Mark], position: Position) -> None:
+        finish(one, layers, marks, Position(position.segment, position.frame, position.written + 1))
+
+    patch.setattr(Checkpoint, "finish", faulty)
+
+
+def the_end_of_a_run_is_not_written_down(patch: "MonkeyPatch") -> None:
+    write_down = EmbeddedStore._write_down_end
+
+    def faulty(one: EmbeddedStore, sequence_limit: int) -> None:
+        if not one._overlay.layers[-1].clean_stop:
+            write_down(one, sequence_limit)
+
+    patch.setattr(EmbeddedStore, "_write_down_end", faulty)
+
+
+def the_beginning_of_a_run_is_not_written_down(patch: "MonkeyPatch") -> None:
+    write_down = EmbeddedStore._write_down_end
+
+    def faulty(one: EmbeddedStore, sequence_limit: int) -> None:
+        if one._overlay.layers[-1].clean_stop:
+            write_down(one, sequence_limit)
+
+    patch.setattr(EmbeddedStore, "_write_down_end", faulty)
+
+
+def a_block_of_sequences_is_not_written_down(patch: "MonkeyPatch") -> None:
+    write_down = Checkpoint.write_down
+
+    def faulty(one: Checkpoint, written: int, sequence_limit: int) -> None:
+        # But for the first, which comes with the beginning of a run.
+        if sequence_limit <= cutting.FIRST_LIMIT:
+            write_down(one, written, sequence_limit)
+
+    patch.setattr(Checkpoint, "write_down", faulty)
+
+
+def a_move_does_not_write_down_the_end(patch: "MonkeyPatch") -> None:
+    finish = Checkpoint.finish
+
+    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: dict[bytes, Mark], position: Position) -> None:
+        finish(one, layers, marks, Position(position.segment, position.frame))
+
+    patch.setattr(Checkpoint, "finish", faulty)
+
+
+def a_move_forgets_the_end_that_was_written_down(patch: "MonkeyPatch") -> None:
+    def faulty(one: Checkpoint, txn: Any, name: bytes, number: int) -> None:
+        one._meta.put(txn, name, checkpoint.NUMBER.pack(number))
+
+    patch.setattr(Checkpoint, "_raise", faulty)
+
+
+def what_was_written_down_is_not_missed(patch: "MonkeyPatch") -> None:
+    patch.setattr(embedded, "missing_at_end", lambda *_: "")
+
+
+def what_was_written_down_is_not_missed_by_a_check(patch: "MonkeyPatch") -> None:
+    patch.setattr(salvage, "missing_at_end", lambda *_: "")
+
+
+def what_the_history_tells_of_is_not_missed(patch: "MonkeyPatch") -> None:
+    patch.setattr(missing, "told_by", lambda _: (1, 1 << 60))
+
+
+class _AnyRun(int):
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
+def the_history_of_another_run_accuses(patch: "MonkeyPatch") -> None:
+    patch.setattr(missing, "told_by", lambda chunk: (_AnyRun(), told_by(chunk)[1]))
+
+
+def the_tail_is_cleared_before_it_is_looked_at(patch: "MonkeyPatch") -> None:
+    replay = Journal.replay
+
+    def faulty(one: Journal, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
+        yield from replay(one, after_segment, after_number)
+        one.settle()
+
+    patch.setattr(Journal, "replay", faulty)
+
+
+def a_segment_of_any_size_passes(patch: "MonkeyPatch") -> None:
+    patch.setattr(Journal, "_expect_size", lambda *_: None)
+
+
+def a_segment_of_any_size_passes_a_check(patch: "MonkeyPatch") -> None:
+    patch.setattr(salvage, "cut", lambda *_: "")
 
 
 # The move into the checkpoint
@@ -338,10 +450,10 @@ def a_checkpoint_that_is_only_in_memory_is_believed(patch: "MonkeyPatch") -> Non
 def a_new_checkpoint_has_its_name_from_the_beginning(patch: "MonkeyPatch") -> None:
     make = checkpoint._make
 
-    def faulty(path: Path, map_size: int) -> None:
+    def faulty(path: Path, map_size: int, segment_bytes: int) -> None:
         (path / "new").unlink(missing_ok=True)
         with lmdb.open(str(path), map_size=map_size, lock=False, lib_version=0):
-            make(path, map_size)
+            make(path, map_size, segment_bytes)
 
     patch.setattr(checkpoint, "_make", faulty)
 
@@ -353,6 +465,22 @@ OF_A_FAILING_DISK = [
     a_batch_that_is_only_in_memory_is_believed_once_its_file_was_synced,
 ]
 """Seen only where a call fails."""
+
+OF_A_CUT: dict[Callable[["MonkeyPatch"], None], Callable[[Path], None]] = {
+    the_end_of_a_run_is_not_written_down: cutting.a_clean_stop,
+    the_beginning_of_a_run_is_not_written_down: cutting.a_run_that_was_killed,
+    a_block_of_sequences_is_not_written_down: cutting.a_block_of_sequences,
+    a_move_does_not_write_down_the_end: cutting.a_move,
+    a_move_forgets_the_end_that_was_written_down: cutting.a_clean_stop_during_a_move,
+    what_was_written_down_is_not_missed: cutting.a_clean_stop,
+    what_was_written_down_is_not_missed_by_a_check: cutting.a_clean_stop,
+    what_the_history_tells_of_is_not_missed: cutting.a_history_that_tells_more,
+    the_history_of_another_run_accuses: cutting.a_history_that_tells_more,
+    the_tail_is_cleared_before_it_is_looked_at: cutting.a_clean_stop,
+    a_segment_of_any_size_passes: cutting.a_run_that_was_killed,
+    a_segment_of_any_size_passes_a_check: cutting.a_run_that_was_killed,
+}
+"""Seen only where a journal loses what was confirmed, and the scene that shows it."""
 
 OF_LMDB = [
     lmdb_does_not_sync,
@@ -370,5 +498,5 @@ def of_a_crash() -> list[Callable[["MonkeyPatch"], None]]:
         if isinstance(value, FunctionType)
         and value.__module__ == __name__
         and not name.startswith("_")
-        and name not in {one.__name__ for one in (of_a_crash, *OF_A_FAILING_DISK, *OF_LMDB)}
+        and name not in {one.__name__ for one in (of_a_crash, *OF_A_FAILING_DISK, *OF_A_CUT, *OF_LMDB)}
     ]

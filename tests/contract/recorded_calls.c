@@ -161,6 +161,8 @@ static ssize_t recorded(int file, const struct iovec *parts, int count, off_t of
         /* A full disk takes a part first, and says why it took no more when it is asked again. */
         int is_short = part && failing_error == ENOSPC;
         if (!is_short) note(LOST, name, number, 0, NULL, 0, 0);
+        /* What it took it has: the caller may take that for all of it, and be right. */
+        if (is_short && fcntl(file, F_GETFL) & O_DSYNC) note(WRITTEN, name, number, 0, NULL, 0, 0);
         size_t left = part;
         for (int n = 0; n < count && left; n++) {
             size_t size = parts[n].iov_len < left ? parts[n].iov_len : left;

@@ -2,9 +2,11 @@
 
 import os
 import random
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -17,12 +19,14 @@ from truenext.engine.engine import Engine
 from truenext.engine.paging import PageRead
 from truenext.engine.session import Session
 from truenext.errors import HistoryError
-from truenext.events import GAP_EVENTS
+from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, OF_BATCH, REASONS, told_by
+from truenext.events import Kind as EventKind
+from truenext.history.check import last_batch
 from truenext.history.export import EVENTS, export_all, export_ended, forget_old
-from truenext.history.files import chunks_of_file, history_files
+from truenext.history.files import chunk_at, chunks_of_file, history_files
 from truenext.history.writer import History
 from truenext.message import Message
-from truenext.policy import Policies, Policy
+from truenext.policy import Policies, Policy, WhileWaiting
 
 ORDERS = Destination(Kind.QUEUE, "orders")
 PRIVATE = Destination(Kind.TEMPORARY, "/temp-queue/x/answers", session="x")
@@ -145,7 +149,7 @@ def test_failures_and_the_dead_letter_are_told() -> None:
     assert told.story() == [
         ("accepted", 1),
         ("dispatched", 1, 1),
-        ("returned", 1, 1, "failed"),
+        ("returned", 1, 1, "refused"),
         ("dispatched", 1, 2),
         ("dead-lettered", 1, 2),
         ("accepted", 2),
@@ -184,6 +188,69 @@ def test_what_a_leaving_consumer_held_is_told_as_released() -> None:
     assert told.story()[-3:] == [("returned", 1, 0, "released"), ("returned", 2, 0, "released"), ("unsubscribed",)]
 
 
+def returns(told: Told) -> list[tuple[Any, ...]]:
+    """Sequence, attempts and reason."""
+    return [event[1:] for event in told.story() if event[0] == "returned"]
+
+
+def holding(count: int, attempts_max: int = 9, **policy: Any) -> tuple[Told, Session]:
+    """With a consumer that holds so many messages, and a transaction."""
+    told = Told()
+    told.engine.change_policies(Policies(Policy(attempts_max=attempts_max, **policy)))
+    session = told.session()
+    for _ in range(count):
+        told.send(session)
+    told.subscribe(session)
+    told.commit()
+    told.engine.begin(session, Begin("t"))
+    return told, session
+
+
+def test_a_refusal_is_told_as_refused_also_at_the_commit_of_its_transaction() -> None:
+    told, session = holding(3)
+    told.engine.refuse(session, Nack("s", 2))
+    told.engine.refuse(session, Nack("s", 3, "t"))
+    assert returns(told) == [(2, 1, "refused")]
+    told.engine.commit(session, Commit("t"))
+    assert returns(told)[1:] == [(3, 1, "refused")]
+
+
+def test_an_abort_is_told_as_aborted_of_what_was_refused_in_it_too() -> None:
+    told, session = holding(3)
+    told.engine.acknowledge(session, Ack("s", 1, "t"))
+    told.engine.refuse(session, Nack("s", 2, "t"))
+    told.engine.abort(session, Abort("t"))
+    assert returns(told) == [(1, 1, "aborted"), (2, 1, "aborted")]
+
+
+def test_a_lost_connection_is_told_as_lost_of_what_counts_as_an_attempt_and_of_the_rest_as_released() -> None:
+    told, session = holding(5)
+    told.engine.acknowledge(session, Ack("s", 4, "t"))
+    told.engine.refuse(session, Nack("s", 5, "t"))
+    told.engine.disconnect(session, is_clean=False)
+    lost = [(4, 1, "lost"), (5, 1, "lost"), (1, 1, "lost")]
+    assert returns(told) == [*lost, (2, 0, "released"), (3, 0, "released")]
+
+
+def test_a_disconnect_is_told_as_released() -> None:
+    told, session = holding(3)
+    told.engine.acknowledge(session, Ack("s", 3, "t"))
+    told.engine.disconnect(session, is_clean=True)
+    assert sorted(returns(told)) == [(number, 0, "released") for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("while_waiting", WhileWaiting)
+def test_what_waits_for_its_next_try_is_told_with_what_its_consumer_did(while_waiting: WhileWaiting) -> None:
+    told, session = holding(2, while_waiting=while_waiting, first_delay_ms=1000)
+    wait = {WhileWaiting.PASS: "delayed", WhileWaiting.HOLD: "holding"}[while_waiting]
+    told.engine.refuse(session, Nack("s", 1))
+    told.engine.acknowledge(session, Ack("s", 2, "t"))
+    told.engine.abort(session, Abort("t"))
+    told.engine.tick(3_000_000, 2_000_000)
+    told.commit()
+    assert returns(told) == [(1, 1, f"refused and {wait}"), (2, 1, f"aborted and {wait}"), (1, 1, "due"), (2, 1, "due")]
+
+
 def test_an_acknowledgement_in_a_transaction_is_told_at_commit_and_never_after_an_abort() -> None:
     told = Told(attempts_max=9)
     session = told.session()
@@ -202,7 +269,7 @@ def test_an_acknowledgement_in_a_transaction_is_told_at_commit_and_never_after_a
     assert told.story() == [
         ("accepted", 1),
         ("dispatched", 1, 1),
-        ("returned", 1, 1, "failed"),
+        ("returned", 1, 1, "aborted"),
         ("dispatched", 1, 2),
         ("accepted", 2),
         ("acknowledged", 1),
@@ -249,6 +316,27 @@ def test_history_alone_makes_no_further_batches() -> None:
     assert not told.engine.has_batch
 
 
+def test_a_chunk_says_whether_it_came_with_a_batch_of_the_store() -> None:
+    """So that the store's journal must have it."""
+    told = Told()
+    session = told.session()
+    for persistent in (True, False):
+        told.send(session, persistent=persistent)
+        told.engine.turn()
+        batch = told.engine.take_batch()
+        assert batch is not None
+        assert batch.is_empty() is not persistent
+        assert is_of_batch(batch.history) is persistent
+        told.engine.committed(batch)
+        told.commit()
+
+
+def is_of_batch(one: bytes) -> bool:
+    chunk = chunk_at(memoryview(one), 0)
+    assert chunk is not None
+    return bool(chunk.flags & OF_BATCH)
+
+
 def test_events_are_numbered_one_by_one_whatever_happens() -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
@@ -267,14 +355,19 @@ def busy(
 ) -> Told:
     """Something of everything; messages are of these groups, and sent to these queues; others are subscribed to."""
     told = Told(attempts_max=3, **first)
-    sessions = [told.session(str(n)) for n in range(3)]
-    for number, session in enumerate(sessions):
+
+    def joined(number: int) -> Session:
+        session = told.session(str(number))
         destination = parse(addresses[number % len(addresses)], "")
         told.subscribe(session, rng.choice(list(AckMode)), window=rng.randrange(1, 6), destination=destination)
+        return session
+
+    sessions = [joined(number) for number in range(3)]
     for step in range(steps):
-        session = rng.choice(sessions)
+        number = rng.randrange(len(sessions))
+        session = sessions[number]
         held = [entry for consumer in session.consumers.values() for entry in consumer.held]
-        match rng.randrange(8):
+        match rng.randrange(10):
             case 0 | 1:
                 group = rng.choice(groups)
                 destination = parse(sent_to[step % len(sent_to)], "")
@@ -295,6 +388,13 @@ def busy(
                 told.engine.pause("orders")
             case 7:
                 told.engine.resume("orders")
+            case 8 if held and session.consumers["s"].mode is not AckMode.AUTO:
+                told.engine.begin(session, Begin("t"))
+                told.engine.acknowledge(session, Ack("s", rng.choice(held), "t"))
+                told.engine.abort(session, Abort("t"))
+            case 9 if rng.random() < 0.3:
+                told.engine.disconnect(session, is_clean=rng.random() < 0.5)
+                sessions[number] = joined(number)
         told.engine.tick(1_000_000 + rng.randrange(10**6), 0)
     told.commit()
     return told
@@ -392,9 +492,101 @@ def test_what_the_files_have_is_not_restored_twice(tmp_path: Path) -> None:
     assert read_folder(tmp_path) == told.events()
 
 
+def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(tmp_path: Path) -> None:
+    account = Account(run=3, first_event=7)
+    history = History(tmp_path)
+    chunks = []
+    for of_batch in (True, True, False):
+        account.committed(1)
+        chunks.append(account.take(of_batch=of_batch))
+        history.append(chunks[-1])
+    history.close()
+    assert told_by(chunks[1]) == (3, 8)
+    assert last_batch_of(tmp_path) == (3, 8)
+    # A newer file whose first chunk a crash tore; then one that has a chunk, and none of a batch.
+    torn = tmp_path / "000000000000000a.history"
+    torn.write_bytes(FILE.pack(MAGIC, HISTORY_VERSION, 4) + b"torn")
+    assert last_batch_of(tmp_path) == (3, 8)
+    later = Account(run=4, first_event=10)
+    later.committed(1)
+    torn.write_bytes(FILE.pack(MAGIC, HISTORY_VERSION, 4) + later.take())
+    assert last_batch_of(tmp_path) is None
+    for path in history_files(tmp_path):
+        path.unlink()
+    assert last_batch_of(tmp_path) is None
+
+
+def last_batch_of(folder: Path) -> tuple[int, int] | None:
+    """As `truenext store` and a start find it."""
+    found = last_batch(folder)
+    history = History(folder)
+    history.close()
+    assert history.last_batch == found
+    return found
+
+
+def test_a_history_that_cannot_be_read_tells_a_check_of_no_batch(tmp_path: Path) -> None:
+    (tmp_path / "0000000000000001.history").write_bytes(b"something else")
+    assert last_batch(tmp_path) is None
+    assert last_batch(tmp_path / "missing") is None
+
+
 def test_a_file_that_is_no_history_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "0000000000000001.history").write_bytes(b"something else")
     with pytest.raises(HistoryError, match=r"0001\.history is no history"):
+        History(tmp_path)
+
+
+def of_version(path: Path, version: int) -> None:
+    """Make it one that a truenext of before, or of later, has written."""
+    with path.open("r+b") as file:
+        file.seek(4)
+        file.write(version.to_bytes(2, "little"))
+
+
+def test_a_history_of_version_4_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    """The broker before knew `failed`, which took the place of three reasons."""
+    told = busy(random.Random(1), steps=40)
+    write(tmp_path, told).close()
+    (path,) = history_files(tmp_path)
+    of_version(path, 4)
+    last = told.events()[-1]["event"]
+    history = History(tmp_path)
+    assert history.begin_run(after_clean_stop=True) == (2, last + 1)
+    later = Told(run=2, first_event=last + 1)
+    for chunk in later.chunks:
+        history.append(chunk)
+    history.close()
+    assert [path.read_bytes()[4] for path in history_files(tmp_path)] == [4, HISTORY_VERSION]
+    assert read_folder(tmp_path) == told.events() + later.events()
+
+
+def test_what_version_4_called_failed_is_still_called_so(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    told, session = holding(1)
+    told.engine.refuse(session, Nack("s", 1))
+    told.commit()
+    # Kind, code, and how many of them.
+    refused, failed = (
+        struct.pack("<BBI", EventKind.RETURNED, REASONS.index(word), 1) for word in ("refused", "failed")
+    )
+    path = tmp_path / "0000000000000001.history"
+    with path.open("wb") as file:
+        file.write(FILE.pack(MAGIC, 4, 1))
+        for chunk in told.chunks:
+            rest = chunk[4:].replace(refused, failed)
+            file.write(struct.pack("<I", crc32(rest)) + rest)
+    (tmp_path / "0000000000001000.history").touch()
+    list(export_ended(tmp_path))
+    assert [row["reason"] for row in read_parquet(tmp_path / EVENTS) if row["kind"] == "returned"] == ["failed"]
+
+
+@pytest.mark.parametrize("version", [3, HISTORY_VERSION + 1])
+def test_a_history_of_another_version_is_refused_by_name(tmp_path: Path, version: int) -> None:
+    write(tmp_path, busy(random.Random(1), steps=4)).close()
+    (path,) = history_files(tmp_path)
+    of_version(path, version)
+    with pytest.raises(HistoryError, match=rf"history has version {version}, this truenext reads 4 and 5: use the "):
         History(tmp_path)
 
 

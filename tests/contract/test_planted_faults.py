@@ -53,6 +53,13 @@ def test_a_failing_disk_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch
             fail_everywhere(errno.EIO, seed, Tried(), batches=12)
 
 
+@pytest.mark.parametrize("plant", planted_faults.OF_A_CUT, ids=name_of)
+def test_a_cut_journal_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with tempfile.TemporaryDirectory(dir=quick_folder()) as folder, pytest.raises(AssertionError):
+        planted_faults.OF_A_CUT[plant](Path(folder) / "data")
+
+
 @pytest.mark.skipif(
     COMPILER is None, reason="there is no C compiler (cc) to make the library that records LMDB's calls"
 )

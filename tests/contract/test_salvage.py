@@ -315,6 +315,24 @@ def test_a_queue_whose_name_is_lost_gets_a_new_one(in_journal: Path) -> None:
     assert shown(exported) == {2: (0, 0), 3: (1, 2)}
 
 
+@pytest.mark.parametrize("kind", ["embedded", "moving"])
+def test_a_queue_that_has_gone_is_no_damage_nor_is_another_that_has_its_number(tmp_path: Path, kind: str) -> None:
+    disk = Disk(kind, tmp_path / "data")
+    disk.apply(queues={1: "orders", 2: "kept"}, sequence_limit=100, clean_stop=False, puts=records(1, 2))
+    disk.apply(removes=[key(1)])
+    disk.apply(removes=[key(2)], queues={1: ""})
+    for _ in range(5):
+        disk.apply(marks={})
+    for expected in ({2: "kept"}, {1: "invoices", 2: "kept"}):
+        disk.store.close()
+        assert check(tmp_path / "data") == []
+        assert export(tmp_path / "data").queues == expected
+        shutil.rmtree(tmp_path / "new")
+        disk.open()
+        disk.apply(queues={1: "invoices"} if expected == {2: "kept"} else {}, puts=records(3 + len(expected)))
+    disk.store.close()
+
+
 def test_one_wrong_bit_in_the_last_frame_is_no_tear(in_journal: Path) -> None:
     (path,) = segments(in_journal)
     whole = path.read_bytes()
@@ -328,6 +346,10 @@ def test_one_wrong_bit_in_the_last_frame_is_no_tear(in_journal: Path) -> None:
 
 
 def test_a_torn_last_frame_is_explained_and_no_damage(in_journal: Path) -> None:
+    disk = Disk("embedded", in_journal)
+    disk.apply(puts=records(4), clean_stop=False)
+    disk.apply(puts=records(5))
+    disk.store.close()
     (path,) = segments(in_journal)
     begin, end = frames(path)[-1]
     spoil(path, end - 7, end)

@@ -3,11 +3,13 @@
 One suite for all stores; what only a disk can do wrong is in test_embedded_store.py.
 """
 
+import itertools
 import shutil
 import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,7 @@ from truenext.record import (
     message_key,
     reference_of,
     sequence_of,
+    split_lane_key,
     split_timer,
     timer,
 )
@@ -104,7 +107,7 @@ def test_close_can_be_called_twice(disk: Disk) -> None:
 
 
 def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
-    producer = ProducerState(number=2**63 - 1, used_ms=1_700_000_000_000)
+    producer = ProducerState(number=2**63 - 1, used_ms=1_700_000_000_000, is_once=True)
     disk.apply(
         puts=put(1, 2),
         marks={key(2): (3, 4)},
@@ -203,12 +206,40 @@ def test_a_queue_number_gets_another_name_when_its_queue_has_ended(disk: Disk) -
     disk.apply(queues={1: "orders", 2: "kept"})
     disk.apply(queues={1: "ended,orders"})
     assert disk.crash().queues == {1: "ended,orders", 2: "kept"}
-    with pytest.raises(StoreError, match="there already"):
-        disk.apply(queues={1: "ended,orders"})
-    assert disk.crash().queues == {1: "ended,orders", 2: "kept"}
+    for wrong in ("ended,orders", "invoices"):
+        with pytest.raises(StoreError, match="there already"):
+            disk.apply(queues={1: wrong})
+        assert disk.crash().queues == {1: "ended,orders", 2: "kept"}
+    disk.apply(queues={1: ""})
+    assert disk.crash().queues == {2: "kept"}
     disk.apply(queues={1: "invoices"})
     disk.stop()
     assert disk.crash().queues == {1: "invoices", 2: "kept"}
+
+
+def test_a_queue_that_has_gone_is_not_known_any_more_and_its_number_may_be_anothers(disk: Disk) -> None:
+    disk.apply(queues={1: "orders", 2: "kept"}, puts=put(1), transient_puts=put(2))
+    disk.apply(queues={1: ""}, removes=[key(1)], transient_removes=[key(2)])
+    disk.stop()
+    recovered = disk.crash()
+    assert (recovered.queues, recovered.counts) == ({2: "kept"}, {})
+    disk.apply(queues={1: "other"}, puts=put(3))
+    recovered = disk.crash()
+    assert (recovered.queues, sequences(disk.store)) == ({1: "other", 2: "kept"}, [3])
+
+
+def test_a_queue_may_go_with_the_batch_that_resumes_it(disk: Disk) -> None:
+    disk.apply(queues={1: "orders"}, paused={1: True})
+    disk.apply(queues={1: ""}, paused={1: False})
+    disk.stop()
+    recovered = disk.crash()
+    assert (recovered.queues, recovered.paused) == ({}, set())
+
+
+def test_a_queue_that_is_not_there_cannot_go(disk: Disk) -> None:
+    with pytest.raises(StoreError, match="there already"):
+        disk.apply(queues={1: ""})
+    assert disk.crash().queues == {}
 
 
 def test_removed_messages_are_gone_for_good(disk: Disk) -> None:
@@ -810,6 +841,15 @@ class Model:
             **rest,
         }
 
+    def new_queue(self) -> int:
+        """A number that no queue has, though one may have had it."""
+        return next(number for number in itertools.count(1) if number not in self.queues)
+
+    def empty_queues(self, left: Iterable[bytes]) -> list[int]:
+        """Those that can go if these messages are left."""
+        there = {split_lane_key(one[:LANE_KEY_SIZE])[0] for one in left}
+        return sorted(self.queues.keys() - there)
+
     def apply(self, changes: dict[str, Any]) -> None:
         for one in changes["removes"] + changes["transient_removes"]:
             del self.messages[one]
@@ -823,7 +863,7 @@ class Model:
         self.contents |= {k: record for k, record in all_puts.items() if k.startswith(CONTENTS)}
         self.contents = {k: record for k, record in self.contents.items() if k in self.references()}
         self.marks.update({k: mark for k, mark in changes.get("marks", {}).items() if not k.startswith(CONTENTS)})
-        self.queues.update(changes.get("queues", {}))
+        self.queues = {n: name for n, name in (self.queues | changes.get("queues", {})).items() if name}
         for name in changes.get("forgotten_producers", []):
             self.producers.pop(name, None)
         self.producers.update(changes.get("producers", {}))
@@ -924,10 +964,12 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     mark = st.builds(Mark, number, number, st.sampled_from([0, 1, DUE_NEVER]))
     marks = data.draw(st.dictionaries(st.sampled_from(left), mark, max_size=4), label="marks") if left else {}
     names = st.sampled_from("abc")
-    state = st.builds(ProducerState, number=st.integers(0, 2**63 - 1), used_ms=st.integers(0, 3))
+    state = st.builds(ProducerState, number=st.integers(0, 2**63 - 1), used_ms=st.integers(0, 3), is_once=st.booleans())
     producers = data.draw(st.dictionaries(names, state), label="producers")
     forgotten = data.draw(st.lists(names, unique=True), label="forgotten")
-    queues = {len(model.queues) + 1: f"queue {len(model.queues) + 1}"} if data.draw(st.booleans()) else {}
+    queues = {model.new_queue(): f"queue {len(model.used)}"} if data.draw(st.booleans()) else {}
+    empty = model.empty_queues(left)
+    queues |= dict.fromkeys(data.draw(st.lists(st.sampled_from(empty)), label="queues that go") if empty else [], "")
     timer_of = st.builds(timer, st.integers(0, 3), some, st.sampled_from([0, 1024, 2**64 - 1]))
     timers = dict.fromkeys(data.draw(st.lists(timer_of, max_size=5), label="timers"))
     cleared = data.draw(st.lists(timer_of, max_size=3), label="cleared timers")

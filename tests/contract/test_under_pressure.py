@@ -259,8 +259,8 @@ def changes(**some: Any) -> Changes:
         lambda n: {"puts": [(message_key(lane_key(n, 5), n), 100)]},
         lambda n: {"removes": [key(n)]},
         lambda n: {"marks": {key(n): (n + 1000, n + 1000)}},
-        lambda n: {"producers": {f"producer {n}": (n + 10**12, n + 10**12)}},
-        lambda n: {"producers": {"ä" * 200 + f"{n}€": (n + 10**12, n + 10**12)}},
+        lambda n: {"producers": {f"producer {n}": (n + 10**12, n + 10**12, True)}},
+        lambda n: {"producers": {"ä" * 200 + f"{n}€": (n + 10**12, n + 10**12, True)}},
         lambda n: {"queues": {n + 1000: f"queue {n}"}},
         lambda n: {"forgotten_producers": [f"producer {n}"]},
         lambda n: {"timers": [timer(n, LANE, 0)]},
@@ -422,7 +422,7 @@ class FullDisk:
         monkeypatch.setattr(
             os, "statvfs", lambda path: SimpleNamespace(f_bavail=9, f_frsize=1) if self.is_full() else statvfs(path)
         )
-        for name in ("delete", "put", "finish"):
+        for name in ("delete", "put", "finish", "write_down"):
             monkeypatch.setattr(Checkpoint, name, self._failing(getattr(Checkpoint, name), error))
 
     def _failing(self, action: Callable[..., None], error: Callable[[], Exception]) -> Callable[..., None]:
@@ -491,6 +491,51 @@ def test_a_store_can_be_closed_while_a_move_waits_for_room(tmp_path: Path, monke
         until(lambda: full.refused > 2)
         disk.store.close()
     assert disk.open().counts == {LANE: 16}
+    disk.store.close()
+
+
+def test_a_run_ends_and_begins_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That they are written down outside the journal, too, has to wait."""
+    disk = Disk("embedded", tmp_path)
+    disk.apply(puts=put(1), clean_stop=False)
+    until((tmp_path / "ballast").exists)
+    with monkeypatch.context() as patch:
+        full = FullDisk(patch, no_space)
+        assert disk.stop().counts == {LANE: 1}
+        disk.apply(removes=[key(1)], clean_stop=False)
+        assert full.refused >= 4
+    assert disk.stop().clean_stop
+    store = disk.store
+    assert isinstance(store, EmbeddedStore)
+    assert store._checkpoint.read()[1].written == store._journal.number == 4
+    store.close()
+
+
+def test_a_clean_stop_is_written_down_with_the_space_of_the_ballast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk("embedded", tmp_path)
+    until((tmp_path / "ballast").exists)
+    full = FullDisk(monkeypatch, no_space)
+    full.is_full = (tmp_path / "ballast").exists
+    monkeypatch.setattr(folder, "allocate", raise_no_space)
+    disk.apply(puts=put(1), clean_stop=True)
+    assert full.refused == 1
+    store = disk.store
+    assert isinstance(store, EmbeddedStore)
+    assert store._checkpoint.read()[1].written == 1
+    store.close()
+
+
+def test_a_run_that_cannot_be_written_down_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room, and LMDB reports an I/O error."""
+    disk = Disk("embedded", tmp_path)
+    FullDisk(monkeypatch, NO_SPACE[-1])
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1 << 20, f_frsize=4096))
+    with pytest.raises(StoreError, match="Input/output error; check the disk"):
+        disk.apply(puts=put(1), clean_stop=False)
+    with pytest.raises(StoreError, match="batch 1 could not be written"):
+        disk.apply(puts=put(2))
     disk.store.close()
 
 

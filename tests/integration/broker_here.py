@@ -1,28 +1,41 @@
-"""A broker in the test's own process, so that a test can look into it or break it; it keeps nothing on disk."""
+"""A broker in the test's own process, so that a test can look into it or break it."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
+from truenext.history.writer import History
+from truenext.limits import CONNECTIONS_MAX
 from truenext.policy import Policies
 from truenext.server.listener import Listener
+from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
+from truenext.store.store import Store
 from truenext.url import parse_url
 
 
 @asynccontextmanager
-async def broker_here() -> AsyncIterator[Listener]:
-    """A running broker, which is stopped in the end. Clients that block need threads of their own."""
+async def broker_here(data: Path | None = None, *, connections_max: int = CONNECTIONS_MAX) -> AsyncIterator[Listener]:
+    """A running broker, which is stopped in the end; without a data folder it keeps nothing on disk. Clients that block
+    need threads of their own."""
     loop = asyncio.get_running_loop()
-    store = MemoryStore()
-    engine, recovered = recover(store, Policies())
-    broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000)
-    await broker.start()
+    history: History | None = None
+    store: Store = MemoryStore()
+    if data is not None:
+        store = embedded = EmbeddedStore(data)
+        history = History(data / "history", file_ended=lambda: None)
+        embedded.sync_history = history.sync
+    engine, recovered = recover(store, Policies(), history=history)
+    broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000, history=history)
+    await broker.start(after_clean_stop=recovered.clean_stop)
     address = parse_url("stomp://127.0.0.1:0")
-    listener = Listener(address, broker, loop, identity=recovered.identity, version="test")
+    listener = Listener(
+        address, broker, loop, identity=recovered.identity, server_name="truenext/test", connections_max=connections_max
+    )
     try:
         yield listener
     finally:
@@ -30,6 +43,9 @@ async def broker_here() -> AsyncIterator[Listener]:
         await broker.stop()
         await listener.close()
         broker.close()
+        store.close()
+        if history is not None:
+            history.close()
 
 
 def port_of(listener: Listener) -> int:

@@ -67,9 +67,10 @@ class BrokerProcess:
         *,
         can_hold_disk: bool = False,
         policy: dict[str, Any] | None = None,
+        files_max: str = "",
     ) -> None:
         """With `options` of `truenext serve`. With `can_hold_disk`, `hold_disk` and the like work. `policy` has
-        fields of the policy of all queues.
+        fields of the policy of all queues. `files_max` are arguments of `ulimit` that say how many files it may open.
         """
         self.data = folder / "data"
         self.options = options
@@ -81,6 +82,8 @@ class BrokerProcess:
         self._command = [TRUENEXT]
         if can_hold_disk:
             self._command = [sys.executable, HELD_DISK, str(folder)]
+        if files_max:
+            self._command = ["/bin/sh", "-c", f'ulimit {files_max} && exec "$@"', "sh", *self._command]
         if policy is not None:
             file = folder / "truenext.toml"
             file.write_text(

@@ -70,6 +70,9 @@ class RawClient:
     def say_hello(self, version: str, heart_beat: str, *, client_id: str | None = None) -> Frame:
         headers = {"accept-version": version, "host": "test", "heart-beat": heart_beat}
         self.say("CONNECT", headers if client_id is None else headers | {"client-id": client_id})
+        return self.await_hello()
+
+    def await_hello(self) -> Frame:
         connected = self.next_frame()
         assert connected.command == "CONNECTED", connected
         self._version = self._decoder.version = Version(connected.headers["version"])
@@ -82,11 +85,12 @@ class RawClient:
         self._receipts += 1
         return f"receipt-{self._receipts}"
 
-    def await_receipt(self, receipt: str) -> None:
+    def await_receipt(self, receipt: str) -> Frame:
         """Wait for the receipt; it must be the next one."""
         while (frame := self.next_frame()).command != "RECEIPT":
             self._keep(frame)
         assert frame.headers["receipt-id"] == receipt, f"{frame.headers['receipt-id']} instead of {receipt}"
+        return frame
 
     def message(self, seconds: float = RECEIVE_SECONDS) -> Frame:
         """The next MESSAGE."""
@@ -124,8 +128,9 @@ class RawClient:
 
     def await_end(self) -> None:
         """The broker closes, and says nothing more."""
-        data = self.read()
-        assert not data, f"instead of the end came {data[:200]!r}"
+        while data := self.read():
+            # The line feed behind the last frame may come by itself.
+            assert not data.strip(b"\n"), f"instead of the end came {data[:200]!r}"
         self.close()
 
     def await_silent_end(self) -> None:

@@ -19,6 +19,7 @@ from tests.integration.broker_process import dying_with_us
         ),
         (("bench", "--window-cost", "--messages", "2000", "--warmup", "100", "--runs", "1"), r"a window of 1000 msg/s"),
         (("bench.selectors", "--messages", "3000"), r"the others +p50 .* during the scan"),
+        (("bench.many", "--only", "names", "--count", "500"), r"500 names used once each, .* MiB of disk in the end"),
         (("bench.many", "--messages", "600", "--runs", "1", "--count", "3"), r"3 selectors: [\d,]+ messages a second"),
         (
             ("bench.due", "--messages", "500", "--within", "2", "--only", "scheduled"),

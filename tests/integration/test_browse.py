@@ -152,5 +152,5 @@ def test_the_command_prints_what_waits_and_leaves_it(broker: BrokerProcess, queu
 
 def test_the_command_says_what_is_wrong_with_a_selector(broker: BrokerProcess, queue: str) -> None:
     ended = truenext("browse", queue, "--selector", "a = ", "--url", f"stomp://127.0.0.1:{broker.port}")
-    assert ended.returncode == 1 and ended.stdout == b""
-    assert b"truenext: selector: is not understood at its end" in ended.stderr
+    assert ended.returncode == 2 and ended.stdout == b""
+    assert b"selector: is not understood at its end" in ended.stderr

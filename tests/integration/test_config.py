@@ -127,7 +127,7 @@ def test_each_queue_has_the_policy_of_its_pattern(own_broker: BrokerProcess, fil
 def test_a_faulty_file_is_refused_before_anything_is_made(tmp_path: Path, file: Path) -> None:
     file.write_text('[policy]\npage_size = 0\n[policy."a..b"]\n[broker]\ndata = "data"\nlisten = ["tcp://a"]\n')
     ended = truenext("serve", "--config", file)
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
         f"truenext: {file}:2: page_size must be 1 to 100,000 messages, not 0\n"
         f"{file}:3: 'a..b' is no pattern of names: it has an empty word\n"

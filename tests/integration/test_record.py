@@ -91,7 +91,7 @@ def test_the_files_have_the_columns_of_the_history(broker: BrokerProcess, queue:
     assert not schema.field("at").nullable and str(schema.field("at").type) == "timestamp[us, tz=UTC]"
 
     again = record_command(broker, "--messages", "5", "--out", str(out))
-    assert again.returncode == 1
+    assert again.returncode == 2
     assert "is not empty" in again.stderr
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.raw_client import RawClient, Refused, bodies
+from tests.integration.raw_client import RawClient, Refused, bodies, numbered
+from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.wire.stomp.frame import Frame
 
 POISON, HEALTHY = 200, 2000
@@ -247,6 +248,29 @@ def test_poison_is_a_dead_letter_at_once_and_says_what_it_was(
     assert (headers["priority"], headers["persistent"], headers["colour"]) == ("7", "true", "red")
 
 
+@pytest.mark.parametrize("answer", ["ACK", "NACK"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_a_repeated_commit_acknowledged_comes_back_counted_and_not_for_ever(
+    tmp_path: Path, persistent: bool, answer: str
+) -> None:
+    with running(tmp_path, attempts_max=3, delay_ms=0) as broker:
+        client = broker.connect()
+        client.send("used", b"x", headers=numbered("p", 7), confirmed=True)
+        client.send("q", b"work", persistent=persistent, confirmed=True)
+        for attempt in range(3):
+            client.subscribe("q")
+            message = client.message()
+            assert message.headers["truenext-attempts"] == str(attempt)
+            client.begin("t")
+            client.say(answer, {"id": message.headers["ack"], "transaction": "t"})
+            client.unsubscribe()
+            client.send("out", b"result", transaction="t")
+            client.commit("t", confirmed=False, headers=numbered("p", 7) | {"receipt": "r"})
+            assert client.await_receipt("r").headers == {"receipt-id": "r", "truenext-repeat": "true"}
+        assert bodies(broker.what_is_left("DLQ.q")) == ["work"]
+        assert bodies(broker.what_is_left("q")) == bodies(broker.what_is_left("out")) == []
+
+
 def test_a_lost_connection_returns_its_messages_at_once(tmp_path: Path) -> None:
     with running(tmp_path, first_delay_ms=60_000) as broker:
         client = broker.connect()
@@ -257,6 +281,32 @@ def test_a_lost_connection_returns_its_messages_at_once(tmp_path: Path) -> None:
         heir = broker.connect()
         heir.subscribe("q")
         assert heir.message().headers["truenext-attempts"] == "1"
+
+
+@pytest.mark.parametrize("way", ["SEND", "in a transaction", "scheduled", "1.0, padded", "numbered"])
+def test_no_client_can_say_what_a_dead_letter_says_of_itself(broker: BrokerProcess, queue: str, way: str) -> None:
+    """Or an operator's re-drive would bring it where a client wants."""
+    client = broker.connect(version="1.0" if way == "1.0, padded" else "1.2")
+    forged = dict.fromkeys(DEAD_LETTER_HEADERS, "7") | {"truenext-original-destination": "/queue/target"}
+    if way == "1.0, padded":
+        forged = {f" {name} ": value for name, value in forged.items()}
+    extra: dict[str, str] = {}
+    if way == "in a transaction":
+        client.begin("t")
+        extra = {"transaction": "t"}
+    elif way == "scheduled":
+        extra = {"AMQ_SCHEDULED_DELAY": "1"}
+    elif way == "numbered":
+        extra = {"truenext-producer": queue, "truenext-number": "1"}
+    client.send(f"DLQ.{queue}", b"forged", headers={"content-length": "6"} | forged | extra, confirmed=True)
+    if way == "in a transaction":
+        client.commit("t")
+    broker.await_facts(f"DLQ.{queue}", waiting=1)
+    assert broker.said("redrive", f"DLQ.{queue}").startswith("0 moved\n1 left")
+    (message,) = broker.what_is_left(f"DLQ.{queue}")
+    assert message.body == b"forged"
+    assert not {name.strip() for name in message.headers} & DEAD_LETTER_HEADERS
+    assert "target" not in broker.queues()
 
 
 def test_queues_can_share_a_dead_letter_queue_in_which_failures_stay(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_what_is_scheduled_survives_a_restart(own_broker: BrokerProcess, is_clea
     later(client, "much later", 3_600_000, confirmed=True)
     client.disconnect()
     own_broker.restart(is_clean=is_clean)
-    assert scheduled(own_broker) == {"q": 22 if is_clean else 21}
+    (queue,) = own_broker.ask("queues")
+    # On a slow machine the first are due by now.
+    assert queue["scheduled"] + queue["waiting"] == (22 if is_clean else 21)
     client = own_broker.connect()
     client.subscribe("q")
     soon = [f"soon {number}" for rest in range(3) for number in range(20) if number % 3 == rest]
@@ -162,7 +164,7 @@ def test_who_has_asked_for_too_much_at_once_is_told_so(own_broker: BrokerProcess
     client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
     frame = b"SEND\ndestination:/control/scheduled\nreply-to:/temp-queue/answers\n\n" + b'{"queue":"q"}\0'
     client.write(frame * 1000)
-    with pytest.raises(Refused, match="100 others were asked for"):
+    with pytest.raises(Refused, match="this connection waits for 100 answers"):
         client.messages(1000)
     assert own_broker.said("unschedule", "q") == "3,000 cancelled\n"
 
@@ -172,7 +174,7 @@ def test_a_body_has_no_say_in_the_terminal(own_broker: BrokerProcess) -> None:
     client.send("q", b"\x1b]0;t\x07\n[red]x", confirmed=True, headers={"AMQ_SCHEDULED_DELAY": "60000"})
     said = own_broker.said("scheduled", "q")
     assert "\x1b" not in said
-    assert "\ufffd]0;t\ufffd\ufffd[red]x" in said.replace("\n", "")
+    assert r"\x1b]0;t\x07\x0a[red]x" in said.replace("\n", "")
 
 
 def test_what_goes_to_topics_is_shown_and_cancelled_by_address(own_broker: BrokerProcess) -> None:
@@ -187,23 +189,23 @@ def test_what_goes_to_topics_is_shown_and_cancelled_by_address(own_broker: Broke
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "status", "why"),
     [
-        (("unschedule", "nosuch"), "there is no queue 'nosuch'"),
-        (("scheduled", "/topic/no.*"), "nothing can be scheduled for '/topic/no.*'"),
-        (("unschedule", "/control/q"), "nothing can be scheduled for '/control/q'"),
-        (("unschedule", "/temp-queue/q"), "nothing can be scheduled for '/temp-queue/q'"),
-        (("unschedule", "q", "--id", str(2**64)), "<= 9223372036854775807"),
-        (("scheduled", "q", "--selector", "even ="), "selector"),
-        (("unschedule", "/nowhere/q"), "/nowhere/q"),
+        (("unschedule", "nosuch"), 1, "there is no queue 'nosuch'"),
+        (("scheduled", "/topic/no.*"), 2, "nothing can be scheduled for '/topic/no.*'"),
+        (("unschedule", "/control/q"), 2, "nothing can be scheduled for '/control/q'"),
+        (("unschedule", "/temp-queue/q"), 2, "nothing can be scheduled for '/temp-queue/q'"),
+        (("unschedule", "q", "--id", str(2**64)), 2, "<=9223372036854775807"),
+        (("scheduled", "q", "--selector", "even ="), 2, "selector"),
+        (("unschedule", "/nowhere/q"), 2, "/nowhere/q"),
     ],
 )
 def test_what_cannot_be_shown_or_cancelled_is_said(
-    own_broker: BrokerProcess, arguments: tuple[str, ...], why: str
+    own_broker: BrokerProcess, arguments: tuple[str, ...], status: int, why: str
 ) -> None:
     fill(own_broker, 1)
     done = own_broker.truenext(*arguments)
-    assert done.returncode == 1
+    assert done.returncode == status
     assert why in done.stderr
     assert done.stderr.count("\n") == 1
     assert scheduled(own_broker) == {"q": 1}

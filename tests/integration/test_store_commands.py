@@ -1,16 +1,33 @@
 """What `truenext store` saves of a damaged folder: does a real broker start on it, and hand out all of it in order?"""
 
+import shutil
 import subprocess
+import time
 from pathlib import Path
+
+import pytest
 
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
 from tests.integration.raw_client import bodies
+from truenext.limits import HISTORY_SECONDS
 from truenext.store.journal import FRAME
 
 
 def store(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [TRUENEXT, "store", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def serve(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A start that does not succeed."""
+    return subprocess.run(
+        [TRUENEXT, "serve", "--data", str(data), "--listen", "stomp://127.0.0.1:0", *options],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -65,14 +82,7 @@ def test_a_broker_that_damage_stops_says_how_to_save_the_rest(own_broker: Broker
     content[at : at + FRAME.size] = bytes(FRAME.size)
     segment.write_bytes(content)
 
-    served = subprocess.run(
-        [TRUENEXT, "serve", "--data", own_broker.data, "--listen", "stomp://127.0.0.1:0"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    served = serve(own_broker.data)
     assert served.returncode == 1
     assert f"`truenext store export {own_broker.data} NEW` saves what can be read" in served.stderr
     checked = store("check", own_broker.data)
@@ -93,3 +103,129 @@ def test_a_broker_that_damage_stops_says_how_to_save_the_rest(own_broker: Broker
         saved.stop()
     finally:
         saved.clean_up()
+
+
+# ---- A journal that was cut ----
+
+
+def send_200(broker: BrokerProcess) -> None:
+    client = broker.connect()
+    for number in range(200):
+        client.send("orders", b"%d" % number, persistent=True, confirmed=True)
+    client.close()
+
+
+def lose_half(data: Path, *, by: str) -> None:
+    """Half of what was written to the journal."""
+    (segment,) = (data / "journal").glob("*.journal")
+    content = segment.read_bytes()
+    half = content[: len(content.rstrip(b"\0")) // 2]
+    segment.write_bytes(half if by == "cut" else half.ljust(len(content), b"\0"))
+
+
+def expect_missed(data: Path, what: str, tmp_path: Path) -> None:
+    """Both commands say what is missing and what to do; what is left is saved, and a broker starts on it."""
+    checked = store("check", data)
+    assert checked.returncode == 1, checked.stdout
+    assert "damaged: journal: " in checked.stdout
+    assert what in checked.stdout
+    assert f"`truenext store export {data} NEW` writes what can be read into a new folder" in checked.stdout
+    served = serve(data)
+    assert served.returncode == 1
+    assert f"the journal in {data} is damaged: " in served.stderr
+    assert f"`truenext store export {data} NEW` saves what can be read" in served.stderr
+    assert store("check", data).stdout == checked.stdout
+
+    saved = BrokerProcess(tmp_path / "saved")
+    (tmp_path / "saved").mkdir()
+    exported = store("export", data, saved.data)
+    assert exported.returncode == 1
+    assert what in exported.stdout
+    saved.start()
+    try:
+        client = saved.connect()
+        count = saved.queues()["orders"].waiting
+        assert 80 < count < 120
+        client.subscribe("orders")
+        messages = client.messages(count)
+        assert bodies(messages) == [str(number) for number in range(count)]
+        assert {message.headers["redelivered"] for message in messages} == {"true"}
+        client.send("orders", b"new", confirmed=True)
+        assert client.message().body == b"new"
+        client.disconnect()
+        saved.stop()
+    finally:
+        saved.clean_up()
+
+
+@pytest.mark.parametrize("by", ["cut", "zeros"])
+@pytest.mark.parametrize("options", [(), ("--no-history",)], ids=["history", "no history"])
+def test_a_journal_that_lost_its_end_after_a_clean_stop_is_damaged(
+    own_broker: BrokerProcess, tmp_path: Path, by: str
+) -> None:
+    send_200(own_broker)
+    own_broker.stop()
+    assert store("check", own_broker.data).returncode == 0
+    lose_half(own_broker.data, by=by)
+    expect_missed(own_broker.data, " are missing at its end; the checkpoint says that frame ", tmp_path)
+    if by == "cut":
+        assert " bytes and was made with 33554432" in store("check", own_broker.data).stdout
+        assert " bytes and was made with 33554432" in serve(own_broker.data).stderr
+
+
+def test_a_journal_that_lost_its_end_after_a_kill_is_damaged_if_the_history_tells_more(
+    own_broker: BrokerProcess, tmp_path: Path
+) -> None:
+    send_200(own_broker)
+    # It is told to the history's files within moments.
+    while b"".join(path.read_bytes() for path in (own_broker.data / "history").glob("*.history")).count(b"orders") < 1:
+        own_broker.status()
+    time.sleep(3 * HISTORY_SECONDS)
+    own_broker.kill()
+    assert store("check", own_broker.data).returncode == 0
+    lose_half(own_broker.data, by="zeros")
+    expect_missed(own_broker.data, "frames are missing at its end", tmp_path)
+
+
+def test_where_the_history_is_silent_it_accuses_nobody(own_broker: BrokerProcess) -> None:
+    """Deleted, switched off for a run, and on again; each run ended by a kill."""
+    own_broker.options = ("--no-history",)
+    for number in range(5):
+        send_200(own_broker)
+        own_broker.kill()
+        assert store("check", own_broker.data).returncode == 0
+        if number == 2:
+            shutil.rmtree(own_broker.data / "history")
+        own_broker.options = ("--no-history",) if number % 2 else ()
+        own_broker.start()
+    own_broker.await_facts("orders", waiting=1000)
+
+
+def test_a_journal_that_lost_all_of_the_last_run_is_damaged(own_broker: BrokerProcess) -> None:
+    """It ends with the clean stop of the run before, as if nothing had come behind it."""
+    own_broker.stop()
+    (segment,) = (own_broker.data / "journal").glob("*.journal")
+    before = segment.read_bytes()
+    own_broker.options = ("--no-history",)
+    own_broker.start()
+    send_200(own_broker)
+    own_broker.kill()
+    segment.write_bytes(before)
+    assert " is missing at its end; the checkpoint says " in store("check", own_broker.data).stdout
+    assert " is missing at its end; the checkpoint says " in serve(own_broker.data).stderr
+
+
+def test_what_still_looks_like_a_torn_tail_is_taken_for_one(tmp_path: Path) -> None:
+    """A kill, and no history: the first batch of the run must be there, and how many came behind it nobody knows."""
+    broker = BrokerProcess(tmp_path, ("--no-history",))
+    broker.start()
+    try:
+        send_200(broker)
+        broker.kill()
+        lose_half(broker.data, by="zeros")
+        assert store("check", broker.data).returncode == 0
+        broker.start()
+        assert 80 < broker.queues()["orders"].waiting < 120
+        broker.stop()
+    finally:
+        broker.clean_up()

@@ -212,6 +212,40 @@ def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_
     assert sorted(bodies(reader.messages(2)), key=len)[0] == "bad"
 
 
+@pytest.mark.parametrize("way", ["at once", "through a kill", "through a move", "given up twice"])
+@pytest.mark.parametrize("address", ["/topic/news.eu", "/queue/other,/topic/news.eu"])
+def test_a_redriven_message_of_a_durable_subscription_arrives_as_it_was_first_sent(
+    own_broker: BrokerProcess, address: str, way: str
+) -> None:
+    reader = known(own_broker, "me")
+    subscribed = {"durable": "true", "selector": "colour = 'red' OR\ncolour = 'a:b'"}
+    follow(reader, "/topic/news.*", headers=subscribed)
+    publish(reader, address, "bad", {"persistent": "true", "priority": "12", "colour": "red"})
+    dead = "DLQ.subscription.me.1"
+    for _ in range(2 if way == "given up twice" else 1):
+        message = reader.message()
+        reader.nack(message, headers={"truenext-poison": "true"}, confirmed=True)
+        (letter,) = own_broker.what_is_left(dead)
+        for frame in (message, letter):
+            assert "subscription," not in f"{frame.headers} {frame.body!r}"
+        assert letter.headers["truenext-original-destination"] == address
+        if way == "through a move":
+            own_broker.said("move", dead, "DLQ.elsewhere")
+            dead = "DLQ.elsewhere"
+        if way == "through a kill":
+            own_broker.restart(is_clean=False)
+            reader = known(own_broker, "me")
+            follow(reader, "/topic/news.*", headers=subscribed)
+        assert own_broker.said("redrive", dead).startswith("1 moved to subscription,me,1,")
+    message = reader.message()
+    assert (message.body, message.headers["destination"], message.headers["priority"]) == (b"bad", address, "9")
+    assert not [name for name in message.headers if name.startswith(("truenext-original", "truenext-dead"))]
+    assert "subscription," not in str(message.headers)
+    reader.ack(message, confirmed=True)
+    # To where it came from, anybody can send.
+    publish(reader, message.headers["destination"], "again", {"colour": "a\\cb"})
+
+
 @pytest.mark.parametrize(
     ("client_id", "headers", "why"),
     [
@@ -220,7 +254,7 @@ def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_
         ("", {"durable": "true"}, "needs a client-id"),
         ("me", {"activemq.subscriptionName": ""}, "name of a durable subscription '' is empty"),
         ("me", {"activemq.subscriptionName": "x" * 240}, "of 242 characters"),
-        ("me", {"durable": "true", "destination": "/queue/q"}, "durable subscriptions are to topics"),
+        ("me", {"activemq.subscriptionName": "n", "destination": "/queue/q"}, "durable subscriptions are to topics"),
         ("me", {"durable": "true", "destination": "/temp-topic/q"}, "durable subscriptions are to topics"),
     ],
 )
@@ -334,7 +368,8 @@ def test_a_durable_subscription_is_listed_browsed_moved_and_purged_by_its_name(
         ("SEND", "/subscription/c,n", "send to its topic"),
         ("SUBSCRIBE", "/subscription/c,n", "subscribe to its topic"),
         ("SEND", "/subscription/c", "name of a durable subscription '' is empty"),
-        ("SEND", "/queue/a,/subscription/c,n", "is empty"),
+        ("SEND", "/queue/a,/subscription/c,n", "unknown destination 'n'"),
+        ("SEND", "/queue/a,/subscription/c", "is empty"),
     ],
 )
 def test_a_durable_subscription_has_an_address_for_browsing_alone(

@@ -129,7 +129,7 @@ def test_queues_of_an_earlier_run_are_among_them(own_broker: BrokerProcess) -> N
     [
         ({"browser": "true"}, "one queue is browsed at a time"),
         ({"truenext-express": "true"}, "subscribe to that by its name"),
-        ({"durable": "true"}, "durable subscriptions are to topics"),
+        ({"activemq.subscriptionName": "n"}, "durable subscriptions are to topics"),
     ],
 )
 def test_what_a_pattern_of_queues_cannot_be_is_refused(

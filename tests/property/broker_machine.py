@@ -5,10 +5,12 @@ every durable batch, through restarts and shortness of memory. How the engine wo
 memory_audit.py looks inside); see test_against_oracle.py for how it is run.
 """
 
+import gc
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from sys import maxsize
 from typing import Any, ClassVar, TypeVar
 
@@ -20,7 +22,7 @@ from msgspec import structs
 
 import truenext.selector
 from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
-from tests.property.memory_audit import left_in_memory, miscounted
+from tests.property.memory_audit import left_in_memory, miscounted, names_left_over
 from tests.property.oracle import (
     SELECTORS as SELECTORS_OF_CONSUMERS,
 )
@@ -41,7 +43,7 @@ from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Kind, parse
 from truenext.engine import engine as engine_module
-from truenext.engine import groups, schedule, selecting
+from truenext.engine import groups, producers, schedule, selecting
 from truenext.engine import place as places
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
@@ -50,13 +52,14 @@ from truenext.engine.bulk import Wanted as BulkWanted
 from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.groups import GroupPlace
-from truenext.engine.lane import Entry
+from truenext.engine.lane import Entry, Lane
 from truenext.engine.memory import size_of
 from truenext.engine.paging import Found, PageRead
 from truenext.engine.queue import Queue
 from truenext.engine.session import Session
 from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
+from truenext.limits import PRODUCERS_MAX
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
 from truenext.record import CONTENTS, content_key, decode, reference_of, sequence_of, split_lane_key
@@ -213,6 +216,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "commit": (3, {"which": PICK, "wants_receipt": YES_OR_NO}),
     "commit_numbered": (1, {"which": PICK, "producer": PRODUCER}),
     "repeat_commit": (1, {"who": PICK, "which": PICK, "says_all_again": YES_OR_NO}),
+    "repeat_commit_of_what_is_open": (2, {"which": PICK, "number": PICK}),
     "commit_what_is_neither_open_nor_recorded": (1, {"who": PICK, "producer": PRODUCER}),
     "abort": (2, {"which": PICK}),
     "stretch_windows": (1, {"milliseconds": st.sampled_from([0, 1000, 20_000])}),
@@ -243,6 +247,8 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "expired": st.sampled_from([Expired.DROP, Expired.DROP, Expired.DEAD_LETTER]),
         },
     ),
+    "let_unused_go": (1, {"milliseconds": st.sampled_from([0, 1000, 61_000, 61_000])}),
+    "all_unused_go": (1, {}),
     "settle": (1, {}),
     "crash": (1, {}),
     "restart": (1, {}),
@@ -268,6 +274,17 @@ OF_MANY = st.sampled_from(["x.a"] * 3 + ["x.b"] * 2 + ["x.b.c", "y", "Consumer.y
 """Queues for those who take from several."""
 
 T = TypeVar("T")
+
+_EXAMPLES = itertools.count()
+
+
+def _forget_engines() -> None:
+    """Those of earlier examples: an entry refers to its lane without the garbage collector's knowledge, so that they
+    would stay, some 400 KiB an example."""
+    for lane in [each for each in gc.get_objects() if type(each) is Lane]:
+        for name in Lane.__slots__:
+            if hasattr(lane, name):
+                delattr(lane, name)
 
 
 class BrokerMachine(RuleBasedStateMachine):
@@ -299,9 +316,12 @@ class BrokerMachine(RuleBasedStateMachine):
     """What messages are of, in turns; every fourth closes its group."""
     ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {}
     """Of actions, where they are not as in ACTIONS."""
+    PRODUCERS_MAX: ClassVar[int] = PRODUCERS_MAX
 
     def __init__(self) -> None:
         super().__init__()
+        if next(_EXAMPLES) % 50 == 0:
+            _forget_engines()
         self.is_over = False
         self.nothing_new = True
         """A turn would change nothing: the last thing that happened was one."""
@@ -366,7 +386,13 @@ class BrokerMachine(RuleBasedStateMachine):
         )
         is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
         expired_move = self.policy.expired is Expired.DEAD_LETTER
-        self.oracle = Oracle(attempts_max, is_concurrent=is_concurrent, expired_move=expired_move, retries=retries)
+        self.oracle = Oracle(
+            attempts_max,
+            is_concurrent=is_concurrent,
+            expired_move=expired_move,
+            retries=retries,
+            producers_max=self.PRODUCERS_MAX,
+        )
         # What expires is moved at any time, as what has left memory is.
         self.oracle.leave_memory = expired_move
         self.oracle.now_ms = 1000 * DAY_MS
@@ -497,6 +523,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "commit": not self._open_transactions(),
             "commit_numbered": not self._open_transactions(),
             "repeat_commit": not self._repeatable(),
+            "repeat_commit_of_what_is_open": not self._repeatable() or not self._open_transactions(),
             "abort": not self._open_transactions(),
             "take_batch": self.disk.in_flight is not None,
             "batch_is_written": self.disk.in_flight is None or self.disk.is_written,
@@ -522,6 +549,7 @@ class BrokerMachine(RuleBasedStateMachine):
         ).flatmap(self._with_arguments)
 
     @classmethod
+    @lru_cache(maxsize=1000)  # To make a strategy, and to look at it for the first time, costs as much as a whole step.
     def _with_arguments(cls, name: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         return st.tuples(st.just(name), st.fixed_dictionaries(ACTIONS[name][1] | cls.ARGUMENTS.get(name, {})))
 
@@ -688,21 +716,39 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def send_numbered(self, who: int, queue: str, priority: int, are_persistent: list[bool], producer: str) -> None:
         for persistent in are_persistent:
-            self._send_numbered(who, queue, priority, persistent, producer, self._next_number(producer))
+            if not self._send_numbered(who, queue, priority, persistent, producer, self._next_number(producer)):
+                return
 
     def repeat_send(self, who: int, queue: str, priority: int, persistent: bool, which: int) -> None:
         """The newest number of some producer, or an older one."""
         producer, number = _one_of(self._repeatable(), which)
-        self._send_numbered(who, queue, priority, persistent, producer, number)
-        self.ask_receipt(who)
+        if self._send_numbered(who, queue, priority, persistent, producer, number):
+            self.ask_receipt(who)
 
-    def _send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str, number: int) -> None:
+    def _send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str, number: int) -> bool:
+        """Returns: False if the producer is one too many; the connection has ended then."""
         peer, session = self._peer(who)
         parcel = self._parcel(priority, persistent, None, False)
         note(f'engine.send({peer.name}, Send({queue}, {parcel}, None, "{producer}", {number}))')
         send = Send(parse(_address(queue), session.id), _message(parcel), None, producer, number)
+        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
+            self._is_refused(who, lambda: self.engine.send(session, send))
+            return False
         self.engine.send(session, send)
-        self.oracle.send_numbered(peer, queue, parcel, producer, number)
+        _check_repeat(send, self.oracle.send_numbered(peer, queue, parcel, producer, number))
+        self._later()
+        return True
+
+    def _later(self) -> None:
+        """Where it matters who was used before whom."""
+
+    def _is_refused(self, who: int, ask: Callable[[], None]) -> None:
+        try:
+            ask()
+        except RemoteProtocolError:
+            self.disconnect(who, False, 0)
+        else:
+            raise Disagreement("a producer was accepted that is one too many")
 
     # Acknowledging ----------------------------------------------------------------------------------------------------
 
@@ -774,6 +820,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def commit_numbered(self, which: int, producer: str) -> None:
         peer, transaction = _one_of(self._open_transactions(), which)
+        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
+            commit = Commit(transaction, producer, self._next_number(producer))
+            note(f"engine.commit({peer.name}, {commit})  # is refused")
+            self._is_refused(list(self.sessions).index(peer), lambda: self.engine.commit(self.sessions[peer], commit))
+            return
         self._commit(peer, transaction, producer, self._next_number(producer))
 
     def repeat_commit(self, who: int, which: int, says_all_again: bool) -> None:
@@ -781,6 +832,9 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, _session = self._peer(who)
         producer, number = _one_of(self._repeatable(), which)
         transaction = self._fresh("t")
+        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
+            self._commit_in_vain(who, transaction, producer, number)
+            return
         if says_all_again:
             self._begin(peer, transaction)
             if not self._send_inside(who, "a", self._parcel(4, True, None, False), transaction):
@@ -789,6 +843,17 @@ class BrokerMachine(RuleBasedStateMachine):
             self._commit_in_vain(who, transaction, producer, number)
             return
         self._commit(peer, transaction, producer, number)
+        self.ask_receipt(who)
+
+    def repeat_commit_of_what_is_open(self, which: int, number: int) -> None:
+        """A transaction ends under a number that was used already: nothing of it happens, whatever it acknowledged."""
+        peer, transaction = _one_of(self._open_transactions(), which)
+        producer, used = _one_of(self._repeatable(), number)
+        who = list(self.sessions).index(peer)
+        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
+            self._commit_in_vain(who, transaction, producer, used)
+            return
+        self._commit(peer, transaction, producer, used)
         self.ask_receipt(who)
 
     def commit_what_is_neither_open_nor_recorded(self, who: int, producer: str) -> None:
@@ -839,8 +904,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _commit(self, peer: Peer, transaction: str, producer: str | None = None, number: int = 0) -> None:
         note(f'engine.commit({peer.name}, Commit("{transaction}", {producer!r}, {number}))')
-        self.engine.commit(self.sessions[peer], Commit(transaction, producer, number))
-        self.oracle.commit(peer, transaction, producer, number)
+        commit = Commit(transaction, producer, number)
+        self.engine.commit(self.sessions[peer], commit)
+        _check_repeat(commit, self.oracle.commit(peer, transaction, producer, number))
+        if producer is not None:
+            self._later()
 
     # Time, sockets and disk -------------------------------------------------------------------------------------------
 
@@ -857,7 +925,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """Who has kept a full window for so long gets a larger one."""
         self.advance(milliseconds)
         note("engine.stretch_windows()")
-        self.engine.stretch_windows()
+        for _ in self.engine.stretch_windows():
+            pass
 
     def turn(self) -> None:
         """A turn whose messages the sockets do not take yet."""
@@ -883,7 +952,8 @@ class BrokerMachine(RuleBasedStateMachine):
         note("batch = engine.take_batch()")
         batch = self.engine.take_batch()
         if batch is not None:
-            self.disk.queue_names.update(batch.queues)
+            names = self.disk.queue_names | {number: name for number, name in batch.queues.items() if name}
+            self.disk.queue_names = names
             records = batch.puts | batch.transient_puts
             puts = [
                 (key, decode(key, record, records.get(content_key(reference_of(record)), b"")))
@@ -1002,7 +1072,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.redriving = read, page
                 return
             self.engine.do_bulk(piece, read, page)
-            rank = read.lane.queue.lanes.index(read.lane)
+            rank = read.lane.rank
             after = (rank + 1, 0) if rank < 9 else None
 
     def redrive(self, limit: int) -> None:
@@ -1183,13 +1253,41 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def squeeze(self, share: float, is_written: bool) -> None:
         """For a moment there is only so much of the memory that is used; what leaves it is written at once or not."""
-        self.engine.memory.limit = int(self.engine.memory.used * share)
+        self.engine.memory.limit = int((self.engine.memory.used + self.engine.memory.places) * share)
         note(f"engine.memory.limit = {self.engine.memory.limit}")
         self.relieve()
         note(f"engine.memory.limit = {self.memory_limit}")
         self.engine.memory.limit = self.memory_limit
         if is_written:
             self.all_becomes_durable()
+
+    def let_unused_go(self, milliseconds: int) -> None:
+        """Whatever is under way."""
+        if milliseconds:
+            self.advance(milliseconds)
+        before = self._ordinary()
+        note("engine.let_unused_go()")
+        self.engine.let_unused_go()
+        for queue in before - self._ordinary():
+            self.oracle.gone(queue)
+            if any(each is not None and each[0].lane.queue.name == queue for each in (self.redriving, self.piece)):
+                raise Disagreement(f"{queue} has gone, though a piece of it was read that is to be moved")
+
+    def all_unused_go(self) -> None:
+        """With nothing under way what can go does."""
+        self.settle()
+        self.let_unused_go(61_000)
+        self.settle()
+        self.let_unused_go(61_000)
+        self.settle()
+        for queue in self._ordinary():
+            if not self.oracle.needs(queue):
+                raise Disagreement(f"nobody needs {queue}, and it stays")
+        if left := names_left_over(self.engine, self.disk.queue_names):
+            raise Disagreement(f"the store knows queues that are no more: {left}")
+
+    def _ordinary(self) -> set[str]:
+        return {queue.name for queue in self.engine.queues() if not queue.is_temporary}
 
     def settle(self) -> None:
         """Everything that was begun comes to its end: nothing may be stuck then, nothing more in memory than fits."""
@@ -1404,7 +1502,6 @@ class BrokerMachine(RuleBasedStateMachine):
             patch.setattr(engine_module, "STORE_TRANSACTION_BYTES_MAX", 100)
             for batch in self.engine.last_batches():
                 self.disk.hand_over(batch)
-                self.disk.queue_names.update(batch.queues)
                 self.engine.committed(self.disk.done())
                 # What was wanted before goes on.
                 self.all_pages_are_there()
@@ -1652,6 +1749,8 @@ class TopicsMachine(BrokerMachine):
         "memory_limits": st.sampled_from([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
+        "let_unused_go": 2,
+        "all_unused_go": 1,
         "subscribe": 4,
         "unsubscribe": 3,
         "end_durable": 3,
@@ -1740,6 +1839,7 @@ class SpillingMachine(TopicsMachine):
         "crash": 2,
         "restart": 2,
         "settle": 1,
+        "all_unused_go": 1,
     }
     ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = TopicsMachine.ARGUMENTS | {
         "subscribe": {
@@ -1780,6 +1880,8 @@ class ScheduledMachine(BrokerMachine):
 
     CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
+        "let_unused_go": 2,
+        "all_unused_go": 1,
         "schedule": 12,
         "read_scheduled": 6,
         "unschedule": 6,
@@ -1807,6 +1909,52 @@ class ScheduledMachine(BrokerMachine):
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
             patch.setattr(schedule, "PAGE_BYTES", 150)
             yield
+
+
+class ProducersMachine(BrokerMachine):
+    """More producers with numbers than are remembered, who send, commit and repeat, while hours go by."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": st.just((NO_LIMIT, NO_LIMIT)),
+        "page_size": st.just(1000),
+        "retries": st.just(Retries()),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
+        "connect": 1,
+        "disconnect": 1,
+        "send_numbered": 10,
+        "repeat_send": 5,
+        "send_in_transaction": 1,
+        "commit_numbered": 2,
+        "repeat_commit": 1,
+        "advance": 5,
+        "turn_and_take": 1,
+        "take_batch": 2,
+        "batch_is_written": 1,
+        "batch_becomes_durable": 2,
+        "all_becomes_durable": 2,
+        "crash": 1,
+        "restart": 1,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+        "send_numbered": {
+            "are_persistent": st.sampled_from([[True]] * 6 + [[False], [True, True], [True, False]]),
+            "producer": st.sampled_from("mnopqrst"),
+        },
+        "send_in_transaction": {"commits": st.just(False)},
+        "commit_numbered": {"producer": st.sampled_from("mnopqrst")},
+        "advance": {"milliseconds": st.sampled_from([HOUR_MS // 2, HOUR_MS - 3, HOUR_MS - 2, HOUR_MS, HOUR_MS])},
+    }
+    PRODUCERS_MAX: ClassVar[int] = 3
+
+    @contextmanager
+    def _comparing(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch, super()._comparing():
+            patch.setattr(producers, "PRODUCERS_MAX", self.PRODUCERS_MAX)
+            yield
+
+    def _later(self) -> None:
+        self.advance(1)
 
 
 class SelectingMachine(BrokerMachine):
@@ -1929,6 +2077,8 @@ class WildcardMachine(BrokerMachine):
         "page_size": st.sampled_from([1, 1, 2, 4, 1000]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
+        "let_unused_go": 3,
+        "all_unused_go": 1,
         "subscribe": 4,
         "unsubscribe": 2,
         "send": 14,
@@ -2007,6 +2157,7 @@ MACHINES: list[type[BrokerMachine]] = [
     ExpiringMachine,
     BulkMachine,
     ScheduledMachine,
+    ProducersMachine,
     SelectingMachine,
     GroupsMachine,
     ExpiringGroupsMachine,
@@ -2053,6 +2204,11 @@ def _ask_who_waits(queue: Queue) -> None:
 
 def _one_of(things: list[T], which: int) -> T:
     return things[which % len(things)]
+
+
+def _check_repeat(command: Send | Commit, is_repeat: bool) -> None:
+    if command.is_repeat is not is_repeat:
+        raise Disagreement(f"{command} should be {'a' if is_repeat else 'no'} repeat")
 
 
 def _address(queue: str) -> str:

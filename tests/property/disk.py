@@ -67,12 +67,14 @@ class Disk:
         self.wanted_timers: deque[TimerRead] = deque()
         self._timers: deque[tuple[TimerRead, TimersRead]] = deque()
         self.queue_names: dict[int, str] = {}
+        """Also of those that go with the batch in flight."""
 
     # Batches ----------------------------------------------------------------------------------------------------------
 
     def hand_over(self, batch: Batch) -> None:
         assert self.in_flight is None, "one batch at a time"
         self.in_flight, self.is_written = batch, False
+        self.queue_names.update((number, name) for number, name in batch.queues.items() if name)
 
     def write(self) -> None:
         """Make the batch in flight durable.
@@ -91,6 +93,9 @@ class Disk:
         if not self.is_written:
             self.write()
         self.in_flight = None
+        for number, name in batch.queues.items():
+            if not name:
+                del self.queue_names[number]
         self._early = [(read, page) for read, page in self._early if page.as_of > batch.number]
         return batch
 

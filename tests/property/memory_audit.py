@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
-from truenext.engine.memory import size_of
+from truenext.engine.memory import ASIDE_BYTES, JOIN_BYTES, LANE_BYTES, PLACES_BYTES, QUEUE_BYTES, size_of
 from truenext.engine.queue import Queue
 from truenext.engine.session import Session
 from truenext.policy import Policy
@@ -17,6 +17,7 @@ from truenext.policy import Policy
 def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
     """What is wrong in the books; they are to be right after every step."""
     counted = {queue: _size(_all(queue, sessions)) for queue in engine.queues()}
+    messages = {queue: sum(entry.message is not None for entry in _all(queue, sessions)) for queue in engine.queues()}
     # What transactions have of subscriptions that have ended.
     for session in sessions:
         for transaction in session.transactions.values():
@@ -24,12 +25,16 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
                 if entry.lane.queue not in counted:
                     counted[entry.lane.queue] = _size(_all(entry.lane.queue, sessions))
     memory = engine.memory
+    queues = [*engine.queues(), *engine._scheduler._queues.values(), *engine._endings.queues()]
     books = [
         (f"resident of {queue.name}", queue.resident, in_memory) for queue, in_memory in counted.items()
     ]  # fmt: skip
+    books += [(f"messages in memory of {queue.name}", queue.in_memory, count) for queue, count in messages.items()]
     books += [
         ("used", memory.used, sum(counted.values())),
         ("leaving", memory.leaving, sum(_size(lane.recent) for queue in counted for lane in queue.lanes)),
+        ("places", memory.places, PLACES_BYTES * sum(lane.has_places for queue in counted for lane in queue.lanes)),
+        ("queues", memory.queues, sum(_bytes_of(queue) for queue in queues)),
         ("unsent", memory.unsent, sum(session.unsent_bytes for session in sessions)),
         ("open", memory.open, sum(each.size for session in sessions for each in session.transactions.values())),
     ]
@@ -42,6 +47,19 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
         elif queue.spilled < sum(queue.spilled_sizes.values()):
             books.append((f"spilled of {queue.name}", queue.spilled, sum(queue.spilled_sizes.values())))
     return [f"{name} is {booked}, counted are {there}" for name, booked, there in books if booked != there]
+
+
+def _bytes_of(queue: Queue) -> int:
+    asides = sum(lane.aside is not None for lane in queue.lanes)
+    joins = JOIN_BYTES * len(queue.wildcards)
+    return QUEUE_BYTES + LANE_BYTES * len(queue.lanes) + ASIDE_BYTES * asides + joins
+
+
+def names_left_over(engine: Engine, names: dict[int, str]) -> dict[int, str]:
+    """What the store calls queues that the engine does not know; to be asked with nothing under way."""
+    known = [*engine.queues(), *engine._scheduler._queues.values(), *engine._endings.queues()]
+    numbers = {queue.stored_number for queue in known}
+    return {number: name for number, name in names.items() if number not in numbers}
 
 
 def left_in_memory(engine: Engine, policy: Policy) -> list[str]:

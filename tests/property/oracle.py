@@ -6,8 +6,10 @@ for each question. Section names in comments are those of docs/contract.md.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
+from tests.property.producers_oracle import Producers
 from truenext.commands import AckMode
 
 ROOM_BYTES = 1024 * 1024
@@ -162,17 +164,10 @@ class Reader:
     @property
     def is_of_many(self) -> bool:
         """Wildcards."""
-        return ("*" in self.queue or ">" in self.queue) and "," not in self.queue and not _is_temporary(self.queue)
+        return _is_of_many(self.queue)
 
     def is_for(self, queue: str) -> bool:
-        # Wildcards: every ordinary queue whose name matches; some only if the first word says so.
-        if not self.is_of_many:
-            return queue == self.queue
-        if _is_temporary(queue) or "," in queue:
-            return False
-        first = queue.split(".")[0]
-        is_special = first == "DLQ" or ".VirtualTopic." in queue
-        return _is_meant(self.queue, queue) and (not is_special or self.queue.split(".")[0] == first)
+        return _is_for(self.queue, queue)
 
     def wants(self, letter: "Letter") -> bool:
         # Ready: one without a selector wants any.
@@ -344,6 +339,7 @@ class Oracle:
         is_concurrent: bool = False,
         expired_move: bool = False,
         retries: Retries | None = None,
+        producers_max: int = 100_000,
     ) -> None:
         self.attempts_max = attempts_max
         self.retries = retries or Retries()
@@ -379,6 +375,9 @@ class Oracle:
         self.sequences: dict[Letter, int] = {}
         """The broker's sequence of each message that was seen."""
         self.used_numbers: dict[tuple[str, int], Use] = {}
+        self.producers = Producers(producers_max)
+        self.forgotten: list[tuple[int, dict[tuple[str, int], Use]]] = []
+        """Numbers of producers that were forgotten before their time, with the batch that writes that."""
         self.planned: list[Planned] = []
         self.paused: frozenset[str] = frozenset()
         self.pauses: list[tuple[int, str, bool]] = []
@@ -446,15 +445,18 @@ class Oracle:
         self._event += 1
         self._accept(peer, queue, parcel, block=self._event)
 
-    def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> None:
+    def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> bool:
+        """Whether it is a repeat, which its receipt says."""
         # L5: accepted once; the receipt of a repeat waits until the first is durable.
         first = self.first_use(producer, number)
         if first is not None:
+            self.producers.repeated(producer, self.now_ms, self.gathering)
             self._wait(peer, must=first.batch, may=self.gathering)
-            return
+            return True
         self.send(peer, queue, parcel)
         self._use(producer, number, is_stored=self._is_stored(queue, parcel))
         self._wait(peer, may=self.gathering)
+        return False
 
     def acknowledge(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
         covered = self.covered(letter)
@@ -487,16 +489,19 @@ class Oracle:
     def begin(self, peer: Peer, transaction: str) -> None:
         peer.transactions[transaction] = Work(transaction)
 
-    def commit(self, peer: Peer, transaction: str, producer: str | None = None, number: int = 0) -> None:
+    def commit(self, peer: Peer, transaction: str, producer: str | None = None, number: int = 0) -> bool:
+        """Whether it is a repeat, which its receipt says."""
+        first = self.first_use(producer, number) if producer is not None else None
+        if first is not None:
+            # L5: a transaction that is open ends as by ABORT; the receipt waits until the first is durable.
+            if transaction in peer.transactions:
+                self.abort(peer, transaction)
+            assert producer is not None
+            self.producers.repeated(producer, self.now_ms, self.gathering)
+            self._wait(peer, must=first.batch, may=self.gathering)
+            return True
         self._event += 1
-        work = peer.transactions.pop(transaction, None)
-        if producer is not None:
-            first = self.first_use(producer, number)
-            if first is not None:
-                assert work is None or not (work.acknowledged or work.refused), "not told by the contract"
-                self._wait(peer, must=first.batch, may=self.gathering)
-                return
-        assert work is not None
+        work = peer.transactions.pop(transaction)
         # Ready: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
         is_lasting = any(self._is_stored(queue, parcel) for queue, parcel in work.sends)
         is_lasting |= any(letter.persistent and not _is_temporary(letter.queue) for letter in work.acknowledged)
@@ -509,7 +514,8 @@ class Oracle:
             self._wait(peer, may=self.gathering)
         self._give_back(work.refused, charged=work.refused, is_tried_later=True)
         if producer is not None:
-            self._use(producer, number, is_stored=is_lasting)
+            self._use(producer, number, is_stored=is_lasting, is_commit=True)
+        return False
 
     def abort(self, peer: Peer, transaction: str) -> None:
         # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed.
@@ -730,6 +736,10 @@ class Oracle:
             letter.is_gone = False
             letter.least_deliveries = 2
         # L5: for transient messages it holds until a crash.
+        for forgotten_in, numbers in reversed(self.forgotten):
+            if forgotten_in > self.durable:
+                self.used_numbers |= numbers
+        self.producers.crashed(self.durable)
         known = [number for number, use in self.used_numbers.items() if use.is_stored and use.batch <= self.durable]
         self.used_numbers = dict.fromkeys(known, Use(AT_ONCE, True))
         self._begin_again()
@@ -747,6 +757,7 @@ class Oracle:
             if letter.least_deliveries and not FLAG_OUTLIVES_CLEAN_STOPS:
                 letter.least_deliveries = 1
         self.used_numbers = dict.fromkeys(self.used_numbers, Use(AT_ONCE, True))
+        self.producers.stopped()
         self._begin_again()
 
     def recovered(self, found: list[Letter]) -> None:
@@ -769,6 +780,7 @@ class Oracle:
             due_ms = self.now_ms + letter.due - self.steady_ms if letter.is_restored else 0
             letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
+        self.forgotten = []
         self.owners = {}
         # Topics: it survives every end of the broker; durably ended it has.
         kept = [one for one in self.durables if one.made_in <= self.durable]
@@ -958,6 +970,34 @@ class Oracle:
             self.letters.append(
                 Letter(parcel, to, letter.persistent, self._order, event, 0, self.gathering, stored_in=stored_in)
             )
+
+    def needs(self, queue: str) -> str:
+        """Why a queue cannot go (Queues that come and go); empty if it can."""
+        if any(reader.queue == queue for reader in self.readers):
+            return "it has a consumer"
+        if any(letter.queue == queue and self._is_there(letter) for letter in self.letters):
+            return "somebody has a message of it, or one waits"
+        if any(look.queue == queue for look in self.looks):
+            return "it is browsed"
+        if self.count_planned(queue):
+            return "something is scheduled for it"
+        if "," in queue or queue.startswith("Consumer."):
+            return "it is a subscription"
+        return "it is paused" if queue in self.paused else ""
+
+    def _is_there(self, letter: Letter) -> bool:
+        is_taken = letter.holder or letter.acknowledged_by or letter.refused_by
+        return not letter.is_gone and (is_taken is not None or not self.is_expired(letter))
+
+    def gone(self, queue: str) -> None:
+        """A queue is there no more."""
+        why_not = self.needs(queue)
+        if why_not:
+            raise Disagreement(f"{queue} has gone, though {why_not}")
+        self.queues.discard(queue)
+        # Groups: they are free.
+        self.owners = {key: owner for key, owner in self.owners.items() if key[0] != queue}
+        self.scanning_for.pop(queue, None)
 
     def pause(self, queue: str, *, is_paused: bool) -> None:
         """Bulk work: nothing is dispatched from a paused queue; durable with the gathering batch."""
@@ -1399,7 +1439,12 @@ class Oracle:
         elif letter.persistent or self.leave_memory:
             self._wait(peer, may=self.gathering)
 
-    def _use(self, producer: str, number: int, *, is_stored: bool) -> None:
+    def _use(self, producer: str, number: int, *, is_stored: bool, is_commit: bool = False) -> None:
+        gone = self.producers.used(producer, self.now_ms, self.gathering, is_stored=is_stored, is_commit=is_commit)
+        if gone is not None:
+            numbers = {key: use for key, use in self.used_numbers.items() if key[0] == gone}
+            self.forgotten.append((self.gathering, numbers))
+            self.used_numbers = {key: use for key, use in self.used_numbers.items() if key not in numbers}
         self.used_numbers[producer, number] = Use(self.gathering if is_stored else AT_ONCE, is_stored)
 
     def _must_be_written(self) -> list[object]:
@@ -1690,6 +1735,24 @@ class Oracle:
 def _is_temporary(queue: str) -> bool:
     """Topics: a subscription is a temporary queue."""
     return queue.startswith("/")
+
+
+@lru_cache
+def _is_of_many(address: str) -> bool:
+    return ("*" in address or ">" in address) and "," not in address and not _is_temporary(address)
+
+
+# Asked a thousand times of the same names.
+@lru_cache
+def _is_for(address: str, queue: str) -> bool:
+    # Wildcards: every ordinary queue whose name matches; some only if the first word says so.
+    if not _is_of_many(address):
+        return queue == address
+    if _is_temporary(queue) or "," in queue:
+        return False
+    first = queue.split(".")[0]
+    is_special = first == "DLQ" or ".VirtualTopic." in queue
+    return _is_meant(address, queue) and (not is_special or address.split(".")[0] == first)
 
 
 def _keeps_failures(queue: str) -> bool:

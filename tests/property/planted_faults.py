@@ -24,6 +24,7 @@ from tests.property.broker_machine import (
     FailingMachine,
     GroupsMachine,
     PagingMachine,
+    ProducersMachine,
     ScheduledMachine,
     SelectingMachine,
     SpillingMachine,
@@ -42,6 +43,8 @@ from truenext.engine import endings as endings_module
 from truenext.engine import engine as engine_module
 from truenext.engine import groups as groups_of_engine
 from truenext.engine import paging as paging_module
+from truenext.engine import producers as producers_module
+from truenext.engine import unused as unused_module
 from truenext.engine import writing as writing_module
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted, take
@@ -58,10 +61,12 @@ from truenext.engine.joint import JointDispatch
 from truenext.engine.keyed import KeyedScans
 from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.memory import size_of
+from truenext.engine.numbers import Numbers
 from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.place import Place
+from truenext.engine.producers import Producer, Producers
 from truenext.engine.queue import Queue
-from truenext.engine.redelivery import is_given_up
+from truenext.engine.redelivery import Reason, is_given_up
 from truenext.engine.schedule import DueLook, Scheduler
 from truenext.engine.selecting import Scan, ScanRead, Selecting, Selections
 from truenext.engine.session import Session
@@ -69,13 +74,14 @@ from truenext.engine.spilling import Spilling
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction
+from truenext.engine.unused import Unused
 from truenext.engine.wildcard import Wildcard, Wildcards
 from truenext.engine.writing import mark, put, remove
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
 from truenext.pattern import matches
 from truenext.policy import Policies, WhileWaiting
-from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer, split_lane_key
+from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer
 from truenext.schedule import Schedule
 from truenext.selector import Selector
 
@@ -201,7 +207,8 @@ class Choice:
 def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[list[Waiting], Lane | None]:
     """What waits in the order of K, up to the first message that has to be read, and the lane that has it."""
     waiting: list[Waiting] = []
-    for rank, lane in enumerate(queue.lanes):
+    for lane in queue.lanes:
+        rank = lane.rank
         if lane.unread and not lane.needs_page:
             dispatcher._paging.take_in_recent(lane)
         is_held_back = False
@@ -551,7 +558,7 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
                 entry.message = message
                 if message is not None:
                     engine._paging.came(entry, message)
-                engine._give_back(entry, has_failed=False)
+                engine._give_back(entry, Reason.RELEASED)
 
     patch.setattr(Engine, "acknowledge", faulty_acknowledge)
     patch.setattr(Engine, "disconnect", faulty_disconnect)
@@ -570,7 +577,7 @@ def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
     def faulty_abort(engine: Engine, session: Session, command: Abort) -> None:
         abort(engine, session, command)
         for entry in outside.pop(engine, []):
-            engine._give_back(entry, has_failed=False)
+            engine._give_back(entry, Reason.RELEASED)
 
     outside: WeakKeyDictionary[Engine, list[Entry]] = WeakKeyDictionary()
     patch.setattr(Engine, "acknowledge", faulty_acknowledge)
@@ -590,7 +597,7 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     def faulty_turn(engine: Engine) -> Effects:
         effects = turn(engine)
         for entry in late.pop(engine, []):
-            engine._give_back(entry, has_failed=False)
+            engine._give_back(entry, Reason.RELEASED)
         return effects
 
     patch.setattr(Engine, "unsubscribe", faulty_unsubscribe)
@@ -607,7 +614,7 @@ def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
             del consumer.held[entry.sequence]
         release(engine, consumer, has_begun=has_begun)
         for entry in rest:
-            engine._give_back(entry, has_failed=True)
+            engine._give_back(entry, Reason.LOST)
 
     patch.setattr(Engine, "_release", faulty)
 
@@ -628,9 +635,18 @@ def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
     patch.setattr(Consumer, "covered_by", lambda consumer, sequence: [sequence])
 
 
+def _abort_without_an_attempt(engine: Engine, session: Session, name: str) -> None:
+    transaction = session.transactions.pop(name)
+    engine.memory.open -= transaction.size
+    for entry in transaction.acknowledged + transaction.refused:
+        engine._give_back(entry, Reason.RELEASED)
+    if len(transaction) > len(transaction.sends):
+        session.batch = engine._latest_batch()
+
+
 def an_abort_charges_no_attempt(patch: Patch) -> None:
     patch.setattr(
-        Engine, "abort", lambda engine, session, abort: engine._abort(session, abort.transaction, has_failed=False)
+        Engine, "abort", lambda engine, session, abort: _abort_without_an_attempt(engine, session, abort.transaction)
     )
 
 
@@ -679,6 +695,56 @@ def a_repeat_is_accepted_again(patch: Patch) -> None:
     patch.setattr(Engine, "_is_repeat", lambda engine, session, producer, number: False)
 
 
+def _change_repeated_commit(patch: Patch, end: Callable[[Engine, Session, str], None]) -> None:
+    """A repeated COMMIT ends its open transaction otherwise."""
+    commit = Engine.commit
+
+    def faulty(engine: Engine, session: Session, command: Commit) -> None:
+        is_open = command.transaction in session.transactions
+        if is_open and command.producer is not None and engine._is_repeat(session, command.producer, command.number):
+            command.is_repeat = True
+            end(engine, session, command.transaction)
+            return
+        commit(engine, session, command)
+
+    patch.setattr(Engine, "commit", faulty)
+
+
+def a_repeated_commit_charges_no_attempt_for_what_it_gives_back(patch: Patch) -> None:
+    _change_repeated_commit(patch, _abort_without_an_attempt)
+
+
+def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None:
+    def faulty(engine: Engine, session: Session, name: str) -> None:
+        transaction = session.transactions[name]
+        for entry in transaction.acknowledged:
+            engine._acknowledged(entry)
+        transaction.acknowledged = []
+        engine._abort(session, name)
+
+    _change_repeated_commit(patch, faulty)
+
+
+def a_repeated_send_is_not_said_to_be_one(patch: Patch) -> None:
+    send = Engine.send
+
+    def faulty(engine: Engine, session: Session, command: Send) -> None:
+        send(engine, session, command)
+        command.is_repeat = False
+
+    patch.setattr(Engine, "send", faulty)
+
+
+def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
+    commit = Engine.commit
+
+    def faulty(engine: Engine, session: Session, command: Commit) -> None:
+        commit(engine, session, command)
+        command.is_repeat = False
+
+    patch.setattr(Engine, "commit", faulty)
+
+
 def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
     is_repeat = Engine._is_repeat
 
@@ -689,6 +755,88 @@ def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
         return answer
 
     patch.setattr(Engine, "_is_repeat", faulty)
+
+
+@shows_in(ProducersMachine)
+def a_producer_of_a_commit_is_forgotten_early(patch: Patch) -> None:
+    record = Producers.record
+
+    def faulty(producers: Producers, *arguments: Any, is_stored: bool, is_send: bool = True) -> None:
+        record(producers, *arguments, is_stored=is_stored, is_send=True)
+
+    patch.setattr(Producers, "record", faulty)
+
+
+@shows_in(ProducersMachine)
+def a_producer_of_two_sends_is_forgotten_early(patch: Patch) -> None:
+    record = Producers.record
+
+    def faulty(producers: Producers, name: str, *arguments: Any, is_stored: bool, is_send: bool = True) -> None:
+        was_once = name in producers._once
+        record(producers, name, *arguments, is_stored=is_stored, is_send=is_send)
+        if was_once and is_send:
+            producers._once[name] = None
+
+    patch.setattr(Producers, "record", faulty)
+
+
+@shows_in(ProducersMachine)
+def a_producer_that_repeated_its_send_is_forgotten_early(patch: Patch) -> None:
+    repeated = Producers.repeated
+
+    def faulty(producers: Producers, name: str, *arguments: Any) -> Producer | None:
+        was_once = name in producers._once
+        known = repeated(producers, name, *arguments)
+        if was_once:
+            producers._once[name] = None
+        return known
+
+    patch.setattr(Producers, "repeated", faulty)
+
+
+@shows_in(ProducersMachine)
+def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_not(patch: Patch) -> None:
+    repeated = Producers.repeated
+
+    def faulty(producers: Producers, name: str, number: int, now_ms: int, batch: Batch) -> Producer | None:
+        written = batch.producers.get(name)
+        known = repeated(producers, name, number, now_ms, batch)
+        batch.producers.pop(name, None)
+        if written is not None:
+            batch.producers[name] = written
+        return known
+
+    patch.setattr(Producers, "repeated", faulty)
+
+
+@shows_in(ProducersMachine)
+def a_producer_is_forgotten_within_the_hour(patch: Patch) -> None:
+    patch.setattr(producers_module, "PRODUCER_MEMORY_MS_MIN", 45 * 60 * 1000)
+
+
+@shows_in(ProducersMachine)
+def a_producer_is_not_forgotten_for_a_new_one_after_an_hour(patch: Patch) -> None:
+    patch.setattr(producers_module, "PRODUCER_MEMORY_MS_MIN", 3600 * 1000 + 1)
+
+
+@shows_in(ProducersMachine)
+def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
+    def faulty(producers: Producers, now_ms: int) -> str | None:
+        old = [name for name in producers._once if producers._producers[name].used_ms + 3600 * 1000 <= now_ms]
+        return old[-1] if old else None
+
+    patch.setattr(Producers, "_dispensable", faulty)
+
+
+@shows_in(ProducersMachine)
+def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> None:
+    forget = Producers._forget
+
+    def faulty(producers: Producers, name: str, batch: Batch) -> None:
+        forget(producers, name, batch)
+        batch.forgotten_producers.remove(name)
+
+    patch.setattr(Producers, "_forget", faulty)
 
 
 # Durability -----------------------------------------------------------------------------------------------------------
@@ -761,11 +909,11 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
     give_back = Engine._give_back
     is_giving_back = False
 
-    def faulty_give_back(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
+    def faulty_give_back(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
         nonlocal is_giving_back
         is_giving_back = True
         try:
-            give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms)
+            give_back(engine, entry, reason, delay_ms=delay_ms)
         finally:
             is_giving_back = False
 
@@ -1117,8 +1265,8 @@ def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
 def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
     give_back = Engine._give_back
 
-    def faulty(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
-        give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms or 5)
+    def faulty(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+        give_back(engine, entry, reason, delay_ms=delay_ms or 5)
 
     patch.setattr(Engine, "_give_back", faulty)
 
@@ -1143,7 +1291,9 @@ def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
         refuse(engine, session, nack)
 
     patch.setattr(Engine, "refuse", noting)
-    patch.setattr(Engine, "_fail", lambda engine, entry, nack=None: fail(engine, entry, nacks.get(entry.sequence)))
+    patch.setattr(
+        Engine, "_fail", lambda engine, entry, reason, nack=None: fail(engine, entry, reason, nacks.get(entry.sequence))
+    )
 
 
 @shows_in(FailingMachine)
@@ -1456,7 +1606,7 @@ def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
 
     def faulty(browsing: Browsing, browser: Browser, *rest: Any) -> BrowseRead | None:
         while (read := show_slice(browsing, browser, *rest)) is not None:
-            if read.lane is browser.queue.lanes[browser.rank]:
+            if read.lane.rank == browser.rank:
                 browser.next_lane()
         return None
 
@@ -1586,12 +1736,12 @@ def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     give_back = Engine._give_back
 
-    def faulty(engine: Engine, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
+    def faulty(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
         queue = entry.lane.queue
         policy = queue.policy
-        if not has_failed:
+        if reason is Reason.RELEASED:
             queue.policy = replace(policy, attempts_max=maxsize)
-        give_back(engine, entry, has_failed=has_failed, delay_ms=delay_ms)
+        give_back(engine, entry, reason, delay_ms=delay_ms)
         queue.policy = policy
 
     patch.setattr(Engine, "_give_back", faulty)
@@ -1785,9 +1935,11 @@ def what_is_on_disk_of_a_subscription_has_a_name_that_a_start_takes_for_a_queue(
 
 @shows_in(SpillingMachine)
 def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: Patch) -> None:
-    def faulty(one: Spilling, queue: Queue, batch: int) -> None:
-        if one._names.pop(queue, None) is not None:
-            one._endings.free_numbers.append(split_lane_key(queue.lanes[0].key)[0])
+    def faulty(one: Spilling, queue: Queue, batch: int) -> bool:
+        if queue in one._queues:
+            del one._queues[queue]
+            one._endings._numbers._free.append(queue.stored_number)
+        return False
 
     patch.setattr(Spilling, "end", faulty)
 
@@ -1892,7 +2044,7 @@ def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(pa
 @shows_rarely_in(TopicsMachine)
 def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
     add = Endings.add
-    patch.setattr(Endings, "add", lambda endings, queue, name, batch: add(endings, queue, name, 0))
+    patch.setattr(Endings, "add", lambda endings, queue, batch: add(endings, queue, 0))
 
 
 @shows_rarely_in(TopicsMachine)
@@ -1904,6 +2056,100 @@ def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
         return lanes[0] if lanes else lane_of(engine, key)
 
     patch.setattr(Engine, "_lane_of", faulty)
+
+
+@shows_in(WildcardMachine)
+def a_queue_goes_while_somebody_has_a_message_of_it(patch: Patch) -> None:
+    """Nothing waits in it, and nobody takes from it alone."""
+    patch.setattr(
+        Queue,
+        "is_needed",
+        property(lambda queue: bool(queue.consumers) or any(lane.is_needed for lane in queue.lanes)),
+    )
+
+
+@shows_in(WildcardMachine)
+def a_queue_goes_while_what_was_sent_to_it_is_being_written(patch: Patch) -> None:
+    may_go = unused_module.Unused._may_go
+
+    def faulty(unused: Unused, queue: Queue) -> bool:
+        engine = unused._let_go.__self__  # type: ignore[attr-defined]
+        entries = [entry for lane in queue.lanes for entry in lane]
+        if entries and not queue.consumers and all(entry.batch > engine._committed for entry in entries):
+            return True
+        return may_go(unused, queue)
+
+    patch.setattr(Unused, "_may_go", faulty)
+
+
+@shows_in(WildcardMachine)
+def a_queue_with_a_consumer_of_its_own_goes(patch: Patch) -> None:
+    patch.setattr(
+        Queue,
+        "is_needed",
+        property(lambda queue: bool(queue.resident) or any(lane.is_needed for lane in queue.lanes)),
+    )
+
+
+@shows_in(WildcardMachine)
+def a_queue_that_is_paused_goes(patch: Patch) -> None:
+    remembers = unused_module.remembers
+    patch.setattr(unused_module, "remembers", lambda queue: not queue.is_paused and remembers(queue))
+
+
+@shows_in(WildcardMachine)
+def the_queue_of_a_virtual_topic_goes(patch: Patch) -> None:
+    patch.setattr(unused_module, "virtual_topic", lambda name: "")
+
+
+@shows_in(WildcardMachine)
+def a_queue_goes_and_a_wildcard_keeps_it(patch: Patch) -> None:
+    patch.setattr(Wildcards, "gone", lambda wildcards, queue: None)
+
+
+@shows_in(WildcardMachine)
+def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
+    give_back = Numbers.give_back
+
+    def faulty(numbers: Numbers, queue: Queue, batch: Batch) -> None:
+        give_back(numbers, queue, batch)
+        batch.queues.pop(queue.number, None)
+
+    patch.setattr(Numbers, "give_back", faulty)
+
+
+@shows_in(WildcardMachine)
+def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
+    give_back = Numbers.give_back
+
+    def faulty(numbers: Numbers, queue: Queue, batch: Batch) -> None:
+        give_back(numbers, queue, batch)
+        numbers._free += [number for _, number in numbers._going]
+        numbers._going.clear()
+
+    patch.setattr(Numbers, "give_back", faulty)
+
+
+@shows_in(WildcardMachine)
+def what_a_queue_takes_is_not_given_back_when_it_goes(patch: Patch) -> None:
+    patch.setattr(Queue, "let_go", lambda queue: None)
+
+
+@shows_in(BrokerMachine)
+def a_queue_that_nobody_needs_stays(patch: Patch) -> None:
+    patch.setattr(Unused, "_may_go", lambda unused, queue: False)
+
+
+@shows_in(ScheduledMachine)
+def a_queue_for_which_something_is_scheduled_goes(patch: Patch) -> None:
+    is_needed = Engine._is_needed
+
+    def faulty(engine: Engine, queue: Queue) -> bool:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(engine._scheduler, "count", lambda name: 0)
+            return is_needed(engine, queue)
+
+    patch.setattr(Engine, "_is_needed", faulty)
 
 
 @shows_in(TopicsMachine)
@@ -2341,7 +2587,7 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
             size = 0 if entry.message is None else size_of(entry.message)
             entry.lane.queue.resident -= size
             wrong.resident += size
-            entry.lane = wrong.lanes[entry.lane.rank]
+            entry.lane = wrong.lane(entry.lane.rank)
         release(engine, consumer, has_begun=has_begun)
 
     release = Engine._release
@@ -2353,7 +2599,7 @@ def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch
     def faulty(way: Choosing, consumer: Consumer, rank: int) -> Entry | int | None:
         head = head_for(way, consumer, rank)
         if isinstance(head, int) and head != HOLDS:
-            way._paging.ask(way._queue.lanes[rank])
+            way._paging.ask(way._queue.lane(rank))
             return None
         return head
 

@@ -11,6 +11,8 @@ from truenext.spark.schema import EVENTS
 Event = dict[str, Any]
 
 COLUMNS = tuple(EVENTS.names)
+REASONS = ("failed", "released", "delayed", "holding", "refused", "aborted and delayed", "lost", "refused and holding")
+"""What the histories of this truenext say, and of older ones."""
 EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -188,10 +190,10 @@ class RandomHistory:
             kind = "returned"
         extra: dict[str, Any] = {"consumer": consumer} if kind in ("acknowledged", "returned") else {}
         if kind == "returned":
-            reasons = ["failed", "released", "delayed", "holding"]
-            reason = "due" if is_due else self.random.choice(reasons)
-            if reason in ("delayed", "holding"):
-                self.waits[sequence] = reason
+            reason = "due" if is_due else self.random.choice(REASONS)
+            wait = reason.rpartition(" ")[2]
+            if wait in ("delayed", "holding"):
+                self.waits[sequence] = wait
             extra |= {"attempts": 1, "reason": reason}
         if kind == "dead-lettered":
             extra |= {"target_queue": "DLQ." + queue, "target_sequence": 10**9 + sequence}

@@ -143,7 +143,9 @@ class Judge:
             letter.where = "gone"
         elif kind == "returned":
             if letter is not None and letter.where != "gone":
-                where = each["reason"] if each["reason"] in ("delayed", "holding") else "waiting"
+                # "refused and delayed", "delayed"
+                last = each["reason"].rpartition(" ")[2]
+                where = last if last in ("delayed", "holding") else "waiting"
                 letter.where = "doubtful" if letter.priority is None else where
         elif kind == "drained":
             for each_letter in letters.values():

@@ -87,7 +87,8 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             columns["number"] = each["count"] or each["attempts"] or 0
         code = CODES[each["kind"]]
         if each["kind"] == "returned":
-            code = {"delayed": Code.DELAYED, "holding": Code.HOLDING}.get(each["reason"], code)
+            waits = {"delayed": Code.DELAYED, "holding": Code.HOLDING}
+            code = waits.get(each["reason"].rpartition(" ")[2], code)
         row(each["event"], code, each["queue"], **columns)
     for queue in queues:
         row(events[-1]["event"] + 1, Code.ENDED, queue, at=micros(events[-1]))

@@ -21,6 +21,7 @@ from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import Results, audit
 from truenext.spark.audit.blocks import blocks
+from truenext.spark.audit.command import run
 from truenext.spark.audit.gaps import gaps
 from truenext.spark.audit.timeline import commits
 from truenext.spark.schema import EVENTS, read_events
@@ -102,6 +103,22 @@ def test_since_and_queue_leave_out_the_rest(frame: Frame) -> None:
         audit(frame(history), since=EPOCH + timedelta(days=1))
 
 
+def test_refused_aborted_and_lost_are_told_apart_in_the_redelivery_of_a_queue(frame: Frame) -> None:
+    reasons = {"refused": 1, "refused and delayed": 2, "aborted": 3, "aborted and holding": 4, "lost": 5, "released": 6}
+    # A page has shown one, one is due, and a history of before did not say which of the three it was.
+    others = ["delayed", "due", "failed"]
+    empty: Event = dict.fromkeys(EVENTS.names)
+    told = [reason for reason, count in reasons.items() for _ in range(count)] + others
+    history = [empty | {"event": 1, "run": 1, "at": EPOCH, "kind": "started", "reason": "clean"}]
+    for event, reason in enumerate(told, 2):
+        columns = {"kind": "returned", "queue": "orders", "sequence": event, "attempts": 1, "reason": reason}
+        history.append(empty | {"event": event, "run": 1, "at": EPOCH} | columns)
+    results = audit(frame(history))
+    (row,) = results.tables["redelivery"].collect()
+    assert [row[reason] for reason in ("refused", "aborted", "lost", "released")] == [3, 7, 5, 6]
+    results.release()
+
+
 def test_gaps_are_found_wherever_they_are(frame: Frame) -> None:
     present = [*range(5, 60), *range(61, 65_536), *range(65_540, 131_072), *range(300_000, 300_002)]
     empty: Event = dict.fromkeys(EVENTS.names)
@@ -147,6 +164,16 @@ def test_the_command_tells_by_its_status(frame: Frame, tmp_path: Path) -> None:
     none = command.invoke(audit_command, [str(tmp_path / "empty")])
     assert (none.exit_code, "no history in" in none.output) == (2, True)
     assert command.invoke(audit_command, [str(tmp_path / "absent")]).exit_code == 2
+
+
+def test_what_cannot_be_asked_for_is_refused_before_spark_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truenext.spark.audit.command.start", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="file cannot be written to: File exists"):
+        run([tmp_path], out=tmp_path / "file")
+    for seconds in (float("nan"), float("inf"), -1.0, 0.0):
+        with pytest.raises(ConfigurationError, match=f"{seconds} is no number of seconds"):
+            run([tmp_path], stuck_seconds=seconds)
 
 
 @pytest.mark.parametrize("place", ["history/events", "events", "."])

@@ -21,6 +21,7 @@ from truenext.engine.choosing import Choosing
 from truenext.engine.consumer import Consumer
 from truenext.engine.lane import Entry
 from truenext.engine.paging import PageRead
+from truenext.events import FAILURES
 from truenext.history.table import SCHEMA
 from truenext.order import RANKS
 from truenext.store.memory import MemoryStore
@@ -52,6 +53,20 @@ def test_what_the_engine_writes_down_is_judged_right() -> None:
     print("first seed", first)
     for seed in range(first, first + 40):
         assert not findings(seed), seed
+
+
+def test_what_counts_as_an_attempt_is_told_as_a_failure_and_nothing_else_is() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        attempts: Counter[tuple[int, int]] = Counter()
+        told = busy(random.Random(seed), 120, ("",), ORDERS, ORDERS)
+        for event in read(b"".join(told.chunks)):
+            if event["kind"] == "returned":
+                of = event["run"], event["sequence"]
+                assert (event["attempts"] > attempts[of]) is event["reason"].startswith(FAILURES), (seed, event)
+                attempts[of] = event["attempts"]
+                seen[event["reason"].partition(" ")[0]] += 1
+    assert {*FAILURES, "released"} <= set(seen)
 
 
 def test_where_there_are_groups_passing_one_that_is_busy_is_no_fault() -> None:

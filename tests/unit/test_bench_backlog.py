@@ -64,9 +64,10 @@ def test_a_message_of_nobody_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000, 100_000])
-def test_messages_are_found_however_they_are_cut(size: int) -> None:
-    stream = message(3) + b"RECEIPT\nreceipt-id:a\n\n\0" + message(4) + message(29)
-    messages, inbox = read_all(stream, size)
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_messages_are_found_however_they_are_cut_and_ended(size: int, end: bytes) -> None:
+    frames = [message(3), b"RECEIPT\nreceipt-id:a\n\n\0", message(4), message(29)]
+    messages, inbox = read_all(end.join([*frames, b""]), size)
     assert messages == [(b"5@0", 3), (b"5@0", 4), (b"5@0", 29)]
     assert inbox.receipts == 1
 

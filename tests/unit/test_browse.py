@@ -119,7 +119,7 @@ def test_a_browse_is_no_consumer_and_is_shown_what_consumers_can_take() -> None:
     world = World(2)
     world.browse()
     (queue,) = world.engine.queues()
-    assert queue.consumers == [] and queue.unacknowledged() == 0
+    assert not queue.consumers and queue.unacknowledged() == 0
     (showing,) = world.turns()
     assert [entry.deliveries for entry in showing.entries] == [0, 0]
     assert queue.waiting() == 2

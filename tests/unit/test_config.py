@@ -52,6 +52,7 @@ def test_every_kind_of_value_is_read(file: Path) -> None:
         """
         [broker]
         listen = ["stomp://127.0.0.1:1", "stomp://localhost"]
+        server_name = "ActiveMQ/5.18.3"
         data = "sub/folder"
         memory_limit = "1.5GiB"
         disk_limit = 5000000000
@@ -67,6 +68,7 @@ def test_every_kind_of_value_is_read(file: Path) -> None:
     )
     assert found.broker == BrokerSettings(
         listen=("stomp://127.0.0.1:1", "stomp://localhost"),
+        server_name="ActiveMQ/5.18.3",
         data=file.parent / "sub/folder",
         memory_limit=3 << 29,
         disk_limit=5_000_000_000,
@@ -123,7 +125,8 @@ def test_options_go_before_the_file(file: Path) -> None:
 def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(file: Path) -> None:
     on_disk = read(file, "[broker]\nmemory = true", broker={"data": Path("d")}).broker
     assert (on_disk.data, on_disk.memory) == (Path("d"), False)
-    in_memory = read(file, '[broker]\ndata = "d"\ndisk_limit = "9GiB"', broker={"memory": True}).broker
+    content = '[broker]\ndata = "d"\ndisk_limit = "9GiB"\nhistory = true'
+    in_memory = read(file, content, broker={"memory": True}).broker
     assert (in_memory.data, in_memory.memory, in_memory.disk_limit) == (None, True, None)
 
 
@@ -194,10 +197,11 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
             ],
         ),
         (
-            '[broker]\nmemory = true\ndata = "d"\ndisk_limit = "5GiB"',
+            '[broker]\nmemory = true\ndata = "d"\ndisk_limit = "5GiB"\nhistory = true',
             [
                 "3: data cannot be with memory = true: then nothing is kept on disk",
                 "4: disk_limit cannot be with memory = true: then nothing is kept on disk",
+                "5: history cannot be with memory = true: then nothing is kept on disk",
             ],
         ),
         ('[policy."a..b"]', ["1: 'a..b' is no pattern of names: it has an empty word"]),
@@ -223,6 +227,20 @@ def test_all_faults_are_said_in_one_go_and_in_order(file: Path) -> None:
     for line_end in ("\n", "\r\n"):
         found = faults(file, text.replace("\n", line_end))
         assert [fault.partition(":")[0] for fault in found] == ["1", "2", "4", "6", "8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (" ", "must be a text that can be printed and is not empty"),
+        (" x", "must not begin or end with a blank: STOMP 1.0 trims it"),
+        ("x" * 256, "has 256 characters; at most 255"),
+    ],
+)
+def test_a_server_name_that_cannot_stand_in_a_header_is_refused(file: Path, name: str, why: str) -> None:
+    assert faults(file, f'[broker]\nserver_name = "{name}"') == [f"2: server_name {why}"]
+    assert len(faults(file, '[broker]\nserver_name = "two\\nlines"')) == 1
+    assert read(file, f'[broker]\nserver_name = "{"x" * 255}"').broker.server_name == "x" * 255
 
 
 def test_a_number_that_python_does_not_read_is_refused(file: Path) -> None:
@@ -277,7 +295,8 @@ PATTERNS = st.builds(
 
 
 def is_possible(of_broker: dict[str, Any]) -> bool:
-    return not of_broker.get("memory") or not {"data", "disk_limit"} & of_broker.keys()
+    kept_on_disk = {"data", "disk_limit"} & of_broker.keys() or of_broker.get("history")
+    return not of_broker.get("memory") or not kept_on_disk
 
 
 def written(of_broker: dict[str, Any], default: dict[str, Any], patterns: dict[str, dict[str, Any]]) -> str:

@@ -2,16 +2,18 @@
 
 import pytest
 
+from tests.unit.looking import looked
 from truenext.batch import DUE_NEVER, Batch, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
-from truenext.destination import parse
+from truenext.destination import Destination, Kind, parse
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry, Lane
 from truenext.engine.paging import Found, PageRead, Paging, Read
-from truenext.engine.redelivery import delay_of, revived
+from truenext.engine.redelivery import POISON, dead_letter, delay_of, moved, revived
 from truenext.engine.session import Session
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.engine.timers import TimersRead
+from truenext.envelope import DEAD_LETTER_HEADERS, read_header
 from truenext.limits import DELAY_MS_MAX
 from truenext.message import Message
 from truenext.policy import Policies, Policy, WhileWaiting
@@ -116,7 +118,7 @@ class World:
         for _ in range(milliseconds // 1000):
             self.pass_time(1000)
             self.turn()
-            said += [queue.name for queue in self.audit.look(self.engine, set())]
+            said += [queue.name for queue in looked(self.audit, self.engine)]
         return said
 
 
@@ -276,6 +278,32 @@ def test_what_does_not_say_where_it_came_from_is_no_dead_letter(header: bytes) -
     assert revived(Message(4, True, 0, header + b"content-length:0\n", b""), WALL_MS) is None
 
 
+@pytest.mark.parametrize("origin", ["a", "subscription,me,n,news,colour = 'red'"])
+def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(origin: str) -> None:
+    message = Message(7, False, 0, b"destination:/topic/news\ncolour:red\ncontent-length:0\npriority:7\n", b"")
+    _, letter = dead_letter(message, origin, Policy(), attempts=1, cause=POISON, now_ms=WALL_MS)
+    said = read_header(letter.header)
+    assert said.keys() - read_header(message.header).keys() == DEAD_LETTER_HEADERS | {"persistent"}
+    assert (said["truenext-original-destination"], letter.way_back) == (
+        ("/queue/a", "") if origin == "a" else ("/topic/news", origin)
+    )
+    _, there = moved(letter, Destination(Kind.QUEUE, "DLQ.other"))
+    assert there.way_back == letter.way_back
+    back = revived(there, WALL_MS)
+    assert back is not None and back[0].name == origin
+    assert read_header(back[1].header) == read_header(message.header) | {
+        "persistent": "false",
+        "destination": said["truenext-original-destination"],
+    }
+    assert back[1].way_back == ""
+
+
+def test_a_letter_of_a_subscription_from_before_still_finds_its_way_back() -> None:
+    header = b"truenext-original-destination:/queue/subscription,me,n,news\ncontent-length:0\n"
+    back = revived(Message(4, True, 0, header, b""), WALL_MS)
+    assert back is not None and back[0].name == "subscription,me,n,news"
+
+
 @pytest.mark.parametrize("names", [{}, {"a.>": Policy(dead_letters="shared")}])
 def test_dead_letter_queues_are_known_by_prefix_or_policy(names: dict[str, Policy]) -> None:
     policies = Policies(by_pattern=names)
@@ -284,7 +312,7 @@ def test_dead_letter_queues_are_known_by_prefix_or_policy(names: dict[str, Polic
 
 def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None:
     world = World(in_store={1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0)})
-    lane: Lane = world.queue.lanes[5]
+    lane: Lane = world.queue.lane(5)
     world.engine._paging.ask(lane)
     entry = Entry(2, None, lane, 0, True, 0)
     lane.take_out([entry], 5)

@@ -1,10 +1,21 @@
 """Which queue does an address mean, and is everything refused that means none?"""
 
+from urllib.parse import quote
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.destination import DEAD_LETTER_PREFIX, Destination, Kind, dead_letter_name, parse
+from truenext.destination import (
+    DEAD_LETTER_PREFIX,
+    Destination,
+    Kind,
+    accepted_address,
+    dead_letter_name,
+    parse,
+    queue_called,
+    split_options,
+)
 from truenext.errors import RemoteProtocolError
 from truenext.limits import DESTINATION_LENGTH_MAX
 
@@ -27,6 +38,11 @@ LONGEST = "x" * (DESTINATION_LENGTH_MAX - len(DEAD_LETTER_PREFIX))
         ("/topic/news.*.>", Destination(Kind.PATTERN, "news.*.>")),
         ("/temp-topic/t", Destination(Kind.TOPIC, "/me/t", "me")),
         ("/remote-temp-topic/you/t", Destination(Kind.TOPIC, "/you/t", "you")),
+        ("orders", Destination(Kind.QUEUE, "orders")),
+        ("DLQ.orders", Destination(Kind.QUEUE, "DLQ.orders")),
+        ("orders.>", Destination(Kind.QUEUES, "orders.>")),
+        (LONGEST, Destination(Kind.QUEUE, LONGEST)),
+        ("/subscription/me?,a?b", Destination(Kind.DURABLE, "me?,a?b")),
     ],
 )
 def test_an_address_means_one_destination(address: str, destination: Destination) -> None:
@@ -37,12 +53,21 @@ def test_an_address_means_one_destination(address: str, destination: Destination
     ("address", "reason"),
     [
         ("", "unknown destination"),
-        ("orders", "unknown destination"),
-        ("queue/orders", "unknown destination"),
+        ("queue/orders", "unknown destination 'queue/orders': here it is '/queue/orders'"),
+        ("topic/news", "unknown destination 'topic/news': here it is '/topic/news'"),
+        ("orders:new", "unknown destination"),
+        ("queue:orders", "unknown destination"),
+        ("queue://orders", "here it is '/queue/orders'"),
+        ("topic://news", "here it is '/topic/news'"),
+        ("temp-queue://r", "here it is '/temp-queue/r'"),
+        ("temp-topic://t", "here it is '/temp-topic/t'"),
+        ("a/b", "unknown destination"),
+        (LONGEST + "x", f"at most {len(LONGEST)}"),
         ("/Queue/orders", "unknown destination"),
         ("/queue", "unknown destination"),
         (" /queue/a", "unknown destination"),
-        ("/amq/queue/a", "unknown destination"),
+        ("/amq/queue/a/b", "here it is '/queue/a/b'"),
+        ("/reply-queue/a", "here a reply goes to what the MESSAGE's reply-to says"),
         ("/queue/", "has no name"),
         ("/temp-queue/", "has no name"),
         ("/control/", "has no name"),
@@ -66,11 +91,18 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/topic/a..*", "empty word"),
         ("/topic/*\n", "stand for whole words"),
         ("/temp-topic/a.*", "are for subscriptions"),
-        ("/queue/a,b", "unknown destination 'b'"),
+        ("/queue/a,b", "unknown destination 'b': in a composite destination each begins with /queue/ or /topic/"),
+        ("/topic/a,b", "unknown destination 'b'"),
+        ("orders,/queue/b", "unknown destination 'orders'"),
+        ("a,b", "unknown destination 'a'"),
         ("/queue/a,", "unknown destination"),
+        ("/queue/a?b", "option 'b' of '/queue/a.b': options are for SUBSCRIBE"),
+        ("a?b=1", "option 'b' of 'a.b=1'"),
+        ("/queue/a?b=/topic/c,>", "option 'b'"),
+        ("/topic/a?", "option '' of"),
         (",".join(["/queue/a"] * 101), "101 parts; at most 100"),
-        ("/dsub/news", "durable subscriptions by such an address are not supported yet"),
-        ("/exchange/news", "exchanges are not supported yet"),
+        ("/dsub/news", "a durable subscription is a SUBSCRIBE to its /topic/NAME with durable:true"),
+        ("/exchange/amq.topic/news", "there are no exchanges here; say /topic/NAME for everybody who has subscribed"),
         ("/queue/a.>.b", "only at its end"),
         ("/queue/a*", "stand for whole words"),
         ("/queue/a,/queue/b.*", "can only be subscribed to"),
@@ -87,7 +119,7 @@ def test_the_session_of_a_remote_address_obeys_the_rules_of_names(session: str) 
         parse(f"/remote-temp-queue/{session}/r", "me")
 
 
-NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="*>,/"), min_size=1, max_size=20)
+NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="*>,/?"), min_size=1, max_size=20)
 
 
 @given(NAMES, st.sampled_from(["/queue/", "/topic/", "/temp-queue/", "/temp-topic/", "/control/"]))
@@ -125,3 +157,44 @@ def test_a_dead_letter_queue_is_named_after_its_queue() -> None:
 
 def test_the_longest_name_of_a_queue_still_has_a_dead_letter_queue() -> None:
     assert parse(f"/queue/{dead_letter_name(LONGEST)}", "s").name == f"DLQ.{LONGEST}"
+
+
+# ---- Options ----
+
+
+@pytest.mark.parametrize(
+    ("address", "bare", "options"),
+    [
+        ("/queue/a", "/queue/a", {}),
+        ("/queue/a?b=c", "/queue/a", {"b": "c"}),
+        ("/queue/a?b=c&d=e=f", "/queue/a", {"b": "c", "d": "e=f"}),
+        ("/queue/a?b=", "/queue/a", {"b": ""}),
+        ("/topic/>?b=c,d?e", "/topic/>", {"b": "c,d?e"}),
+        ("a?b=%2C%3F%26%25+%2B", "a", {"b": ",?&% +"}),
+        ("/subscription/me?,a?b", "/subscription/me?,a?b", {}),
+    ],
+)
+def test_options_are_split_from_an_address(address: str, bare: str, options: dict[str, str]) -> None:
+    assert split_options(address) == (bare, options)
+
+
+@given(st.dictionaries(NAMES.map(lambda name: quote(name, safe="")), st.text(), max_size=3))
+def test_whatever_is_percent_encoded_is_read_as_it_was(options: dict[str, str]) -> None:
+    written = "&".join(f"{name}={quote(value, safe='')}" for name, value in options.items())
+    assert split_options(f"/queue/a?{written}" if options else "/queue/a") == ("/queue/a", options)
+
+
+@given(st.text(st.sampled_from("?=&%+25,a")))
+def test_options_are_read_or_refused(text: str) -> None:
+    try:
+        bare, _ = split_options(f"/queue/a{text}")
+    except RemoteProtocolError:
+        return
+    assert "?" not in bare
+
+
+def test_what_was_accepted_when_names_could_have_a_question_mark_is_still_known() -> None:
+    assert accepted_address("/topic/a?b") == Destination(Kind.TOPIC, "a?b")
+    assert [part.name for part in accepted_address("/queue/a?b,/topic/c?d").parts] == ["a?b", "c?d"]
+    with pytest.raises(RemoteProtocolError, match="no name has a"):
+        queue_called("a?b")

@@ -96,7 +96,7 @@ def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
     engine.turn()
     commit(engine)
     assert waiting(engine) == {"a": 0, "DLQ.a": 2}
-    letter = next(iter(next(queue for queue in engine.queues() if queue.name == "DLQ.a").lanes[5]))
+    letter = next(iter(next(queue for queue in engine.queues() if queue.name == "DLQ.a").lane(5)))
     assert letter.message is not None
     assert (letter.message.expires_ms, letter.message.persistent) == (0, True)
     headers = read_header(letter.message.header)

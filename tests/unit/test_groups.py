@@ -5,6 +5,7 @@ That what consumers get is right, while anything happens, is asked by tests/prop
 
 import pytest
 
+from tests.unit.looking import looked
 from tests.unit.test_selecting import A, World, numbers
 from truenext.commands import Ack, Nack, Send, Unsubscribe
 from truenext.engine import groups as groups_of_engine
@@ -209,7 +210,7 @@ def test_the_stuck_audit_does_not_take_a_busy_group_for_stuck_and_sees_one_that_
 
     def look(now_ms: int) -> list[str]:
         world.engine.tick(now_ms * 1000, now_ms * 1000)
-        return [queue.name for queue in audit.look(world.engine, [])]
+        return [queue.name for queue in looked(audit, world.engine)]
 
     assert look(0) == look(2 * STUCK_MS) == []
     acknowledge(world, "one", 1)

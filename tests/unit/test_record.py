@@ -5,6 +5,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX, order_key, rank
@@ -31,6 +32,7 @@ MESSAGES = st.builds(
     header=st.binary(max_size=60),
     body=st.binary(max_size=60),
     arrived_ms=NUMBERS,
+    way_back=st.just("") | st.text(st.characters(exclude_categories=["Cs"]), max_size=10),
 )
 EXAMPLE = Message(
     priority=4,
@@ -105,9 +107,19 @@ def test_a_record_cut_short_anywhere_is_detected() -> None:
 
 def test_a_record_of_a_later_version_is_refused() -> None:
     key = key_of(EXAMPLE)
-    rest = bytes([RECORD_VERSION + 1]) + encode(key, EXAMPLE)[5:]
-    with pytest.raises(DamagedRecord, match="record version 3; this truenext reads version 2"):
+    rest = bytes([RECORD_VERSION + 2]) + encode(key, EXAMPLE)[5:]
+    with pytest.raises(DamagedRecord, match="record version 4; this truenext reads versions 2 and 3"):
         decode(key, crc32(rest, crc32(key)).to_bytes(4, "little") + rest)
+
+
+def test_a_record_without_a_way_back_is_what_it_was_before_there_was_one() -> None:
+    key = key_of(EXAMPLE)
+    assert encode(key, EXAMPLE)[4] == RECORD_VERSION
+    letter = replace(EXAMPLE, way_back="subscription,me,n,news")
+    record = encode(key, letter)
+    assert record[4] == RECORD_VERSION + 1 and b"subscription,me,n,news\ncontent-length:5\nhello" in record
+    # What an earlier version cannot read it refuses, and shows to nobody.
+    assert decode(key, record).header == EXAMPLE.header
 
 
 def test_a_record_under_the_key_of_another_is_detected() -> None:

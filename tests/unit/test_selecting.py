@@ -6,6 +6,7 @@ That what they get is right, while anything happens, is asked by tests/property.
 from collections import deque
 
 from tests.property.disk import found_of
+from tests.unit.looking import looked
 from truenext.broker.pager import page_of
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
@@ -392,7 +393,7 @@ def test_what_nobodys_selector_wants_is_not_stuck_and_a_match_that_is_not_dispat
         names = []
         for _ in range(20):
             world.engine.tick(world.engine.now_ms * 1000 + 1_000_000, 0)
-            names += [queue.name for queue in audit.look(world.engine, [])]
+            names += [queue.name for queue in looked(audit, world.engine)]
         return names
 
     assert said() == []

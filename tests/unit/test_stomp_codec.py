@@ -69,6 +69,8 @@ COMMON_STREAM: list[tuple[bytes, Content]] = [
     (b"SEND\nn:1\ncontent-length:7\n\na\0b\n\n\0c\0\n", ("SEND", {"n": "1", "content-length": "7"}, b"a\0b\n\n\0c")),
     (b"BEGIN\ntransaction:t\n\n\0", ("BEGIN", {"transaction": "t"}, b"")),
     (b"DISCONNECT\n\n\0\n", ("DISCONNECT", {}, b"")),
+    (b"BEGIN\ntransaction:lf\n\n\n\n\0", ("BEGIN", {"transaction": "lf"}, b"")),
+    (b"\0\n\0\0SUBSCRIBE\nid:nul\n\n\n\0", ("SUBSCRIBE", {"id": "nul"}, b"")),
     (b"ACK\ncontent-length:0\nid:1\n\n\0", ("ACK", {"content-length": "0", "id": "1"}, b"")),
     (b"SEND\nfoo:World\nfoo:Hello\nempty:\n\n\n\n\0", ("SEND", {"foo": "World", "empty": ""}, b"\n\n")),
     (
@@ -97,6 +99,7 @@ STREAMS: dict[Version, list[tuple[bytes, Content]]] = {
         (b"SEND\r\na:b\n\n\r\nx\0", ("SEND", {"a": "b"}, b"\r\nx")),
         (b"SEND\r\na:b\r\n\nx\0", ("SEND", {"a": "b"}, b"x")),
         (b"DISCONNECT\r\n\r\n\0", ("DISCONNECT", {}, b"")),
+        (b"\r\n\0\r\nABORT\r\na:b\r\n\r\n\r\n\r\n\0", ("ABORT", {"a": "b"}, b"")),
         (b"SEND\r\ncontent-length:5\r\n\r\n\0\r\n\r\n\0", ("SEND", {"content-length": "5"}, b"\0\r\n\r\n")),
         (b"SEND\na\\c\\r\\n:\\\\r\\\\\\r\n\n\\c\0", ("SEND", {"a:\r\n": "\\r\\\r"}, b"\\c")),
         (b"SEND\n a : b \nc:d:e\n\n\0", ("SEND", {" a ": " b ", "c": "d:e"}, b"")),
@@ -148,7 +151,7 @@ def test_nothing_comes_out_before_the_last_byte_of_a_frame(version: Version) -> 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_login_and_what_was_sent_behind_it_is_read_alike_however_it_is_cut(version: Version) -> None:
-    login = b"\nCONNECT\naccept-version:1.2\npasscode:a\\b\\t:c\n\n\0\n"
+    login = b"\n\0\r\nCONNECT\naccept-version:1.2\npasscode:a\\b\\t:c\n\n\n\n\0\n"
     data, expected = stream(version)
     expected = [("CONNECT", {"accept-version": "1.2", "passcode": "a\\b\\t:c"}, b""), *expected]
     assert decode(None, [login + data], version) == expected
@@ -167,10 +170,12 @@ def test_before_the_version_is_agreed_frames_come_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("version", [*VERSIONS, None])
-def test_heart_beats_are_no_frames_and_are_not_kept(version: Version | None) -> None:
+@pytest.mark.parametrize("beat", [b"\n", b"\r\n", b"\0"])
+def test_heart_beats_are_no_frames_and_are_not_kept(version: Version | None, beat: bytes) -> None:
+    """What stands between frames costs nothing, however much of it there is."""
     receiver = decoder(version)
     for _ in range(3):
-        assert receiver.receive(b"\n" * LOGIN_BYTES_MAX) == []
+        assert receiver.receive(beat * LOGIN_BYTES_MAX) == []
         assert receiver.receive(b"") == []
     (frame,) = receiver.receive(b"\nSTOMP\n\n\0")
     assert frame.command == "STOMP"
@@ -284,7 +289,6 @@ MALFORMED: dict[str, tuple[list[Version | None], bytes]] = {
     "a NUL in a value": (ALL, b"SEND\na:b\0\nc:d\n\n\0"),
     "a NUL before the blank line": (ALL, b"SEND\na:b\n\0\n\n\0"),
     "no blank line": (ALL, b"SEND\0"),
-    "a NUL alone": (ALL, b"\0"),
     "a line without a colon": (ALL, b"SEND\na:b\nc\n\n\0"),
     "a first line without a colon": (ALL, b"SEND\nab\n\n\0"),
     "a line without a colon where others have two": (ALL, b"SEND\na:b:c\nde\n\n\0"),
@@ -305,6 +309,8 @@ MALFORMED: dict[str, tuple[list[Version | None], bytes]] = {
     "a body where none is announced": (ALL, b"SEND\ncontent-length:0\n\na\0"),
     "a body of SUBSCRIBE": ([None, Version.V1_1, Version.V1_2], b"SUBSCRIBE\nid:1\n\nbody\0"),
     "a body of CONNECT": (ALL, b"CONNECT\na:b\n\nx\0"),
+    "a body of BEGIN behind line ends": (ALL, b"BEGIN\na:b\n\n\n\n \n\0"),
+    "a body of an unknown command": (ALL, b"begin\na:b\n\nx\0"),
     "a body of RECEIPT": (ALL, b"RECEIPT\ncontent-length:1\n\nx\0"),
     "a body of BEGIN that is a NUL": (ALL, b"BEGIN\ncontent-length:1\n\n\0\0"),
 }
@@ -324,6 +330,15 @@ def test_what_is_no_frame_is_refused_however_it_is_cut(versions: list[Version | 
             for chunks in refused:
                 with pytest.raises(RemoteProtocolError):
                     decode(version, chunks)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_unknown_command_is_not_blamed_for_its_body(version: Version) -> None:
+    for data in (b"send\n\nx\0", b"send\ncontent-length:1\n\nx\0"):
+        with pytest.raises(RemoteProtocolError, match=r"^unknown command 'send'; is SEND meant\?$"):
+            decoder(version).receive(data)
+    with pytest.raises(RemoteProtocolError, match=r"^unknown command 'PUBLISH'$"):
+        decoder(version).receive(b"PUBLISH\n\nx\0")
 
 
 def test_a_colon_in_the_command_does_not_stand_for_one_in_the_header() -> None:
@@ -388,10 +403,10 @@ def test_a_header_as_long_as_the_limit_and_no_longer(version: Version) -> None:
     assert len(longest) == HEADER_BYTES_MAX
     for chunks in ([longest + b"body\0"], [longest, b"body\0"], [longest[:-1], longest[-1:] + b"body\0"]):
         assert [body for _, _, body in decode(version, chunks)] == [b"body"]
-    longer = data(HEADER_BYTES_MAX + 1)
-    for chunks in ([longer + b"\0"], [longer, b"\0"], [longer[:-1], b"\n\0"], cut(longer, 7, 60_000)):
-        with pytest.raises(RemoteProtocolError):
-            decode(version, chunks)
+    for longer in (data(HEADER_BYTES_MAX + 1), data(70_000), data(10 * HEADER_BYTES_MAX)):
+        for chunks in ([longer + b"\0"], [longer, b"\0"], [longer[:-1], b"\n\0"], cut(longer, 7, 60_000)):
+            with pytest.raises(RemoteProtocolError, match=f"more than {HEADER_BYTES_MAX} bytes of headers"):
+                decode(version, chunks)
 
 
 @pytest.mark.parametrize("line", [b"x", b"name:value\n", b"a:b\r\n", "\u20ac".encode()])

@@ -34,6 +34,8 @@ FRAMES = [
     "SEND\ndestination:/remote-temp-queue/s/r\nn\u00e4me:\u20ac\nredelivered:true\n\n\u00e9\0".encode(),
     b"SUBSCRIBE\nid:1\ndestination:/queue/a\nack:client\nactivemq.prefetchSize:10\n\n\0",
     b"SUBSCRIBE\nid:2\ndestination:/temp-queue/r\n\n\0\n\n",
+    b"SUBSCRIBE\nid:3\ndestination:/queue/a?consumer.selector=a%20%3E%201&consumer.priority=3\n\n\0",
+    b"SUBSCRIBE\nid:4\ndestination:a\nprefetch-count:10\ndurable:true\nauto-delete:false\nno-local:False\n\n\0",
     b"ACK\nid:5@1\nmessage-id:truenext-b1-5\nsubscription:1\n\n\0",
     b"NACK\nid:5@1\nmessage-id:truenext-b1-5\nsubscription:1\ntransaction:t\n\n\0",
     b"BEGIN\ntransaction:t\nreceipt:1\n\n\0",
@@ -152,7 +154,7 @@ def feed(server: StompServer, pieces: list[bytes]) -> None:
             # Nothing more is asked, and the client can be told.
             assert list(commands) == []
             answer = server.encode_fault(Fault(str(error)[:200], str(error), server.receipt_in_question))
-            assert answer.startswith(b"ERROR\n") and answer.index(b"\0") == len(answer) - 1
+            assert answer.startswith(b"ERROR\n") and answer.index(b"\0\n") == len(answer) - 2
             return
 
 
@@ -164,6 +166,38 @@ def new_server() -> StompServer:
 @given(STREAMS, SIZES)
 def test_hostile_bytes_before_the_login_are_refused_or_harmless(data: bytes, sizes: list[int]) -> None:
     feed(new_server(), chunks(data, sizes))
+
+
+SECRET = "Qz7"
+LOGINS = [
+    f"CONNECT\naccept-version:1.2\nlogin:{SECRET}\npasscode:{SECRET}\n\n\0".encode(),
+    f"CONNECT\naccept-version:1.2\npasscode\\c{SECRET}\n\n\0".encode(),
+    f"STOMP\r\npasscode{SECRET}\r\n\r\n\0".encode(),
+    *(
+        f"CONNECT\n{name}:{SECRET}\n\n{SECRET}\0".encode()
+        for name in ("accept-version", "heart-beat", "content-length", "receipt", "client-id", SECRET)
+    ),
+    f"CONNECT\nheart-beat:{'9' * 20},{SECRET}\n\n\0".encode(),
+    f"CONNECT\naccept-version:3.0\nreceipt:{SECRET}\n\n\0".encode(),
+    f"SEND\ndestination:/queue/{SECRET}\nreceipt:{SECRET}\n\n{SECRET}\0".encode(),
+    f"{SECRET} / HTTP/1.1\r\nAuthorization: {SECRET}\r\n\r\n\0".encode(),
+    f"connect\npasscode:{SECRET}\n\n{SECRET}\0".encode(),
+    f"passcode:{SECRET}\xff\n\n\0".encode("latin-1"),
+]
+
+
+@bounded
+@given(st.sampled_from(LOGINS), st.data())
+def test_no_byte_of_what_comes_before_the_login_is_said_to_anybody(login: bytes, data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(login)))
+    token = data.draw(st.sampled_from([b"", *TOKENS]))
+    server = new_server()
+    try:
+        assert list(server.receive(login[:place] + token + login[place:])) == []
+    except RemoteProtocolError as error:
+        if not server.is_connected:
+            answer = server.encode_fault(Fault(str(error)[:200], str(error), server.receipt_in_question))
+            assert SECRET not in str(error) and SECRET.encode() not in answer
 
 
 @bounded

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from truenext import envelope
 from truenext.answers import Fault, Receipt
 from truenext.commands import (
     Abort,
@@ -29,10 +30,11 @@ from truenext.commands import (
 from truenext.destination import parse
 from truenext.envelope import closes_group, escape, group_of, read_header, write_header
 from truenext.errors import RemoteProtocolError
-from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX
+from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX, WINDOW_MAX
 from truenext.message import Message
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.protocol import parse_heart_beat
 from truenext.wire.stomp.server import PARTS_PER_MESSAGE, StompServer
 
 VERSIONS = list(Version)
@@ -111,8 +113,8 @@ def message_frame(version: Version, deliveries: list[Delivered], *lines: str) ->
 def test_a_login_is_answered_with_the_version(version: Version, command: str) -> None:
     server = connecting()
     assert not server.is_connected and server.connected is None
-    assert ask(server, command, f"accept-version:{version.value}", "host:h", "login:a", "passcode:b\\x") == []
-    assert server.is_connected and not server.is_closed
+    assert ask(server, command, f"accept-version:{version.value}", "host:h") == []
+    assert server.is_connected and not server.is_closed and not server.has_unchecked_login
     assert server.connected is not None
     (frame,) = decode(None, server.connected)
     assert frame.command == "CONNECTED"
@@ -120,8 +122,28 @@ def test_a_login_is_answered_with_the_version(version: Version, command: str) ->
         "version": version.value,
         "session": "me",
         "server": "truenext/1",
-        "heart-beat": f"{HEART_BEAT_MS_MIN},{HEART_BEAT_MS_MIN}",
+        "heart-beat": "0,0",
     }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "lines", [["login:a", "passcode:b\\x"], ["login:a"], ["passcode:b"], ["login: a", "passcode:"]]
+)
+def test_whoever_says_who_it_is_is_told_that_nobody_checks_it(version: Version, lines: list[str]) -> None:
+    server = connecting()
+    assert ask(server, "CONNECT", f"accept-version:{version.value}", "host:h", *lines) == []
+    assert server.has_unchecked_login and server.connected is not None
+    (frame,) = decode(None, server.connected)
+    assert frame.headers["truenext-login"] == "unchecked"
+
+
+@pytest.mark.parametrize("lines", [[], ["login:", "passcode:"], ["login: "]])
+def test_whoever_does_not_say_who_it_is_is_told_nothing(lines: list[str]) -> None:
+    server = connecting()
+    ask(server, "CONNECT", "accept-version:1.2", *lines)
+    assert not server.has_unchecked_login
+    assert server.connected is not None and b"truenext-login" not in server.connected
 
 
 def test_a_login_that_names_no_version_means_1_0() -> None:
@@ -145,6 +167,23 @@ def test_heart_beats_are_as_slow_as_the_slower_side_wants(heart_beat: list[str],
     server = connecting()
     ask(server, "CONNECT", "accept-version:1.2", *heart_beat)
     assert (server.sends_every_ms, server.expects_every_ms) == (sends, expects)
+
+
+@pytest.mark.parametrize("heart_beat", ["0,0", "10000,0", "0,20000", "1,2", "60000,30000"])
+def test_what_the_broker_says_of_heart_beats_is_what_is_agreed_whether_a_client_reckons_or_not(heart_beat: str) -> None:
+    """Some clients (Go's) beat, and expect beats, as often as CONNECTED says, whatever they have asked for."""
+    server = connecting()
+    ask(server, "CONNECT", "accept-version:1.2", f"heart-beat:{heart_beat}")
+    assert server.connected is not None
+    (connected,) = decode(None, server.connected)
+    can, wants = parse_heart_beat(heart_beat)
+    server_can, server_wants = parse_heart_beat(connected.headers["heart-beat"])
+    # 1.2, "Heart-beating".
+    reckoned = (
+        max(server_can, wants) if server_can and wants else 0,
+        max(can, server_wants) if can and server_wants else 0,
+    )
+    assert (server_can, server_wants) == reckoned == (server.sends_every_ms, server.expects_every_ms)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +273,12 @@ def test_a_send_becomes_a_message(version: Version) -> None:
     assert (send.transaction, send.producer, send.number) == (None, None, 0)
     message = send.message
     assert (message.priority, message.persistent, message.expires_ms, message.body) == (4, False, 0, b"hello")
-    assert read_header(message.header) == {"destination": "/queue/a", "colour": "red", "content-length": "5"}
+    assert read_header(message.header) == {
+        "destination": "/queue/a",
+        "colour": "red",
+        "content-length": "5",
+        "priority": "4",
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -257,6 +301,11 @@ def test_content_length_is_always_among_the_headers_once(
         ("priority:9999999999999999999", 9),
         ("priority:-1", 0),
         ("priority:-99", 0),
+        ("priority:-0", 0),
+        ("priority:" + "9" * 20, 9),
+        ("priority:" + "9" * 5000, 9),
+        ("priority:-" + "9" * 5000, 0),
+        ("priority:" + "0" * 5000 + "7", 7),
         ("priority:04", 4),
         ("x:priority", 4),
     ],
@@ -265,9 +314,65 @@ def test_a_priority_outside_is_moved_to_the_nearest_end(line: str, priority: int
     assert asked(Send, Version.V1_2, "SEND", QUEUE, line).message.priority == priority
 
 
-@pytest.mark.parametrize("value", ["", "high", "4.0", "+4", "--4", "-", " 4", "\u0664", "\u00b2", "9" * 20, "9" * 5000])
+@pytest.mark.parametrize("value", ["", "high", "4.0", "+4", "--4", "-", " 4", "\u0664", "\u00b2"])
 def test_a_priority_that_is_no_number_is_refused(value: str) -> None:
     assert "is not a number" in refused(Version.V1_2, "SEND", QUEUE, f"priority:{value}")
+
+
+@pytest.mark.parametrize("producer", VERSIONS)
+@pytest.mark.parametrize("consumer", VERSIONS)
+@pytest.mark.parametrize(
+    ("lines", "counted"),
+    [
+        ([], "4"),
+        (["priority:0"], "0"),
+        (["priority:9"], "9"),
+        (["priority:12"], "9"),
+        (["priority:-3"], "0"),
+        (["priority:007"], "7"),
+        (["priority:" + "8" * 30], "9"),
+        (["x-priority:8"], "4"),
+        (["activemq.priority:8", "priority:33"], "9"),
+    ],
+)
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        ["content-length:4"],
+        ["content-length:4", "receipt:r"],
+        ["content-length:4", "reply-to:/temp-queue/r"],
+        ["content-length:4", "a:b:c"],
+    ],
+)
+def test_every_message_says_its_priority_as_it_is_counted_and_once(
+    producer: Version, consumer: Version, lines: list[str], counted: str, others: list[str]
+) -> None:
+    send = ask(connected(producer), "SEND", QUEUE, *lines, *others, body=b"body")[0]
+    assert isinstance(send, Send)
+    assert str(send.message.priority) == counted
+    server = connected(consumer)
+    ask(server, "SUBSCRIBE", QUEUE, "id:s")
+    parts: list[bytes] = []
+    server.encode_deliveries("s", [Delivered(send.message)], parts)
+    assert b"".join(parts).count(b"\npriority:") == 1
+    (frame,) = decode(consumer, b"".join(parts))
+    assert frame.headers["priority"] == counted
+    assert (frame.headers["destination"], frame.body) == ("/queue/a", b"body")
+    assert frame.headers.get("x-priority") == ("8" if "x-priority:8" in lines else None)
+
+
+@pytest.mark.parametrize("lines", [["priority:7"], ["priority:7", "receipt:r"], [], ["x:y"]])
+def test_a_priority_that_is_right_costs_no_header_its_taking_apart(lines: list[str]) -> None:
+    """Header lines become those of the MESSAGE as they are; only where none says the priority one stands before."""
+    server = connected()
+    with mock.patch.object(envelope, "write_header", side_effect=AssertionError):
+        send = ask(server, "SEND", QUEUE, "content-length:0", *lines)[0]
+    assert isinstance(send, Send)
+    said = [line for line in lines if not line.startswith("receipt")]
+    before = [] if "priority:7" in lines else ["priority:4"]
+    expected = [*before, QUEUE, "content-length:0", *said]
+    assert send.message.header.decode().splitlines() == expected
 
 
 @pytest.mark.parametrize(
@@ -284,9 +389,17 @@ def test_persistent_is_true_or_false(value: str) -> None:
 
 def test_expires_is_a_time_in_milliseconds() -> None:
     assert asked(Send, Version.V1_2, "SEND", QUEUE, "expires:1700000000000").message.expires_ms == 1700000000000
-    assert asked(Send, Version.V1_2, "SEND", QUEUE, "expires:0").message.expires_ms == 0
-    for value in ("", "-1", "1.5", "soon", "1" * 20, "\u0661"):
+    assert asked(Send, Version.V1_2, "SEND", QUEUE, f"expires:{'0' * 30}7").message.expires_ms == 7
+    for value in ("", "-2", "--1", "-", "1.5", "soon", "\u0661"):
         assert "is not a number" in refused(Version.V1_2, "SEND", QUEUE, f"expires:{value}")
+    for value in ("1" * 20, "1" * 5000):
+        assert f" is more than {'9' * 19}" in refused(Version.V1_2, "SEND", QUEUE, f"expires:{value}")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_what_expires_at_no_time_never_does(version: Version, value: str) -> None:
+    assert asked(Send, version, "SEND", QUEUE, f"expires:{value}").message.expires_ms == 0
 
 
 def test_the_padding_of_1_0_changes_nothing() -> None:
@@ -316,6 +429,7 @@ HOP_HEADERS = [
     *("receipt", "transaction", "truenext-producer", "truenext-number"),
     *("message-id", "subscription", "ack", "redelivered", "timestamp"),
     *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "JMSXGroupFirstForConsumer", "browser"),
+    *sorted(envelope.DEAD_LETTER_HEADERS),
 ]
 
 
@@ -342,7 +456,7 @@ def test_what_concerns_the_send_or_the_broker_alone_does_not_reach_the_consumer(
 
 def test_padding_does_not_hide_a_header_of_the_broker_in_1_0() -> None:
     send = asked(Send, Version.V1_0, "SEND", QUEUE, "redelivered : true", " subscription:x")
-    assert read_header(send.message.header) == {"destination": "/queue/a", "content-length": "0"}
+    assert read_header(send.message.header) == {"destination": "/queue/a", "content-length": "0", "priority": "4"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -369,7 +483,7 @@ def test_a_send_may_be_numbered(number: int) -> None:
         (["truenext-producer:p", "truenext-number:"], "is not a number"),
         (["truenext-producer:p", "truenext-number:-1"], "is not a number"),
         (["truenext-producer:p", "truenext-number:\u0661"], "is not a number"),
-        (["truenext-producer:p", "truenext-number:" + "1" * 5000], "is not a number"),
+        (["truenext-producer:p", "truenext-number:" + "1" * 5000], f"is more than {PRODUCER_NUMBER_MAX}"),
         (["truenext-producer:p", f"truenext-number:{PRODUCER_NUMBER_MAX + 1}"], "is more than"),
     ],
 )
@@ -402,7 +516,8 @@ def test_a_send_to_control_is_a_question() -> None:
     [
         ([], "without the header 'reply-to'"),
         (["reply-to:/control/x"], "temp-queue"),
-        (["reply-to:nowhere"], "unknown destination"),
+        (["reply-to:nowhere"], "temp-queue"),
+        (["reply-to:no/where"], "unknown destination"),
         (["reply-to:/temp-queue/r", "transaction:t"], "cannot be part of a transaction"),
     ],
 )
@@ -435,7 +550,7 @@ def test_another_acknowledgement_mode_is_refused(value: str) -> None:
     )
 
 
-@pytest.mark.parametrize("size", [1, 1000, 10**9])
+@pytest.mark.parametrize("size", [1, 1000, WINDOW_MAX])
 def test_a_window_is_what_the_consumer_asks_for(size: int) -> None:
     assert asked(Subscribe, Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", f"activemq.prefetchSize:{size}").window == size
 
@@ -600,7 +715,11 @@ def test_1_0_acknowledges_by_message_id_alone() -> None:
     ],
 )
 def test_1_2_refuses_an_id_that_no_message_carried(command: str, line: str) -> None:
-    assert command in refused(Version.V1_2, command, line, "subscription:s")
+    why = refused(Version.V1_2, command, line, "subscription:s")
+    if line.startswith("id:"):
+        assert why.startswith(f"{command} with the id ")
+    else:
+        assert why == f"{command} without the header 'id'"
 
 
 @pytest.mark.parametrize(("version", "command"), [(Version.V1_0, "ACK"), (Version.V1_1, "ACK"), (Version.V1_1, "NACK")])
@@ -681,7 +800,8 @@ def test_a_nack_may_say_when_or_that_never_to_try_again(
         (["truenext-delay:soon"], "truenext-delay 'soon' is not a number"),
         (["truenext-delay:-1"], "truenext-delay '-1' is not a number"),
         (["truenext-delay:1.5"], "truenext-delay '1.5' is not a number"),
-        (["truenext-delay:604800001"], "truenext-delay 604800001 is more than 604800000 milliseconds"),
+        (["truenext-delay:604800001"], "truenext-delay 604800001 is more than 604800000 milliseconds (7 days)"),
+        (["truenext-delay:" + "9" * 20], f"truenext-delay {'9' * 20} is more than 604800000 milliseconds (7 days)"),
         (["truenext-poison:yes"], "truenext-poison 'yes' is not true or false"),
         (["truenext-poison:true", "truenext-delay:5"], "truenext-poison:true leaves no next try"),
     ],
@@ -693,17 +813,31 @@ def test_a_nack_with_a_bad_wish_is_refused_by_name(version: Version, lines: list
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("command", ["SEND", "SUBSCRIBE"])
 @pytest.mark.parametrize(
-    ("address", "feature"),
+    ("address", "words"),
     [
-        ("/dsub/a", "durable subscriptions"),
-        ("/exchange/a", "exchanges"),
+        ("/dsub/a", "SUBSCRIBE to its /topic/NAME with durable:true"),
+        ("/exchange/a", "say /topic/NAME for everybody who has subscribed, /queue/NAME for one"),
+        ("/amq/queue/a", "here it is '/queue/a'"),
+        ("topic/a", "here it is '/topic/a'"),
     ],
 )
-def test_a_destination_that_is_not_there_yet_is_refused_by_name(
-    version: Version, command: str, address: str, feature: str
+def test_a_destination_of_another_broker_is_refused_with_the_words_for_it(
+    version: Version, command: str, address: str, words: str
 ) -> None:
     reason = refused(version, command, f"destination:{address}", "id:s")
-    assert feature in reason and "not supported yet" in reason
+    assert f"unknown destination '{address}'" in reason and words in reason
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_mere_name_is_a_queue(version: Version) -> None:
+    send = asked(Send, version, "SEND", "destination:orders")
+    assert send.destination == parse("/queue/orders", "me")
+    # As it was sent.
+    assert read_header(send.message.header)["destination"] == "orders"
+    assert asked(Subscribe, version, "SUBSCRIBE", "destination:orders.*", "id:s").destination == parse(
+        "/queue/orders.*", "me"
+    )
+    assert "can only be subscribed to" in refused(version, "SEND", "destination:orders.*")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -762,7 +896,7 @@ def test_the_receipt_in_question_is_that_of_the_frame_that_was_refused() -> None
     assert server.receipt_in_question == "2"
 
 
-@pytest.mark.parametrize("bad", [text("SEND", "a:b"), b"\0", text("SEND", "x")])
+@pytest.mark.parametrize("bad", [text("SEND", "a:b"), b"x\0", text("SEND", "x")])
 def test_no_earlier_receipt_is_in_question_if_the_refused_frame_asked_for_none(bad: bytes) -> None:
     server = connected()
     list(server.receive(text("SEND", QUEUE, "receipt:1")))
@@ -780,7 +914,7 @@ def test_a_frame_out_of_turn_has_its_receipt_in_question(receipt: str | None) ->
     assert server.receipt_in_question == receipt
 
 
-@pytest.mark.parametrize("broken", [b"\0", b"SEND\nx\n\n\0", b"SEND\ncontent-length:x\n\n\0"])
+@pytest.mark.parametrize("broken", [b"x\0", b"SEND\nx\n\n\0", b"SEND\ncontent-length:x\n\n\0"])
 @pytest.mark.parametrize("before", [text("SEND", QUEUE, "receipt:1"), text("DISCONNECT", "receipt:1")])
 def test_what_came_before_a_broken_frame_stands_however_it_was_read(before: bytes, broken: bytes) -> None:
     """`StompServer.receive`: all before it stands."""
@@ -799,10 +933,32 @@ def test_a_receipt_names_what_it_confirms(version: Version, receipt: str) -> Non
     assert (frame.command, frame.headers, frame.body) == ("RECEIPT", {"receipt-id": receipt}, b"")
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_receipt_of_a_repeat_says_so(version: Version) -> None:
+    server = connected(version)
+    (frame,) = decode(version, server.encode_receipt(Receipt("r", is_repeat=True)))
+    assert frame.headers == {"receipt-id": "r", "truenext-repeat": "true"}
+    (frame,) = decode(version, server.encode_receipt(Receipt("r")))
+    assert frame.headers == {"receipt-id": "r"}
+
+
+def test_a_receipt_is_about_the_numbered_frame_that_asks_for_it_and_no_other() -> None:
+    server = connected()
+    numbered = ["truenext-producer:p", "truenext-number:7", "receipt:r"]
+    for command, lines in (("SEND", [QUEUE]), ("COMMIT", ["transaction:t"])):
+        about, confirm = ask(server, command, *lines, *numbered)
+        assert isinstance(confirm, Confirm) and confirm.numbered is about
+        (_, confirm) = ask(server, command, *lines, "receipt:r")
+        assert isinstance(confirm, Confirm) and confirm.numbered is None
+    for command, lines in (("BEGIN", ["transaction:t"]), ("ABORT", ["transaction:t"]), ("SUBSCRIBE", [QUEUE, "id:1"])):
+        (_, confirm) = ask(server, command, *lines, *numbered)
+        assert isinstance(confirm, Confirm) and confirm.numbered is None
+
+
 def test_a_receipt_can_be_sent_after_the_disconnect_that_asks_for_it() -> None:
     server = connected()
     assert ask(server, "DISCONNECT", "receipt:bye") == [Disconnect(), Confirm("bye")]
-    assert server.encode_receipt(Receipt("bye")) == b"RECEIPT\nreceipt-id:bye\n\n\0"
+    assert server.encode_receipt(Receipt("bye")) == b"RECEIPT\nreceipt-id:bye\n\n\0\n"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -846,6 +1002,21 @@ def test_whatever_went_wrong_the_fault_is_one_frame(version: Version, summary: s
 
 
 # ---- MESSAGE ----
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_frame_of_the_broker_ends_with_a_line_feed_of_its_own(version: Version) -> None:
+    """Part of the frame: what counts the frames that a socket has taken counts it with the frame before."""
+    server = connected(version)
+    ask(server, "SUBSCRIBE", QUEUE, "id:s")
+    parts: list[bytes] = []
+    server.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts)
+    messages = [b"".join(parts[at : at + PARTS_PER_MESSAGE]) for at in (0, PARTS_PER_MESSAGE)]
+    end_of_browse = server.encode_end_of_browse("s", parse("/queue/a", "me"))
+    answers = [server.encode_receipt(Receipt("r")), server.encode_fault(Fault("short")), end_of_browse]
+    assert server.connected is not None
+    for frame in [*messages, *answers, server.connected]:
+        assert frame.endswith(b"\0\n") and frame.count(b"\0") == 1
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -933,7 +1104,7 @@ def test_whatever_a_subscription_is_called_its_messages_are_whole(
     assert [(frame.headers["subscription"], frame.body) for frame in frames] == [(subscription, b"x")] * 2
 
 
-BROKER_HEADERS = {*HOP_HEADERS, "destination", "content-length"}
+BROKER_HEADERS = {*HOP_HEADERS, "destination", "content-length", "priority"}
 SCHEDULE_HEADERS = [f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON")]
 MEANT_FOR_THE_BROKER = {"", "reply-to", "priority", "persistent", "expires", *HOP_HEADERS[:4], *SCHEDULE_HEADERS}
 USER_NAMES = PRODUCER_TEXTS.filter(lambda name: name not in MEANT_FOR_THE_BROKER)
@@ -998,6 +1169,10 @@ def test_whatever_values_a_1_2_producer_sends_1_0_gets_whole_frames(headers: dic
         (" content-length", "0"),
         ("content-length:0", "0"),
         ("redelivered ", "true"),
+        (" priority", "9"),
+        (" truenext-original-destination", "/queue/x"),
+        ("truenext-original-destination\t", "/queue/x"),
+        ("priority:9", ""),
         ("redelivered:true", ""),
         (" ", "x"),
         (":", "x"),
@@ -1008,7 +1183,15 @@ def test_no_name_of_a_1_2_producer_poses_as_one_of_the_broker_in_1_0(name: str, 
     message = sent_by_1_2({name: value}, smuggled)
     (frame,) = message_frame(Version.V1_0, [Delivered(message)])
     assert frame.body == smuggled
-    assert "redelivered" not in frame.headers
+    assert frame.headers["priority"] == "4"
+    assert not {name.strip() for name in frame.headers} & {"redelivered", "truenext-original-destination"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_the_broker_says_of_a_dead_letter_reaches_readers_of_every_version(version: Version) -> None:
+    header = write_header({"truenext-original-destination": "/queue/a", "content-length": "0"})
+    (frame,) = message_frame(version, [Delivered(Message(4, True, 0, header, b""))])
+    assert frame.headers["truenext-original-destination"] == "/queue/a"
 
 
 @pytest.mark.parametrize("producer", VERSIONS)

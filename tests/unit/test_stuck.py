@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 
+from tests.unit.looking import looked
 from truenext.batch import Batch
 from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import parse
@@ -61,7 +62,7 @@ class World:
         """What is said while so many seconds go by."""
         said = []
         for _ in range(looks):
-            said += [queue.name for queue in self.audit.look(self.engine, self.read_lanes())]
+            said += [queue.name for queue in looked(self.audit, self.engine, self.read_lanes)]
             self.engine.now_ms += LOOK_MS
         return said
 
@@ -269,7 +270,7 @@ def left_memory(count: int) -> World:
     world.turn()
     world.commit()
     assert not world.engine.relieve()
-    lane = next(iter(world.engine.queues())).lanes[5]
+    lane = next(iter(world.engine.queues())).lane(5)
     assert (lane.unread, len(lane.recent), len(lane.arrived)) == (count, 0, 0)
     return world
 
@@ -295,7 +296,7 @@ def test_a_page_that_is_never_read_although_the_lane_believes_so_is_found() -> N
     world.subscribe()
     world.turn()
     world.reads.clear()
-    assert next(iter(world.engine.queues())).lanes[5].reading is not None
+    assert next(iter(world.engine.queues())).lane(5).reading is not None
     assert world.said_within(LONG) == ["a"]
 
 

@@ -192,7 +192,7 @@ def test_what_is_scheduled_is_sent_to_whoever_subscribes_when_it_is_due() -> Non
     assert waiting(run)["q"] == 1
     assert run.engine.scheduled("") == 0
     sequences = [next(iter(consumer.held), 0) for consumer in run.session.consumers.values()]
-    sequences += [entry.sequence for entry in run.engine._queues["q"].lanes[5].arrived]
+    sequences += [entry.sequence for entry in run.engine._queues["q"].lane(5).arrived]
     assert max(sequences) - min(filter(None, sequences)) == 2
 
 

@@ -13,7 +13,7 @@ from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.window import AutoWindow
-from truenext.limits import WINDOW_DEFAULT
+from truenext.limits import WINDOW_DEFAULT, WINDOW_MAX
 from truenext.message import Message
 
 QUEUE = parse("/queue/a", "s")
@@ -71,7 +71,7 @@ class World:
         for _ in range(milliseconds):
             self.engine.now_ms += 1
             if (self.engine.now_ms - self.start_ms) % 1000 == 0:
-                self.engine.stretch_windows()
+                list(self.engine.stretch_windows())
             (queue,) = self.engine.queues()
             self.send(max(0, backlog - queue.waiting()))
             for name, consumer in self.consumers.items():
@@ -184,10 +184,10 @@ def test_a_full_window_is_stretched_only_when_nothing_came_for_a_while_and_no_fu
     sizes = [world.window()]
     for _ in range(10):
         world.engine.now_ms += 999
-        world.engine.stretch_windows()
+        list(world.engine.stretch_windows())
         assert world.window() == sizes[-1]
         world.engine.now_ms += 1
-        world.engine.stretch_windows()
+        list(world.engine.stretch_windows())
         world.turn()
         sizes.append(world.window())
     assert sizes == [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000, 1000]
@@ -227,3 +227,20 @@ def test_the_first_answer_of_many_after_a_silence_is_not_taken_for_a_slow_consum
     window.answered += 199
     assert not window.stretch(6999)
     assert window.stretch(7000)
+
+
+@pytest.mark.parametrize("size", [1, 2, WINDOW_DEFAULT + 1, WINDOW_MAX])
+@pytest.mark.parametrize("mode", [AckMode.CLIENT, AckMode.INDIVIDUAL])
+def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
+    engine = Engine()
+    engine.start()
+    batch = engine.take_batch()
+    assert batch is not None
+    engine.committed(batch)
+    session = engine.connect("reader")
+    engine.subscribe(session, Subscribe("c", QUEUE, mode, size))
+    for _ in range(size + 1):
+        engine.send(session, Send(QUEUE, Message(4, False, 0, b"content-length:0\n", b"")))
+    while engine.turn()[1]:
+        engine.taken(session)
+    assert len(session.consumers["c"].held) == size

@@ -22,9 +22,12 @@ from truenext.answers import Answer, Receipt
 from truenext.batch import Batch
 from truenext.broker import control
 from truenext.broker.alarm import Alarm
+from truenext.broker.asking import Asking
 from truenext.broker.committer import Committer
 from truenext.broker.pager import Pager
+from truenext.broker.questions import AnswerInTheMaking, Questions
 from truenext.broker.reload import NO_FILE, Outcome
+from truenext.broker.slices import Slices, Steps
 from truenext.commands import (
     Abort,
     Ack,
@@ -45,7 +48,7 @@ from truenext.engine import bulk
 from truenext.engine.browse import Showing
 from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
-from truenext.engine.lane import Entry
+from truenext.engine.lane import Entry, Lane
 from truenext.engine.paging import Look, PageRead, Read
 from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
@@ -120,6 +123,7 @@ class Broker:
         )
         self._alarm = Alarm(loop, self._schedule_turn)
         self._peers: dict[Session, Peer] = {}
+        self._asking = Asking(loop.time)
         self._waiting_for_room: dict[Session, bool] = {}
         """Whether they need room on the disk."""
         self._room_check: TimerHandle | None = None
@@ -128,15 +132,17 @@ class Broker:
         self._pieces: deque[tuple[Session, Control, bulk.Wanted]] = deque()
         """Of work that was asked for (engine/bulk.py); the first is under way if `_piece_read` is there."""
         self._piece_read: bulk.BulkLook | None = None
-        self._control_answers: dict[str, bytes] = {}
-        """By verb, until the next turn: whoever asks a thousand times at once gets one answer a thousand times."""
+        self._slices = Slices(steady_ns)
+        self._questions = Questions(self._slices, self._begin_answer, self._answer_question)
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
+        self._has_noted_login = False
         self._is_turn_due = False
         self._lazy_commit: TimerHandle | None = None
         self._stuck_audit = StuckAudit()
         self._next_look: TimerHandle | None = None
-        self._is_look_due = False
+        self._look = Slices(steady_ns)
+        """The one that is under way for queues that are stuck."""
         self._idle: Future[None] | None = None
         """Done when nothing is in flight; only while stopping."""
         self.failure: Future[None] = loop.create_future()
@@ -159,10 +165,25 @@ class Broker:
 
     # ---- Connections ----
 
-    def connect(self, peer: Peer) -> Session:
+    def connect(self, peer: Peer, *, only_asks: str = "") -> Session:
+        """If `only_asks` it is beyond the limit that this names, and may only ask; see `seconds_left_to_ask`."""
         session = self._engine.connect(secrets.token_hex(8))
         self._peers[session] = peer
+        if only_asks:
+            self._asking.add(session, only_asks)
         return session
+
+    def note_unchecked_login(self, client: str) -> None:
+        """Say in the log that nobody checks who clients are; once, as many of them say it each time."""
+        if not self._has_noted_login:
+            self._has_noted_login = True
+            logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
+
+    def seconds_left_to_ask(self, session: Session) -> float:
+        """Of one that may only ask; not positive if it is to be ended. While it waits for an answer, it asks."""
+        if self._questions.owed(session) or any(one[0] is session for one in self._pieces):
+            self._asking.goes_on(session)
+        return self._asking.seconds_left(session)
 
     def execute(self, session: Session, commands: Iterable[Command]) -> Command | None:
         """Do what a client asks, one command after the other.
@@ -177,6 +198,8 @@ class Broker:
         is_short = engine.room is not Room.PLENTY
         actions = self._actions
         self._schedule_turn()
+        if self._asking.since and session in self._asking.since:
+            commands = self._asking.checked(session, commands)
         for command in commands:
             if is_short and engine.must_wait(session, command):
                 return command
@@ -209,6 +232,7 @@ class Broker:
         """The connection is closed; nothing can be said to it any more."""
         self._set_right(session, is_taken=False)
         self._peers.pop(session, None)
+        self._asking.remove(session)
         self._waiting_for_room.pop(session, None)
 
     def finished(self, session: Session) -> None:
@@ -266,6 +290,8 @@ class Broker:
         """
         self._pieces.clear()
         self._piece_read = None
+        self._slices.drop()
+        self._look.drop()
         await self._drain()
         for session in list(self._peers):
             self._settle(session, None)
@@ -310,13 +336,14 @@ class Broker:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._control_answers.clear()
         # What this turn itself makes possible does not ask for another: that is decided at its end.
         self._is_turn_due = True
         if not self.failure.done():
             self._take_turn()
         self._is_turn_due = False
-        if self._engine.has_work and not self.failure.done():
+        if self.failure.done():
+            return
+        if self._engine.has_work or self._slices.begun or self._look.begun:
             self._schedule_turn()
 
     def _take_turn(self) -> None:
@@ -334,9 +361,10 @@ class Broker:
             self._pager.read(read)
         for timer_read in timer_reads:
             self._pager.read_timers(timer_read)
+        # Right behind what was dispatched: else any queue may have a message and a consumer for it.
+        if self._look.begun:
+            self._look.go_on()
         self._begin_piece()
-        if self._is_look_due:
-            self._look()
         peers = self._peers
         written = self._answer(answers)
         for consumer, entries in deliveries.items():
@@ -353,6 +381,8 @@ class Broker:
             peers[session].cut(reason)
         self._alarm.set(engine.next_due_ms, engine.now_ms)
         self._commit()
+        if self._slices.begun:
+            self._slices.go_on()
 
     def _tick(self) -> None:
         self._engine.tick(self._clock_us(), self._steady_ns() // 1000)
@@ -368,10 +398,14 @@ class Broker:
         return answered
 
     def _look_soon(self) -> None:
-        # Right behind a turn, as before one any queue may have a message and a consumer for it.
-        self._is_look_due = True
         self._tick()
-        self._engine.stretch_windows()
+        if not self._look.begun:
+            self._look.begin(self._look_for_stuck_queues())
+            self._slices.begin(self._stretch_windows())
+        forgotten, last = self._engine.take_forgotten_producers()
+        if forgotten:
+            logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
+        self._engine.let_unused_go()
         # Scheduled sends wait for it, also if nobody asks for anything.
         self._engine.room = self._store.room
         stalled = self._engine.stalled(lambda session: self._peers[session].bytes_taken)
@@ -381,11 +415,16 @@ class Broker:
         self._schedule_turn()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 
-    def _look(self) -> None:
-        self._is_look_due = False
-        read_lanes = {read.lane for read in self._pager.under_way if not isinstance(read, Look)}
-        for queue in self._stuck_audit.look(self._engine, read_lanes):
+    def _look_for_stuck_queues(self) -> Steps:
+        stuck = yield from self._stuck_audit.look(self._engine, self._read_lanes)
+        for queue in stuck:
             logger.error("queue is stuck: a message is ready and a consumer has credit", extra={"queue": queue.name})
+
+    def _read_lanes(self) -> set[Lane]:
+        return {read.lane for read in self._pager.under_way if not isinstance(read, Look)}
+
+    def _stretch_windows(self) -> Steps:
+        yield from self._engine.stretch_windows()
 
     def _commit(self) -> None:
         """Hand the gathering batch over if the store is idle: at once if somebody waits for it, else a little later.
@@ -467,26 +506,35 @@ class Broker:
     # ---- What commands do that the engine does not ----
 
     def _confirm(self, session: Session, confirm: Confirm) -> None:
-        self._engine.answer(session, Receipt(confirm.receipt))
+        numbered = confirm.numbered
+        self._engine.answer(session, Receipt(confirm.receipt, numbered is not None and numbered.is_repeat))
 
     def _control(self, session: Session, question: Control) -> None:
+        self._engine.expect_reply(question.reply_to)
+        self._asking.goes_on(session)
         if question.verb in bulk.VERBS:
             piece = bulk.wanted(question.verb, question.body)
             # Whatever is wrong with it is said at once.
             self._engine.check_bulk(piece)
             if sum(one[0] is session for one in self._pieces) >= PIECES_MAX:
-                raise RemoteProtocolError(f"{question.verb}: {PIECES_MAX} others were asked for and are not done yet")
+                raise RemoteProtocolError(
+                    f"{question.verb}: this connection waits for {PIECES_MAX} answers already, the most it may"
+                )
             self._pieces.append((session, question, piece))
             return
         if question.verb in control.CHANGES:
             changed = control.change(self._engine, question.verb, question.body)
             self._engine.reply(control.reply(question, changed, self._engine.now_ms))
             return
-        body = self._control_answers.get(question.verb)
-        if body is None:
-            asked = control.Asked(self._engine, self._stuck_audit, len(self._pager.under_way), self.reload)
-            body = self._control_answers[question.verb] = control.ask(asked, question.verb)
-        self._engine.send(session, control.reply(question, body, self._engine.now_ms))
+        control.check(question.verb)
+        self._questions.ask(session, question)
+
+    def _begin_answer(self, verb: str) -> AnswerInTheMaking:
+        return control.VERBS[verb](control.Asked(self._engine, self._stuck_audit, self._pager, self.reload))
+
+    def _answer_question(self, session: Session, question: Control, body: bytes) -> None:
+        self._asking.goes_on(session)
+        self._engine.reply(control.reply(question, body, self._engine.now_ms))
 
     def _begin_piece(self) -> None:
         """One piece after the other, each once the one before is durable."""
@@ -510,24 +558,24 @@ class Broker:
             except RemoteProtocolError as error:
                 # When it was asked for this could be done: a durable subscription was still there.
                 self._pieces.popleft()
-                self._answer_piece(question, bulk.nothing(asked, str(error)))
+                self._answer_piece(session, question, bulk.nothing(asked, str(error)))
                 continue
             if read is None:
                 self._pieces.popleft()
-                self._answer_piece(question, bulk.nothing(asked))
+                self._answer_piece(session, question, bulk.nothing(asked))
             else:
                 self._piece_read = read
                 self._pager.read(read)
 
     def _do_piece(self, read: bulk.BulkLook, page: PageRead) -> None:
         self._piece_read = None
-        _, question, asked = self._pieces.popleft()
+        session, question, asked = self._pieces.popleft()
         self._tick()
-        self._answer_piece(question, self._engine.do_bulk(asked, read, page))
+        self._answer_piece(session, question, self._engine.do_bulk(asked, read, page))
         self._schedule_turn()
 
-    def _answer_piece(self, question: Control, answer: bulk.Done) -> None:
-        self._engine.reply(control.reply(question, msgspec.json.encode(answer), self._engine.now_ms))
+    def _answer_piece(self, session: Session, question: Control, answer: bulk.Done) -> None:
+        self._answer_question(session, question, msgspec.json.encode(answer))
 
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         consumer = session.consumers.get(unsubscribe.subscription)

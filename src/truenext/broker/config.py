@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from truenext.broker import toml_lines
-from truenext.broker.settings import BrokerSettings
+from truenext.broker.settings import BrokerSettings, fault_of_server_name
 from truenext.destination import queue_called
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
 from truenext.pattern import fault_of_pattern
@@ -64,6 +64,7 @@ def configure(
         of_broker = {name: value for name, value in of_broker.items() if name not in ("data", "memory")}
         if broker.get("memory"):
             of_broker.pop("disk_limit", None)
+            of_broker.pop("history", None)
     default = Policy(**{**tables.get(header(POLICY), {}), **(policy or {})})
     patterns = {each: values for each, values in tables.items() if isinstance(each, Pattern)}
     return Configuration(
@@ -199,14 +200,16 @@ class _Reader:
                 queue_called(value)
             except RemoteProtocolError as error:
                 raise ValueError(f"is no name of a queue, without /queue/: {error}") from error
+        if setting.name == "server_name" and (fault := fault_of_server_name(value)):
+            raise ValueError(fault)
         return self._file.parent / value if setting.kind is Path else value
 
     def _look_at_broker(self, values: dict[str, Any]) -> None:
         """What is wrong only beside another setting."""
         if not values.get("memory"):
             return
-        for name in ("data", "disk_limit"):
-            if values.get(name) is not None:
+        for name in ("data", "disk_limit", "history"):
+            if values.get(name) not in (None, False):
                 self._fault((BROKER, name), f"{name} cannot be with memory = true: then nothing is kept on disk")
 
     # ---- Faults ----

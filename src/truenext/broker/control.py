@@ -1,18 +1,25 @@
-"""What the broker can be asked about itself, or to do: SEND to /control/VERB with a reply-to, JSON in and out."""
+"""What the broker can be asked about itself, or to do: SEND to /control/VERB with a reply-to, JSON in and out.
+
+What is asked of all queues is looked at in steps, between which others are served (slices.py): the parts of an answer
+are from different moments, none of them before the question. Source: docs/decisions/0037-asking-a-full-broker.md
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import chain
+from heapq import merge
+from io import BytesIO
 from sys import maxsize
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from truenext import envelope
+from truenext.broker.pager import Pager
+from truenext.broker.questions import AnswerInTheMaking
 from truenext.broker.reload import Outcome
+from truenext.broker.slices import Steps
 from truenext.commands import Control, Send
 from truenext.engine import bulk
-from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.queue import Queue
 from truenext.engine.stuck import StuckAudit
@@ -23,27 +30,30 @@ from truenext.order import PRIORITY_MAX
 REPLY_LIFETIME_MS = 60_000
 """Milliseconds an answer waits for whoever asked."""
 
+LOOKED_AT_AT_ONCE = 50
+"""Queues, consumers or messages that are looked at in one step."""
+
+SORTED_AT_ONCE = 1000
+"""Names that are sorted in one step."""
+
+_T = TypeVar("_T")
+_encode = msgspec.json.Encoder().encode
+
 
 class Asked(NamedTuple):
     """What knows the answers."""
 
     engine: Engine
     stuck_audit: StuckAudit
-    page_reads: int
-    """How many are under way."""
+    pager: Pager
     reload: Callable[[], Outcome]
 
 
-def ask(asked: Asked, verb: str) -> bytes:
-    """The answer to a question, as JSON.
-
-    Raises: RemoteProtocolError if the question is not one of VERBS.
-    """
-    question = VERBS.get(verb)
-    if question is None:
+def check(verb: str) -> None:
+    """Raises: RemoteProtocolError if there is no such question or work"""
+    if verb not in VERBS:
         there_are = [*VERBS, *CHANGES, *bulk.VERBS]
         raise RemoteProtocolError(f"there is no control verb {verb!r}; there are: {', '.join(sorted(there_are))}")
-    return msgspec.json.encode(question(asked))
 
 
 class QueueNamed(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,8 +71,7 @@ def change(engine: Engine, verb: str, body: bytes) -> bytes:
         named = msgspec.json.decode(body, type=QueueNamed)
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"{verb}: {error}") from error
-    CHANGES[verb](engine, named.queue)
-    return msgspec.json.encode({"queue": named.queue})
+    return msgspec.json.encode({"queue": named.queue} | CHANGES[verb](engine, named.queue))
 
 
 def reply(question: Control, body: bytes, now_ms: int) -> Send:
@@ -70,6 +79,7 @@ def reply(question: Control, body: bytes, now_ms: int) -> Send:
     headers = {"destination": question.reply_to.address, "content-type": "application/json"}
     if question.correlation is not None:
         headers["correlation-id"] = question.correlation
+    headers["priority"] = str(PRIORITY_MAX)
     headers["content-length"] = str(len(body))
     return Send(
         question.reply_to,
@@ -83,88 +93,117 @@ def reply(question: Control, body: bytes, now_ms: int) -> Send:
     )
 
 
-def _queues(asked: Asked) -> list[dict[str, Any]]:
-    of_many = Counter(entry.lane.queue for wildcard in _wildcards(asked.engine) for entry in wildcard.held.values())
-    return [
-        {
-            "name": queue.name,
+def _queues(asked: Asked) -> AnswerInTheMaking:
+    engine = asked.engine
+    of_many: Counter[Queue] = Counter()
+    yield from _count_held_of_many(engine, of_many)
+    lasting: dict[str, Queue] = {}
+    for queues in _pieces(list(engine.queues())):
+        lasting |= {queue.name: queue for queue in queues if not queue.is_temporary}
+        yield
+    in_order: list[list[str]] = []
+    for names in _pieces(list(lasting), SORTED_AT_ONCE):
+        in_order.append(sorted(names))
+        yield
+    # Written row by row, and what is not needed any more let go of: a copy of all of it would take too long for a step.
+    answer = BytesIO()
+    answer.write(b"[")
+    for number, name in enumerate(merge(*in_order)):
+        queue = lasting.pop(name)
+        held = 0
+        for consumers in _pieces(queue.consumers[:]):
+            held += sum(len(consumer.held) for consumer in consumers)
+            if len(consumers) == LOOKED_AT_AT_ONCE:
+                yield
+        row: dict[str, Any] = {
+            "name": name,
             "waiting": queue.waiting(),
-            "unacknowledged": of_many[queue] + sum(len(consumer.held) for consumer in queue.consumers),
-            "consumers": len(queue.all_consumers()),
-            "scheduled": asked.engine.scheduled(queue.name),
+            "unacknowledged": of_many[queue] + held,
+            "consumers": len(queue.consumers) + len(queue.wildcards),
+            "scheduled": engine.scheduled(name),
             "paused": queue.is_paused,
         }
-        | ({"topic": queue.destination.topic} if queue.destination.topic else {})
-        for queue in sorted(_lasting(asked.engine), key=lambda queue: queue.name)
-    ]
+        if queue.destination.topic:
+            row["topic"] = queue.destination.topic
+        if number:
+            answer.write(b",")
+        answer.write(_encode(row))
+        if number % LOOKED_AT_AT_ONCE == 0:
+            yield
+    answer.write(b"]")
+    return answer.getvalue()
 
 
-def _status(asked: Asked) -> dict[str, Any]:
+def _status(asked: Asked) -> AnswerInTheMaking:
     engine = asked.engine
+    lasting = durable = others = waiting = in_memory = 0
+    for queues in _pieces(list(engine.queues())):
+        for queue in queues:
+            is_subscription = bool(queue.destination.topic)
+            if queue.is_temporary:
+                others += is_subscription
+            else:
+                lasting += 1
+                durable += is_subscription
+                waiting += queue.waiting()
+                in_memory += queue.in_memory
+        yield
     memory = engine.memory
-    queues = _lasting(engine)
-    return {
-        "stuck": [
-            {"queue": queue.name, "waiting_ms": waiting_ms}
-            for queue, waiting_ms in asked.stuck_audit.stuck(engine.now_ms)
-        ],
-        "memory": {
-            "limit": None if memory.limit == maxsize else memory.limit,
-            "used": memory.used,
-            "leaving": memory.leaving,
-            "unsent": memory.unsent,
-            "open": memory.open,
-        },
-        "room": engine.room.name.lower(),
-        "page_reads": asked.page_reads,
-        "queues": len(queues),
-        "subscriptions": {
-            "durable": sum(bool(queue.destination.topic) for queue in queues),
-            "others": sum(queue.is_temporary and bool(queue.destination.topic) for queue in engine.queues()),
-        },
-        "scheduled_for_topics": engine.scheduled(""),
-        "waiting": sum(queue.waiting() for queue in queues),
-        "in_memory": sum(map(_in_memory, queues)) + _in_transactions(engine) + _of_many_in_memory(engine),
-    }
-
-
-def _reload(asked: Asked) -> Outcome:
-    return asked.reload()
-
-
-def _lasting(engine: Engine) -> list[Queue]:
-    return [queue for queue in engine.queues() if not queue.is_temporary]
-
-
-def _in_memory(queue: Queue) -> int:
-    """Messages of a queue that are in memory, waiting or held by those who take from it alone."""
-    count = sum(len(lane.recent) for lane in queue.lanes)
-    held = (entry for consumer in queue.consumers for entry in consumer.held.values())
-    return count + sum(entry.message is not None for entry in chain(*queue.lanes, held))
-
-
-def _of_many_in_memory(engine: Engine) -> int:
-    return sum(entry.message is not None for wildcard in _wildcards(engine) for entry in wildcard.held.values())
-
-
-def _wildcards(engine: Engine) -> Iterator[Consumer]:
-    """Those who take from many queues. Asked once, as there may be thousands of these."""
-    for session in engine.sessions():
-        for consumer in session.consumers.values():
-            if consumer.is_of_many:
-                yield consumer
-
-
-def _in_transactions(engine: Engine) -> int:
-    """Messages acknowledged or refused in open transactions that are in memory."""
-    return sum(
-        entry.message is not None
-        for session in engine.sessions()
-        for transaction in session.transactions.values()
-        for entry in chain(transaction.acknowledged, transaction.refused)
+    return _encode(
+        {
+            "stuck": [
+                {"queue": queue.name, "waiting_ms": waiting_ms}
+                for queue, waiting_ms in asked.stuck_audit.stuck(engine.now_ms)
+            ],
+            "memory": {
+                "limit": None if memory.limit == maxsize else memory.limit,
+                "used": memory.used,
+                "leaving": memory.leaving,
+                "unsent": memory.unsent,
+                "open": memory.open,
+            },
+            "room": engine.room.name.lower(),
+            "page_reads": len(asked.pager.under_way),
+            "queues": lasting,
+            "subscriptions": {"durable": durable, "others": others},
+            "scheduled_for_topics": engine.scheduled(""),
+            "waiting": waiting,
+            "in_memory": in_memory,
+        }
     )
 
 
-CHANGES: dict[str, Callable[[Engine, str], None]] = {"pause": Engine.pause, "resume": Engine.resume}
+def _reload(asked: Asked) -> AnswerInTheMaking:
+    # Its steps cannot be taken one by one: all queues get their policies between two dispatches.
+    yield
+    return _encode(asked.reload())
 
-VERBS: dict[str, Callable[[Asked], Any]] = {"queues": _queues, "reload": _reload, "status": _status}
+
+def _count_held_of_many(engine: Engine, held: Counter[Queue]) -> Steps:
+    """How many messages of each queue those have who take from many."""
+    for session in list(engine.sessions()):
+        for consumer in list(session.consumers.values()):
+            if consumer.is_of_many:
+                for entries in _pieces(list(consumer.held.values())):
+                    held.update(entry.lane.queue for entry in entries)
+                    yield
+        yield
+
+
+def _pieces(things: list[_T], size: int = LOOKED_AT_AT_ONCE) -> Iterator[list[_T]]:
+    return (things[at : at + size] for at in range(0, len(things), size))
+
+
+def _pause(engine: Engine, queue: str) -> dict[str, bool]:
+    return {"made": engine.pause(queue)}
+
+
+def _resume(engine: Engine, queue: str) -> dict[str, bool]:
+    engine.resume(queue)
+    return {}
+
+
+CHANGES: dict[str, Callable[[Engine, str], dict[str, bool]]] = {"pause": _pause, "resume": _resume}
+"""What is told of a change besides the queue."""
+
+VERBS: dict[str, Callable[[Asked], AnswerInTheMaking]] = {"queues": _queues, "reload": _reload, "status": _status}

@@ -21,9 +21,10 @@ def recover(
     *,
     when_full: WhenFull = WhenFull.SLOW,
     memory_limit: int = maxsize,
+    queues_memory_limit: int = maxsize,
     history: History | None = None,
 ) -> tuple[Engine, Recovered]:
-    """An engine that knows of every message of the store; `memory_limit` is that of engine/memory.py.
+    """An engine that knows of every message of the store; the limits are those of engine/memory.py.
 
     Raises: StoreError if the store cannot be read, HistoryError if the history cannot be brought up to it.
     """
@@ -37,6 +38,7 @@ def recover(
         sequence_limit=recovered.sequence_limit,
         redelivered_below=recovered.redelivered_below if recovered.clean_stop else recovered.sequence_limit,
         memory_limit=memory_limit,
+        queues_memory_limit=queues_memory_limit,
         policies=policies,
         when_full=when_full,
         account=account,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from truenext import __version__
 from truenext.limits import (
     DISK_LIMIT_MIN,
     HISTORY_BYTES_MAX,
@@ -11,6 +12,7 @@ from truenext.limits import (
     HISTORY_FILE_BYTES,
     MEMORY_LIMIT,
     MEMORY_LIMIT_MIN,
+    NAME_LENGTH_MAX,
 )
 from truenext.policy import WhenFull
 from truenext.setting import setting
@@ -38,6 +40,12 @@ class BrokerSettings:
         fixed=_WITH_CONNECTIONS,
         reason="The usual port of STOMP, and nobody on another machine: there are no users yet.",
     )
+    server_name: str = setting(
+        f"truenext/{__version__}",
+        "What CONNECTED says in its header `server`: NAME or NAME/VERSION, at most 255 characters.",
+        fixed=_WITH_CONNECTIONS,
+        reason="What it is; a client that only talks to brokers it knows by name can be told another.",
+    )
     data: Path | None = setting(
         None,
         "Folder the messages are kept in, relative to the folder of the configuration file.",
@@ -52,11 +60,13 @@ class BrokerSettings:
     )
     memory_limit: int = setting(
         MEMORY_LIMIT,
-        "Private memory the broker may take, all told; what waits beyond that waits on disk.",
+        "Private memory the broker may take, all told; what waits beyond that waits on disk. No more than the machine "
+        "has, or a control group lets the broker have.",
         unit="bytes",
         least=MEMORY_LIMIT_MIN,
         fixed=_AT_START,
-        reason="The broker itself takes about 60 MiB; a quarter of the limit is for messages.",
+        reason="The broker itself takes up to 72 MiB; a quarter of the limit is for messages, the rest for queues, of "
+        "which each takes about 1 KiB, empty or not.",
     )
     disk_limit: int | None = setting(
         None,
@@ -105,3 +115,14 @@ class BrokerSettings:
         "What is logged, to standard error: this and what is worse.",
         reason="A log in which nothing stands is one that is read when something does.",
     )
+
+
+def fault_of_server_name(name: str) -> str:
+    """What is wrong with it; "" if nothing is. The headers of CONNECTED are not escaped: it must be one line."""
+    if not name.strip() or not name.isprintable():
+        return "must be a text that can be printed and is not empty"
+    if name != name.strip():
+        return "must not begin or end with a blank: STOMP 1.0 trims it"
+    if len(name) > NAME_LENGTH_MAX:
+        return f"has {len(name)} characters; at most {NAME_LENGTH_MAX}"
+    return ""

@@ -5,21 +5,22 @@ from pathlib import Path
 
 import click
 
-from truenext.cli.client import Unasked
+from truenext.cli.ending import Unasked
+from truenext.cli.values import Master, Place, Seconds, Text
 from truenext.errors import ConfigurationError, TruenextError
 
 
 @click.command()
-@click.argument(
-    "folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
-@click.option("--master", help="Where Spark runs, such as local[2]; all cores of this machine by default.")
-@click.option("--since", type=click.DateTime(), help="Leave out what happened before, UTC.")
-@click.option("--queue", help="Only this queue.")
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=Place(exists=True, file_okay=False))
 @click.option(
-    "--stuck", "stuck_seconds", type=float, default=10.0, show_default=True, help="Seconds without a dispatch."
+    "--master", type=Master(), help="Where Spark runs, such as local[2]; all cores of this machine by default."
 )
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write the tables and a page there.")
+@click.option("--since", type=click.DateTime(), help="Leave out what happened before, UTC.")
+@click.option("--queue", type=Text(), help="Only this queue.")
+@click.option(
+    "--stuck", "stuck_seconds", type=Seconds(), default=10.0, show_default=True, help="Seconds without a dispatch."
+)
+@click.option("--out", type=Place(file_okay=False), help="Write the tables and a page there.")
 def audit(
     folders: tuple[Path, ...],
     master: str | None,

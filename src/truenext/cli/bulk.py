@@ -3,16 +3,17 @@
 import click
 
 from truenext.cli.client import url_option
-from truenext.cli.work import Work, id_option, json_option, queue_name, selector_option
+from truenext.cli.values import COUNT, QueueName
+from truenext.cli.work import Work, id_option, json_option, selector_option
 
 HELD = "consumers hold them, or they are still being committed"
 
 
-limit_option = click.option("--limit", type=click.IntRange(1), help="Move so many at most, the true next first.")
+limit_option = click.option("--limit", type=COUNT, help="Move so many at most, the true next first.")
 
 
 @click.command()
-@click.argument("queue")
+@click.argument("queue", type=QueueName())
 @id_option("dead letter")
 @selector_option
 @limit_option
@@ -34,13 +35,13 @@ def redrive(
     was not moved.
     """
     why_left = "consumers hold them, or they do not say where they came from"
-    work = Work("redrive", "moved", {"queue": queue_name(queue)}, why_left, numbers, selector, limit, is_dry=dry_run)
+    work = Work("redrive", "moved", {"queue": queue}, why_left, numbers, selector, limit, is_dry=dry_run)
     work.run(url, as_json=as_json)
 
 
 @click.command()
-@click.argument("queue")
-@click.argument("to")
+@click.argument("queue", type=QueueName())
+@click.argument("to", type=QueueName(is_made=True))
 @id_option("message")
 @selector_option
 @limit_option
@@ -62,13 +63,13 @@ def move(
     What consumers hold is left alone, and so is what is sent meanwhile. Whatever ends it, a second call goes on where
     it ended. Exits 1 if one of --id was not moved.
     """
-    work = Work("move", "moved", {"queue": queue_name(queue)}, HELD, numbers, selector, limit, is_dry=dry_run)
-    work.question["to"] = queue_name(to)
+    work = Work("move", "moved", {"queue": queue}, HELD, numbers, selector, limit, is_dry=dry_run)
+    work.question["to"] = to
     work.run(url, as_json=as_json)
 
 
 @click.command()
-@click.argument("queue")
+@click.argument("queue", type=QueueName())
 @selector_option
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @json_option
@@ -78,6 +79,4 @@ def purge(queue: str, selector: str | None, dry_run: bool, as_json: bool, url: s
 
     What consumers hold is left alone, and so is what is sent meanwhile.
     """
-    Work("purge", "removed", {"queue": queue_name(queue)}, HELD, (), selector, None, is_dry=dry_run).run(
-        url, as_json=as_json
-    )
+    Work("purge", "removed", {"queue": queue}, HELD, (), selector, None, is_dry=dry_run).run(url, as_json=as_json)

@@ -1,111 +1,99 @@
 """The commands that talk to a running broker, as any client does: over STOMP."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import islice
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
+from truenext.cli import terminal
+from truenext.cli.ending import Failure, Unasked
+from truenext.cli.values import COUNT, SELECTOR, URL, Address, Body, Header, Seconds
 from truenext.client.connection import Connection
-from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.errors import TruenextError
 from truenext.url import DEFAULT_URL
 from truenext.wire.stomp.frame import Frame
 
-OWN_HEADERS = frozenset({"destination", "content-length", "priority", "persistent", "receipt", "transaction"})
 COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
 CONFIRM_EVERY = 500
 """Messages between two receipts when many are sent."""
 
-url_option = click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the broker listens.")
-
-
-class Failure(click.ClickException):
-    """What went wrong, in one line, without a traceback."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-
-    def show(self, file: object = None) -> None:
-        click.echo(f"truenext: {self.format_message()}", err=True)
-
-
-class Unasked(Failure):
-    """There is no answer: 1 would say that it is a bad one."""
-
-    exit_code = 2
-
-
-def address(queue: str) -> str:
-    """`orders` is /queue/orders; what begins with / is an address already."""
-    if queue.startswith(SUBSCRIPTION_PREFIX):
-        # As `truenext queues` calls it.
-        _, client, name, *_ = queue.split(",", 3)
-        return f"{DURABLE_ADDRESS_PREFIX}{client},{name}"
-    return queue if queue.startswith("/") else f"/queue/{queue}"
+url_option = click.option("--url", type=URL, default=DEFAULT_URL, show_default=True, help="Where the broker listens.")
 
 
 @click.command()
-@click.argument("queue")
-@click.argument("body", required=False)
+@click.argument("queue", type=Address())
+@click.argument("body", type=Body(), required=False)
 @click.option("--lines", is_flag=True, help="Read standard input and send each line as a message.")
 @click.option("--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="9 is served first.")
 @click.option("--transient", is_flag=True, help="Do not write it to disk; a crash of the broker loses it.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of your own. May be repeated.")
+@click.option(
+    "--header", "headers", type=Header(), multiple=True, metavar="NAME=VALUE", help="One of your own. May be repeated."
+)
 @url_option
 def send(
-    queue: str, body: str | None, lines: bool, priority: int, transient: bool, headers: tuple[str, ...], url: str
+    queue: str,
+    body: bytes | None,
+    lines: bool,
+    priority: int,
+    transient: bool,
+    headers: tuple[tuple[str, str], ...],
+    url: str,
 ) -> None:
     """Send BODY, or what comes on standard input, to QUEUE. Returns once the broker has it safe."""
     if lines and body is not None:
         raise click.UsageError("either BODY or --lines")
     fields = {"priority": str(priority), "persistent": "false" if transient else "true"}
-    for header in headers:
-        name, equals, value = header.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"--header {header!r} is not NAME=VALUE")
-        if name in OWN_HEADERS:
-            raise click.UsageError(f"--header {name} is what the command itself says")
-        fields[name] = value
-    bodies: Iterable[bytes]
-    if lines:
-        bodies = (line.removesuffix(b"\n") for line in sys.stdin.buffer)
-    else:
-        bodies = [sys.stdin.buffer.read() if body is None else body.encode()]
+    fields |= dict(headers)
     count = 0
     try:
         with Connection(url) as connection:
-            for count, each in enumerate(bodies, 1):
-                connection.send(address(queue), each, fields, is_confirmed=count % CONFIRM_EVERY == 0)
+            for count, each in enumerate(_standard_input(lines=lines) if body is None else [body], 1):
+                connection.send(queue, each, fields, is_confirmed=count % CONFIRM_EVERY == 0)
                 if count % 50_000 == 0:
-                    click.echo(f"{count} sent", err=True)
+                    terminal.say(f"{count} sent", err=True)
             # The receipt of the DISCONNECT confirms what is left.
     except TruenextError as error:
         raise Failure(error) from error
     if lines:
-        click.echo(f"{count} sent", err=True)
+        terminal.say(f"{count} sent", err=True)
+
+
+def _standard_input(*, lines: bool) -> Iterator[bytes]:
+    """All of it, or its lines. Raises: TruenextError"""
+    if sys.stdin is None:
+        raise TruenextError("cannot read standard input: it is closed")
+    try:
+        if lines:
+            yield from (line.removesuffix(b"\n") for line in sys.stdin.buffer)
+        else:
+            yield sys.stdin.buffer.read()
+    except OSError as error:
+        raise TruenextError(f"cannot read standard input: {error.strerror}") from error
 
 
 @click.command()
-@click.argument("queue")
-@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Messages to take.")
+@click.argument("queue", type=Address())
+@click.option("--count", type=COUNT, show_default="1", help="Messages to take.")
 @click.option("--all", "takes_all", is_flag=True, help="Take what is there, until none comes within the timeout.")
-@click.option("--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait for a message.")
+@click.option("--timeout", type=Seconds(), default=2.0, show_default=True, help="Seconds to wait for a message.")
 @click.option("--headers", "with_headers", is_flag=True, help="One JSON object a line: headers and body.")
 @url_option
-def receive(queue: str, count: int, takes_all: bool, timeout: float, with_headers: bool, url: str) -> None:
+def receive(queue: str, count: int | None, takes_all: bool, timeout: float, with_headers: bool, url: str) -> None:
     """Take messages from QUEUE, the true next first, and print their bodies.
 
     A message is acknowledged once it is printed. Exits 1 if fewer than --count came.
     """
+    if takes_all and count is not None:
+        raise click.UsageError("either --count or --all")
+    wanted = count or 1
     taken = 0
     try:
         with Connection(url) as connection:
-            connection.subscribe(address(queue))
-            while takes_all or taken < count:
+            connection.subscribe(queue)
+            while takes_all or taken < wanted:
                 message = connection.receive(timeout)
                 if message is None:
                     break
@@ -115,22 +103,26 @@ def receive(queue: str, count: int, takes_all: bool, timeout: float, with_header
                 connection.acknowledge(message)
     except TruenextError as error:
         raise Failure(error) from error
-    if not takes_all and taken < count:
-        click.echo(f"truenext: {taken} of {count} messages came within {timeout:g} seconds", err=True)
+    if not takes_all and taken < wanted:
+        terminal.say(f"truenext: {taken} of {wanted} messages came within {timeout:g} seconds", err=True)
         raise SystemExit(1)
 
 
 @click.command()
-@click.argument("queue")
-@click.option("--selector", help="Only what this JMS selector wants, such as \"colour = 'red' AND JMSPriority > 6\".")
-@click.option("--limit", type=click.IntRange(1), help="Messages to show at most.")
+@click.argument("queue", type=Address())
+@click.option(
+    "--selector",
+    type=SELECTOR,
+    help="Only what this JMS selector wants, such as \"colour = 'red' AND JMSPriority > 6\".",
+)
+@click.option("--limit", type=COUNT, help="Messages to show at most.")
 @click.option("--headers", "with_headers", is_flag=True, help="One JSON object a line: headers and body.")
 @url_option
 def browse(queue: str, selector: str | None, limit: int | None, with_headers: bool, url: str) -> None:
     """Print the bodies of what waits in QUEUE, the true next first. Everything stays where it is."""
     try:
         with Connection(url) as connection:
-            for message in islice(connection.browse(address(queue), selector), limit):
+            for message in islice(connection.browse(queue, selector), limit):
                 _print_message(message, with_headers=with_headers)
     except TruenextError as error:
         raise Failure(error) from error
@@ -138,10 +130,9 @@ def browse(queue: str, selector: str | None, limit: int | None, with_headers: bo
 
 def _print_message(message: Frame, *, with_headers: bool) -> None:
     if with_headers:
-        line = {"headers": message.headers, "body": message.body.decode(errors="replace")}
-        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+        terminal.write_json({"headers": message.headers, "body": message.body.decode(errors="replace")})
     else:
-        sys.stdout.buffer.write(message.body + b"\n")
+        terminal.write_body(message.body)
 
 
 @click.command()
@@ -155,15 +146,15 @@ def queues(as_json: bool, url: str) -> None:
     except TruenextError as error:
         raise Failure(error) from error
     if as_json:
-        sys.stdout.buffer.write(answer + b"\n")
+        terminal.write_json_text(answer)
         return
     table = Table("queue", *COUNTS, box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for queue in msgspec.json.decode(answer):
         name = f"{queue['name']} (paused)" if queue["paused"] else queue["name"]
-        table.add_row(name, *(str(queue[name]) for name in COUNTS))
-    Console().print(table)
+        table.add_row(terminal.cell(name), *(str(queue[name]) for name in COUNTS))
+    terminal.show(table)
 
 
 @click.command()
@@ -182,17 +173,17 @@ def status(url: str) -> None:
     memory = facts["memory"]
     held_in = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
     of_queues = f"{facts['queues']:,} queue{'s' if facts['queues'] != 1 else ''}"
-    click.echo(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
+    terminal.say(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
     subscriptions = facts["subscriptions"]
-    click.echo(
+    terminal.say(
         f"topics     {subscriptions['durable']:,} durable subscriptions, {subscriptions['others']:,} others; "
         f"{facts['scheduled_for_topics']:,} scheduled sends"
     )
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
-    click.echo(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
-    click.echo(f"disk       room: {facts['room']}; {facts['page_reads']:,} page reads under way")
+    terminal.say(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
+    terminal.say(f"disk       room: {facts['room']}; {facts['page_reads']:,} page reads under way")
     for stuck in facts["stuck"]:
-        click.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
+        terminal.say(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
     if facts["stuck"]:
         raise SystemExit(1)
-    click.echo("stuck      none")
+    terminal.say("stuck      none")

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from truenext.broker.config import Configuration, configure, shown
-from truenext.cli.client import Failure, Unasked, url_option
+from truenext.cli import terminal
+from truenext.cli.client import url_option
+from truenext.cli.ending import Failure, Unasked
+from truenext.cli.serve import fault_of_memory_limit
+from truenext.cli.values import Place, QueueName
 from truenext.client.connection import Connection
 from truenext.errors import ConfigurationError, FaultyFileError, TruenextError
 from truenext.policy import Policy
@@ -23,8 +25,13 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--queue", metavar="NAME", help="Say which policy this queue has, and from which table each value is.")
+@click.argument("file", metavar="FILE", type=Place())
+@click.option(
+    "--queue",
+    type=QueueName(),
+    metavar="NAME",
+    help="Say which policy this queue has, and from which table each value is.",
+)
 def check(file: Path, queue: str | None) -> None:
     """Say what is wrong in FILE, one line each, or that it is sound.
 
@@ -34,18 +41,18 @@ def check(file: Path, queue: str | None) -> None:
         configuration = configure(file)
     except FaultyFileError as error:
         for fault in error.faults:
-            click.echo(fault)
+            terminal.say(fault)
         count = len(error.faults)
-        click.echo(
+        terminal.say(
             f"{file} has {count} fault{'' if count == 1 else 's'}; no broker starts with it, or goes over to it."
         )
         raise SystemExit(1) from error
     except ConfigurationError as error:
         raise Unasked(error) from error
     _note(configuration)
-    click.echo(f"{file} is sound.")
+    terminal.say(f"{file} is sound.")
     if queue is not None:
-        _show(configuration, queue.removeprefix("/queue/"))
+        _show(configuration, queue)
 
 
 @click.command()
@@ -61,25 +68,28 @@ def reload(url: str) -> None:
     except TruenextError as error:
         raise Unasked(error) from error
     if outcome["refused"]:
-        raise Failure(ConfigurationError("\n".join(["nothing was changed:", *outcome["refused"]])))
+        raise Failure(TruenextError("\n".join(["nothing was changed:", *outcome["refused"]])))
     for change in outcome["changed"]:
-        click.echo(change)
-    click.echo(f"{outcome['file']} is in force{'' if outcome['changed'] else '; it says what it said before'}.")
+        terminal.say(change)
+    terminal.say(f"{outcome['file']} is in force{'' if outcome['changed'] else '; it says what it said before'}.")
 
 
 def _note(configuration: Configuration) -> None:
-    """What a broker refuses unless its command line says something else."""
+    """What a broker refuses unless its command line, or its machine, says something else."""
     settings = configuration.broker
     if settings.data is None and not settings.memory:
-        click.echo("note: it does not say where messages are kept; `truenext serve` needs --data DIR or --memory.")
+        terminal.say("note: it does not say where messages are kept; `truenext serve` needs --data DIR or --memory.")
     if not settings.allow_anonymous and not all(parse_url(url).is_loopback for url in settings.listen):
-        click.echo("note: it listens to other machines; `truenext serve` needs --allow-anonymous, if that is meant.")
+        terminal.say("note: it listens to other machines; `truenext serve` needs --allow-anonymous, if that is meant.")
+    fault = fault_of_memory_limit(settings.memory_limit)
+    if fault is not None:
+        terminal.say(f"note: `truenext serve` refuses it on this machine: {fault}.")
 
 
 def _show(configuration: Configuration, queue: str) -> None:
-    table = Table(f"policy of {escape(queue)}", "value", "from", box=None)
+    table = Table(Column(terminal.cell(f"policy of {queue}")), "value", "from", box=None)
     policy = configuration.policies.of(queue)
     for name, setting in settings_of(Policy).items():
         value = shown(setting, getattr(policy, name))
-        table.add_row(name, escape(value), escape(configuration.source(queue, name)))
-    Console().print(table)
+        table.add_row(name, terminal.cell(value), terminal.cell(configuration.source(queue, name)))
+    terminal.show(table)

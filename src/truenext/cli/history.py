@@ -4,7 +4,9 @@ from pathlib import Path
 
 import click
 
-from truenext.cli.client import Failure
+from truenext.cli import terminal
+from truenext.cli.ending import Failure
+from truenext.cli.values import Place
 from truenext.errors import HistoryError
 from truenext.history.export import export_all, export_ended
 
@@ -15,10 +17,10 @@ def history() -> None:
 
 
 @history.command()
-@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("data", type=Place(exists=True, file_okay=False))
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=Place(file_okay=False),
     help="Write everything that is not Parquet yet into this folder, and leave the broker's files alone.",
 )
 def export(data: Path, out: Path | None) -> None:
@@ -35,7 +37,7 @@ def export(data: Path, out: Path | None) -> None:
         else:
             for path in export_ended(folder):
                 count += 1
-                click.echo(f"exported {path.name}")
+                terminal.say(f"exported {path.name}")
     except (HistoryError, OSError) as error:
         raise Failure(error) from error
-    click.echo(f"{count} file{'' if count == 1 else 's'} exported to {out or folder / 'events'}")
+    terminal.say(f"{count} file{'' if count == 1 else 's'} exported to {out or folder / 'events'}")

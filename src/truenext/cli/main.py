@@ -13,16 +13,17 @@ from truenext.broker.settings import LogLevel
 from truenext.cli import logs
 from truenext.cli.audit import audit
 from truenext.cli.bulk import move, purge, redrive
-from truenext.cli.client import Failure, browse, queues, receive, send, status
+from truenext.cli.client import browse, queues, receive, send, status
 from truenext.cli.config import config as config_command
 from truenext.cli.config import reload
+from truenext.cli.ending import Commands, Failure
 from truenext.cli.history import history as history_command
 from truenext.cli.pause import pause, resume
 from truenext.cli.record import record
 from truenext.cli.schedule import scheduled, unschedule
 from truenext.cli.serve import serve as run_broker
-from truenext.cli.size import Size
 from truenext.cli.store import store
+from truenext.cli.values import URL, Place, ServerName, Size
 from truenext.errors import TruenextError
 from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
 from truenext.policy import StoreAndDispatch, WhenFull
@@ -32,25 +33,32 @@ from truenext.url import DEFAULT_URL
 logger = logging.getLogger(__name__)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(truenext.__version__, prog_name="truenext")
 def main() -> None:
     """A message broker that always hands out the true next message."""
 
 
 @main.command()
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Folder the messages are kept in.")
+@click.option("--data", type=Place(file_okay=False), help="Folder the messages are kept in.")
 @click.option("--memory", is_flag=True, help="Keep nothing on disk; for tests.")
 @click.option(
     "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=Place(exists=True, dir_okay=False),
     help="File with these and other settings, see docs/policies.md; options say it differently.",
 )
 @click.option(
     "--listen",
+    type=URL,
     multiple=True,
     show_default=DEFAULT_URL,
     help="Where to listen, stomp://HOST:PORT; port 0 picks a free one. May be repeated.",
+)
+@click.option(
+    "--server-name",
+    type=ServerName(),
+    show_default=f"truenext/{truenext.__version__}",
+    help="What CONNECTED says in its header `server`.",
 )
 @click.option(
     "--history/--no-history",
@@ -105,6 +113,7 @@ def serve(
     memory: bool,
     config: Path | None,
     listen: tuple[str, ...],
+    server_name: str | None,
     history: bool | None,
     memory_limit: int | None,
     queue_memory_limit: int | None,
@@ -120,9 +129,8 @@ def serve(
     Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop.
     With --config the file is read again on SIGHUP, and when `truenext reload` asks for it.
     """
-    where = "say where messages are kept: --data DIR, or --memory for nowhere"
     if memory and data is not None:
-        raise click.UsageError(where)
+        raise click.UsageError("--data and --memory exclude each other: messages are kept in a folder, or nowhere")
     read = partial(
         configure,
         config,
@@ -130,6 +138,7 @@ def serve(
             data=data,
             memory=memory or None,
             listen=listen or None,
+            server_name=server_name,
             history=history,
             memory_limit=memory_limit,
             disk_limit=disk_limit,
@@ -147,9 +156,11 @@ def serve(
         configuration = read()
         settings = configuration.broker
         if settings.data is None and not settings.memory:
-            raise click.UsageError(where)
+            raise click.UsageError("say where messages are kept: --data DIR, or --memory for nowhere")
         if settings.memory and settings.disk_limit is not None:
             raise click.UsageError("--disk-limit is for a broker with --data")
+        if settings.memory and history:
+            raise click.UsageError("--history is for a broker with --data")
         logs.configure(settings.log_level.value)
         if config is not None:
             logger.info("configuration read", extra={"file": str(config)})

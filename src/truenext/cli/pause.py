@@ -1,35 +1,43 @@
 """`truenext pause` and `truenext resume`."""
 
+from typing import Any
+
 import click
 import msgspec
 
-from truenext.cli.client import Failure, url_option
+from truenext.cli import terminal
+from truenext.cli.client import url_option
+from truenext.cli.ending import Failure
+from truenext.cli.values import QueueName
 from truenext.client.connection import Connection
 from truenext.errors import TruenextError
 
 
 @click.command()
-@click.argument("queue")
+@click.argument("queue", type=QueueName(is_made=True))
 @url_option
 def pause(queue: str, url: str) -> None:
     """Dispatch nothing from QUEUE any more, until it is resumed; also after a restart.
 
-    What consumers hold stays with them, and sends go on.
+    What consumers hold stays with them, and sends go on. A queue that is not there is made.
     """
-    _ask("pause", queue, url)
+    if _ask("pause", queue, url)["made"]:
+        terminal.say(f"there was no queue {queue!r}: made and paused")
 
 
 @click.command()
-@click.argument("queue")
+@click.argument("queue", type=QueueName())
 @url_option
 def resume(queue: str, url: str) -> None:
     """Dispatch from QUEUE again."""
     _ask("resume", queue, url)
 
 
-def _ask(verb: str, queue: str, url: str) -> None:
+def _ask(verb: str, queue: str, url: str) -> dict[str, Any]:
+    """The broker's answer."""
     try:
         with Connection(url) as connection:
-            connection.ask(verb, msgspec.json.encode({"queue": queue.removeprefix("/queue/")}))
+            answer: dict[str, Any] = msgspec.json.decode(connection.ask(verb, msgspec.json.encode({"queue": queue})))
     except TruenextError as error:
         raise Failure(error) from error
+    return answer

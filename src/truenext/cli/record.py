@@ -9,7 +9,10 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from truenext.cli.client import Failure, url_option
+from truenext.cli import terminal
+from truenext.cli.client import url_option
+from truenext.cli.ending import Failure
+from truenext.cli.values import Place, Text
 from truenext.client.recorder import MESSAGES_MAX, Recorder
 from truenext.client.workload import CASES
 from truenext.errors import TruenextError
@@ -36,12 +39,12 @@ from truenext.spark.recording import check_folder, write_recording
     help="How many the consumer may hold.",
 )
 @click.option("--seed", type=int, help="For --case mix: the seed that an earlier recording printed.")
-@click.option("--queue", help="An empty queue that nobody else uses; a new one without.")
+@click.option("--queue", type=Text(), help="An empty queue that nobody else uses; a new one without.")
+@click.option("--out", "folder", type=Place(file_okay=False), required=True, help="A new folder for it.")
+@click.option("--login", type=Text(), help="If the broker asks for one.")
 @click.option(
-    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), required=True, help="A new folder for it."
+    "--passcode", type=Text(), envvar="TRUENEXT_PASSCODE", help="Rather in the environment, as TRUENEXT_PASSCODE."
 )
-@click.option("--login", help="If the broker asks for one.")
-@click.option("--passcode", envvar="TRUENEXT_PASSCODE", help="Rather in the environment, as TRUENEXT_PASSCODE.")
 @click.option("--remote", is_flag=True, help="Load a broker on another machine.")
 @url_option
 def record(
@@ -61,6 +64,8 @@ def record(
     All is sent and confirmed before the consumer subscribes, so that the order of arrival is that of dispatch. The
     files have the columns of docs/history.md.
     """
+    if seed is not None and case != "mix":
+        raise click.UsageError(f"--seed is for --case mix: nothing of {case} is random")
     seed = random.randrange(2**32) if seed is None else seed
     queue = queue or f"truenext.record.{case}.{secrets.token_hex(4)}"
     workload = CASES[case](messages, random.Random(seed))
@@ -68,7 +73,7 @@ def record(
     try:
         recorder = Recorder(url, login=login, passcode=passcode, may_be_remote=remote)
         check_folder(folder)
-        click.echo(f"{case}, {messages} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
+        terminal.say(f"{case}, {messages} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
         with Progress(console=console, transient=True) as progress:
             tasks = {done: progress.add_task(done, total=messages) for done in ("sent", "received")}
             events = recorder.record(
@@ -78,8 +83,8 @@ def record(
                 report=lambda done, count: progress.update(tasks[done], completed=count),
             )
         for path in write_recording(events, folder):
-            click.echo(path)
+            terminal.say(str(path))
     except TruenextError as error:
         raise Failure(error) from error
     arrived = len({event.sequence for event in events if event.kind == "dispatched"})
-    click.echo(f"{len(events)} events; {arrived} of {messages} messages came", err=True)
+    terminal.say(f"{len(events)} events; {arrived} of {messages} messages came", err=True)

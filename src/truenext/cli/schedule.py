@@ -1,6 +1,5 @@
 """`truenext scheduled` and `unschedule`: what is to be sent later."""
 
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from heapq import nsmallest
@@ -8,15 +7,16 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from truenext.cli.client import Failure, address, url_option
+from truenext.cli import terminal
+from truenext.cli.client import url_option
+from truenext.cli.ending import Failure
+from truenext.cli.values import COUNT, Address
 from truenext.cli.work import Work, id_option, json_option, pieces, selector_option
 from truenext.client.connection import Connection
-from truenext.destination import Kind, parse
-from truenext.errors import RemoteProtocolError, TruenextError
+from truenext.destination import Kind, accepted_address
+from truenext.errors import TruenextError
 from truenext.schedule import FOR_EVER
 
 DAMAGED = "their records are damaged"
@@ -26,9 +26,9 @@ WIDTH = 40
 
 
 @click.command()
-@click.argument("destination", required=False)
+@click.argument("destination", type=Address(), required=False)
 @selector_option
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Sends to show at most.")
+@click.option("--limit", type=COUNT, default=100, show_default=True, help="Sends to show at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs; times in milliseconds.")
 @url_option
 def scheduled(destination: str | None, selector: str | None, limit: int, as_json: bool, url: str) -> None:
@@ -52,17 +52,17 @@ def scheduled(destination: str | None, selector: str | None, limit: int, as_json
     shown = nsmallest(limit, shown, key=_due)
     if as_json:
         for send in shown:
-            sys.stdout.buffer.write(msgspec.json.encode(send) + b"\n")
+            terminal.write_json(send)
     else:
         _print_table(shown)
     if count > limit:
-        click.echo(f"{limit:,} of {count:,}; --limit shows more", err=True)
+        terminal.say(f"{limit:,} of {count:,}; --limit shows more", err=True)
     if damaged:
-        click.echo(f"{damaged:,} not shown: {DAMAGED}", err=True)
+        terminal.say(f"{damaged:,} not shown: {DAMAGED}", err=True)
 
 
 @click.command()
-@click.argument("destination")
+@click.argument("destination", type=Address())
 @id_option("send", "number, as `truenext scheduled` shows it")
 @selector_option
 @click.option("--dry-run", is_flag=True, help="Say what would be cancelled, and cancel nothing.")
@@ -92,17 +92,14 @@ def unschedule(
 def _place(destination: str) -> dict[str, str]:
     """Where what goes there waits.
 
-    Raises: Failure if nothing can.
+    Raises: click.UsageError if nothing can.
     """
-    try:
-        parsed = parse(address(destination), "")
-    except TruenextError as error:
-        raise Failure(error) from error
+    parsed = accepted_address(destination)
     if parsed.kind is Kind.QUEUE:
         return {"queue": parsed.name}
     if parsed.is_spread and not parsed.session:
         return {"queue": "", "to": parsed.address}
-    raise Failure(RemoteProtocolError(f"nothing can be scheduled for {destination!r}"))
+    raise click.UsageError(f"nothing can be scheduled for {destination!r}")
 
 
 def _pieces(connection: Connection, destination: str | None, selector: str | None) -> Iterator[dict[str, Any]]:
@@ -131,14 +128,14 @@ def _print_table(sends: list[dict[str, Any]]) -> None:
         column.no_wrap = True
     for send in sends:
         due = datetime.fromtimestamp(send["due_ms"] / 1000, UTC).isoformat(" ", "milliseconds").removesuffix("+00:00")
-        texts = (_line(send["to"]), str(send["priority"]), _line(_again(send)), _line(send["body"][:WIDTH]))
+        texts = (
+            terminal.cell(send["to"]),
+            str(send["priority"]),
+            terminal.cell(_again(send)),
+            terminal.cell(send["body"][:WIDTH]),
+        )
         table.add_row(due, str(send["number"]), *texts)
-    Console().print(table)
-
-
-def _line(text: str) -> Text:
-    """Whoever sent it has no say in the terminal."""
-    return Text("".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text))
+    terminal.show(table)
 
 
 def _again(send: dict[str, Any]) -> str:

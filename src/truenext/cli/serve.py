@@ -11,20 +11,22 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
-import truenext
 from truenext.broker.broker import Broker
 from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
-from truenext.cli import logs
+from truenext.cli import logs, machine
+from truenext.cli.files import connections_max
 from truenext.engine.engine import Engine
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import Exporter
 from truenext.history.writer import History
+from truenext.limits import BROKER_BYTES
 from truenext.server.listener import Listener
+from truenext.size import said
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Recovered, Store
+from truenext.store.store import Store
 from truenext.url import Address, parse_url
 
 if sys.platform == "win32":
@@ -35,7 +37,7 @@ else:
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.25
-"""Share of the memory limit for messages; the rest is for the broker itself, and for what is on its way to the disk."""
+"""Share of the memory limit for messages; the rest is for the broker itself (BROKER_BYTES), and for queues."""
 
 STORE_SHARE = 0.5
 """The same for the store of a broker that keeps nothing on disk."""
@@ -62,6 +64,9 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                 f"{address.host} can be reached from other machines, and anybody there could read and write all "
                 "queues; listen on 127.0.0.1, or say --allow-anonymous if that is meant"
             )
+    fault = fault_of_memory_limit(memory_limit)
+    if fault is not None:
+        raise ConfigurationError(fault)
     with ExitStack() as opened:
         history: History | None = None
         exporter: Exporter | None = None
@@ -80,12 +85,14 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                 history = History(data / "history", file_ended=exporter.start)
                 opened.callback(history.close)
                 embedded.sync_history = history.sync
+                embedded.history_told = history.last_batch
         runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         engine, recovered = recover(
             store,
             configuration.policies,
             when_full=settings.when_full,
             memory_limit=int(memory_limit * MEMORY_SHARE),
+            queues_memory_limit=memory_limit - int(memory_limit * MEMORY_SHARE) - BROKER_BYTES,
             history=history,
         )
 
@@ -101,17 +108,36 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                 broker.reload = Reloader(configuration, read_again, apply=partial(take_over, broker)).reload
                 loop.add_signal_handler(signal.SIGHUP, broker.reload)
 
-        runner.run(_run(engine, recovered, store, history, addresses, make_reloadable))
+        run = partial(_run, engine, store, history, addresses, settings.server_name, make_reloadable)
+        run = partial(run, identity=recovered.identity, after_clean_stop=recovered.clean_stop)
+        # It names every queue.
+        del recovered
+        runner.run(run())
+
+
+def fault_of_memory_limit(limit: int) -> str | None:
+    """Why a broker does not start with it on this machine; None if it does."""
+    there_is = machine.memory()
+    if limit <= there_is:
+        return None
+    return (
+        f"a memory limit of {said(limit)} is more than there is for the broker here, {there_is >> 20}MiB: the system "
+        "would end it before it comes to that; name less (--memory-limit, or memory_limit in the configuration file)"
+    )
 
 
 async def _run(
     engine: Engine,
-    recovered: Recovered,
     store: Store,
     history: History | None,
     addresses: Sequence[Address],
+    server_name: str,
     make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],
+    *,
+    identity: str,
+    after_clean_stop: bool,
 ) -> None:
+    connections = connections_max(len(addresses))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -123,12 +149,19 @@ async def _run(
     with closing(broker):
         loop.set_exception_handler(lambda _, context: broker.fail(_bug(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
-        await broker.start(after_clean_stop=recovered.clean_stop)
+        await broker.start(after_clean_stop=after_clean_stop)
         make_reloadable(broker, loop)
         listeners: list[Listener] = []
         try:
             for address in addresses:
-                listener = Listener(address, broker, loop, identity=recovered.identity, version=truenext.__version__)
+                listener = Listener(
+                    address,
+                    broker,
+                    loop,
+                    identity=identity,
+                    server_name=server_name,
+                    connections_max=connections,
+                )
                 listeners.append(listener)
                 print(f"listening on {listener.url}", flush=True)
             await stop.wait()

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from truenext.cli.client import Failure
+from truenext.cli import terminal
+from truenext.cli.ending import Unasked
+from truenext.cli.values import Place
 from truenext.errors import TruenextError
-from truenext.history.check import damages
+from truenext.history.check import damages, last_batch
 from truenext.store.check import InQueue, Summary
 from truenext.store.check import check as check_store
 from truenext.store.export import export as export_store
@@ -32,7 +33,7 @@ def store() -> None:
 
 
 @store.command()
-@click.argument("data", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("data", metavar="DIR", type=Place())
 def check(data: Path) -> None:
     """Look at everything in the data folder DIR: journal, checkpoint, every message, the history.
 
@@ -41,33 +42,33 @@ def check(data: Path) -> None:
     """
     try:
         with _progress("checked") as report:
-            summary = check_store(data, _say, report)
+            summary = check_store(data, _say, report, history_told=last_batch(data / "history"))
         in_history = 0
         for name, what in damages(data / "history"):
-            click.echo(f"damaged: history/{name}: {what}")
+            terminal.say(f"damaged: history/{name}: {what}")
             in_history += 1
     except (TruenextError, OSError) as error:
         raise Unasked(error) from error
     _show(summary, "there")
     if summary.damages:
-        click.echo(
+        terminal.say(
             f"{data} is damaged: {_number(summary.damages, 'finding')}, above. What to do: restore it from a copy. If "
             f"there is none, `truenext store export {data} NEW` writes what can be read into a new folder, on which a "
             f"broker can start; it leaves {data} as it is."
         )
     if in_history:
-        click.echo(
+        terminal.say(
             "The history is damaged, which costs no message: an audit does not see what happened there. What to do: "
             "move the files named above elsewhere."
         )
     if summary.damages or in_history:
         raise SystemExit(1)
-    click.echo(f"{data} is sound.")
+    terminal.say(f"{data} is sound.")
 
 
 @store.command()
-@click.argument("data", metavar="DIR", type=click.Path(path_type=Path))
-@click.argument("new", metavar="NEW", type=click.Path(path_type=Path))
+@click.argument("data", metavar="DIR", type=Place())
+@click.argument("new", metavar="NEW", type=Place())
 def export(data: Path, new: Path) -> None:
     """Write everything that can be read of the data folder DIR into the new one NEW, on which a broker can start.
 
@@ -77,24 +78,18 @@ def export(data: Path, new: Path) -> None:
     """
     try:
         with _progress("read") as report:
-            summary = export_store(data, new, _say, report)
+            summary = export_store(data, new, _say, report, history_told=last_batch(data / "history"))
     except (TruenextError, OSError) as error:
         raise Unasked(error) from error
     _show(summary, f"in {new}")
     if summary.damages:
-        click.echo(
+        terminal.say(
             f"Not all of {data} could be read: {_number(summary.damages, 'finding')}, above. What to do: start a "
             f"broker with `truenext serve --data {new}`; consumers may get messages again that they acknowledged. Keep "
             f"{data} until you know what is missing."
         )
         raise SystemExit(1)
-    click.echo(f"All of {data} is in {new}: `truenext serve --data {new}` starts a broker with it.")
-
-
-class Unasked(Failure):
-    """Nothing is known: 1 would say that something is damaged."""
-
-    exit_code = 2
+    terminal.say(f"All of {data} is in {new}: `truenext serve --data {new}` starts a broker with it.")
 
 
 @contextmanager
@@ -109,7 +104,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _say(finding: Finding) -> None:
-    click.echo(f"damaged: {finding}")
+    terminal.say(f"damaged: {finding}")
 
 
 def _show(summary: Summary, where: str) -> None:
@@ -120,23 +115,24 @@ def _show(summary: Summary, where: str) -> None:
     for number, queue in sorted(summary.queues.items()):
         name = summary.names.get(number, f"number {number}")
         table.add_row(
-            escape(name), *(f"{count:,}" for count in (queue.persistent, queue.transient, queue.size, queue.damaged))
+            terminal.cell(name),
+            *(f"{count:,}" for count in (queue.persistent, queue.transient, queue.size, queue.damaged)),
         )
         total.persistent += queue.persistent
         total.transient += queue.transient
         total.size += queue.size
     if summary.queues:
-        Console().print(table)
+        terminal.show(table)
     messages = _number(total.persistent + total.transient, "message")
-    click.echo(f"{messages} of {total.size:,} bytes in {_number(len(summary.queues), 'queue')} {where}")
+    terminal.say(f"{messages} of {total.size:,} bytes in {_number(len(summary.queues), 'queue')} {where}")
     if summary.contents:
-        click.echo(
+        terminal.say(
             f"{_number(summary.contents, 'content')} of {summary.contents_size:,} bytes that several of them share"
         )
     if summary.timers:
-        click.echo(_number(summary.timers, "timer"))
+        terminal.say(_number(summary.timers, "timer"))
     for note in summary.notes:
-        click.echo(f"note: {note}")
+        terminal.say(f"note: {note}")
 
 
 def _number(count: int, of_what: str) -> str:

@@ -1,6 +1,5 @@
 """Long work in a running broker, asked for a piece at a time (engine/bulk.py), with progress on standard error."""
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,7 +11,9 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from truenext.cli.client import Failure
+from truenext.cli import terminal
+from truenext.cli.ending import Failure
+from truenext.cli.values import COUNT, SELECTOR
 from truenext.client.connection import Connection
 from truenext.errors import TruenextError
 from truenext.limits import QUESTION_SEQUENCES_MAX as NUMBERS_MAX
@@ -23,7 +24,9 @@ PROGRESS_SECONDS = 2.0
 ANSWER_SECONDS = 60.0
 """A piece is durable when it is answered, and the disk may be busy."""
 
-selector_option = click.option("--selector", help="Only what this JMS selector wants, such as \"colour = 'red'\".")
+selector_option = click.option(
+    "--selector", type=SELECTOR, help="Only what this JMS selector wants, such as \"colour = 'red'\"."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 
 
@@ -31,7 +34,7 @@ def id_option(what: str, of: str = "`truenext-sequence`") -> Callable[..., Any]:
     return click.option(
         "--id",
         "numbers",
-        type=click.IntRange(1),
+        type=COUNT,
         multiple=True,
         metavar="NUMBER",
         help=f"Only the {what} of this {of}. May be repeated.",
@@ -64,7 +67,7 @@ def pieces(
                 bar.update(task, completed=count)
             elif time.monotonic() - said_at > PROGRESS_SECONDS:
                 said_at = time.monotonic()
-                click.echo(f"{count:,} {done} so far", err=True)
+                terminal.say(f"{count:,} {done} so far", err=True)
             yield answer
 
 
@@ -72,11 +75,6 @@ def count_of(connection: Connection, queue: str, name: str) -> int | None:
     """`waiting` or `scheduled` of a queue; None if there is none."""
     facts = msgspec.json.decode(connection.ask("queues"))
     return next((each[name] for each in facts if each["name"] == queue), None)
-
-
-def queue_name(queue: str) -> str:
-    """/queue/orders is `orders`, and so is that."""
-    return queue.removeprefix("/queue/")
 
 
 class Work:
@@ -121,18 +119,18 @@ class Work:
                 self._do(connection)
         except TruenextError as error:
             if self._count and not self._is_dry:
-                click.echo(f"{self._count:,} {self._done}; the same command goes on", err=True)
+                terminal.say(f"{self._count:,} {self._done}; the same command goes on", err=True)
             raise Failure(error) from error
         if as_json:
             facts = {"count": self._count, "to": dict(self._to), "left": self._left, "dry_run": self._is_dry}
-            sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n")
+            terminal.write_json(facts)
         else:
             self._say()
         if self._refused:
-            click.echo(f"truenext: {self._refused}", err=True)
+            terminal.say(f"truenext: {self._refused}", err=True)
             raise SystemExit(1)
         if self._missing:
-            click.echo(f"truenext: not {self._deed}: {', '.join(map(str, sorted(self._missing)))}", err=True)
+            terminal.say(f"truenext: not {self._deed}: {', '.join(map(str, sorted(self._missing)))}", err=True)
             raise SystemExit(1)
 
     def _do(self, connection: Connection) -> None:
@@ -155,8 +153,8 @@ class Work:
 
     def _say(self) -> None:
         for name, count in sorted(self._to.items()):
-            click.echo(f"{count:,} {self._done} to {name}")
+            terminal.say(f"{count:,} {self._done} to {name}")
         if not self._to:
-            click.echo(f"{self._count:,} {self._done}")
+            terminal.say(f"{self._count:,} {self._done}")
         if self._left:
-            click.echo(f"{self._left:,} left: {self._why_left}")
+            terminal.say(f"{self._left:,} left: {self._why_left}")

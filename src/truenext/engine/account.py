@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING, cast
 from zlib import crc32
 
 from truenext.commands import AckMode
+from truenext.engine.redelivery import Reason
 from truenext.events import (
     BEGINS_FILE,
     BLOCK,
     CHECKSUM,
     CHUNK,
+    DELAYED,
+    HOLDING,
     MODES,
     NO_WINDOW,
+    OF_BATCH,
     PERSISTENT_FLAG,
     REASONS,
     WITH_SELECTOR,
@@ -59,7 +63,17 @@ _ONE_ACCEPTED = struct.Struct(_ONE.format + "IB")
 _ONE_DISPATCHED = struct.Struct(_ONE.format + "II")
 _ONE_RETURNED = struct.Struct(_ONE.format + "I")
 
-_FAILED, _RELEASED, _DELAYED, _HOLDING, _DUE = map(REASONS.index, ("failed", "released", "delayed", "holding", "due"))
+_DUE = REASONS.index("due")
+_RETURNED_FOR = {reason: REASONS.index(reason.value) for reason in Reason}
+
+
+def _codes_of(wait: str) -> dict[Reason | None, int]:
+    """None is what a page has shown, whose failure was told before."""
+    failures = (reason for reason in Reason if reason is not Reason.RELEASED)
+    return {None: REASONS.index(wait)} | {reason: REASONS.index(f"{reason.value} and {wait}") for reason in failures}
+
+
+_DELAYED_FOR, _HOLDING_FOR = _codes_of(DELAYED), _codes_of(HOLDING)
 _MODE = {mode: MODES.index(mode.value) for mode in AckMode}
 _MODE_WITH_SELECTOR = {mode: MODES.index(mode.value + WITH_SELECTOR) for mode in AckMode}
 
@@ -69,6 +83,12 @@ class Account:
         self._run = run
         self._now_us = 0
         self._names: dict[int, str] = {}
+        self._forgotten: list[int] = []
+        """Those of them of which nothing is told behind the chunk that is under way,"""
+        self._forgotten_in_file: list[int] = []
+        """behind the last chunk, while the file is the same,"""
+        self._reusable: list[int] = []
+        """and while it is another."""
         self._next_event = first_event
         """Number of the next event, those of the block that is open not counted."""
         self._chunk_event = first_event
@@ -131,12 +151,12 @@ class Account:
                 self.acknowledging = queue
             self.entries.extend(entries)
 
-    def returned(self, entry: Entry, *, has_failed: bool) -> None:
-        self._returned(entry, _FAILED if has_failed else _RELEASED)
+    def returned(self, entry: Entry, reason: Reason) -> None:
+        self._returned(entry, _RETURNED_FOR[reason])
 
-    def delayed(self, entry: Entry, *, is_holding: bool) -> None:
-        """It waits for its next try: it has just failed, or a page has shown it."""
-        self._returned(entry, _HOLDING if is_holding else _DELAYED)
+    def delayed(self, entry: Entry, reason: Reason | None = None, *, is_holding: bool) -> None:
+        """It waits for its next try: it has just failed, or, without a reason, a page has shown it."""
+        self._returned(entry, (_HOLDING_FOR if is_holding else _DELAYED_FOR)[reason])
 
     def due(self, entry: Entry) -> None:
         self._returned(entry, _DUE)
@@ -210,6 +230,20 @@ class Account:
             self._names[queue.number] = queue.name
             self._add(_name(queue.number, queue.name, self._now_us))
 
+    def forgot(self, queue: Queue) -> bool:
+        """Nothing is told of a queue any more. True if its number must not be another's before `take_reusable` says
+        so: in one file a number stands for one name, also where a part of the file is lost."""
+        if not queue.number:
+            return False
+        self._forgotten.append(queue.number)
+        return True
+
+    def take_reusable(self) -> list[int]:
+        """Numbers of queues that were forgotten in an earlier file; batches up to the last one that was handed over
+        but one are durable."""
+        reusable, self._reusable = self._reusable, []
+        return reusable
+
     # ---- Handing over ----
 
     @property
@@ -220,19 +254,24 @@ class Account:
     def is_empty(self) -> bool:
         return not self._blocks and not self.entries
 
-    def take(self) -> bytes:
-        """Everything since the last call, as one chunk of a history file; nothing if nothing happened."""
+    def take(self, *, of_batch: bool = False) -> bytes:
+        """Everything since the last call, as one chunk of a history file; nothing if nothing happened. `of_batch` says
+        that it goes with a batch that the store writes."""
         self._close()
         if not self._blocks:
+            self._forget()
             return b""
-        flags = 0
+        flags = OF_BATCH if of_batch else 0
         if self._file_size >= HISTORY_FILE_BYTES:
-            flags = BEGINS_FILE
+            flags |= BEGINS_FILE
             self._file_size = 0
+            self._reusable += self._forgotten_in_file
+            self._forgotten_in_file = []
             # A file can be read by itself.
             self._blocks[:0] = [_name(number, name, self._now_us) for number, name in self._names.items()]
         blocks = b"".join(self._blocks)
         rest = CHUNK.pack(0, len(blocks), self._run, flags, self._chunk_event)[CHECKSUM.size :] + blocks
+        self._forget()
         self._blocks = []
         self._size = 0
         self._chunk_event = self._next_event
@@ -240,6 +279,12 @@ class Account:
         return CHECKSUM.pack(crc32(rest)) + rest
 
     # ---- Inside ----
+
+    def _forget(self) -> None:
+        for number in self._forgotten:
+            del self._names[number]
+        self._forgotten_in_file += self._forgotten
+        self._forgotten.clear()
 
     def _open(self, kind: int, queue: int, other: int = 0, code: int = 0) -> None:
         self._close()
@@ -319,6 +364,9 @@ class NoAccount(Account):
 
     def named(self, queue: Queue) -> None:
         pass
+
+    def forgot(self, queue: Queue) -> bool:
+        return False
 
     def removed(self, entry: Entry) -> None:
         pass

@@ -179,7 +179,10 @@ class Browsing:
         """Show what is in memory; returns the page that is needed next, if one is."""
         count = size = 0
         while not browser.is_done:
-            lane = browser.queue.lanes[browser.rank]
+            lane = browser.queue.lane_if_there(browser.rank)
+            if lane is None:
+                browser.next_lane()
+                continue
             for entry in _in_memory(lane, browser.after_sequence):
                 message = entry.message
                 if entry.sequence > browser.last_sequence:

@@ -217,7 +217,11 @@ def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None
     limit = SHOWN_PIECE if isinstance(asked, Scheduled) else BULK_PIECE
     if asked.limit is not None and asked.selector is None and not is_scheduled:
         limit = min(asked.limit, BULK_PIECE)
-    for lane in queue.lanes[rank:]:
+    for lane in queue.lanes:
+        if lane.rank < rank:
+            continue
+        if lane.rank > rank:
+            after = 0
         if len(lane):
             # What repeats stands behind the number by which it is known.
             if asked.sequences is None or is_scheduled:
@@ -225,7 +229,6 @@ def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None
             at = bisect_right(asked.sequences, after)
             if at < len(asked.sequences):
                 return BulkLook(lane, asked.sequences[at] - 1, limit, until)
-        after = 0
     return None
 
 

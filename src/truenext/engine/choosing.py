@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from truenext.engine.groups import GroupPlace
+from truenext.engine.lane import NO_ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -178,6 +179,8 @@ class Choosing:
 
     def _head_of(self, lane: Lane) -> Head:
         if not (lane.arrived or lane.returned or lane.unread):
+            if lane.arrived is not NO_ENTRIES:
+                lane.end_arrived()
             return None
         self.last = lane
         while True:
@@ -231,7 +234,8 @@ class Choosing:
         """The same of one lane."""
         scan = consumer.scan_of(self._queue)
         if scan is None:
-            return self._head_of(self._queue.lanes[rank])
+            lane = self._queue.lane_if_there(rank)
+            return None if lane is None else self._head_of(lane)
         place = scan.places.get(rank)
         return None if place is None else self._head_wanted(place)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode, Subscribe
 from truenext.engine.window import AutoWindow
-from truenext.limits import WINDOW_DEFAULT, WINDOW_MAX
+from truenext.limits import WINDOW_DEFAULT
 
 if TYPE_CHECKING:
     from truenext.engine.lane import Entry
@@ -103,6 +103,11 @@ class Consumer:
         return [self.queue]
 
     @property
+    def is_subscribed(self) -> bool:
+        """Still: its subscription has not ended."""
+        return self.session.consumers.get(self.subscription) is self
+
+    @property
     def has_selector(self) -> bool:
         return self.scan is not None and self.scan.selector is not None
 
@@ -159,6 +164,6 @@ def _standing(priority: int, *, is_stretched: bool) -> int:
 
 def _window(subscribe: Subscribe) -> int:
     if subscribe.window is not None:
-        return min(subscribe.window, WINDOW_MAX)
+        return subscribe.window
     # In auto mode the socket's buffer is the window; it is bounded in bytes.
     return maxsize if subscribe.mode is AckMode.AUTO else WINDOW_DEFAULT

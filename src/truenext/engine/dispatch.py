@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 from truenext.engine.choosing import Choosing, GroupChoosing
+from truenext.engine.lane import NO_ENTRIES
 
 if TYPE_CHECKING:
     from truenext.engine.account import Account
@@ -65,6 +66,8 @@ class Dispatcher:
                     last = lane
                     if not self._give_out(lane, takers, committed, now_ms, deliveries, given, getters):
                         break
+                elif lane.arrived is not NO_ENTRIES:
+                    lane.end_arrived()
         if not takers and any(consumer.has_express for consumer in consumers):
             last = self._express(queue, consumers, committed, now_ms, deliveries, given, getters) or last
         if given:

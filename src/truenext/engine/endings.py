@@ -2,7 +2,7 @@
 
     it ends       its queue gets another name in the store, and is nobody's from then on
     from then on  page after page of it is read from the store and removed, a lane at a time
-    in the end    its number may be that of another queue
+    in the end    it goes as any queue does in which nothing is (numbers.py)
 
 One that ends with its connection has such a name from the beginning, see spilling.py.
 
@@ -20,12 +20,14 @@ from truenext.engine.lane import Entry
 from truenext.engine.paging import Look
 from truenext.engine.writing import release
 from truenext.limits import GATHERING_BYTES_MAX, PAGE_BYTES, PAGE_SIZE
-from truenext.record import message_key, split_lane_key
+from truenext.order import RANKS
+from truenext.record import message_key
 
 if TYPE_CHECKING:
     from truenext.batch import Batch
     from truenext.engine.account import Account
     from truenext.engine.lane import Lane
+    from truenext.engine.numbers import Numbers
     from truenext.engine.paging import PageRead
     from truenext.engine.queue import Queue
 
@@ -48,30 +50,21 @@ class _Ending:
 
 
 class Endings:
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, numbers: Numbers) -> None:
         self._account = account
+        self._numbers = numbers
         self._endings: list[_Ending] = []
         """The first is under way."""
-        self._names: dict[int, str] = {}
-        """Of queues that have ended, by number, also where the number is used again."""
         self._is_reading = False
         self._is_stopped = False
-        self.free_numbers: list[int] = []
-        """Of queues of which nothing is left but a name in the store."""
 
     def end(self, queue: Queue, batch: Batch) -> None:
         """A queue has ended: the store is told with this batch."""
-        number, name = queue.number, ENDED_PREFIX + queue.name
-        if self._names.get(number) == name and number in batch.queues:
-            # It had the number of one of the same name, and the store has heard of that one alone.
-            del batch.queues[number]
-        else:
-            batch.queues[number] = name
-        self.add(queue, name, batch.number)
+        batch.queues[queue.number] = ENDED_PREFIX + queue.name
+        self.add(queue, batch.number)
 
-    def add(self, queue: Queue, name: str, batch: int) -> None:
-        """The store knows an ended queue by this name as soon as a batch is durable."""
-        self._names[_number(queue)] = name
+    def add(self, queue: Queue, batch: int) -> None:
+        """The store knows that a queue has ended as soon as a batch is durable."""
         self._endings.append(_Ending(queue, batch))
 
     def stop(self) -> None:
@@ -97,7 +90,7 @@ class Endings:
             return []
         self._is_reading = True
         ending = self._endings[0]
-        return [EndingRead(ending.queue.lanes[ending.rank], ending.after, PAGE_SIZE, PAGE_BYTES)]
+        return [EndingRead(ending.queue.lane(ending.rank), ending.after, PAGE_SIZE, PAGE_BYTES)]
 
     def page_read(self, read: EndingRead, page: PageRead, batch: Batch) -> None:
         self._is_reading = False
@@ -120,15 +113,11 @@ class Endings:
         if not page.is_end:
             return
         ending.rank, ending.after = ending.rank + 1, 0
-        if ending.rank == len(ending.queue.lanes):
+        if ending.rank == len(RANKS):
             del self._endings[0]
             if not ending.has_damage:
-                self.free_numbers.append(_number(ending.queue))
-
-
-def _number(queue: Queue) -> int:
-    """What the store calls it."""
-    return split_lane_key(queue.lanes[0].key)[0]
+                self._numbers.give_back(ending.queue, batch)
+            ending.queue.let_go()
 
 
 def _gone(lane: Lane, sequence: int, *, is_persistent: bool) -> Entry:

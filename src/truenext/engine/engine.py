@@ -32,9 +32,9 @@ from truenext.destination import (
     SUBSCRIPTION_PREFIX,
     Destination,
     Kind,
+    accepted_address,
     durable_key_of,
     durable_subscription,
-    parse,
     queue_called,
     stored_queue,
 )
@@ -50,10 +50,11 @@ from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.joint import JointDispatch
 from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.memory import Memory
+from truenext.engine.numbers import Numbers
 from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
-from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of, is_given_up
+from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, Reason, dead_letter, delay_of, is_given_up
 from truenext.engine.schedule import HIDDEN_PREFIX, DueLook, Scheduler
 from truenext.engine.selecting import ScanRead, Selections
 from truenext.engine.session import Session
@@ -61,6 +62,7 @@ from truenext.engine.spilling import Spilling
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction, begin, make_room
+from truenext.engine.unused import Unused, no_room
 from truenext.engine.wildcard import Wildcard, Wildcards
 from truenext.engine.writing import introduce, mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
@@ -68,7 +70,6 @@ from truenext.limits import (
     BROWSERS_MAX,
     GATHERING_BYTES_MAX,
     PAUSE_BYTES,
-    QUEUES_MAX,
     SEQUENCE_BLOCK,
     SEQUENCE_RESERVE,
     STORE_TRANSACTION_BYTES_MAX,
@@ -77,9 +78,10 @@ from truenext.limits import (
     WAITING_ANSWER_BYTES,
 )
 from truenext.message import Message
+from truenext.order import RANKS
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhenFull
 from truenext.record import DUE_TIMERS, split_lane_key
-from truenext.room import Room
+from truenext.room import FULL, Room
 from truenext.schedule import Schedule
 
 # A member of an enumeration costs more to look up than a name; these are asked for with every message.
@@ -110,19 +112,20 @@ class Engine:
         sequence_limit: int = 1,
         redelivered_below: int = 0,
         memory_limit: int = maxsize,
+        queues_memory_limit: int = maxsize,
         policies: Policies | None = None,
         when_full: WhenFull = WhenFull.SLOW,
         account: Account | None = None,
         chance: Callable[[], float] = lambda: 0.5,
     ) -> None:
         """`sequence_limit` and `redelivered_below` are the store's: no sequence from the one on was ever given out, and
-        what is below the other may have been dispatched without a trace. Of `memory_limit` see Memory. `chance` gives
-        random numbers from 0 to 1, for the jitter of delays.
+        what is below the other may have been dispatched without a trace. Of the limits of memory see Memory. `chance`
+        gives random numbers from 0 to 1, for the jitter of delays.
         """
         self._chance = chance
         self.delays = Delays()
         self._account = account or NoAccount()
-        self.memory = Memory(memory_limit)
+        self.memory = Memory(memory_limit, queues_memory_limit)
         self.room = Room.PLENTY
         """For what senders bring; set by the caller before commands."""
         self._redelivered_below = redelivered_below
@@ -140,12 +143,13 @@ class Engine:
         self._topics = Topics()
         self._durable: dict[str, Queue] = {}
         """Of each durable subscription, by its key."""
-        self._endings = Endings(self._account)
+        self._numbers = Numbers(self._account)
+        self._endings = Endings(self._account, self._numbers)
         self._spilling = Spilling(self._endings)
         self._paging.begin_spilling = self._begin_spilling
         self._numbered: dict[int, Queue] = {}
         """Those that the store may know."""
-        self._queue_number = 0
+        self._unused = Unused(self._queues, self.memory, is_needed_elsewhere=self._is_needed, let_go=self._let_go)
         self._producers = Producers()
         self._timers = Timers(end=DUE_TIMERS)
         self._expiry = Expiry(
@@ -153,8 +157,9 @@ class Engine:
         )
         self._scheduler = Scheduler(
             self._paging,
+            self.memory,
+            self._numbers,
             take_number=self._take_sequence,
-            new_queue_number=self._new_queue_number,
             send=self._send_scheduled,
         )
         self._selections = Selections(self.memory, self._paging, self.delays)
@@ -191,12 +196,13 @@ class Engine:
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a queue that the store knows."""
+        self._numbers.restore(number)
         if name.startswith(HIDDEN_PREFIX):
-            self._queue_number = max(self._queue_number, number)
             return self._scheduler.restore_queue(number, name)
         queue = self._new_queue(stored_queue(name.removeprefix(ENDED_PREFIX)), number)
         if name.startswith(ENDED_PREFIX):
-            self._endings.add(queue, name, 0)
+            queue.is_known_to_store = True
+            self._endings.add(queue, 0)
         else:
             queue.is_known_to_store = True
             self._queues[name] = self._numbered[number] = queue
@@ -204,12 +210,11 @@ class Engine:
             if queue.destination.topic:
                 self._durable[durable_key_of(queue.destination)] = queue
         self._account.named(queue)
-        self._queue_number = max(self._queue_number, number)
         return queue
 
     def restore_lane(self, queue: Queue, rank: int, count: int) -> None:
         """The store has `count` messages of a queue and rank; they are read when somebody wants them."""
-        lane = queue.lanes[rank]
+        lane = queue.lane(rank)
         lane.horizon = 0
         lane.unread = count
 
@@ -218,6 +223,10 @@ class Engine:
 
     def restore_producers(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         self._producers.restore(states)
+
+    def take_forgotten_producers(self) -> tuple[int, str]:
+        """How many were forgotten before their time since the last call, and the last of them."""
+        return self._producers.take_forgotten()
 
     def tick(self, now_us: int, steady_us: int) -> None:
         """It is so many microseconds since the epoch, and by a clock that does not jump. To be called before commands
@@ -230,13 +239,14 @@ class Engine:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
         self._account.started(after_clean_stop=after_clean_stop)
         for name in self._scheduler.names():
-            if name and name not in self._queues:
+            if name and self._scheduler.count(name) and name not in self._queues:
                 self._make_queue(Destination(Kind.QUEUE, name))
         for queue in chain(self._queues.values(), self._endings.queues()):
             if count := queue.waiting():
                 self._account.recovered(queue, count)
             if queue.is_paused:
                 self._account.paused(queue)
+            queue.used_us = self.delays.now_us
         self._batch.clean_stop = False
         self._batch.redelivered_below = self._redelivered_below
         self._request_sequences()
@@ -363,7 +373,7 @@ class Engine:
         for transaction in session.transactions.values():
             self.memory.open -= transaction.size
             for entry in transaction.acknowledged + transaction.refused:
-                self._give_back(entry, has_failed=not is_clean)
+                self._give_back(entry, Reason.RELEASED if is_clean else Reason.LOST)
         session.transactions.clear()
         for consumer in session.consumers.values():
             has_begun = not is_clean and consumer.mode is not AckMode.AUTO
@@ -407,7 +417,7 @@ class Engine:
         if is_taken and self._queues.get(entry.lane.queue.name) is entry.lane.queue:
             self._acknowledged(entry)
         else:
-            self._give_back(entry, has_failed=False)
+            self._give_back(entry, Reason.RELEASED)
 
     def answer(self, session: Session, answer: Answer) -> None:
         """Say something to a connection once all that it asked for so far is durable, in order."""
@@ -430,14 +440,19 @@ class Engine:
             size = len(send.message.header) + len(send.message.body)
             make_room(session.transactions, size=size)
             if not self.memory.has_room_to_open(size):
-                raise NoRoomError("open transactions hold as much as memory has for them; commit, or try again later")
+                raise NoRoomError(
+                    f"open transactions of all connections hold {self.memory.open} bytes, and may hold "
+                    f"{self.memory.open_max} (--memory-limit); commit, or try again later"
+                )
             self._admit(session, send)
+            self._check_queues(send)
             transaction.sends.append(send)
             transaction.size += size
             self.memory.open += size
             return
         producer = send.producer
         if producer is not None and self._is_repeat(session, producer, send.number):
+            send.is_repeat = True
             return
         self._admit(session, send)
         message = send.message
@@ -457,7 +472,7 @@ class Engine:
                 visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
                 self._accept(queue, message, 0 if visible_at_once else self._batch.number)
         if producer is not None:
-            self._record_number(producer, send.number, is_stored)
+            self._producers.record(producer, send.number, self.now_ms, self._batch, is_stored=is_stored)
         if is_stored:
             session.batch = self._batch.number
 
@@ -493,14 +508,13 @@ class Engine:
             self._selections.subscribe(consumer, queue, selector)
         self._account.subscribed(consumer, queue)
         session.consumers[subscribe.subscription] = consumer
-        queue.consumers.append(consumer)
-        queue.choose_owner()
+        queue.join(consumer)
         self._touched[queue] = None
 
     def _subscribe_to_many(self, session: Session, subscribe: Subscribe) -> None:
         """To all queues whose names match a pattern."""
         # Nothing is ever in it.
-        queue = Queue(subscribe.destination, 0, Policy())
+        queue = Queue(subscribe.destination, 0, Policy(), Memory())
         wildcard = self._new_consumer(Wildcard, session, queue, subscribe)
         session.consumers[subscribe.subscription] = wildcard
         since = self._batches_from[0]
@@ -532,7 +546,7 @@ class Engine:
             queue = self._known_durable(name)
         else:
             # One that is not there is empty, and is not made for being looked at.
-            queue = self._queues.get(name) or Queue(browse.destination, 0, self._policies.of(name))
+            queue = self._queues.get(name) or Queue(browse.destination, 0, self._policies.of(name), Memory())
         browser = Browser(session, queue, browse, self.memory, last_sequence=self._next_sequence - 1)
         session.browsers[browse.subscription] = browser
         browsing[browser] = None
@@ -570,8 +584,7 @@ class Engine:
             self._end(queue)
             queue = None
         if queue is None:
-            if len(self._queues) >= QUEUES_MAX:
-                raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
+            self._check_room_for_queue()
             queue = self._durable[key] = self._make_queue(wanted)
             introduce(self._batch, queue)
             session.batch = self._batch.number
@@ -659,7 +672,7 @@ class Engine:
                 transaction.wishes |= dict.fromkeys(covered, nack)
             return
         for sequence in covered:
-            self._fail(consumer.held.pop(sequence), nack)
+            self._fail(consumer.held.pop(sequence), Reason.REFUSED, nack)
         session.batch = self._latest_batch()
 
     def begin(self, session: Session, command: Begin) -> None:
@@ -669,8 +682,9 @@ class Engine:
     def commit(self, session: Session, commit: Commit) -> None:
         """Raises: RemoteProtocolError if the transaction is not open and its number not recorded."""
         if commit.producer is not None and self._is_repeat(session, commit.producer, commit.number):
+            commit.is_repeat = True
             if commit.transaction in session.transactions:
-                self._abort(session, commit.transaction, has_failed=False)
+                self._abort(session, commit.transaction)
             return
         transaction = session.transactions.get(commit.transaction)
         if transaction is None:
@@ -678,7 +692,7 @@ class Engine:
                 f"transaction {commit.transaction!r} is not open: it was rolled back, or committed under another number"
             )
         # Everything that can be refused is asked for first: from here on all of it happens.
-        spread = [self._queues_for(send) for send in transaction.sends]
+        spread = [self._queues_for(send, self._needed_queue_for) for send in transaction.sends]
         del session.transactions[commit.transaction]
         self.memory.open -= transaction.size
         is_stored = transaction.acknowledges_stored() or any(
@@ -700,16 +714,18 @@ class Engine:
         for entry in transaction.acknowledged:
             self._acknowledged(entry)
         for entry in transaction.refused:
-            self._fail(entry, transaction.wishes.get(entry.sequence))
+            self._fail(entry, Reason.REFUSED, transaction.wishes.get(entry.sequence))
         if commit.producer is not None:
-            self._record_number(commit.producer, commit.number, is_stored)
+            self._producers.record(
+                commit.producer, commit.number, self.now_ms, self._batch, is_stored=is_stored, is_send=False
+            )
         if is_stored or transaction.refused:
             session.batch = self._latest_batch()
 
     def abort(self, session: Session, abort: Abort) -> None:
         """Raises: RemoteProtocolError if the transaction is not open."""
         session.transaction(abort.transaction)
-        self._abort(session, abort.transaction, has_failed=True)
+        self._abort(session, abort.transaction)
 
     # ---- Bulk work ----
 
@@ -718,20 +734,25 @@ class Engine:
 
         Raises: RemoteProtocolError if there is no such queue or too many, NoRoomError
         """
-        if not (isinstance(asked, bulk.OfScheduled) and asked.queue == ""):
+        if not (isinstance(asked, bulk.OfScheduled) and asked.queue == "") and not self._has_gone_since(asked):
             self._queue_of_bulk(asked)
+
+    def _has_gone_since(self, asked: bulk.Wanted) -> bool:
+        """There was a piece before, and nothing is left since: the queue has gone (unused.py)."""
+        return asked.until is not None and asked.queue not in self._queues and not self._has_ended(asked.queue)
 
     def _queue_of_bulk(self, asked: bulk.Wanted) -> Queue:
         """The queue that they are in, or for which they are scheduled."""
         queue = self._lasting_queue(asked.queue)
+        queue.used_us = self.delays.now_us
         if isinstance(asked, bulk.Purge | bulk.OfScheduled):
             return queue
         if isinstance(asked, bulk.Redrive) and not queue.holds_dead_letters:
             raise RemoteProtocolError(f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back")
-        if isinstance(asked, bulk.Move) and asked.to not in self._queues and len(self._queues) >= QUEUES_MAX:
-            raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
+        if isinstance(asked, bulk.Move) and asked.to not in self._queues:
+            self._check_room_for_queue()
         if self.room is Room.NONE:
-            raise NoRoomError("the broker's disk is as full as it may be: what is moved is written once more")
+            raise NoRoomError(f"{FULL}: what is moved is written once more")
         return queue
 
     def read_for_bulk(self, asked: bulk.Wanted) -> bulk.BulkLook | None:
@@ -747,6 +768,8 @@ class Engine:
             look = self._scheduler.read_for(asked, last)
             if look is None:
                 self._scheduler.release()
+        elif self._has_gone_since(asked):
+            return None
         else:
             look = bulk.read_for(asked, self._queue_of_bulk(asked), last)
             if look is not None:
@@ -812,19 +835,22 @@ class Engine:
 
     # ---- Pausing ----
 
-    def pause(self, name: str) -> None:
-        """Nothing is dispatched from a queue any more, which is made if it is not there. Durable with the next answer.
+    def pause(self, name: str) -> bool:
+        """Nothing is dispatched from a queue any more, which is made if it is not there; true if it was not. Durable
+        with the next answer.
 
         Raises: RemoteProtocolError if there can be no such queue.
         """
         queue = self._queues.get(name)
-        if queue is None or queue.is_temporary:
+        is_made = queue is None or queue.is_temporary
+        if is_made:
             queue = self._queue(queue_called(name))
         assert queue is not None, "it belongs to no connection"
         self._set_paused(queue, is_paused=True)
         if queue.wildcards:
             # What is being committed in it holds back nobody in other queues any more.
             self._touched[queue] = None
+        return is_made
 
     def resume(self, name: str) -> None:
         """Raises: RemoteProtocolError if there is no such queue."""
@@ -853,9 +879,16 @@ class Engine:
         else:
             self._account.resumed(queue)
 
+    def expect_reply(self, destination: Destination) -> None:
+        """Somebody asks, and is to be answered in this temporary queue, which is made if it is not there.
+
+        Raises: RemoteProtocolError if there are too many
+        """
+        self._queue(destination)
+
     def reply(self, send: Send) -> None:
         """Answer a question once what it made the broker do is durable."""
-        queue = self._queue(send.destination)
+        queue = self._queues.get(send.destination.name)
         if queue is not None:
             is_durable = self._bulk_in <= self._committed
             self._accept(queue, send.message, 0 if is_durable else self._bulk_in)
@@ -889,7 +922,9 @@ class Engine:
         if self._touched:
             touched, self._touched = self._touched, {}
             joined: list[Queue] = []
+            now_us = self.delays.now_us
             for queue in touched:
+                queue.used_us = now_us
                 if queue.wildcards:
                     joined.append(queue)
                     continue
@@ -1012,12 +1047,19 @@ class Engine:
             "comes, or unsubscribe; see stalled_subscriber_ms"
         )
 
-    def stretch_windows(self) -> None:
-        """To be called now and then: who waits for more than its window lets it have gets more."""
-        for session in self._sessions.values():
+    def stretch_windows(self) -> Iterator[None]:
+        """To be done now and then, in steps: who waits for more than its window lets it have gets more."""
+        for session in list(self._sessions.values()):
             for consumer in session.consumers.values():
                 if consumer.stretch_window(self.now_ms):
                     self._touched[consumer.queue] = None
+            yield
+
+    def let_unused_go(self) -> None:
+        """To be called once a second: queues go that nobody needs (unused.py)."""
+        if not self._is_stopped:
+            self._scheduler.let_go(self._batch)
+            self._unused.look(self.delays.now_us)
 
     def change_policies(self, policies: Policies) -> None:
         """Give every queue its policy anew, in one step.
@@ -1053,8 +1095,7 @@ class Engine:
 
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
-        for name in self._producers.forget_old(self.now_ms):
-            self._batch.forgotten_producers.append(name)
+        self._producers.forget_old(self.now_ms, self._batch)
         if not self.has_batch:
             return None
         return self._hand_over()
@@ -1071,6 +1112,7 @@ class Engine:
         self._paging.let_go(batch.number)
         self._wildcards.committed(batch.number)
         self._timers.let_go(batch.number)
+        self._numbers.committed(batch.number)
         self._expiry.committed()
         self._scheduler.committed(batch.number)
         self._touched.update(self._waiting_queues.pop(batch.number, {}))
@@ -1094,7 +1136,7 @@ class Engine:
         if self.room is _PLENTY or send.destination.kind is Kind.TEMPORARY:
             return
         if self.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
-            raise NoRoomError("the broker's disk is as full as it may be; try again when messages were consumed")
+            raise NoRoomError(f"{FULL}; try again when messages were consumed")
 
     def _count_taken(self, session: Session) -> None:
         """The connection's socket has nothing waiting any more."""
@@ -1177,16 +1219,26 @@ class Engine:
         message.arrived_ms = self.now_ms
         return share_new(self._batch, message, queues, self._next_sequence)
 
-    def _queues_for(self, send: Send) -> list[Queue]:
+    def _queues_for(self, send: Send, queue_of: Callable[[Destination], Queue | None] | None = None) -> list[Queue]:
         """Each once; none for those that went with their connections, or for a topic without subscriptions.
 
-        Raises: RemoteProtocolError if they are too many
+        Raises: RemoteProtocolError if they are too many, unless `queue_of` makes them
         """
         destination = send.destination
+        queue_of = queue_of or self._queue
         if not destination.is_spread:
-            queue = self._queue(destination)
+            queue = queue_of(destination)
             return [] if queue is None else [queue]
-        return self._queues_of_parts(destination, send.message, self._queue)
+        return self._queues_of_parts(destination, send.message, queue_of)
+
+    def _check_queues(self, send: Send) -> None:
+        """What is sent in a transaction needs queues that need not be there before its COMMIT.
+
+        Raises: RemoteProtocolError if there can be no such queue
+        """
+        for part in send.destination.parts or (send.destination,):
+            if part.kind is not Kind.TOPIC and part.name not in self._queues:
+                self._check_can_make(part)
 
     def _queues_of_parts(
         self, destination: Destination, message: Message, queue_of: Callable[[Destination], Queue | None]
@@ -1216,7 +1268,7 @@ class Engine:
     def _send_scheduled(self, name: str, to: str, message: Message) -> None:
         """Accept what is due, in the queue of this name, or everywhere that the address `to` stands for now."""
         if to:
-            queues = self._queues_of_parts(parse(to, ""), message, self._needed_queue)
+            queues = self._queues_of_parts(accepted_address(to), message, self._needed_queue)
         else:
             queues = [self._needed_queue(Destination(Kind.QUEUE, name))]
         contents = self._share(message, queues)
@@ -1224,10 +1276,15 @@ class Engine:
             self._accept(queue, message, self._batch.number, contents)
 
     def _needed_queue(self, destination: Destination) -> Queue:
-        """Made if it is not there, without asking for QUEUES_MAX: it was there once, or asked for (a move), or what
+        """Made if it is not there, whether there is room or not: it was there once, or asked for (a move), or what
         failed must have a place to go.
         """
         return self._queues.get(destination.name) or self._make_queue(destination)
+
+    def _needed_queue_for(self, destination: Destination) -> Queue | None:
+        """The same of one that a client names; None if it went with its connection."""
+        is_gone = destination.kind is Kind.TEMPORARY and destination.session not in self._sessions
+        return None if is_gone else self._needed_queue(destination)
 
     def _take_sequence(self) -> int:
         """The next one, for what is durable with the gathering batch at the earliest."""
@@ -1238,28 +1295,22 @@ class Engine:
         return sequence
 
     def _begin_spilling(self, queue: Queue) -> None:
-        self._spilling.begin(queue, self._new_queue_number(), self._take_sequence(), self._batch)
+        self._spilling.begin(queue, self._numbers.new(), self._take_sequence(), self._batch)
 
-    def _new_queue_number(self) -> int:
-        if self._endings.free_numbers:
-            return self._endings.free_numbers.pop()
-        self._queue_number += 1
-        return self._queue_number
-
-    def _fail(self, entry: Entry, nack: Nack | None = None) -> None:
+    def _fail(self, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
         policy = entry.lane.queue.policy
         if nack is None:
-            self._give_back(entry, has_failed=True, delay_ms=delay_of(policy, entry.attempts + 1, self._chance))
+            self._give_back(entry, reason, delay_ms=delay_of(policy, entry.attempts + 1, self._chance))
             return
         if nack.is_poison:
             entry.due_us = DUE_NEVER
         delay_ms = nack.delay_ms
         if delay_ms is None:
             delay_ms = delay_of(policy, entry.attempts + 1, self._chance)
-        self._give_back(entry, has_failed=True, delay_ms=delay_ms)
+        self._give_back(entry, reason, delay_ms=delay_ms)
 
-    def _give_back(self, entry: Entry, *, has_failed: bool, delay_ms: int = 0) -> None:
+    def _give_back(self, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
         """Put a message at its place again, once it is due, or into the dead-letter queue."""
         lane = entry.lane
         queue = lane.queue
@@ -1267,6 +1318,7 @@ class Engine:
             # A temporary queue that went with its connection.
             self._paging.went(entry)
             return
+        has_failed = reason is not Reason.RELEASED
         if has_failed:
             entry.attempts += 1
         # Also without a failure: the policy may have changed while somebody held it.
@@ -1280,9 +1332,9 @@ class Engine:
             if entry.stored is not None:
                 mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
         if entry.due_us:
-            self._account.delayed(entry, is_holding=not is_away)
+            self._account.delayed(entry, reason, is_holding=not is_away)
         else:
-            self._account.returned(entry, has_failed=has_failed)
+            self._account.returned(entry, reason)
         if is_away:
             lane.delay(entry)
         else:
@@ -1337,12 +1389,14 @@ class Engine:
             else:
                 queue.consumers.remove(consumer)
             queue.choose_owner()
+            # Nobody may come by again before it goes.
+            queue.let_go_of_places()
             if consumer.scan_of(queue) is not None:
                 self._selections.leave(consumer, queue)
             if queue.groups is not None:
                 queue.groups.left(consumer)
         for entry in consumer.held.values():
-            self._give_back(entry, has_failed=has_begun)
+            self._give_back(entry, Reason.LOST if has_begun else Reason.RELEASED)
             has_begun = False
         consumer.held.clear()
         consumer.session.served.pop(consumer, None)
@@ -1350,29 +1404,20 @@ class Engine:
             self._account.unsubscribed(consumer, queue)
             self._touched[queue] = None
 
-    def _abort(self, session: Session, name: str, *, has_failed: bool) -> None:
+    def _abort(self, session: Session, name: str) -> None:
         transaction = session.transactions.pop(name)
         self.memory.open -= transaction.size
         for entry in transaction.acknowledged + transaction.refused:
-            if has_failed:
-                self._fail(entry)
-            else:
-                self._give_back(entry, has_failed=False)
+            self._fail(entry, Reason.ABORTED)
         if len(transaction) > len(transaction.sends):
             session.batch = self._latest_batch()
 
     def _is_repeat(self, session: Session, producer: str, number: int) -> bool:
-        known = self._producers.repeated(producer, number, self.now_ms)
+        known = self._producers.repeated(producer, number, self.now_ms, self._batch)
         if known is None:
             return False
         session.batch = max(session.batch, known.batch)
         return True
-
-    def _record_number(self, producer: str, number: int, is_stored: bool) -> None:
-        self._producers.record(producer, number, self._batch.number if is_stored else 0, self.now_ms)
-        if is_stored:
-            self._batch.producers[producer] = ProducerState(number, self.now_ms)
-            self._batch.size += len(producer)
 
     def _acknowledged(self, entry: Entry) -> bool:
         """True if the store has to be told."""
@@ -1400,7 +1445,7 @@ class Engine:
     def _lane_of(self, key: bytes) -> Lane | None:
         number, rank = split_lane_key(key)
         queue = self._numbered.get(number)
-        return queue.lanes[rank] if queue is not None and rank < len(queue.lanes) else None
+        return queue.lane_if_there(rank) if queue is not None and rank in RANKS else None
 
     def _is_held(self, lane: Lane, first: int, until: int) -> bool:
         """Somebody has a message of a lane, with a sequence from the one on and before the other, that may have
@@ -1441,27 +1486,71 @@ class Engine:
         """The queue a client names, made on first use; None if it went with its connection."""
         queue = self._queues.get(destination.name)
         if queue is not None:
+            # Nothing is in it yet.
+            queue.used_us = self.delays.now_us
             return queue
-        owner = None
+        return self._make_queue(destination) if self._check_can_make(destination) else None
+
+    def _check_can_make(self, destination: Destination) -> bool:
+        """False if it went with its connection.
+
+        Raises: RemoteProtocolError if there can be no such queue more
+        """
         if destination.kind is Kind.TEMPORARY:
             owner = self._sessions.get(destination.session)
             if owner is None:
-                return None
+                return False
             if len(owner.temporary_queues) >= SUBSCRIPTIONS_MAX:
                 raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection")
-        if len(self._queues) >= QUEUES_MAX:
-            raise RemoteProtocolError(f"more than {QUEUES_MAX} queues")
-        queue = self._make_queue(destination)
-        if owner is not None:
-            owner.temporary_queues.append(queue)
-        return queue
+            if owner.may_be_answered_in(destination):
+                return True
+        self._check_room_for_queue()
+        return True
+
+    def _check_room_for_queue(self) -> None:
+        """Raises: RemoteProtocolError if there is none, and no other queue can go"""
+        if not self.memory.has_room_for_queue:
+            self._unused.make_room(self.delays.now_us)
+            if not self.memory.has_room_for_queue:
+                raise no_room(len(self._queues), self.memory)
+
+    def _is_needed(self, queue: Queue) -> bool:
+        """By what it does not know of itself."""
+        return bool(
+            self._scheduler.count(queue.name)
+            or any(queue in waiting for waiting in self._waiting_queues.values())
+            or any(browser.queue is queue for browser in self._browsing.browsers)
+            or (queue.has_lost_bodies and self._has_anybody_any(queue))
+        )
+
+    def _has_anybody_any(self, queue: Queue) -> bool:
+        """Somebody holds a message of a queue, or an open transaction has one."""
+        for session in self._sessions.values():
+            if any(entry.lane.queue is queue for each in session.consumers.values() for entry in each.held.values()):
+                return True
+            for transaction in session.transactions.values():
+                if any(entry.lane.queue is queue for entry in transaction.acknowledged + transaction.refused):
+                    return True
+        queue.has_lost_bodies = False
+        return False
+
+    def _let_go(self, queue: Queue) -> None:
+        """Nobody needs a queue any more."""
+        del self._queues[queue.name], self._numbered[queue.number]
+        self._touched.pop(queue, None)
+        self._wildcards.gone(queue)
+        self._selections.drop(queue)
+        self._numbers.give_back(queue, self._batch)
+        queue.let_go()
 
     def _make_queue(self, destination: Destination) -> Queue:
         number = 0
         if destination.kind is Kind.QUEUE:
             # The store never hears of the others.
-            number = self._new_queue_number()
+            number = self._numbers.new()
         queue = self._new_queue(destination, number)
+        if destination.kind is Kind.TEMPORARY:
+            self._sessions[destination.session].temporary_queues.append(queue)
         self._queues[destination.name] = queue
         self._topics.add(queue)
         if number:
@@ -1475,7 +1564,14 @@ class Engine:
         is_lasting = destination.kind is Kind.QUEUE
         holds_dead_letters = is_lasting and self._policies.holds_dead_letters(name)
         policy = self._policies.of(destination.topic or name)
-        return Queue(destination, number, policy, holds_dead_letters=holds_dead_letters)
+        return Queue(
+            destination,
+            number,
+            policy,
+            self.memory,
+            holds_dead_letters=holds_dead_letters,
+            used_us=self.delays.now_us,
+        )
 
     def _drop(self, queue: Queue) -> None:
         """A temporary queue goes with its messages."""
@@ -1484,10 +1580,10 @@ class Engine:
             self._topics.remove(queue)
         self._selections.drop(queue)
         self._touched.pop(queue, None)
-        self._spilling.end(queue, self._latest_batch())
         for lane in queue.lanes:
-            # An entry refers to its lane without the garbage collector's knowledge: this breaks the circle.
             self._paging.forget(lane)
+        if not self._spilling.end(queue, self._latest_batch()):
+            queue.let_go()
 
     def _write_down(self, entry: Entry) -> None:
         """Store a waiting transient, and of any message how often it was dispatched."""
@@ -1508,7 +1604,7 @@ class Engine:
 
     def _hand_over(self) -> Batch:
         batch = self._batch
-        batch.history = self._account.take()
+        batch.history = self._account.take(of_batch=not batch.is_empty())
         self._batch = Batch(batch.number + 1)
         self._batches_from = (self._batches_from[1], self._next_sequence)
         self._is_awaited = False

@@ -223,7 +223,7 @@ class JointDispatch:
         for rank, heap in enumerate(wildcard.heads):
             while heap:
                 sequence, _, queue = heap[0]
-                if wildcard.queues[queue][rank] != sequence:
+                if wildcard.head_at(queue, rank) != sequence:
                     heappop(heap)
                     continue
                 if self._limit(wildcard, rank) < sequence:
@@ -246,9 +246,8 @@ class JointDispatch:
     def _wait_for(self, wildcard: Wildcard, rank: int) -> None:
         """The first thing to do for it is to read; what comes soon is read at the same time."""
         for _, _, queue in wildcard.heads[rank][:READ_AHEAD]:
-            lane = queue.lanes[rank]
-            if wildcard.scan_of(queue) is None and wildcard.queues[queue][rank] != NOWHERE:
-                self._lanes[lane] = None
+            if wildcard.scan_of(queue) is None and wildcard.head_at(queue, rank) != NOWHERE:
+                self._lanes[queue.lane(rank)] = None
 
     def _limit(self, wildcard: Wildcard, rank: int) -> int:
         """The first sequence of this rank that is being committed and that it could take."""

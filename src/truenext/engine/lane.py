@@ -9,6 +9,9 @@ beginning of it; the rest, if any, is in the store alone and is read page by pag
 Every message at or below the horizon that waits is in memory, every one above it is returned by a page of the store or
 stands in `recent`, because its write is under way. Whoever was dispatched is below it. So there is one unread region,
 and a page never brings what is in memory, held or gone already.
+
+There may be a hundred thousand of them, most with a message or none: what holds messages is made when the first comes,
+and until then it is one empty thing that all lanes share and none can change.
 """
 
 from __future__ import annotations
@@ -18,21 +21,36 @@ from collections import deque
 from heapq import heapify, heappop, heappush, merge
 from operator import attrgetter
 from sys import maxsize
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 
+from truenext.engine.aside import Aside
+from truenext.engine.memory import ASIDE_BYTES, PLACES_BYTES
 from truenext.message import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from truenext.engine.aside import Aside
     from truenext.engine.paging import Read
     from truenext.engine.queue import Queue
 
 WHOLE = maxsize
 """The horizon of a lane that is in memory wholly."""
+
+
+class _Empty(dict[int, Any]):
+    """One that stays so, as many share it: whoever has something to put makes one of his own."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("it is shared")
+
+    __setitem__ = __ior__ = update = setdefault = _refuse
+
+
+NO_ENTRIES = cast("deque[Entry]", ())
+_NO_PLACES = cast("list[tuple[int, Entry]]", ())
+_EMPTY = _Empty()
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -97,14 +115,15 @@ class Lane:
         """What the store's keys of this lane begin with, see record.py."""
         self.queue = queue
         self.rank = key[-1]
-        self.arrived: deque[Entry] = deque()
-        """Not given back in this run, in order of sequence. Whoever appends keeps it so."""
-        self.returned: list[tuple[int, Entry]] = []
+        self.arrived = NO_ENTRIES
+        """Not given back in this run, in order of sequence. Whoever appends keeps it so, and says `begin_arrived` to an
+        empty one first."""
+        self.returned = _NO_PLACES
         """Given back, as a heap by sequence."""
-        self.bodiless: dict[int, Entry] = {}
+        self.bodiless: dict[int, Entry] = _EMPTY
         """Those whose message has to be read before anything can be done with them, by sequence: given back ones, and
         failed ones on their way to the dead-letter queue."""
-        self.delayed: dict[int, Entry] = {}
+        self.delayed: dict[int, Entry] = _EMPTY
         """Those that wait for their next try while others pass, by sequence; they stand nowhere else."""
         self.horizon = WHOLE
         """The highest sequence up to which this lane is in memory."""
@@ -112,7 +131,7 @@ class Lane:
         """The horizon stays above this: a page has brought this message, and it may be anywhere by now."""
         self.unread = 0
         """Messages above the horizon."""
-        self.recent: deque[Entry] = deque()
+        self.recent = NO_ENTRIES
         """Those of them whose write is under way, or was when the page was asked for that is being read; in order."""
         self.reading: Read | None = None
         """The page that is being read."""
@@ -122,7 +141,7 @@ class Lane:
         """Other pages of it that are being read, and are nobody's next ones."""
         self.aside: Aside | None = None
         """What was taken out of its turn; only where there are, or were, consumers with selectors."""
-        self.taken_out: dict[int, int] = {}
+        self.taken_out: dict[int, int] = _EMPTY
         """Messages that have left out of their turn, by sequence, and the batch that removes them: pages may still show
         them."""
 
@@ -180,12 +199,31 @@ class Lane:
         elif aside is not None and sequence in aside.lifted:
             aside.lifted.discard(sequence)
         else:
-            heappush(self.returned, (sequence, entry))
+            self._push(sequence, entry)
         if entry.message is None:
-            self.bodiless[entry.sequence] = entry
+            self.keep_bodiless(entry)
+
+    def _push(self, sequence: int, entry: Entry) -> None:
+        if self.returned is _NO_PLACES:
+            self.returned = []
+        heappush(self.returned, (sequence, entry))
+
+    def keep_bodiless(self, entry: Entry) -> None:
+        """It has to be read before anything can be done with it."""
+        if self.bodiless is _EMPTY:
+            self.bodiless = {}
+        self.bodiless[entry.sequence] = entry
+
+    def remember_taken_out(self, sequence: int, batch: int) -> None:
+        """A message has left out of its turn; `batch` removes it."""
+        if self.taken_out is _EMPTY:
+            self.taken_out = {}
+        self.taken_out[sequence] = batch
 
     def delay(self, entry: Entry) -> None:
         """It waits for its next try, and others pass it, if not of its group."""
+        if self.delayed is _EMPTY:
+            self.delayed = {}
         self.delayed[entry.sequence] = entry
         if entry.group:
             self.queue.known_groups.delayed(entry)
@@ -210,7 +248,9 @@ class Lane:
         """Take messages out that wait anywhere in the lane; `batch` removes them. Returns those that were recent."""
         gone = {entry.sequence for entry in entries}
         # The store never hears of what it was not told of before this batch.
-        self.taken_out.update((one.sequence, batch) for one in entries if one.stored not in (None, batch))
+        for one in entries:
+            if one.stored not in (None, batch):
+                self.remember_taken_out(one.sequence, batch)
         self._take_from_arrived(gone)
         aside = self.aside
         if aside is not None:
@@ -228,7 +268,7 @@ class Lane:
             self.bodiless.pop(sequence, None)
         recent = [entry for entry in self.recent if entry.sequence in gone]
         if recent:
-            self.recent = deque(entry for entry in self.recent if entry.sequence not in gone)
+            self.recent = deque(entry for entry in self.recent if entry.sequence not in gone) or NO_ENTRIES
         self.unread -= sum(
             sequence > self.horizon and (aside is None or sequence not in aside.strays) for sequence in gone
         )
@@ -256,15 +296,82 @@ class Lane:
     def forget_taken_out(self, committed: int) -> None:
         """This batch is durable: pages that are asked for from now on do not show what it removed."""
         if self.reading is None and not self.looks:
-            self.taken_out = {sequence: batch for sequence, batch in self.taken_out.items() if batch > committed}
+            left = {sequence: batch for sequence, batch in self.taken_out.items() if batch > committed}
+            self.taken_out = left or _EMPTY
 
     def clear(self) -> None:
-        self.arrived.clear()
-        self.returned.clear()
-        self.delayed.clear()
-        self.aside = None
+        if self.arrived:
+            self.arrived.clear()
+        if self.returned:
+            self.returned.clear()
+        if self.delayed:
+            self.delayed.clear()
+        self.let_go_of_places()
+        if self.aside is not None:
+            self.queue.memory.queues -= ASIDE_BYTES
+            self.aside = None
+
+    # ---- Places ----
+
+    def begin_arrived(self) -> deque[Entry]:
+        """For the first message that comes; it stays until somebody finds the lane empty, or memory is short."""
+        assert self.arrived is NO_ENTRIES, "it has begun"
+        self.queue.memory.places += PLACES_BYTES
+        self.arrived = deque()
+        return self.arrived
+
+    def end_arrived(self) -> None:
+        """Nothing is there any more."""
+        self.arrived = NO_ENTRIES
+        self.queue.memory.places -= PLACES_BYTES
+
+    def begin_recent(self) -> deque[Entry]:
+        self.recent = deque()
+        return self.recent
+
+    def let_go_of_places(self) -> None:
+        """What holds no message takes no memory either, until one comes."""
+        if not self.arrived and self.arrived is not NO_ENTRIES:
+            self.end_arrived()
+        if not self.returned:
+            self.returned = _NO_PLACES
+        if not self.bodiless:
+            self.bodiless = _EMPTY
+        if not self.delayed:
+            self.delayed = _EMPTY
+        if not self.taken_out:
+            self.taken_out = _EMPTY
+
+    @property
+    def has_places(self) -> bool:
+        """Memory for messages that are still to come."""
+        return self.arrived is not NO_ENTRIES
+
+    @property
+    def is_needed(self) -> bool:
+        """It has messages, or is being read, or knows something that must not be forgotten yet."""
+        aside = self.aside
+        return bool(
+            self.arrived
+            or self.returned
+            or self.unread
+            or self.delayed
+            or self.recent
+            or self.bodiless
+            or self.taken_out
+            or self.looks
+            or self.is_pinned
+            or self.reading is not None
+            or (aside is not None and (aside.strays or aside.plucked or aside.scanning or aside.embodying))
+        )
 
     # ---- Out of turn ----
+
+    def begin_aside(self) -> None:
+        """Somebody has a selector, or there are groups."""
+        if self.aside is None:
+            self.aside = Aside()
+            self.queue.memory.queues += ASIDE_BYTES
 
     def lift(self, entry: Entry) -> None:
         """Take a message out that waits in memory, wherever it stands."""
@@ -309,8 +416,7 @@ class Lane:
         assert aside is not None, "somebody has a selector"
         if aside.plucked and min(aside.plucked) <= self.horizon:
             for sequence in [sequence for sequence in aside.plucked if sequence <= self.horizon]:
-                entry = aside.plucked.pop(sequence)
-                heappush(self.returned, (sequence, entry))
+                self._push(sequence, aside.plucked.pop(sequence))
         if self.horizon != WHOLE and any(sequence > self.horizon for sequence, _ in self.returned):
             above = [place for place in self.returned if place[0] > self.horizon]
             aside.plucked.update(place for place in above if place[0] not in aside.lifted)
@@ -343,8 +449,10 @@ class Lane:
         for entry in self.arrived:
             if self.aside is None or entry.sequence not in self.aside.tombs:
                 entry.is_again = True
-                heappush(self.returned, (entry.sequence, entry))
-        self.arrived.clear()
+                self._push(entry.sequence, entry)
+        if self.arrived:
+            self.arrived.clear()
+            self.let_go_of_places()
         if self.aside is not None:
             self.aside.tombs.clear()
 
@@ -364,8 +472,10 @@ class Lane:
 
     def take_in_recent(self) -> None:
         """Nothing above the horizon has left memory: the lane is whole again."""
+        if self.arrived is NO_ENTRIES:
+            self.begin_arrived()
         self.arrived.extend(self.recent)
-        self.recent.clear()
+        self.recent = NO_ENTRIES
         self.unread = 0
         self.end_horizon()
         self.reading = None
@@ -382,7 +492,11 @@ class Lane:
             entry = self.recent.popleft()
             (in_page if is_stored(entry, as_of) else not_in_page).append(entry)
         # Nothing of what was written meanwhile may be left behind: it is below the horizon now.
-        self.arrived.extend(merge(page, not_in_page, key=attrgetter("sequence")) if not_in_page else page)
+        come = merge(page, not_in_page, key=attrgetter("sequence")) if not_in_page else page
+        if page or not_in_page:
+            if self.arrived is NO_ENTRIES:
+                self.begin_arrived()
+            self.arrived.extend(come)
         self.unread -= len(page) + len(not_in_page) + left_out
         self.horizon = up_to
         if self.aside is not None:
@@ -397,7 +511,7 @@ class Lane:
             return []
         gone = [entry for entry in self.recent if is_stored(entry, committed)]
         if len(gone) == len(self.recent):
-            self.recent.clear()
+            self.recent = NO_ENTRIES
         elif gone:
             self.recent = deque(entry for entry in self.recent if not is_stored(entry, committed))
         return gone

@@ -1,4 +1,11 @@
-"""How much of the broker's memory messages take, and when some of them have to leave it."""
+"""How much of the broker's memory messages and queues take, and when some of them have to leave it.
+
+    --memory-limit  =  what the broker takes by itself  +  messages, up to `limit`  +  queues, up to `queues_limit`
+
+Neither of the two can have what the other does not need: memory that many small things have taken and given back is of
+little use to others. What a message takes is given back when it leaves memory. What a queue takes is given back when it
+goes (unused.py).
+"""
 
 from __future__ import annotations
 
@@ -13,16 +20,48 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 400
 """What a message costs beside its header and body, roughly: objects of this language, and their places in lists."""
 
+QUEUE_BYTES = 750
+"""The same of a queue: itself, its name, and where that is known, with the history and the store."""
+
+LANE_BYTES = 250
+"""Of a lane, without places for messages."""
+
+PLACES_BYTES = 800
+"""Places for the first messages of a lane."""
+
+ASIDE_BYTES = 1500
+"""What a lane costs more where there are selectors or groups."""
+
+JOIN_BYTES = 500
+"""A queue of a wildcard's: what that knows of it."""
+
 UNSENT_MARK_MIN = 4 * UNSENT_BYTES_MAX
 """Bytes that all sockets together may have waiting, however small the limit."""
 
 
 class Memory:
-    __slots__ = ("leaving", "limit", "open", "unsent", "unsent_mark", "unsent_max", "used")
+    __slots__ = (
+        "leaving",
+        "limit",
+        "open",
+        "places",
+        "queues",
+        "queues_limit",
+        "unsent",
+        "unsent_mark",
+        "unsent_max",
+        "used",
+    )
 
-    def __init__(self, limit: int = maxsize) -> None:
+    def __init__(self, limit: int = maxsize, queues_limit: int = maxsize) -> None:
         self.limit = limit
         """Bytes that messages may take before some leave; those of open transactions and sockets count too."""
+        self.queues_limit = queues_limit
+        """Bytes that queues may take beside that before no more are made."""
+        self.queues = 0
+        """Bytes of queues, without their messages."""
+        self.places = 0
+        """Bytes of places for messages in lanes; they count as these do."""
         self.used = 0
         """Bytes of messages in queues and windows."""
         self.leaving = 0
@@ -39,11 +78,21 @@ class Memory:
     @property
     def excess(self) -> int:
         """Bytes over the limit; they have to leave."""
-        return self.used - self.leaving + self.unsent + self.open - self.limit
+        return self.used + self.places - self.leaving + self.unsent + self.open - self.limit
+
+    @property
+    def has_room_for_queue(self) -> bool:
+        """One more can be made, with all that a queue of the plain kind may need."""
+        return self.queues + QUEUE_BYTES + LANE_BYTES <= self.queues_limit
+
+    @property
+    def open_max(self) -> int:
+        """Bytes that sends in open transactions may take, unless it is one."""
+        return self.limit // 4
 
     def has_room_to_open(self, size: int) -> bool:
         """An open transaction may grow by a send of `size` bytes."""
-        return not self.open or self.open + size <= self.limit // 4
+        return not self.open or self.open + size <= self.open_max
 
 
 def size_of(message: Message) -> int:

@@ -23,7 +23,7 @@ import msgspec
 
 from truenext.batch import DUE_NEVER, NO_MARK, Mark
 from truenext.engine.copies import put_all
-from truenext.engine.lane import WHOLE, Entry, is_stored
+from truenext.engine.lane import NO_ENTRIES, WHOLE, Entry, is_stored
 from truenext.engine.memory import ENTRY_BYTES, size_of
 from truenext.engine.redelivery import is_given_up
 from truenext.engine.writing import put
@@ -146,6 +146,7 @@ class Paging:
         queue = entry.lane.queue
         self._memory.used += size
         queue.resident += size
+        queue.in_memory += 1
         if queue.resident > queue.policy.memory_limit:
             self._too_large[queue] = None
 
@@ -156,7 +157,9 @@ class Paging:
             # size_of, without the call.
             size = len(message.body) + len(message.header) + ENTRY_BYTES
             self._memory.used -= size
-            entry.lane.queue.resident -= size
+            queue = entry.lane.queue
+            queue.resident -= size
+            queue.in_memory -= 1
             entry.message = None
         elif entry.lane.queue.spilled_sizes:
             queue = entry.lane.queue
@@ -200,22 +203,26 @@ class Paging:
         memory = self._memory
         memory.used += size
         queue.resident += size
+        queue.in_memory += 1
         if queue.resident > queue.policy.memory_limit:
             self._too_large[queue] = None
         if lane.horizon == WHOLE:
-            lane.arrived.append(entry)
+            arrived = lane.arrived
+            if arrived is NO_ENTRIES:
+                arrived = lane.begin_arrived()
+            arrived.append(entry)
             return
         # Above the horizon nothing may be that the store does not get.
         if entry.stored is None:
             put(batch, entry)
         lane.unread += 1
-        lane.recent.append(entry)
+        (lane.recent or lane.begin_recent()).append(entry)
         memory.leaving += size
         self._with_recent[lane] = None
 
     def doom(self, entry: Entry) -> None:
         """A message that has left memory is to be dead-lettered; `page_read` will return it."""
-        entry.lane.bodiless[entry.sequence] = entry
+        entry.lane.keep_bodiless(entry)
         self._doomed.append(entry)
 
     def doomed(self) -> list[Entry]:
@@ -245,9 +252,10 @@ class Paging:
         self._memory.leaving -= sum(size_of(entry.message) for entry in lane.recent if entry.message is not None)
         for entry in (*lane, *lane.recent, *lane.bodiless.values()):
             self.went(entry)
-        lane.clear()
         lane.bodiless.clear()
-        lane.recent.clear()
+        if lane.recent:
+            lane.recent.clear()
+        lane.clear()
         lane.unread = 0
         lane.reading = None
         self._with_recent.pop(lane, None)
@@ -257,7 +265,7 @@ class Paging:
 
     def left_with_page(self, entry: Entry, batch: int) -> None:
         """A message of the page that came last did not come into its lane; `batch` removes it."""
-        entry.lane.taken_out[entry.sequence] = batch
+        entry.lane.remember_taken_out(entry.sequence, batch)
         self._with_taken_out[entry.lane] = None
 
     # ---- Reading ----
@@ -331,7 +339,7 @@ class Paging:
         lane = entry.lane
         assert lane.aside is not None, "somebody had a selector"
         if lane.aside.strays.pop(entry.sequence, None) is not None and entry.stored not in (None, batch):
-            lane.taken_out[entry.sequence] = batch
+            lane.remember_taken_out(entry.sequence, batch)
             self._with_taken_out[lane] = None
 
     def _read(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
@@ -537,6 +545,9 @@ class Paging:
         is_short, self._is_short = self._is_short, False
         if (memory.excess <= 0 and not is_short) or self._futile == (committed, memory.used):
             return too_slow
+        if memory.places:
+            for queue in queues:
+                queue.let_go_of_places()
         largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
         done: set[Queue] = set()
         for queue in largest_first:
@@ -565,16 +576,20 @@ class Paging:
             if queue.is_subscription and not queue.is_known_to_store and self.begin_spilling is not None:
                 self.begin_spilling(queue)
         for rank in reversed(RANKS):
-            lanes = [queue.lanes[rank] for queue in queues]
+            lanes = _lanes_of(queues, rank)
             needed -= self._lower_horizons(lanes, needed, batch, committed)
             if needed <= 0:
                 return
         held = [entry for queue in queues for entry in queue.held() if entry.message is not None]
-        needed -= self._disembody(held, needed, batch, committed)
+        freed = self._disembody(held, needed, batch, committed)
+        if freed:
+            for queue in queues:
+                queue.has_lost_bodies = True
+        needed -= freed
         for rank in reversed(RANKS):
             if needed <= 0:
                 return
-            lanes = [queue.lanes[rank] for queue in queues]
+            lanes = _lanes_of(queues, rank)
             waiting = [
                 entry
                 for lane in lanes
@@ -583,7 +598,9 @@ class Paging:
             ]
             needed -= self._disembody(waiting, needed, batch, committed)
             for lane in lanes:
-                lane.bodiless.update((entry.sequence, entry) for entry in lane.again() if entry.message is None)
+                for entry in lane.again():
+                    if entry.message is None:
+                        lane.keep_bodiless(entry)
 
     def _lower_horizons(self, lanes: list[Lane], needed: int, batch: Batch, committed: int) -> int:
         """Bytes that left these lanes, or will once they are durable: what was accepted last goes first. The sequences
@@ -613,6 +630,7 @@ class Paging:
         for lane in lanes:
             if lane.aside is not None:
                 lane.end_horizon()
+            lane.let_go_of_places()
         return left
 
     def _add_end(self, ends: list[tuple[int, Lane]], lane: Lane) -> None:
@@ -636,7 +654,7 @@ class Paging:
         if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
             self._leave(entry, is_known=False)
         else:
-            lane.recent.appendleft(entry)
+            (lane.recent or lane.begin_recent()).appendleft(entry)
             self._memory.leaving += size_of(message)
             self._with_recent[lane] = None
 
@@ -661,6 +679,12 @@ class Paging:
                 left += sum(map(_size, new))
                 put_all(batch, new)
         return left
+
+
+def _lanes_of(queues: list[Queue], rank: int) -> list[Lane]:
+    """Those that there are."""
+    lanes = (queue.lane_if_there(rank) for queue in queues)
+    return [lane for lane in lanes if lane is not None]
 
 
 def _resident(queue: Queue) -> int:

@@ -126,9 +126,11 @@ class Place:
         arrived = lane.arrived
         at = bisect_right(arrived, self.position, key=_sequence)
         # Turned until they are in front: to get to the middle of it step by step takes longer.
-        arrived.rotate(-at)
-        following = list(islice(arrived, min(CHUNK, len(arrived) - at)))
-        arrived.rotate(at)
+        following: list[Entry] = []
+        if arrived:
+            arrived.rotate(-at)
+            following = list(islice(arrived, min(CHUNK, len(arrived) - at)))
+            arrived.rotate(at)
         is_all = at + len(following) == len(arrived)
         to = lane.horizon if is_all or not following else following[-1].sequence
         again = [entry for entry in lane.again() if self.position < entry.sequence <= to]

@@ -1,12 +1,13 @@
-"""What a queue is: ten lanes, and the consumers that take from them."""
+"""What a queue is: up to ten lanes, made when they are first needed, and the consumers that take from them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from truenext.destination import Destination, Kind
 from truenext.engine.lane import Lane
-from truenext.order import RANKS, rank
+from truenext.engine.memory import LANE_BYTES, QUEUE_BYTES
+from truenext.order import PRIORITY_MAX, RANKS, rank
 from truenext.record import lane_key
 
 if TYPE_CHECKING:
@@ -15,21 +16,44 @@ if TYPE_CHECKING:
     from truenext.engine.consumer import Consumer
     from truenext.engine.groups import Groups
     from truenext.engine.lane import Entry
+    from truenext.engine.memory import Memory
     from truenext.engine.selecting import Selecting
     from truenext.engine.wildcard import Wildcard
     from truenext.message import Message
     from truenext.policy import Policy
 
 
+_NOBODY = cast("list[Consumer]", ())
+"""Of all queues that nobody takes from."""
+_NOWHERE = -1
+
+_places: dict[tuple[int, ...], list[int]] = {}
+"""By the ranks of the lanes that there are: where among them that of each priority is, or _NOWHERE. There are many more
+queues than these."""
+
+
+def _places_of(lanes: tuple[Lane, ...]) -> list[int]:
+    ranks = tuple(lane.rank for lane in lanes)
+    places = _places.get(ranks)
+    if places is None:
+        by_priority = [rank(priority) for priority in range(PRIORITY_MAX + 1)]
+        places = _places[ranks] = [ranks.index(each) if each in ranks else _NOWHERE for each in by_priority]
+    return places
+
+
 class Queue:
     __slots__ = (
+        "_places",
         "consumers",
         "destination",
         "groups",
+        "has_lost_bodies",
         "holds_dead_letters",
+        "in_memory",
         "is_known_to_store",
         "is_paused",
         "lanes",
+        "memory",
         "number",
         "owner",
         "policy",
@@ -37,25 +61,40 @@ class Queue:
         "selecting",
         "spilled",
         "spilled_sizes",
+        "stored_number",
+        "used_us",
         "wildcards",
     )
 
     def __init__(
-        self, destination: Destination, number: int, policy: Policy, *, holds_dead_letters: bool = False
+        self,
+        destination: Destination,
+        number: int,
+        policy: Policy,
+        memory: Memory,
+        *,
+        holds_dead_letters: bool = False,
+        used_us: int = 0,
     ) -> None:
         self.destination = destination
+        self.memory = memory
+        """What it takes of this it gives back with `let_go`."""
+        memory.queues += QUEUE_BYTES
         self.policy = policy
         self.number = 0 if destination.kind is Kind.TEMPORARY else number
-        """What store and history call it; 0 is not in the history."""
+        """What the history calls it; 0 if it is not there."""
+        self.stored_number = number
+        """What the store calls it, or will; 0 if it does not."""
         self.holds_dead_letters = holds_dead_letters
         self.is_known_to_store = False
         self.is_paused = False
         """Nothing is dispatched."""
-        self.lanes = [Lane(lane_key(number, rank), self) for rank in RANKS]
-        """By rank: the first non-empty lane is served first."""
-        self.consumers: list[Consumer] = []
-        """Those of this queue alone."""
-        self.wildcards: list[Wildcard] = []
+        self.lanes: tuple[Lane, ...] = ()
+        """Those that there are, by rank: the first non-empty lane is served first."""
+        self._places = _places_of(())
+        self.consumers = _NOBODY
+        """Those of this queue alone; see `join`."""
+        self.wildcards = cast("list[Wildcard]", _NOBODY)
         """Those that take from others as well."""
         self.owner: Consumer | None = None
         """The only one that gets messages, as long as some are exclusive."""
@@ -69,6 +108,12 @@ class Queue:
         """Bytes of messages that have left memory; counted in a subscription that ends with its connection."""
         self.spilled_sizes: dict[int, int] = {}
         """Of those among them that are known without their bodies, by sequence."""
+        self.in_memory = 0
+        """How many messages that are."""
+        self.has_lost_bodies = False
+        """Bodies of messages that somebody held have left memory: `resident` does not say that nobody has one."""
+        self.used_us = used_us
+        """When something was done with it last that dispatch had to know of, in microseconds of Delays' clock."""
 
     @property
     def name(self) -> str:
@@ -107,7 +152,57 @@ class Queue:
 
     def lane_of(self, message: Message) -> Lane:
         """Where a message of this queue stands."""
-        return self.lanes[rank(message.priority)]
+        place = self._places[message.priority]
+        return self.lanes[place] if place >= 0 else self.lane(rank(message.priority))
+
+    def lane(self, rank: int) -> Lane:
+        """Made if it is not there."""
+        lane = self.lane_if_there(rank)
+        if lane is None:
+            lane = Lane(lane_key(self.stored_number, rank), self)
+            self.memory.queues += LANE_BYTES
+            self.lanes = tuple(sorted((*self.lanes, lane), key=lambda one: one.rank))
+            self._places = _places_of(self.lanes)
+        return lane
+
+    def lane_if_there(self, rank: int) -> Lane | None:
+        place = self._places[PRIORITY_MAX - rank]
+        return self.lanes[place] if place >= 0 else None
+
+    def all_lanes(self) -> tuple[Lane, ...]:
+        """All ten, made if they are not there."""
+        for each in RANKS:
+            self.lane(each)
+        return self.lanes
+
+    @property
+    def is_needed(self) -> bool:
+        """Somebody has something of it, or takes from it alone, as far as it knows itself; or it goes with its
+        connection."""
+        return bool(self.resident or self.consumers or self.is_temporary or any(lane.is_needed for lane in self.lanes))
+
+    def let_go(self) -> None:
+        """It is nobody's any more. A lane and its queue refer to one another, and the garbage collector comes rarely:
+        the circle is broken by hand."""
+        for lane in self.lanes:
+            self.memory.queues -= LANE_BYTES
+            lane.clear()
+        self.memory.queues -= QUEUE_BYTES
+        self.lanes = ()
+        self._places = _places_of(())
+
+    def let_go_of_places(self) -> None:
+        for lane in self.lanes:
+            lane.let_go_of_places()
+
+    def join(self, consumer: Consumer) -> None:
+        """It takes from this queue alone."""
+        self.consumers = [*self.consumers, consumer]
+        self.choose_owner()
+
+    def join_of_many(self, wildcard: Wildcard) -> None:
+        self.wildcards = [*self.wildcards, wildcard]
+        self.choose_owner()
 
     def choose_owner(self) -> None:
         """To be called when consumers have come or gone."""

@@ -4,7 +4,8 @@ A dead letter says in its headers what it was and why it is one, so that it can 
 
     truenext-dead-letter-cause            "attempts exhausted", "expired", "poison"
     truenext-dead-letter-timestamp        milliseconds since the epoch, when it was given up
-    truenext-original-destination         where it was
+    truenext-original-destination         where it was; of a durable subscription, to which nobody can send, where it
+                                          was sent to: the way back is `Message.way_back`, which no client sees
     truenext-original-priority, -persistent, -expires
     truenext-original-timestamp           when it had arrived there
     truenext-original-attempts            how often a consumer failed with it
@@ -12,11 +13,12 @@ A dead letter says in its headers what it was and why it is one, so that it can 
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from truenext.batch import DUE_NEVER
 from truenext.destination import SUBSCRIPTION_PREFIX, Destination, Kind, dead_letter_name
-from truenext.envelope import read_header, write_header
+from truenext.envelope import DEAD_LETTER_HEADERS, read_header, write_header
 from truenext.limits import DESTINATION_LENGTH_MAX
 from truenext.message import Message
 from truenext.policy import INDIVIDUAL, Policy
@@ -27,13 +29,21 @@ if TYPE_CHECKING:
     from truenext.engine.queue import Queue
 
 
+class Reason(Enum):
+    """Why a message is given back, in the words of docs/history.md; all but the last count as an attempt."""
+
+    REFUSED = "refused"
+    ABORTED = "aborted"
+    LOST = "lost"
+    RELEASED = "released"
+
+
 EXHAUSTED, EXPIRED, POISON = "attempts exhausted", "expired", "poison"
 """Why a message is a dead letter."""
 
 DESTINATION = "truenext-original-destination"
 _EXPIRES = "truenext-original-expires"
 _PERSISTENT = "truenext-original-persistent"
-_OWN = ("truenext-original-", "truenext-dead-letter-")
 
 
 def is_given_up(queue: Queue, attempts: int, due: int) -> bool:
@@ -73,13 +83,18 @@ def dead_letter(
     destination = Destination(Kind.QUEUE, name)
     headers = read_header(message.header)
     headers.pop("expires", None)
+    address = Destination(Kind.QUEUE, origin).address
+    way_back = ""
+    if origin.startswith(SUBSCRIPTION_PREFIX):
+        address, way_back = headers.get("destination", address), origin
     headers |= {
         "destination": destination.address,
         "persistent": "true",
+        "priority": str(message.priority),
         "truenext-dead-letter-cause": cause,
         "truenext-dead-letter-timestamp": str(now_ms),
         "truenext-original-attempts": str(attempts),
-        DESTINATION: Destination(Kind.QUEUE, origin).address,
+        DESTINATION: address,
         _EXPIRES: str(message.expires_ms),
         _PERSISTENT: "true" if message.persistent else "false",
         "truenext-original-priority": str(message.priority),
@@ -92,13 +107,14 @@ def dead_letter(
         header=write_header(headers),
         body=message.body,
         group=message.group,
+        way_back=way_back,
     )
 
 
 def moved(message: Message, destination: Destination) -> tuple[Destination, Message]:
     """What a message is in the queue that somebody moves it to: what it was."""
     headers = read_header(message.header)
-    headers["destination"] = destination.address
+    headers |= {"destination": destination.address, "priority": str(message.priority)}
     return destination, Message(
         priority=message.priority,
         persistent=message.persistent,
@@ -106,6 +122,7 @@ def moved(message: Message, destination: Destination) -> tuple[Destination, Mess
         header=write_header(headers),
         body=message.body,
         group=message.group,
+        way_back=message.way_back,
     )
 
 
@@ -117,9 +134,10 @@ def revived(letter: Message, now_ms: int) -> tuple[Destination, Message] | None:
     """
     headers = read_header(letter.header)
     address = headers.get(DESTINATION, "")
-    name = address.removeprefix("/queue/")
+    name = letter.way_back or address.removeprefix("/queue/")
     if name == address or not name:
         return None
+    # Letters of durable subscriptions that were given up by an earlier version say their way back there.
     if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
         return None
     expires = headers.get(_EXPIRES, "0")
@@ -127,8 +145,12 @@ def revived(letter: Message, now_ms: int) -> tuple[Destination, Message] | None:
     if expires_ms <= now_ms:
         expires_ms = 0
     is_persistent = headers.get(_PERSISTENT) != "false"
-    kept = {name: value for name, value in headers.items() if not name.startswith(_OWN)}
-    kept |= {"destination": address, "persistent": "true" if is_persistent else "false"}
+    kept = {name: value for name, value in headers.items() if name not in DEAD_LETTER_HEADERS}
+    kept |= {
+        "destination": address,
+        "persistent": "true" if is_persistent else "false",
+        "priority": str(letter.priority),
+    }
     if expires_ms:
         kept["expires"] = str(expires_ms)
     return Destination(Kind.QUEUE, name), Message(

@@ -38,7 +38,7 @@ from truenext.envelope import read_header
 from truenext.limits import DUE_PIECE, GATHERING_BYTES_MAX, PAGE_BYTES, SHOWN_BYTES
 from truenext.message import Message
 from truenext.policy import DEFAULT_POLICY
-from truenext.record import DUE_TIMERS, due_timer, message_key, split_due_timer
+from truenext.record import DUE_TIMERS, due_timer, message_key, split_due_timer, split_lane_key
 from truenext.room import Room
 from truenext.schedule import Schedule
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from truenext.batch import Batch
+    from truenext.engine.memory import Memory
+    from truenext.engine.numbers import Numbers
     from truenext.engine.paging import Found, PageRead, Paging
 
 HIDDEN_PREFIX = "/scheduled/"
@@ -83,22 +85,27 @@ class Scheduler:
     def __init__(
         self,
         paging: Paging,
+        memory: Memory,
+        numbers: Numbers,
         *,
         take_number: Callable[[], int],
-        new_queue_number: Callable[[], int],
         send: Callable[[str, str, Message], None],
     ) -> None:
         """`take_number` gives the next number of the counter of sequences; `send` accepts a message, whose time has
         come, in a queue, or where an address says.
         """
         self._paging = paging
+        self._memory = memory
+        self._numbers = numbers
         self._take_number = take_number
-        self._new_queue_number = new_queue_number
         self._send = send
         self.timers = Timers(first=DUE_TIMERS)
         self._queues: dict[str, Queue] = {}
         """Hidden ones, by the names of those that it is for; of what is not for one queue, by ""."""
-        self._lanes: dict[bytes, Lane] = {}
+        self._numbered: dict[int, Queue] = {}
+        """The same, by number."""
+        self._emptied: dict[Queue, None] = {}
+        """Those in which nothing may be left."""
         self._unwritten: dict[int, int] = {}
         """Numbers of what is not durable yet, and the batch that it is durable with."""
         self._look: DueLook | None = None
@@ -115,6 +122,8 @@ class Scheduler:
         """Take over a hidden queue; `name` is its own."""
         queue = self._make(number, name.removeprefix(HIDDEN_PREFIX))
         queue.is_known_to_store = True
+        # Unless it is said to have messages.
+        self._emptied[queue] = None
         return queue
 
     def names(self) -> list[str]:
@@ -168,7 +177,7 @@ class Scheduler:
             due: dict[int, Lane] = {}
             for timer in self.timers.in_memory[: self._piece]:
                 due_ms, number, lane_key = split_due_timer(timer)
-                lane = self._lanes.get(lane_key)
+                lane = self._lane_of(lane_key)
                 if due_ms > now_ms or lane is None or self._unwritten.get(number, 0) > committed:
                     break
                 due[number] = lane
@@ -207,6 +216,19 @@ class Scheduler:
         if self._unwritten:
             self._unwritten = {number: batch for number, batch in self._unwritten.items() if batch > committed}
         self.timers.let_go(committed)
+
+    def let_go(self, batch: Batch) -> None:
+        """Hidden queues go in which nothing is, and of which no page is under way."""
+        emptied, self._emptied = self._emptied, {}
+        for queue in emptied:
+            if queue.waiting():
+                continue
+            if any(lane.is_needed for lane in queue.lanes) or self._look is not None:
+                self._emptied[queue] = None
+                continue
+            del self._queues[queue.name.removeprefix(HIDDEN_PREFIX)], self._numbered[queue.number]
+            self._numbers.give_back(queue, batch)
+            queue.let_go()
 
     # ---- What waits ----
 
@@ -279,12 +301,15 @@ class Scheduler:
         self._paging.left_with_page(entry, batch.number)
         remove(batch, entry)
         lane.unread -= 1
+        if not lane.unread:
+            self._emptied[lane.queue] = None
 
     def _add(self, name: str, message: Message, wanted: Schedule, batch: Batch) -> None:
         queue = self._queues.get(name)
         if queue is None:
-            queue = self._make(self._new_queue_number(), name)
+            queue = self._make(self._numbers.new(), name)
         lane = queue.lane_of(message)
+        lane.horizon = 0
         number = self._take_number()
         record = _with_header(message, _encode(wanted) + b"\n" + message.header)
         put(batch, Entry(number, record, lane, batch.number, message.persistent, None))
@@ -293,12 +318,15 @@ class Scheduler:
         self.timers.set(due_timer(wanted.due_ms, number, lane.key), batch)
 
     def _make(self, number: int, name: str) -> Queue:
-        queue = Queue(Destination(Kind.QUEUE, HIDDEN_PREFIX + name), number, DEFAULT_POLICY)
-        self._queues[name] = queue
-        for lane in queue.lanes:
-            lane.horizon = 0
-            self._lanes[lane.key] = lane
+        queue = Queue(Destination(Kind.QUEUE, HIDDEN_PREFIX + name), number, DEFAULT_POLICY, self._memory)
+        self._queues[name] = self._numbered[number] = queue
         return queue
+
+    def _lane_of(self, key: bytes) -> Lane | None:
+        """None if nothing was in it in this run, or when it began."""
+        number, rank = split_lane_key(key)
+        queue = self._numbered.get(number)
+        return None if queue is None else queue.lane_if_there(rank)
 
 
 def _opened(record: Message) -> tuple[Schedule, Message]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from truenext.engine.aside import Aside
 from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.keyed import KeyedScans
 from truenext.engine.lane import WHOLE, Entry
@@ -89,9 +88,8 @@ class Selecting:
         self._keyed = KeyedScans()
         self.behind: dict[Place, None] = {}
         """Places that are not tested to their ends."""
-        for lane in queue.lanes:
-            if lane.aside is None:
-                lane.aside = Aside()
+        for lane in queue.all_lanes():
+            lane.begin_aside()
 
     def join(self, consumer: Consumer, selector: Selector | None) -> None:
         text = "" if selector is None else selector.text
@@ -117,9 +115,9 @@ class Selecting:
         queue = self.queue
         if queue.groups is not None:
             # Also those of which nothing is wanted: a message that waits for its next try holds back its group.
-            return {lane.rank: GroupPlace(lane, selector, queue.groups) for lane in queue.lanes}
+            return {lane.rank: GroupPlace(lane, selector, queue.groups) for lane in queue.all_lanes()}
         assert selector is not None, "there are no groups"
-        return {rank: Place(queue.lanes[rank], selector) for rank in sorted(selector.ranks)}
+        return {rank: Place(queue.lane(rank), selector) for rank in sorted(selector.ranks)}
 
     def begin_groups(self) -> None:
         """All is tested anew, for all consumers."""

@@ -54,6 +54,10 @@ class Session:
         """It takes no messages away: it may have to wait until others have."""
         return self.has_sent and not self.consumers and not self.transactions
 
+    def may_be_answered_in(self, destination: Destination) -> bool:
+        """A temporary queue of its own that it may have however many queues there are: the first."""
+        return not destination.topic and all(queue.destination.topic for queue in self.temporary_queues)
+
     def check_subscription(self, subscription: str, destination: Destination) -> None:
         """Raises: RemoteProtocolError if there cannot be such a subscription to it."""
         if subscription in self.consumers or subscription in self.browsers:

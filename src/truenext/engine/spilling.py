@@ -39,24 +39,29 @@ class Progress(NamedTuple):
 class Spilling:
     def __init__(self, endings: Endings) -> None:
         self._endings = endings
-        self._names: dict[Queue, str] = {}
-        """Subscriptions of which something is, or was, on disk, and what the store calls them."""
+        self._queues: dict[Queue, None] = {}
+        """Subscriptions of which something is, or was, on disk."""
         self._progress: dict[Session, tuple[Progress, int]] = {}
         """Of their connections, and since when that has not changed: microseconds by a clock that does not jump."""
 
     def begin(self, queue: Queue, number: int, sequence: int, batch: Batch) -> None:
         """Something of a subscription is about to leave memory. No name had this sequence before."""
+        queue.stored_number = number
         for lane in queue.lanes:
             lane.key = lane_key(number, lane.rank)
         queue.is_known_to_store = True
-        name = self._names[queue] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
-        batch.queues[number] = name
+        self._queues[queue] = None
+        batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
 
-    def end(self, queue: Queue, batch: int) -> None:
-        """A subscription goes: nothing comes to it once this batch is durable, the last one that has anything in it."""
-        name = self._names.pop(queue, None)
-        if name is not None:
-            self._endings.add(queue, name, batch)
+    def end(self, queue: Queue, batch: int) -> bool:
+        """A temporary queue goes: nothing comes to it once this batch is durable, the last one that has anything in it.
+        True if something of it may be on disk, and is removed from now on.
+        """
+        if queue not in self._queues:
+            return False
+        del self._queues[queue]
+        self._endings.add(queue, batch)
+        return True
 
     def stalled(
         self,
@@ -71,7 +76,7 @@ class Spilling:
         """
         before, self._progress = self._progress, {}
         found: list[tuple[int, Session, Queue]] = []
-        for queue in self._names:
+        for queue in self._queues:
             session = sessions[queue.destination.session]
             if session not in self._progress:
                 now = Progress(bytes_taken(session), tuple(map(_held, session.consumers.values())))

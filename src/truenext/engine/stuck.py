@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.memory import UNSENT_MARK_MIN
 from truenext.limits import UNSENT_BYTES_MAX
+from truenext.order import RANKS
 from truenext.policy import WhileWaiting
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Generator
 
     from truenext.engine.consumer import Consumer
     from truenext.engine.engine import Engine
@@ -33,7 +34,13 @@ WANTED_MAX = 2000
 """Messages of a queue that are compared with selectors at one look; the next one goes on behind them."""
 
 QUEUES_MAX = 1000
-"""Queues that are looked at at once; the next look goes on behind them."""
+"""Queues that one look looks at; the next one goes on behind them."""
+
+QUEUES_AT_ONCE = 50
+"""Of these, queues that one step looks at."""
+
+CONSUMERS_AT_ONCE = 500
+"""Consumers that are found in one step."""
 
 STUCK_MS = 5000
 """Milliseconds after which what should never be is said aloud."""
@@ -47,62 +54,80 @@ class StuckAudit:
         """When it was first seen so, in milliseconds, for each queue that was so at every look since."""
         self._said: set[Queue] = set()
         self._selective: dict[Queue, _Selective] = {}
-        self._next = 0
-        """Of the queues that have consumers, where the next look begins."""
+        self._round: dict[Queue, list[Consumer]] = {}
+        """The queues that had consumers when the round began, and these: each is looked at once in it."""
+        self._left: list[Queue] = []
+        """Those of them that were not looked at yet."""
 
-    def look(self, engine: Engine, read_lanes: Collection[Lane]) -> list[Queue]:
-        """To be asked from time to time, right behind a turn; `read_lanes` are those of which a page is being read.
+    def look(self, engine: Engine, read_lanes: Callable[[], Collection[Lane]]) -> Generator[None, None, list[Queue]]:
+        """To be done from time to time, each step of it right behind a turn; `read_lanes` says of which lanes a page is
+        being read.
 
         Returns the queues that have been so for longer than STUCK_MS by now, each once.
         """
+        if not self._left:
+            yield from self._begin_round(engine)
+        enough = max(0, len(self._left) - QUEUES_MAX)
+        while len(self._left) > enough:
+            some = self._left[max(enough, len(self._left) - QUEUES_AT_ONCE) :]
+            del self._left[-len(some) :]
+            self._look_at(some, engine, read_lanes())
+            yield
         now_ms = engine.now_ms
-        times = (now_ms, engine.delays.now_us)
-        consumers_of = _consumers_of(engine)
-        queues = list(consumers_of)
-        if self._next >= len(queues):
-            self._next = 0
-        others = {*queues[: self._next], *queues[self._next + QUEUES_MAX :]}
-        found = {queue: since_ms for queue, since_ms in self._since.items() if queue in others}
-        selective = {queue: each for queue, each in self._selective.items() if queue in others}
-        unsent_max = _unsent_max(engine)
-        waiting = _those_who_wait(engine, read_lanes)
-        for queue in queues[self._next : self._next + QUEUES_MAX]:
-            consumers = [
-                consumer for consumer in _with_credit(queue, consumers_of[queue], unsent_max) if consumer not in waiting
-            ]
-            if not consumers:
-                continue
-            is_stuck = not all(consumer.scan_of(queue) for consumer in consumers) and _keeps_waiting(
-                queue, engine.last_committed, read_lanes, *times
-            )
-            if any(consumer.scan_of(queue) for consumer in consumers):
-                selective[queue] = self._selective.get(queue) or _Selective()
-                is_stuck |= selective[queue].keep_waiting(queue, consumers, engine.last_committed, *times)
-            if is_stuck:
-                found[queue] = self._since.get(queue, now_ms)
-        self._next += QUEUES_MAX
-        self._since = found
-        self._selective = selective
-        too_long = {queue for queue, since_ms in found.items() if now_ms - since_ms > STUCK_MS}
+        too_long = {queue for queue, since_ms in self._since.items() if now_ms - since_ms > STUCK_MS}
         news = [queue for queue in too_long if queue not in self._said]
         self._said = too_long
         return news
 
+    def _begin_round(self, engine: Engine) -> Generator[None, None, None]:
+        consumers_of: dict[Queue, list[Consumer]] = {}
+        self._round = consumers_of
+        number = 0
+        for session in list(engine.sessions()):
+            for consumer in list(session.consumers.values()):
+                for queue in consumer.all_queues():
+                    consumers_of.setdefault(queue, []).append(consumer)
+                    number += 1
+                    if number % CONSUMERS_AT_ONCE == 0:
+                        yield
+        self._left = list(consumers_of)
+        self._since = {queue: since_ms for queue, since_ms in self._since.items() if queue in consumers_of}
+        for number, queue in enumerate(list(self._selective), 1):
+            if queue not in consumers_of:
+                del self._selective[queue]
+            if number % CONSUMERS_AT_ONCE == 0:
+                yield
+
+    def _look_at(self, some: list[Queue], engine: Engine, read_lanes: Collection[Lane]) -> None:
+        now_ms = engine.now_ms
+        times = (now_ms, engine.delays.now_us)
+        committed = engine.last_committed
+        unsent_max = _unsent_max(engine)
+        those_who_wait = _ThoseWhoWait(engine, read_lanes)
+        for queue in some:
+            known = self._round.pop(queue)
+            since_ms, selective = self._since.pop(queue, now_ms), self._selective.pop(queue, None)
+            if all(map(_is_empty, queue.lanes)):
+                continue
+            consumers = [
+                consumer
+                for consumer in _with_credit(queue, [one for one in known if one.is_subscribed], unsent_max)
+                if consumer not in those_who_wait
+            ]
+            if not consumers:
+                continue
+            is_stuck = not all(consumer.scan_of(queue) for consumer in consumers) and _keeps_waiting(
+                queue, committed, read_lanes, *times
+            )
+            if any(consumer.scan_of(queue) for consumer in consumers):
+                self._selective[queue] = selective or _Selective()
+                is_stuck |= self._selective[queue].keep_waiting(queue, consumers, committed, *times)
+            if is_stuck:
+                self._since[queue] = since_ms
+
     def stuck(self, now_ms: int) -> list[tuple[Queue, int]]:
         """The queues that were stuck at the last look, and for how many milliseconds each has been by now."""
         return [(queue, now_ms - self._since[queue]) for queue in sorted(self._said, key=lambda queue: queue.name)]
-
-
-def _consumers_of(engine: Engine) -> dict[Queue, list[Consumer]]:
-    found: dict[Queue, list[Consumer]] = {}
-    for session in engine.sessions():
-        for consumer in session.consumers.values():
-            for queue in consumer.all_queues():
-                if queue in found:
-                    found[queue].append(consumer)
-                else:
-                    found[queue] = [consumer]
-    return found
 
 
 def _unsent_max(engine: Engine) -> int:
@@ -124,19 +149,25 @@ def _with_credit(queue: Queue, consumers: list[Consumer], unsent_max: int) -> li
     ]
 
 
-def _those_who_wait(engine: Engine, read_lanes: Collection[Lane]) -> set[Consumer]:
+class _ThoseWhoWait:
     """Who takes from many queues, in which something is read, compared or committed that may be before the rest."""
-    queues_read = {lane.queue for lane in read_lanes}
-    return {
-        consumer
-        for session in engine.sessions()
-        for consumer in session.consumers.values()
-        if consumer.is_of_many
-        and (
-            engine.is_joint_commit_under_way
-            or any(queue in queues_read or _is_compared(queue) for queue in consumer.all_queues())
-        )
-    }
+
+    def __init__(self, engine: Engine, read_lanes: Collection[Lane]) -> None:
+        self._is_joint_commit_under_way = engine.is_joint_commit_under_way
+        self._queues_read = {lane.queue for lane in read_lanes}
+        self._known: dict[Consumer, bool] = {}
+
+    def __contains__(self, consumer: Consumer) -> bool:
+        if not consumer.is_of_many:
+            return False
+        if self._is_joint_commit_under_way:
+            return True
+        waits = self._known.get(consumer)
+        if waits is None:
+            queues = consumer.all_queues()
+            waits = any(queue in self._queues_read or _is_compared(queue) for queue in queues)
+            self._known[consumer] = waits
+        return waits
 
 
 def _is_compared(queue: Queue) -> bool:
@@ -166,7 +197,8 @@ class _Taker:
             return False
         return not any(
             one.group == entry.group and one.due_us > self._now_us
-            for lane in entry.lane.queue.lanes[: entry.lane.rank + 1]
+            for lane in entry.lane.queue.lanes
+            if lane.rank <= entry.lane.rank
             for one in lane.delayed.values()
             if lane is not entry.lane or one.sequence < entry.sequence
         )
@@ -215,7 +247,7 @@ class _Selective:
     def _some(self, queue: Queue) -> list[Entry]:
         """What follows where the last look ended."""
         rank, after_sequence = self._after
-        lane = queue.lanes[rank]
+        lane = queue.lane(rank)
         at = bisect_right(lane.arrived, after_sequence, key=_sequence)
         tombs = set() if lane.aside is None else lane.aside.tombs
         arrived = (entry for entry in islice(lane.arrived, at, None) if entry.sequence not in tombs)
@@ -224,7 +256,7 @@ class _Selective:
         if len(some) == WANTED_MAX:
             self._after = (rank, some[-1].sequence)
             return some
-        self._after = ((rank + 1) % len(queue.lanes), 0)
+        self._after = ((rank + 1) % len(RANKS), 0)
         # Most lanes are empty.
         return some if some or self._after == (0, 0) else self._some(queue)
 
@@ -232,17 +264,21 @@ class _Selective:
 def _is_held_back(entry: Entry, taker: _Taker, committed: int, now_us: int) -> bool:
     """Something before it that is wanted as well is being committed, or waits for its next try."""
     lane = entry.lane
-    lanes = lane.queue.lanes
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
     before = [one for one in (*in_flight, *lane.again(), *lane.recent) if one.batch > committed]
     if _holds(lane.queue):
-        waiting = (one for each in lanes[: lane.rank + 1] for one in each.again() if one.due_us > now_us)
+        lanes = (each for each in lane.queue.lanes if each.rank <= lane.rank)
+        waiting = (one for each in lanes for one in each.again() if one.due_us > now_us)
         before += [one for one in waiting if one.lane is not lane or one.sequence < entry.sequence]
     return any(taker.could_take(one) for one in before if one.lane is not lane or one.sequence < entry.sequence)
 
 
 def _holds(queue: Queue) -> bool:
     return queue.policy.while_waiting is WhileWaiting.HOLD
+
+
+def _is_empty(lane: Lane) -> bool:
+    return not (lane.arrived or lane.unread or lane.recent or lane.delayed or lane.returned or lane.aside)
 
 
 class _Place(Enum):
@@ -255,7 +291,7 @@ class _Place(Enum):
 def _keeps_waiting(queue: Queue, committed: int, read_lanes: Collection[Lane], now_ms: int, now_us: int) -> bool:
     """A message is ready that nobody is about to dispatch or to read."""
     for lane in queue.lanes:
-        if not (lane.arrived or lane.unread or lane.recent or lane.delayed or lane.returned or lane.aside):
+        if _is_empty(lane):
             continue
         place = _first_ready(lane, committed, now_ms, now_us)
         if place is _Place.NOWHERE:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from truenext.destination import DEAD_LETTER_PREFIX, Kind
 from truenext.engine.consumer import Consumer
+from truenext.engine.memory import JOIN_BYTES
 from truenext.engine.topics import virtual_topic
 from truenext.order import RANKS
 from truenext.pattern import matches
@@ -44,7 +45,7 @@ class Wildcard(Consumer):
     Its `queue` is one in which nothing ever stands: to touch it says that it may have credit again.
     """
 
-    __slots__ = ("_scans", "heads", "queues", "wanted", "words")
+    __slots__ = ("_pushed", "_scans", "heads", "queues", "wanted", "words")
 
     is_of_many = True
 
@@ -67,7 +68,10 @@ class Wildcard(Consumer):
         """Each with the sequence, by rank, where what is next for it begins in that lane: of a message, or from which
         on something has to be read or tested."""
         self.heads: list[list[tuple[int, int, Queue]]] = [[] for _ in RANKS]
-        """The same, by rank, as heaps of sequence, queue's number and queue. Some are no longer true, see `queues`."""
+        """The same, by rank, as heaps of sequence, a number to tell them apart, and queue. Some are no longer true, see
+        `queues`."""
+        self._pushed = 0
+        """Into these heaps."""
         self._scans: dict[Queue, Scan] = {}
 
     @property
@@ -80,6 +84,10 @@ class Wildcard(Consumer):
 
     def scan_with(self, queue: Queue, scan: Scan) -> None:
         self._scans[queue] = scan
+
+    def left_queue(self, queue: Queue) -> None:
+        del self.queues[queue]
+        self._scans.pop(queue, None)
 
     def all_queues(self) -> list[Queue]:
         return list(self.queues)
@@ -107,10 +115,18 @@ class Wildcard(Consumer):
             return
         heap = self.heads[rank]
         if len(heap) < 2 * len(self.queues) + STALE_MIN:
-            heappush(heap, (sequence, queue.number, queue))
+            self._pushed += 1
+            heappush(heap, (sequence, self._pushed, queue))
             return
-        heap[:] = [(at[rank], one.number, one) for one, at in self.queues.items() if at[rank] != NOWHERE]
+        everywhere = enumerate(self.queues.items(), self._pushed + 1)
+        heap[:] = [(at[rank], number, one) for number, (one, at) in everywhere if at[rank] != NOWHERE]
         heapify(heap)
+        self._pushed += len(self.queues)
+
+    def head_at(self, queue: Queue, rank: int) -> int:
+        """Where what is next for it begins in a lane; NOWHERE too if the queue has gone."""
+        known = self.queues.get(queue)
+        return NOWHERE if known is None else known[rank]
 
 
 class Wildcards:
@@ -131,7 +147,7 @@ class Wildcards:
         """Join it to those that it means: these are returned. What was accepted from sequence `since` on may be in
         flight; `committed` is the last durable batch."""
         self._consumers.append(wildcard)
-        wildcard.queue.wildcards.append(wildcard)
+        wildcard.queue.join_of_many(wildcard)
         meant = [queue for queue in queues if wildcard.is_meant(queue)]
         self._note_in_flight((queue for queue in meant if not queue.wildcards), since, committed)
         for queue in meant:
@@ -146,7 +162,18 @@ class Wildcards:
 
     def left(self, wildcard: Wildcard) -> None:
         self._consumers.remove(wildcard)
-        wildcard.queue.wildcards.clear()
+        wildcard.queue.wildcards = []
+        for queue in wildcard.queues:
+            queue.memory.queues -= JOIN_BYTES
+
+    def gone(self, queue: Queue) -> None:
+        """A queue has gone in which nothing was."""
+        for wildcard in queue.wildcards:
+            self._account.unsubscribed(wildcard, queue)
+            wildcard.left_queue(queue)
+            queue.memory.queues -= JOIN_BYTES
+        queue.wildcards = []
+        self.expressive.pop(queue, None)
 
     def accepted(self, entry: Entry) -> None:
         """A message of such a queue is visible when its batch is durable."""
@@ -159,8 +186,8 @@ class Wildcards:
 
     def _join(self, wildcard: Wildcard, queue: Queue) -> None:
         wildcard.queues[queue] = [NOWHERE] * len(RANKS)
-        queue.wildcards.append(wildcard)
-        queue.choose_owner()
+        queue.memory.queues += JOIN_BYTES
+        queue.join_of_many(wildcard)
         if wildcard.wanted is not None or queue.groups is not None:
             self._selections.subscribe(wildcard, queue, wildcard.wanted)
         self._account.subscribed(wildcard, queue)

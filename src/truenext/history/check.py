@@ -4,15 +4,32 @@ their own, which whoever reads them looks at.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
-from truenext.events import CHUNK, FILE
+from truenext.events import CHUNK, FILE, OF_BATCH
 from truenext.history.files import chunks_of_file, events_in, history_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+def last_batch(folder: Path) -> tuple[int, int] | None:
+    """Run and first event of the last chunk of a batch in the newest file that can be read, which the store must have;
+    None if nothing tells of one.
+    """
+    for path in reversed(history_files(folder)):
+        last, is_read = None, False
+        with suppress(HistoryError, OSError):
+            for chunk in chunks_of_file(path):
+                is_read = True
+                if chunk.flags & OF_BATCH:
+                    last = chunk.run, chunk.first_event
+        if is_read:
+            return last
+    return None
 
 
 def damages(folder: Path) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from truenext.errors import HistoryError
-from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION, MAGIC, Kind, width
+from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, MAGIC, READ_VERSIONS, Kind, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,10 +61,9 @@ def chunks_of_file(path: Path) -> Iterator[Chunk]:
     magic, version, _ = FILE.unpack_from(content)
     if magic != MAGIC:
         raise HistoryError(f"{path} is no history")
-    if version != HISTORY_VERSION:
-        raise HistoryError(
-            f"{path} has version {version}, this truenext reads {HISTORY_VERSION}: use the truenext that wrote it"
-        )
+    if version not in READ_VERSIONS:
+        reads = " and ".join(map(str, READ_VERSIONS))
+        raise HistoryError(f"{path} has version {version}, this truenext reads {reads}: use the truenext that wrote it")
     at: int | None = FILE.size
     while at is not None and at < len(content):
         chunk = chunk_at(content, at)

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
-from truenext.events import BEGINS_FILE, FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC
+from truenext.events import BEGINS_FILE, FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, OF_BATCH
 from truenext.history.files import chunk_at, chunks_of_file, events_in, file_path, history_files
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class History:
         self._appending = Lock()
         self._next_event = 1
         self._last_run = 0
+        self.last_batch: tuple[int, int] | None = None
+        """Run and first event of the last chunk of a batch in the newest file, which the store must have; None if that
+        has none."""
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             files = history_files(folder)
@@ -150,6 +153,8 @@ class History:
     def _note(self, chunk: Chunk) -> None:
         self._next_event = chunk.first_event + events_in(chunk)
         self._last_run = chunk.run
+        if chunk.flags & OF_BATCH:
+            self.last_batch = chunk.run, chunk.first_event
 
     def _begin_file(self, chunk: Chunk) -> None:
         path = file_path(self._folder, chunk.first_event)

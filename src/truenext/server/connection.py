@@ -21,11 +21,13 @@ from truenext.engine.consumer import Consumer
 from truenext.engine.lane import Entry
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
+    ASKING_SECONDS_MAX,
     HEART_BEAT_GRACE,
     LOGIN_BYTES_MAX,
     LOGIN_SECONDS_MAX,
     READ_BYTES,
     UNSENT_ANSWER_BYTES_MAX,
+    UNSENT_BYTES_MAX,
 )
 from truenext.wire.stomp.server import PARTS_PER_MESSAGE, StompServer
 
@@ -37,6 +39,8 @@ LINGER_SECONDS = 2.0
 """Longest time a client that has been sent everything may take to hang up."""
 WRITE_BYTES = 256 * 1024
 """Bytes offered at once to a socket that could not take everything."""
+LARGE_BYTES = 2 * UNSENT_BYTES_MAX
+"""More bytes than these at once are one large message, or a few."""
 
 
 class Connection:
@@ -50,13 +54,16 @@ class Connection:
         identity: str,
         server_name: str,
         on_closed: Callable[["Connection"], None],
+        only_asks: str = "",
     ) -> None:
+        """Of `only_asks` see `Broker.connect`."""
         self._sock = sock
         self._name = peer_name
         self._broker = broker
         self._loop = loop
         self._on_closed = on_closed
-        self._session = broker.connect(self)
+        self._session = broker.connect(self, only_asks=only_asks)
+        self._only_asks = only_asks
         self._stomp = StompServer(session_id=self._session.id, identity=identity, server_name=server_name)
         self._is_reading = True
         """What comes is still listened to."""
@@ -71,7 +78,8 @@ class Connection:
         self._has_ended = False
         """The client has closed its side."""
         self._is_closed = False
-        self._has_heard = True
+        self._heard_at = loop.time()
+        """When something came from the client, by the loop's clock."""
         self._has_spoken = False
         self._parts: list[bytes] = []
         """What the next flush writes."""
@@ -109,7 +117,7 @@ class Connection:
         if not data:
             self._on_end()
         elif self._is_reading:
-            self._has_heard = True
+            self._heard_at = self._loop.time()
             self._execute(self._stomp.receive(data))
             # uvloop reports a broken socket once, even if there was data to read before the end: look for ourselves.
             if not self._is_closed and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -134,7 +142,7 @@ class Connection:
 
     def read_on(self) -> None:
         self._is_paused = False
-        self._has_heard = True
+        self._heard_at = self._loop.time()
         if not self._is_reading:
             return
         commands, self._waiting = self._waiting, None
@@ -172,13 +180,17 @@ class Connection:
             return
         self._stomp.connected = None
         self._timers.pop("login").cancel()
+        if self._stomp.has_unchecked_login:
+            self._broker.note_unchecked_login(self._name)
         self._add(connected)
         self.flush()
+        if self._only_asks:
+            self._after(ASKING_SECONDS_MAX, "asking", self._on_asks_nothing)
         if self._stomp.sends_every_ms:
             # Twice as often as agreed: a beat left out because something was just sent is then made up in time.
             self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
         if self._stomp.expects_every_ms:
-            self._after(self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000, "silence", self._on_silence)
+            self._after(self._patience, "silence", self._on_silence)
 
     def cut(self, reason: str) -> None:
         self._refuse(reason, None)
@@ -221,16 +233,17 @@ class Connection:
         parts = self._parts
         if parts and not self._is_closed:
             if self._unsent:
-                self._keep(0)
+                self._keep(0, None)
             else:
                 data = b"".join(parts)
-                taken = self._send(data)
+                # A large one is mostly left for later: to take all of it at once would keep the others waiting.
+                taken = self._send(data if len(data) <= LARGE_BYTES else memoryview(data)[:WRITE_BYTES])
                 if taken == len(data):
                     parts.clear()
                     self._runs.clear()
                     self._broker.taken(self._session)
                 else:
-                    self._keep(taken)
+                    self._keep(taken, data)
                     if not self._is_closed and not self._is_stopping:
                         self._watch(self._loop.add_writer, self._on_writable)
         if self._is_leaving and not self._unsent and not self._is_closed:
@@ -240,7 +253,7 @@ class Connection:
         self._parts.append(frame)
         self._runs.append((None, 1))
 
-    def _send(self, data: bytes) -> int:
+    def _send(self, data: bytes | bytearray | memoryview) -> int:
         """Bytes the socket took."""
         self._has_spoken = True
         try:
@@ -254,13 +267,16 @@ class Connection:
         self.bytes_taken += taken
         return taken
 
-    def _keep(self, taken: int) -> None:
-        """Move `_parts`, of which the socket took `taken` bytes, to `_unsent`."""
+    def _keep(self, taken: int, data: bytes | None) -> None:
+        """Move `_parts`, of which the socket took `taken` bytes, to `_unsent`; `data` is all of them, if
+        it is there."""
         at = 0
+        is_one_frame = len(self._runs) == 1 and self._runs[0][1] == 1
         for consumer, count in self._runs:
             size = 1 if consumer is None else PARTS_PER_MESSAGE
             for _ in range(count):
-                frame = b"".join(self._parts[at : at + size])
+                # A large one, most likely, which is not copied once more.
+                frame = data if data is not None and is_one_frame else b"".join(self._parts[at : at + size])
                 at += size
                 self._unsent.append((frame, consumer))
                 if consumer is None:
@@ -271,7 +287,10 @@ class Connection:
         self._runs.clear()
         self._count_taken(taken)
         if self._unsent_answer_bytes > UNSENT_ANSWER_BYTES_MAX:
-            self._lose("asks for more answers than it reads")
+            self._lose(
+                f"asks for more answers than it reads: {self._unsent_answer_bytes} bytes, "
+                f"of {UNSENT_ANSWER_BYTES_MAX} at most"
+            )
 
     def _count_taken(self, taken: int) -> None:
         self._first_taken += taken
@@ -291,11 +310,13 @@ class Connection:
 
     def _on_writable(self) -> None:
         offered = bytearray()
+        begin = self._first_taken
         for frame, _ in self._unsent:
-            offered += frame
-            if len(offered) >= WRITE_BYTES + self._first_taken:
+            offered += memoryview(frame)[begin : begin + WRITE_BYTES - len(offered)]
+            begin = 0
+            if len(offered) >= WRITE_BYTES:
                 break
-        self._count_taken(self._send(bytes(memoryview(offered)[self._first_taken :])))
+        self._count_taken(self._send(offered))
         if not self._unsent and not self._is_closed:
             self._loop.remove_writer(self._sock)
             self._taken.clear()
@@ -392,6 +413,16 @@ class Connection:
     def _on_login_overdue(self) -> None:
         self._refuse(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", None)
 
+    def _on_asks_nothing(self) -> None:
+        # What it asks may be in the socket, where it waits for the broker to have room.
+        seconds = ASKING_SECONDS_MAX if self._is_paused else self._broker.seconds_left_to_ask(self._session)
+        if seconds > 0:
+            self._after(seconds, "asking", self._on_asks_nothing)
+        else:
+            self._refuse(
+                f"{self._only_asks}: this one may only ask, and has not for {ASKING_SECONDS_MAX:g} seconds", None
+            )
+
     def _on_beat_due(self) -> None:
         if not self._has_spoken and not self._unsent:
             self._add(b"\n")
@@ -400,13 +431,25 @@ class Connection:
         if not self._is_closed:
             self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
 
+    @property
+    def _patience(self) -> float:
+        """Seconds of silence after which the client is given up."""
+        return self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000
+
     def _on_silence(self) -> None:
-        if not self._has_heard and not self._is_paused:
+        """Called when the client would be given up had it said nothing since the last look."""
+        if self._silence >= self._patience and not self._is_paused:
             # We may be the one that was away: what came meanwhile is in the socket.
             self._on_readable()
-        if not self._has_heard and self._is_reading and not self._is_paused:
+        if self._silence >= self._patience and self._is_reading and not self._is_paused:
             self._lose("missed its heart-beats")
         if self._is_closed or not self._is_reading:
             return
-        self._has_heard = False
-        self._after(self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000, "silence", self._on_silence)
+        # Who is not read is looked at again when that has taken as long.
+        left = self._patience if self._is_paused else self._patience - self._silence
+        self._after(left, "silence", self._on_silence)
+
+    @property
+    def _silence(self) -> float:
+        """Seconds since something came."""
+        return self._loop.time() - self._heard_at

@@ -7,9 +7,10 @@ from contextlib import suppress
 
 from truenext.broker.broker import Broker
 from truenext.errors import ConfigurationError
-from truenext.limits import CONNECTIONS_MAX
+from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX, LOGIN_BYTES_MAX
 from truenext.server.connection import Connection
 from truenext.url import Address
+from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +23,30 @@ class Listener:
     """Accepts STOMP clients on one address."""
 
     def __init__(
-        self, address: Address, broker: Broker, loop: AbstractEventLoop, *, identity: str, version: str
+        self,
+        address: Address,
+        broker: Broker,
+        loop: AbstractEventLoop,
+        *,
+        identity: str,
+        server_name: str,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """Raises: ConfigurationError if the address cannot be listened on."""
+        """Those beyond `connections_max` may only ask the broker, and are few.
+
+        Raises: ConfigurationError if the address cannot be listened on.
+        """
         self._broker = broker
         self._loop = loop
         self._identity = identity
-        self._server_name = f"truenext/{version}"
+        self._server_name = server_name
         self._connections: set[Connection] = set()
+        self._asking: set[Connection] = set()
+        """Those of them that may only ask."""
+        self._connections_max = connections_max
+        self._limit = f"there are {connections_max} connections, the most that one listener takes"
+        if connections_max < CONNECTIONS_MAX:
+            self._limit += " with so few files as the system lets the broker open (ulimit -n)"
         self._has_none = Event()
         """All connections are closed; looked at only while closing."""
         self._is_stopping = False
@@ -67,6 +84,7 @@ class Listener:
 
     def _on_closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._asking.discard(connection)
         if not self._connections:
             self._has_none.set()
 
@@ -81,26 +99,35 @@ class Listener:
                 self._loop.remove_reader(self._sock)
                 self._loop.call_later(RETRY_SECONDS, self._accept_again)
                 return
-            if len(self._connections) >= CONNECTIONS_MAX:
-                logger.error("connection refused", extra={"connections": CONNECTIONS_MAX})
+            is_beyond = len(self._connections) - len(self._asking) >= self._connections_max
+            if is_beyond and len(self._asking) >= CONNECTIONS_TO_ASK_MAX:
+                logger.error("connection refused", extra={"connections": self._connections_max})
+                reason = f"{self._limit}, and {CONNECTIONS_TO_ASK_MAX} more that may only ask: try again later"
+                sock.setblocking(False)
                 with suppress(OSError):
-                    sock.send(f"ERROR\nmessage:more than {CONNECTIONS_MAX} connections\n\n\0".encode())
+                    sock.send(encode(Frame("ERROR", {"message": reason}), Version.V1_0, BROKER_FRAME_END))
+                    sock.shutdown(socket.SHUT_WR)
+                    # Closing a socket with something unread resets the connection, and the frame is lost.
+                    sock.recv(LOGIN_BYTES_MAX)
                 sock.close()
                 continue
             sock.setblocking(False)
             # Batches are joined before they are written: waiting for more would only add delay.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connections.add(
-                Connection(
-                    sock,
-                    f"{peer[0]}:{peer[1]}",
-                    self._broker,
-                    self._loop,
-                    identity=self._identity,
-                    server_name=self._server_name,
-                    on_closed=self._on_closed,
-                )
+            connection = Connection(
+                sock,
+                f"{peer[0]}:{peer[1]}",
+                self._broker,
+                self._loop,
+                identity=self._identity,
+                server_name=self._server_name,
+                on_closed=self._on_closed,
+                only_asks=self._limit if is_beyond else "",
             )
+            self._connections.add(connection)
+            if is_beyond:
+                logger.warning("connection may only ask", extra={"client": f"{peer[0]}:{peer[1]}"})
+                self._asking.add(connection)
 
     def _accept_again(self) -> None:
         if not self._is_stopping:

@@ -46,7 +46,7 @@ class Rest(msgspec.Struct, frozen=True, omit_defaults=True):
     unmarks: list[bytes] = []
     queues: dict[int, str] = {}
     paused: dict[int, bool] = {}
-    producers: dict[str, tuple[int, int]] = {}
+    producers: dict[str, tuple[int, int, bool]] = {}
     forgotten_producers: list[str] = []
     timers: list[bytes] = []
     cleared_timers: list[bytes] = []
@@ -176,7 +176,7 @@ def _rest_of(batch: Batch) -> Rest | None:
         unmarks=batch.unmarks,
         queues=batch.queues,
         paused=batch.paused,
-        producers={name: (state.number, state.used_ms) for name, state in batch.producers.items()},
+        producers={name: (state.number, state.used_ms, state.is_once) for name, state in batch.producers.items()},
         forgotten_producers=batch.forgotten_producers,
         timers=list(batch.timers),
         cleared_timers=batch.cleared_timers,
@@ -188,6 +188,11 @@ def _rest_of(batch: Batch) -> Rest | None:
 
 def producers_of(rest: Rest) -> dict[str, ProducerState]:
     return {name: ProducerState(*state) for name, state in rest.producers.items()}
+
+
+def with_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:
+    """What queues are called after what a batch or a segment says."""
+    return {number: name for number, name in (queues | changes).items() if name}
 
 
 def with_changes(paused: set[int], changes: dict[int, bool]) -> set[int]:

@@ -71,13 +71,19 @@ class Summary(msgspec.Struct):
             self.notes.append(f"{salvage.left_over} transients that unclean stops dropped are not deleted yet")
 
 
-def check(data: Path, found: Callable[[Finding], None], report: Callable[[int, int], None]) -> Summary:
+def check(
+    data: Path,
+    found: Callable[[Finding], None],
+    report: Callable[[int, int], None],
+    *,
+    history_told: tuple[int, int] | None = None,
+) -> Summary:
     """Look at every bit that a broker would believe. `found` is told of all damage, `report` how many bytes of how many
-    were looked at.
+    were looked at; `history_told` is that of salvage.py.
 
     Raises: StoreInUseError, StoreError if it cannot be looked at
     """
-    with opened(data, found, report) as salvage:
+    with opened(data, found, report, history_told) as salvage:
         summary = Summary(queues={}, names=salvage.recovered.queues)
         summary.timers = sum(1 for _ in salvage.timers())
         for kept in salvage.messages():

@@ -10,12 +10,14 @@ The databases in it; numbers are big-endian. If you change anything here, increa
     transient counts    lane key                            ->  transients u64              of the generation
     queues              queue number u32                    ->  name
     timers              timer (record.py)                   ->  nothing                     but the checksum
-    producers           BLAKE2b-128 of the name             ->  number u64, used u64, name  any name fits a key that way
+    producers           BLAKE2b-128 of the name             ->  number u64, used u64, once u8, name
     meta                "format"                            ->  u32     FORMAT_VERSION
                         "identity"                          ->  eight hexadecimal digits
                         "salt"                              ->  u32     of the journal
                         "segment"                           ->  u64     the journal's last that is all here
                         "frame"                             ->  u64     number of the last frame in it
+                        "written"                           ->  u64     number of a frame that was written, see below
+                        "segment bytes"                     ->  u64     bytes of a segment's file, at the least
                         "generation"                        ->  u32     of the transients that count
                         "sequence limit"                    ->  u64
                         "redelivered below"                 ->  u64
@@ -24,6 +26,9 @@ The databases in it; numbers are big-endian. If you change anything here, increa
 
 Contents (record.py) stand among the messages of their kind. All values but the records carry a checksum, see sealed.py;
 what meta names is there from the beginning.
+
+The frame that "written" names, and all before it, was durable when it was named: that stays true, whatever is written
+later, so that nobody has to take it back (docs/decisions/0019-damage.md).
 
 An unclean stop drops all transients, however many there are, by one small transaction: the generation is increased,
 and the counts of transients are thrown away. What earlier generations left is nobody's, and is deleted by and by.
@@ -47,6 +52,7 @@ from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, TIMER_SIZE, message_key
 from truenext.store.changes import with_changes
 from truenext.store.folder import sync_folder
+from truenext.store.journal import SEGMENT_BYTES
 from truenext.store.lmdb_file import holds_nothing, metas
 from truenext.store.sealed import DamagedValue, seal, unseal
 from truenext.store.store import Recovered
@@ -83,6 +89,8 @@ META = (
     b"salt",
     b"segment",
     b"frame",
+    b"written",
+    b"segment bytes",
     b"generation",
     b"sequence limit",
     b"redelivered below",
@@ -102,7 +110,7 @@ SALT = struct.Struct(">I")
 GENERATION = struct.Struct(">I")
 NUMBER = struct.Struct(">Q")
 MARK = struct.Struct(">IIQ")
-_PRODUCER = struct.Struct(">QQ")
+_PRODUCER = struct.Struct(">QQ?")
 _AROUND = 2
 """Keys that are looked at before one that is not there, and behind it."""
 CLEAN, UNCLEAN = b"\1", b"\0"
@@ -114,6 +122,8 @@ class Position(msgspec.Struct, frozen=True):
 
     segment: int
     frame: int
+    written: int = 0
+    """Number of a frame that the journal was given, later ones than `frame` included."""
 
 
 class _Sealed:
@@ -183,8 +193,15 @@ class Checkpoint:
     Raises: StoreError if a value is damaged, lmdb.Error, OSError
     """
 
-    def __init__(self, folder: Path, *, may_be_new: bool = True, map_size: int = MAP_SIZE) -> None:
-        """It is made if there is none, unless it may not be new.
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        may_be_new: bool = True,
+        map_size: int = MAP_SIZE,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """It is made if there is none, unless it may not be new; `segment_bytes` is what the journal of a new one gets.
 
         Raises: StoreError if another truenext wrote it, or it is damaged, lmdb.Error, OSError
         """
@@ -194,7 +211,7 @@ class Checkpoint:
         if path.exists() and path.stat().st_size:
             self._look_at_file(path, may_be_new=may_be_new)
         elif may_be_new:
-            _make(folder, map_size)
+            _make(folder, map_size, segment_bytes)
         else:
             # A new one would have another salt, so that the journal would look empty and be overwritten.
             what = f"lmdb/{DATA_FILE} is empty" if path.exists() else f"lmdb/{DATA_FILE} is missing"
@@ -221,6 +238,7 @@ class Checkpoint:
                 self._producers = self._sealed(txn, b"producers")
                 self._timers = self._sealed(txn, b"timers")
                 self.salt: int = SALT.unpack(self._meta.need(txn, b"salt"))[0]
+                self.segment_bytes: int = NUMBER.unpack(self._meta.need(txn, b"segment bytes"))[0]
                 self._generation = self._meta.need(txn, b"generation")
         except BaseException:
             self._env.close()
@@ -273,8 +291,8 @@ class Checkpoint:
                 queues={QUEUE.unpack(key)[0]: name.decode() for key, name in self._queues.items(txn)},
                 producers=dict(producer_of(value) for _, value in self._producers.items(txn)),
             )
-            segment, frame = (NUMBER.unpack(meta.need(txn, name))[0] for name in _POSITION)
-        return recovered, Position(segment, frame)
+            position = Position(*(NUMBER.unpack(meta.need(txn, name))[0] for name in POSITION))
+        return recovered, position
 
     def counts(self) -> Counter[bytes]:
         """Lane key to messages of either kind that are here.
@@ -494,8 +512,20 @@ class Checkpoint:
                     self._transient_marks.put(txn, self._generation + key, MARK.pack(*mark))
             for layer in layers:
                 self._finish_layer(txn, layer)
-            for name, value in zip(_POSITION, (position.segment, position.frame), strict=True):
-                self._meta.put(txn, name, NUMBER.pack(value))
+            self._meta.put(txn, b"segment", NUMBER.pack(position.segment))
+            self._meta.put(txn, b"frame", NUMBER.pack(position.frame))
+            self._raise(txn, b"written", position.written)
+
+    def write_down(self, written: int, sequence_limit: int) -> None:
+        """The journal was given the frame of this number, and all before it; one of them has the limit, if not 0."""
+        with self._env.begin(write=True) as txn:
+            self._raise(txn, b"written", written)
+            self._raise(txn, b"sequence limit", sequence_limit)
+
+    def _raise(self, txn: lmdb.Transaction[bytes], name: bytes, number: int) -> None:
+        # What is written down at once is ahead of a move.
+        if number > NUMBER.unpack(self._meta.need(txn, name))[0]:
+            self._meta.put(txn, name, NUMBER.pack(number))
 
     def drop_transients(self) -> None:
         """However many there are: what is left of them is for `clean`."""
@@ -526,7 +556,10 @@ class Checkpoint:
 
     def _finish_layer(self, txn: lmdb.Transaction[bytes], layer: Layer) -> None:
         for number, name in layer.queues.items():
-            self._queues.put(txn, QUEUE.pack(number), name.encode())
+            if name:
+                self._queues.put(txn, QUEUE.pack(number), name.encode())
+            else:
+                self._queues.delete(txn, QUEUE.pack(number))
         if layer.paused:
             paused = with_changes(paused_of(self._meta.need(txn, b"paused")), layer.paused)
             self._meta.put(txn, b"paused", b"".join(map(QUEUE.pack, sorted(paused))))
@@ -534,10 +567,9 @@ class Checkpoint:
         for name in layer.forgotten_producers:
             self._producers.delete(txn, _producer_key(name))
         for name, state in layer.producers.items():
-            value = _PRODUCER.pack(state.number, state.used_ms) + name.encode()
+            value = _PRODUCER.pack(state.number, state.used_ms, state.is_once) + name.encode()
             self._producers.put(txn, _producer_key(name), value)
-        if layer.sequence_limit:
-            self._meta.put(txn, b"sequence limit", NUMBER.pack(layer.sequence_limit))
+        self._raise(txn, b"sequence limit", layer.sequence_limit)
         if layer.redelivered_below:
             self._meta.put(txn, b"redelivered below", NUMBER.pack(layer.redelivered_below))
         if layer.clean_stop is not None:
@@ -553,10 +585,11 @@ class Checkpoint:
                 counts.delete(txn, lane)
 
 
-_POSITION = (b"segment", b"frame")
+POSITION = (b"segment", b"frame", b"written")
+"""Where meta has the fields of one."""
 
 
-def _make(folder: Path, map_size: int) -> None:
+def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
     """A new store, under its name only once it is all there: LMDB refuses a file that a crash has cut short.
 
     Raises: lmdb.Error, OSError
@@ -573,6 +606,8 @@ def _make(folder: Path, map_size: int) -> None:
             (b"salt", secrets.token_bytes(SALT.size)),
             (b"segment", NUMBER.pack(0)),
             (b"frame", NUMBER.pack(0)),
+            (b"written", NUMBER.pack(0)),
+            (b"segment bytes", NUMBER.pack(segment_bytes)),
             (b"generation", GENERATION.pack(0)),
             (b"sequence limit", NUMBER.pack(1)),
             (b"redelivered below", NUMBER.pack(0)),

@@ -43,9 +43,10 @@ from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
 from truenext.store.contents import settled
 from truenext.store.journal import SEGMENT_BYTES, Journal
+from truenext.store.missing import missing_at_end
 from truenext.store.overlay import Overlay, Place, View, alive, is_gone, laid_over, mark_of
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
-from truenext.store.trouble import CAUSES, disagreement, explained, is_no_space, is_short_write
+from truenext.store.trouble import CAUSES, damage, disagreement, explained, is_no_space, is_short_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -95,17 +96,17 @@ class EmbeddedStore:
         segments_max: int = SEGMENTS_MAX,
         disk_limit: int | None = None,
     ) -> None:
-        """Lock and open the data folder, which is made if it is missing.
+        """Lock and open the data folder, which is made if it is missing, with segments of `segment_bytes`.
 
         `disk_limit` is how many bytes journal and checkpoint may use, as far as `room` says; None is what the disk has.
 
         The history in a batch is kept as long as its segment; `sync_history` (see there) comes before that goes.
 
-        Raises: StoreInUseError if another broker uses it, StoreError if it cannot be used.
+        Raises: StoreInUseError if another broker uses it, ConfigurationError if it is a folder of others' files,
+            StoreError if it cannot be used.
         """
         self._path = path
         self._segments_max = segments_max
-        self._segment_bytes = segment_bytes
         self._disk_limit = disk_limit
         self._room = self._room_in_limit = self._room_on_disk = Room.PLENTY
         self._is_disk_full = False
@@ -113,6 +114,9 @@ class EmbeddedStore:
         self.sync_history: Callable[[], None] = _nothing
         """Makes what the history's own files have durable. What `recover` found, and the history of every batch, is in
         them when the next batch is applied."""
+        self.history_told: tuple[int, int] | None = None
+        """Run and first event of the last chunk of a batch that the history's own files have; to be set before
+        `recover`, which then misses what the journal has not."""
         self._applied = 0
         self._has_begun = False
         """A batch has been applied, or begun to be: nothing moves before, as only then its history has been taken."""
@@ -130,13 +134,17 @@ class EmbeddedStore:
         self._move_failure: StoreError | None = None
         with ExitStack() as opened:
             try:
+                folder.refuse_what_is_not_ours(path)
                 folder.make(path)
                 opened.callback(os.close, folder.lock(path))
                 may_be_new = not folder.has_journal(path)
-                self._checkpoint = Checkpoint(path / "lmdb", may_be_new=may_be_new, map_size=map_size)
+                self._checkpoint = Checkpoint(
+                    path / "lmdb", may_be_new=may_be_new, map_size=map_size, segment_bytes=segment_bytes
+                )
                 opened.callback(self._checkpoint.close)
                 (path / "journal").mkdir(mode=0o700, exist_ok=True)
-                self._journal = Journal(path / "journal", salt=self._checkpoint.salt, segment_bytes=segment_bytes)
+                self._segment_bytes = self._checkpoint.segment_bytes
+                self._journal = Journal(path / "journal", salt=self._checkpoint.salt, segment_bytes=self._segment_bytes)
                 opened.callback(self._journal.close)
                 for one in (path / "lmdb", path / "journal", path):
                     folder.sync_folder(one)
@@ -184,8 +192,14 @@ class EmbeddedStore:
         with self._lock:
             self._overlay.add(changes, segment, offset)
             self._applied = batch.number
-        if batch.queues:
-            self._queues.update(batch.queues)
+        for number, name in batch.queues.items():
+            if name:
+                self._queues[number] = name
+            else:
+                del self._queues[number]
+        if batch.clean_stop is not None or batch.sequence_limit:
+            # A run begins or ends, or has given out half a million sequences.
+            self._write_down_end(batch.sequence_limit)
         self._refusal = ""
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
@@ -289,6 +303,22 @@ class EmbeddedStore:
                 self._changed.notify_all()
         return journal.append(parts, size)
 
+    def _write_down_end(self, sequence_limit: int) -> None:
+        """Say outside the journal what it has. Without room on the disk that is left: what was said before stays true.
+
+        Raises: StoreError
+        """
+        try:
+            for _ in range(2):
+                try:
+                    self._checkpoint.write_down(self._journal.number, sequence_limit)
+                    return
+                except CAUSES as error:
+                    self._expect_no_space(error)
+                self._ballast.unlink(missing_ok=True)
+        except CAUSES as error:
+            raise explained(f"write to the store in {self._path}", error, self._path) from error
+
     def _is_full(self, records: int) -> bool:
         """The newest segment should not get a batch of so many changes."""
         layers = self._overlay.layers
@@ -361,7 +391,7 @@ class EmbeddedStore:
             # Copied: whoever removes a message takes its mark out of every layer.
             marks = {key: mark for layer in layers for key, mark in layer.marks.items()}
         self.sync_history()
-        position = Position(segment, self._journal.last_frame(segment))
+        position = Position(segment, self._journal.last_frame(segment), self._journal.number)
         self._write(partial(self._checkpoint.finish, layers, marks, position))
         with self._changed:
             overlay.drop_layers(segment)
@@ -539,6 +569,12 @@ class EmbeddedStore:
             overlay.add(changes, segment, offset)
             if changes.history:
                 history.append(changes.history)
+        missing = missing_at_end(
+            self._journal.number, position.written, history[-1] if history else b"", self.history_told
+        )
+        if missing:
+            raise damage("journal", missing, self._path)
+        self._journal.settle()
 
         recovered = laid_over(recovered, overlay.layers)
         if not recovered.clean_stop:

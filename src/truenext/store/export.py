@@ -40,9 +40,17 @@ UNFINISHED = "unfinished"
 """Where the checkpoint is made, so that no broker takes a part of it for the whole."""
 
 
-def export(data: Path, new: Path, found: Callable[[Finding], None], report: Callable[[int, int], None]) -> Summary:
+def export(
+    data: Path,
+    new: Path,
+    found: Callable[[Finding], None],
+    report: Callable[[int, int], None],
+    *,
+    history_told: tuple[int, int] | None = None,
+) -> Summary:
     """Write what can be read of the folder `data` into `new`, which must be empty or not exist. `found` is told of all
-    that cannot, `report` how many bytes of how many were read. Durable when it returns.
+    that cannot, `report` how many bytes of how many were read; `history_told` is that of salvage.py. Durable when it
+    returns.
 
     Raises: StoreInUseError, StoreError if `data` cannot be read at all, or `new` not be written; nothing is left then
     """
@@ -50,7 +58,7 @@ def export(data: Path, new: Path, found: Callable[[Finding], None], report: Call
         raise StoreError(f"{new} is not empty: name a folder that does not exist yet")
     if data.resolve() in (new.resolve(), *new.resolve().parents):
         raise StoreError(f"{new} is in {data}, in which nothing is changed: name a folder elsewhere")
-    with opened(data, found, report) as salvage:
+    with opened(data, found, report, history_told) as salvage:
         try:
             folder.make(new)
             lock = folder.lock(new)

@@ -6,10 +6,19 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from truenext.errors import StoreInUseError
+from truenext.errors import ConfigurationError, StoreInUseError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+OURS = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history"})
+"""All that a broker makes in a data folder, in whatever moment of its first start it ends; `new` becomes `ballast`."""
+
+HARMLESS = frozenset({"lost+found", "truenext.toml", ".gitkeep"})
+"""What a file system keeps at its root, our own configuration file, what keeps an empty folder in git."""
+
+OTHERS_SHOWN = 3
+"""Names of others' files that a refusal says."""
 
 _ZEROS = bytes(1 << 20)
 
@@ -20,6 +29,24 @@ def make(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in (path, *(folder.parent for folder in missing)):
         sync_folder(folder)
+
+
+def refuse_what_is_not_ours(path: Path) -> None:
+    """See that nobody else's files are in a folder in which no broker has been.
+
+    Raises: ConfigurationError if there are some, OSError
+    """
+    if not path.is_dir():
+        return
+    names = {each.name for each in path.iterdir()}
+    others = sorted(names - OURS - HARMLESS)
+    # A broker that was here has what it needs, whatever somebody has put beside it.
+    if not others or names >= {"lock", "journal", "lmdb"}:
+        return
+    shown = ", ".join(others[:OTHERS_SHOWN]) + (", ..." if len(others) > OTHERS_SHOWN else "")
+    raise ConfigurationError(
+        f"data folder {path} has files that are not truenext's: {shown}; name an empty folder, or that of a broker"
+    )
 
 
 def lock(path: Path) -> int:

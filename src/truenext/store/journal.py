@@ -106,7 +106,7 @@ class Journal:
     def replay(self, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
         """Segment, offset and payload of every frame behind `after_segment`, whose last frame was `after_number`.
 
-        To be read to its end, once, before anything is appended. Older segments become spares.
+        To be read to its end, once; then, if what was read counts, `settle`. Older segments become spares.
 
         Raises: StoreError if a frame is damaged, OSError
         """
@@ -126,12 +126,19 @@ class Journal:
             self._newest = segment
             yield from self._frames(segment)
             self._last_frames[segment] = self._number
+
+    def settle(self) -> None:
+        """What was replayed counts from here on; before that nothing is appended.
+
+        Raises: OSError
+        """
         if self._files:
             self._write_last_again()
             self._clear_tail()
 
     def _frames(self, segment: int) -> Iterator[tuple[int, int, memoryview]]:
         size = self._sizes[segment]
+        self._expect_size(segment, self._segment_bytes)
         held = _read_all(self._files[segment], size)
         content = memoryview(held)
         offset = 0
@@ -148,6 +155,12 @@ class Journal:
             raise self._damage(
                 f"one bit of frame {self._number + 1} at byte {offset} of segment {segment:016x} is wrong"
             )
+        self._expect_size(segment, needed_by_first(content, segment, self._number + 1))
+
+    def _expect_size(self, segment: int, made: int) -> None:
+        size = self._sizes[segment]
+        if size < made:
+            raise self._damage(cut(segment, size, made))
 
     def _expect_nothing_behind(self, content: bytearray, segment: int, end: int) -> None:
         """A crash can only tear the last frame, so a good frame behind a bad one means that a disk lost something."""
@@ -187,6 +200,11 @@ class Journal:
         return damage("journal", what, self._folder.parent)
 
     # ---- Work ----
+
+    @property
+    def number(self) -> int:
+        """Of the last frame; 0 is none yet."""
+        return self._number
 
     @property
     def newest(self) -> int:
@@ -341,6 +359,22 @@ def payload_at(content: memoryview, offset: int, segment: int, number: int, salt
     if crc32(content[offset + CHECKSUM.size : end], salt) != checksum:
         return None
     return content[offset + FRAME.size : end]
+
+
+def needed_by_first(content: memoryview, segment: int, number: int) -> int:
+    """Bytes that the file of this segment was made with, for its first frame to have place; 0 if that is not this one.
+
+    What says so stands in one sector, so that no crash leaves a part of it.
+    """
+    if len(content) < FRAME.size:
+        return 0
+    _, size, in_segment, found = FRAME.unpack_from(content)
+    return FRAME.size + int(size) if (in_segment, found) == (segment, number) else 0
+
+
+def cut(segment: int, size: int, made: int) -> str:
+    """In words. A crash does not leave that: a segment gets its name when all of it is on the disk."""
+    return f"segment {segment:016x} has {size} bytes and was made with {made}"
 
 
 def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:

@@ -19,9 +19,9 @@ from truenext.batch import NO_MARK, Batch, Mark, ProducerState
 from truenext.destination import may_be_named
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
-from truenext.record import CONTENTS, LANE_KEY_SIZE, content_key, message_key, reference_of
+from truenext.record import CONTENTS, LANE_KEY_SIZE, content_key, message_key, reference_of, split_lane_key
 from truenext.room import Room
-from truenext.store.changes import with_changes
+from truenext.store.changes import with_changes, with_names
 from truenext.store.contents import settled
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 
@@ -157,6 +157,16 @@ class MemoryStore:
         )
         for number, name in batch.queues.items():
             require(may_be_named(self._queues.get(number), name), "puts a queue that is there already")
+        gone = {number for number, name in batch.queues.items() if not name}
+        if gone:
+            there = (self._messages.keys() | self._transients.keys()) - removed | put
+            require(
+                gone.isdisjoint(split_lane_key(key[:LANE_KEY_SIZE])[0] for key in there),
+                "takes the name of a queue in which messages are",
+            )
+            require(
+                gone.isdisjoint(with_changes(self._paused, batch.paused)), "takes the name of a queue that is paused"
+            )
 
         require(batch.paused.keys() <= self._queues.keys() | batch.queues.keys(), "pauses a queue that is not there")
 
@@ -180,7 +190,7 @@ class MemoryStore:
         self._marks.update(batch.marks)
         for key in batch.unmarks:
             self._marks.pop(key, None)
-        self._queues.update(batch.queues)
+        self._queues = with_names(self._queues, batch.queues)
         self._paused = with_changes(self._paused, batch.paused)
         for name in batch.forgotten_producers:
             self._producers.pop(name, None)

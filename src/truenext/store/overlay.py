@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.batch import Mark, ProducerState
 from truenext.record import CONTENTS, LANE_KEY_SIZE, message_key, sequence_of
-from truenext.store.changes import BEFORE_RECORD, PUTS_AT, producers_of, with_changes
+from truenext.store.changes import BEFORE_RECORD, PUTS_AT, producers_of, with_changes, with_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -517,17 +517,17 @@ def is_gone(key: bytes, layers: tuple[Layer, ...]) -> bool:
 
 def laid_over(recovered: Recovered, layers: tuple[Layer, ...]) -> Recovered:
     """What the checkpoint says by itself, with what the layers say over it; of messages nothing."""
-    queues, producers = dict(recovered.queues), dict(recovered.producers)
+    queues, producers = recovered.queues, dict(recovered.producers)
     paused = set(recovered.paused)
     for layer in layers:
-        queues.update(layer.queues)
+        queues = with_names(queues, layer.queues)
         paused = with_changes(paused, layer.paused)
         for name in layer.forgotten_producers:
             producers.pop(name, None)
         producers.update(layer.producers)
         recovered = replace(
             recovered,
-            sequence_limit=layer.sequence_limit or recovered.sequence_limit,
+            sequence_limit=max(layer.sequence_limit, recovered.sequence_limit),
             redelivered_below=layer.redelivered_below or recovered.redelivered_below,
             clean_stop=recovered.clean_stop if layer.clean_stop is None else layer.clean_stop,
         )

@@ -48,6 +48,7 @@ from truenext.store.checkpoint import (
     MARK,
     META,
     NUMBER,
+    POSITION,
     QUEUE,
     SALT,
     UNCLEAN,
@@ -56,8 +57,18 @@ from truenext.store.checkpoint import (
     producer_of,
 )
 from truenext.store.crc import begin_of
-from truenext.store.journal import CHECKSUM, FLIP_BYTES_MAX, FRAME, SEGMENT_AT, is_flipped, payload_at
+from truenext.store.journal import (
+    CHECKSUM,
+    FLIP_BYTES_MAX,
+    FRAME,
+    SEGMENT_AT,
+    cut,
+    is_flipped,
+    needed_by_first,
+    payload_at,
+)
 from truenext.store.lmdb_file import TREE_BYTES, LmdbFile, Tree, holds_nothing, metas
+from truenext.store.missing import missing_at_end
 from truenext.store.overlay import Overlay, laid_over, mark_of
 from truenext.store.sealed import DamagedValue, unseal
 from truenext.store.store import Recovered
@@ -149,8 +160,14 @@ class Contents:
 
 
 @contextmanager
-def opened(data: Path, found: Callable[[Finding], None], report: Callable[[int, int], None]) -> Iterator[Salvage]:
-    """The folder is ours meanwhile, and nothing in it but the lock file is written to.
+def opened(
+    data: Path,
+    found: Callable[[Finding], None],
+    report: Callable[[int, int], None],
+    history_told: tuple[int, int] | None = None,
+) -> Iterator[Salvage]:
+    """The folder is ours meanwhile, and nothing in it but the lock file is written to. `history_told` is run and first
+    event of the last chunk of a batch that the history's own files have.
 
     Raises: StoreInUseError if a broker has it, StoreError if it is no data folder, holds nothing, or cannot be read
     """
@@ -159,7 +176,7 @@ def opened(data: Path, found: Callable[[Finding], None], report: Callable[[int, 
     try:
         lock = _lock(data)
         try:
-            salvage = Salvage(data, found, report)
+            salvage = Salvage(data, found, report, history_told)
             try:
                 yield salvage
             finally:
@@ -187,7 +204,13 @@ class Salvage:
     recovered: Recovered
     """Without counts; what is damaged is as in a new store."""
 
-    def __init__(self, data: Path, found: Callable[[Finding], None], report: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        data: Path,
+        found: Callable[[Finding], None],
+        report: Callable[[int, int], None],
+        history_told: tuple[int, int] | None,
+    ) -> None:
         """`found` is told of damage as it is come upon, `report` how many bytes of how many were looked at.
 
         Raises: StoreError if the folder holds nothing, or what another truenext wrote; OSError
@@ -195,6 +218,13 @@ class Salvage:
         self._data = data
         self._tell = found
         self._report = report
+        self._history_told = history_told
+        self._history = b""
+        """The last chunk of it in the journal."""
+        self._torn = ""
+        """How the journal ends, if that is with what a crash may have left of a batch."""
+        self._is_last_flipped = False
+        """One bit of the last frame of the newest segment is wrong."""
         self.damages = 0
         """How often `found` was told."""
         self.notes: list[str] = []
@@ -298,8 +328,9 @@ class Salvage:
             counts.update({lane: NUMBER.unpack(value)[0] for lane, value in values[name].items()})
         self._generation = meta.get(b"generation")
         position = None
-        if b"segment" in meta and b"frame" in meta:
-            position = Position(*(NUMBER.unpack(meta[name])[0] for name in (b"segment", b"frame")))
+        if all(name in meta for name in POSITION):
+            position = Position(*(NUMBER.unpack(meta[name])[0] for name in POSITION))
+        self._segment_bytes = NUMBER.unpack(meta.get(b"segment bytes", NUMBER.pack(0)))[0]
         return position, SALT.unpack(meta[b"salt"])[0] if b"salt" in meta else None
 
     def _walk(self, name: bytes) -> Iterator[Leaf]:
@@ -356,7 +387,9 @@ class Salvage:
                 self._journal_read += paths.pop(segment).stat().st_size
             if position.segment and not paths:
                 self._found("journal", f"segment {position.segment + 1:016x} is missing")
+                return
         if not paths:
+            self._look_at_end(0, position)
             return
         if salt is None:
             salt = _salt(paths)
@@ -375,6 +408,19 @@ class Salvage:
             last = self._read_segment(segment, path, last, salt, is_newest=segment == max(paths))
             self._journal_read += path.stat().st_size
             self._say_how_far()
+        self._look_at_end(last or 0, position)
+
+    def _look_at_end(self, last: int, position: Position | None) -> None:
+        """`last` is the number of the last frame, 0 if there is none."""
+        if self._is_last_flipped:
+            # That one is known to be damaged.
+            return
+        written = position.written if position is not None else 0
+        missing = missing_at_end(last, written, self._history, self._history_told)
+        if missing:
+            self._found("journal", missing)
+        elif self._torn:
+            self.notes.append(self._torn)
 
     def _read_segment(self, segment: int, path: Path, last: int | None, salt: int, *, is_newest: bool) -> int | None:
         """Number of the last frame so far."""
@@ -383,6 +429,8 @@ class Salvage:
         held, unread = _read(self._segments[segment])
         for at in unread:
             self._found(name, f"the disk does not give {READ_BYTES} bytes from byte {at} on")
+        if len(held) < self._segment_bytes:
+            self._found(name, cut(segment, len(held), self._segment_bytes))
         content = memoryview(held)
         offset = 0
         while True:
@@ -403,8 +451,11 @@ class Salvage:
             offset += FRAME.size + len(payload)
         if last is not None and is_flipped(content, offset, segment, last + 1, salt):
             self._found(name, f"one bit of frame {last + 1} at byte {offset} is wrong")
+            self._is_last_flipped = is_newest
+        elif last is not None and self._segment_bytes <= len(held) < needed_by_first(content, segment, last + 1):
+            self._found(name, cut(segment, len(held), needed_by_first(content, segment, last + 1)))
         elif is_newest and len(held) > offset + FRAME.size and FRAME.unpack_from(held, offset)[2] == segment:
-            self.notes.append(
+            self._torn = (
                 f"{name} ends, at byte {offset}, with what a crash left of a batch that nobody was told of; the next "
                 "start cuts it off"
             )
@@ -417,6 +468,7 @@ class Salvage:
             self._found(name, f"the batch at byte {offset} cannot be read: {error}")
             return
         self._overlay.add(batch, segment, offset)
+        self._history = batch.history or self._history
         self.batches += 1
 
     def _next_frame(

@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 
 import pandas
 from pyspark.sql import DataFrame, SparkSession
 
+from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import STUCK_SECONDS, Results, audit
 from truenext.spark.report import Run, write_comparison
 from truenext.spark.schema import read_events
@@ -38,6 +40,14 @@ def run(
     """
     if since is not None and since.tzinfo is None:
         since = since.replace(tzinfo=UTC)
+    if not 0 < stuck_seconds < inf:
+        raise ConfigurationError(f"{stuck_seconds} is no number of seconds without a dispatch")
+    if out is not None:
+        # Before the work, and not by Spark, which would say it in a hundred lines.
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"{out} cannot be written to: {error.strerror}") from error
     with _told("Spark started"):
         spark = start(master)
     audited = []

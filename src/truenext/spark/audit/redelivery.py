@@ -3,7 +3,9 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-REASONS = ("refused", "aborted", "lost", "released")
+from truenext.events import FAILURES
+
+REASONS = (*FAILURES, "released")
 
 
 def redelivery(events: DataFrame) -> DataFrame:
@@ -16,7 +18,11 @@ def redelivery(events: DataFrame) -> DataFrame:
         .agg(
             F.count_if(kind == "dispatched").alias("dispatches"),
             F.count_if((kind == "dispatched") & (F.col("deliveries") > 1)).alias("redeliveries"),
-            *(F.count_if((kind == "returned") & (F.col("reason") == reason)).alias(reason) for reason in REASONS),
+            *(
+                # Those that then wait for their next try say so behind it.
+                F.count_if((kind == "returned") & F.col("reason").startswith(reason)).alias(reason)
+                for reason in REASONS
+            ),
             F.count_if(kind == "dead-lettered").alias("dead_letters"),
             F.count_if(kind == "expired").alias("expired"),
             F.max("deliveries").alias("deliveries_max"),

@@ -9,6 +9,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from truenext.events import DELAYED, HOLDING
 from truenext.spark.audit.account import AUTO_WINDOW, NEVER, SELECTIVE, Code, Start
 
 COLUMNS = (
@@ -119,8 +120,9 @@ def _code() -> Column:
     return reduce(
         lambda chain, each: chain.when(F.col("kind") == each[0], F.lit(int(each[1])).cast("tinyint")),
         CODES.items(),
-        F.when(F.col("reason") == "delayed", F.lit(int(Code.DELAYED)).cast("tinyint")).when(
-            F.col("reason") == "holding", F.lit(int(Code.HOLDING)).cast("tinyint")
+        # Behind what the consumer did, or alone.
+        F.when(F.col("reason").endswith(DELAYED), F.lit(int(Code.DELAYED)).cast("tinyint")).when(
+            F.col("reason").endswith(HOLDING), F.lit(int(Code.HOLDING)).cast("tinyint")
         ),
     )
 

@@ -6,6 +6,9 @@ says is too large.
 
     frame = command EOL *(header EOL) EOL body NUL *(EOL)
     EOL   = LF, in STOMP 1.2 and before the version is known also CR LF
+
+What real clients send is taken, too: NULs where line ends may stand between frames, and line ends where a frame has no
+body.
 """
 
 import re
@@ -18,11 +21,16 @@ from truenext.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN
 from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version
 
 COMMANDS_WITH_BODY = frozenset({"SEND", "MESSAGE", "ERROR"})
-_LINE_FEED = 10
-_CARRIAGE_RETURN = 13
+COMMANDS_WITHOUT_BODY = frozenset(
+    {
+        *("CONNECT", "STOMP", "CONNECTED", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK"),
+        *("BEGIN", "COMMIT", "ABORT", "RECEIPT", "DISCONNECT"),
+    }
+)
+_BETWEEN_FRAMES = b"\n\r\0"
+"""Heart-beats, line ends behind a frame, and what the terminators of C leave behind."""
 _NUMBER_LENGTH_MAX = 10
 """Digits of a content-length: more is larger than any limit."""
-
 
 _PLAIN_ACK = re.compile(rb"ACK\nid:(\d{1,19})@([\w.-]+)\n\n\0\n?").match
 
@@ -92,8 +100,7 @@ class Decoder:
                     sequence, subscription = ack.groups()
                     frames.append(Ack(subscription.decode(), int(sequence)))
                     start = ack.end()
-            # Heart-beats, and line ends behind a frame.
-            while start < size and (data[start] == _LINE_FEED or data[start] == _CARRIAGE_RETURN):
+            while start < size and data[start] in _BETWEEN_FRAMES:
                 start += 1
             if start == size:
                 return
@@ -106,14 +113,15 @@ class Decoder:
                     head_end = crlf
                     body_start = crlf + 3
             if head_end < 0:
-                if find(b"\0", start) >= 0:
+                if find(b"\0", start, start + HEADER_BYTES_MAX) >= 0:
                     raise RemoteProtocolError("NUL inside a frame's header")
                 self._awaits = b"\n\0"
                 break
             try:
                 head = data[start:head_end].decode()
             except UnicodeDecodeError as error:
-                raise RemoteProtocolError(f"header is not UTF-8: {error}") from error
+                what = "" if version is None else f": {error}"
+                raise RemoteProtocolError(f"header is not UTF-8{what}") from error
             command, *lines = head.split("\n")
             count = len(lines)
             headers: dict[str, str]
@@ -152,11 +160,12 @@ class Decoder:
                 if body_end - body_start > BODY_BYTES_MAX:
                     raise RemoteProtocolError(f"body of more than {BODY_BYTES_MAX} bytes")
             else:
-                if not (length.isdigit() and length.isascii()) or len(length) > _NUMBER_LENGTH_MAX:
-                    raise RemoteProtocolError(f"content-length {length[:100]!r} is not a possible number of bytes")
-                body_end = body_start + int(length)
-                if body_end - body_start > BODY_BYTES_MAX:
-                    raise RemoteProtocolError(f"content-length {length} is more than {BODY_BYTES_MAX} bytes")
+                if not (length.isdigit() and length.isascii()):
+                    raise RemoteProtocolError(f"content-length{self._said(length)} is not a number of bytes")
+                digits = length.lstrip("0") or "0"
+                if len(digits) > _NUMBER_LENGTH_MAX or int(digits) > BODY_BYTES_MAX:
+                    raise RemoteProtocolError(f"content-length{self._said(length)} is more than {BODY_BYTES_MAX} bytes")
+                body_end = body_start + int(digits)
                 if body_end > body_start and not has_body:
                     # Before anything is kept for it.
                     self._refuse_body(command)
@@ -165,14 +174,15 @@ class Decoder:
                     self._check_login(body_end - start)
                     break
                 if data[body_end]:
-                    raise RemoteProtocolError(f"no NUL after the {length} bytes of the body")
+                    what = "" if version is None else f"{digits} bytes of the "
+                    raise RemoteProtocolError(f"no NUL after the {what}body")
             if version is None:
                 self._check_login(body_end - start)
             if has_body:
                 kept = data[start + len(command) + 1 : head_end + 1] if is_plain and count else b""
                 frames.append(Frame(command, headers, data[body_start:body_end], kept))
             else:
-                if body_end > body_start:
+                if body_end > body_start and data[body_start:body_end].strip(b"\r\n"):
                     self._refuse_body(command)
                 frames.append(Frame(command, headers))
             if version is None:
@@ -206,7 +216,7 @@ class Decoder:
                 # The examples of STOMP 1.0 pad their headers, and many clients do as they do.
                 name, value = name.strip(" "), value.strip(" ")
             if not colon or not name:
-                raise RemoteProtocolError(f"header line {line[:100]!r} is not name:value")
+                raise RemoteProtocolError(f"header line{self._said(line)} is not name:value")
             if "\\" in line and self.version not in (None, Version.V1_0) and command not in UNESCAPED_COMMANDS:
                 name, value = self._unescaped(name), self._unescaped(value)
             headers.setdefault(name, value)
@@ -222,8 +232,14 @@ class Decoder:
 
     def _refuse_body(self, command: str) -> None:
         """STOMP 1.0 alone says of a command, SUBSCRIBE, that its body is ignored."""
+        if command not in COMMANDS_WITHOUT_BODY:
+            raise RemoteProtocolError(unknown_command(command, self.version))
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
-            raise RemoteProtocolError(f"{command[:100]} must not have a body")
+            raise RemoteProtocolError(f"{command} must not have a body")
+
+    def _said(self, text: str) -> str:
+        """What the peer said, for an error. Nothing of a login: whatever is wrong in one may be a passcode."""
+        return "" if self.version is None else f" {text[:100]!r}"
 
     def _check_login(self, size: int) -> None:
         if self.version is None and size > LOGIN_BYTES_MAX:
@@ -233,12 +249,23 @@ class Decoder:
         size = len(self._pending)
         self._check_login(size)
         if not self._missing:
-            limit = HEADER_BYTES_MAX if self._awaits == b"\n\0" else HEADER_BYTES_MAX + BODY_BYTES_MAX
-            if size > limit:
-                raise RemoteProtocolError(f"frame without an end after {limit} bytes")
-            if self._awaits == b"\n\0" and self._pending.count(b"\n") > HEADERS_MAX + 1:
-                # Now, and not after having looked at it again with every piece that comes.
-                raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame")
+            if self._awaits == b"\n\0":
+                if size > HEADER_BYTES_MAX:
+                    raise RemoteProtocolError(f"more than {HEADER_BYTES_MAX} bytes of headers in one frame")
+                if self._pending.count(b"\n") > HEADERS_MAX + 1:
+                    # Now, and not after having looked at it again with every piece that comes.
+                    raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame")
+            elif size > HEADER_BYTES_MAX + BODY_BYTES_MAX:
+                raise RemoteProtocolError(f"frame without an end after {HEADER_BYTES_MAX + BODY_BYTES_MAX} bytes")
+
+
+def unknown_command(command: str, version: Version | None) -> str:
+    """Why a frame is refused; `version` is the agreed one, None before the login."""
+    if version is None:
+        return "unknown command before CONNECT is complete"
+    capitals = command.upper()
+    is_near = capitals != command and (capitals in COMMANDS_WITH_BODY or capitals in COMMANDS_WITHOUT_BODY)
+    return f"unknown command {command[:100]!r}" + (f"; is {capitals} meant?" if is_near else "")
 
 
 def _without_carriage_returns(head: str) -> str:

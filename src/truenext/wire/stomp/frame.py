@@ -15,6 +15,10 @@ class Version(Enum):
     V1_2 = "1.2"
 
 
+BROKER_FRAME_END = b"\0\n"
+"""How a broker ends a frame. STOMP 1.2 lets line ends follow the NUL ("Augmented BNF"), ActiveMQ sends one, and PHP's
+stomp extension takes no frame before that has come."""
+
 UNESCAPED_COMMANDS = frozenset({"CONNECT", "STOMP", "CONNECTED"})
 """Their headers are not escaped, as they come before the version is known (STOMP 1.2, "Value Encoding")."""
 
@@ -46,11 +50,11 @@ def _escape_1_1(text: str) -> str:
     return "\r".join(map(escape, text.split("\r")))
 
 
-def encode(frame: Frame, version: Version) -> bytes:
-    """The bytes of a frame; `content-length` is added to a body."""
+def encode(frame: Frame, version: Version, end: bytes = b"\0") -> bytes:
+    """The bytes of a frame, which `end` ends; `content-length` is added to a body."""
     if frame.command in UNESCAPED_COMMANDS:
         version = Version.V1_0
     lines = [header_line(name, value, version) for name, value in frame.headers.items()]
     if frame.body:
         lines.append(f"content-length:{len(frame.body)}\n")
-    return f"{frame.command}\n{''.join(lines)}\n".encode() + frame.body + b"\0"
+    return f"{frame.command}\n{''.join(lines)}\n".encode() + frame.body + end

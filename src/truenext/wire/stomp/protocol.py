@@ -11,8 +11,8 @@ from enum import Enum
 
 from truenext.commands import Ack
 from truenext.errors import LocalProtocolError, RemoteProtocolError
-from truenext.wire.stomp.codec import Decoder
-from truenext.wire.stomp.frame import Frame, Version, encode
+from truenext.wire.stomp.codec import Decoder, unknown_command
+from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
 
 class Side(Enum):
@@ -45,18 +45,21 @@ TRANSITIONS: dict[Side, Transitions] = {
         State.CLOSED: {"RECEIPT": State.CLOSED, "ERROR": State.CLOSED, "MESSAGE": State.CLOSED},
     },
 }
+_HEART_BEAT_DIGITS = 9
+"""A longer number of milliseconds is not meant as one."""
 _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for command in commands} for side in Side}
 
 
 class Protocol:
     """The session rules of one connection, seen from one side."""
 
-    __slots__ = ("_decoder", "_known", "_said_by_peer", "_state", "side", "steady")
+    __slots__ = ("_decoder", "_end", "_known", "_said_by_peer", "_state", "side", "steady")
 
     def __init__(self, side: Side) -> None:
         self.side = side
         peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
         self._decoder = Decoder()
+        self._end = BROKER_FRAME_END if side is Side.SERVER else b"\0"
         self._said_by_peer = TRANSITIONS[peer]
         self._known = _KNOWN_COMMANDS[peer]
         self.state = State.CONNECTING
@@ -102,7 +105,7 @@ class Protocol:
         state = self._said_by_peer[self.state].get(frame.command)
         if state is None:
             if frame.command not in self._known:
-                raise RemoteProtocolError(f"unknown command {frame.command[:100]!r}")
+                raise RemoteProtocolError(unknown_command(frame.command, self._decoder.version))
             raise RemoteProtocolError(f"{frame.command} may not come while {self.state.value}")
         self.state = state
 
@@ -117,7 +120,7 @@ class Protocol:
                 raise LocalProtocolError(f"{frame.command} may not be sent while {self.state.value}")
             if self.side is Side.CLIENT:
                 self.state = said_by_us[frame.command]
-        return encode(frame, self.version)
+        return encode(frame, self.version, self._end)
 
 
 def choose_version(accepted: str | None) -> Version:
@@ -146,6 +149,8 @@ def parse_heart_beat(text: str) -> tuple[int, int]:
     Raises: RemoteProtocolError if it is not two numbers.
     """
     numbers = text.split(",")
-    if len(numbers) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in numbers):
-        raise RemoteProtocolError(f"heart-beat {text[:100]!r} is not two numbers of milliseconds")
+    if len(numbers) != 2 or not all(part.isascii() and part.isdigit() for part in numbers):
+        raise RemoteProtocolError("heart-beat is not two numbers of milliseconds")
+    if any(len(part) > _HEART_BEAT_DIGITS for part in numbers):
+        raise RemoteProtocolError(f"heart-beat of more than {'9' * _HEART_BEAT_DIGITS} milliseconds (11 days)")
     return int(numbers[0]), int(numbers[1])

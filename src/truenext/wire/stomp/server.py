@@ -1,7 +1,8 @@
 """What a client's frames ask for, and what the broker's answers look like to it: the server side of STOMP.
 
 Frames become commands, deliveries and answers become bytes. ActiveMQ's headers are understood (`persistent`,
-`priority`, `expires`, `reply-to`, `activemq.prefetchSize`); what is not there yet is refused by name, never ignored.
+`priority`, `expires`, `reply-to`, `activemq.prefetchSize`); what is not there yet is refused by name, never ignored
+(headers.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,21 +26,25 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
-from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, Kind, durable_key, parse
-from truenext.errors import RemoteProtocolError
-from truenext.limits import (
-    CONSUMER_PRIORITY_MAX,
-    DELAY_MS_MAX,
-    HEART_BEAT_MS_MIN,
-    NAME_LENGTH_MAX,
-    PRODUCER_NUMBER_MAX,
+from truenext.destination import (
+    TEMPORARY_PREFIX,
+    TEMPORARY_TOPIC_PREFIX,
+    Destination,
+    Kind,
+    durable_key,
+    parse,
+    split_options,
 )
+from truenext.errors import RemoteProtocolError
+from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.schedule import FOR_EVER, Schedule, checked
 from truenext.selector import selector
-from truenext.wire.stomp.frame import Frame, Version, header_line
+from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
+from truenext.wire.stomp.headers import durable_name, nack_wishes, wishes
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
+from truenext.wire.stomp.values import read_boolean, read_name, read_number
 
 PARTS_PER_MESSAGE = 5
 """Pieces of bytes that one MESSAGE frame is written in."""
@@ -67,17 +72,17 @@ _HOP_HEADERS = _SCHEDULE_HEADERS | frozenset(
         _FIRST_OF_GROUP,
     }
 )
-_LATER_SUBSCRIBE = {
-    "activemq.retroactive": "retroactive consumers",
-    "activemq.noLocal": "subscriptions without one's own messages",
-    "no-local": "subscriptions without one's own messages",
-}
-_DURABLE_NAMES = ("activemq.subscriptionName", "activemq.subcriptionName", "durable-subscription-name")
-"""As ActiveMQ calls it, as it misspelt it for years, and as its successor does."""
-_UNUSUAL_SEND = _HOP_HEADERS | {"reply-to", "JMSXGroupID"}
+_NUMBERED = (Send, Commit)
+"""What may be repeated."""
+_NOT_FORWARDED = _HOP_HEADERS | envelope.DEAD_LETTER_HEADERS
+"""Of a SEND. What a dead letter says of itself stands in a Message, where the broker alone has put it."""
+_UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
 # A member of an enumeration costs more to look up than a name; this one is asked for with every message.
 _QUEUE = Kind.QUEUE
+_SAID_BY_BROKER = ("content-length", "priority")
+"""Headers of a message that are right, whatever its producer said."""
 _PRIORITIES = {str(priority): priority for priority in range(10)}
+_DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
 
 class Delivery(Shape):
@@ -116,6 +121,8 @@ class StompServer:
         the sequence too, from there to the sequence of the message id."""
         self._of_many: set[str] = set()
         """Subscriptions to patterns of queues: their MESSAGEs say from which queue they are."""
+        self._to_queues: set[str] = set()
+        """Subscriptions to queues: that they are durable asks for nothing."""
         self.receipt_in_question: str | None = None
         """The receipt asked for by the frame that was read last; a refusal names it."""
         self.connected: bytes | None = None
@@ -124,6 +131,8 @@ class StompServer:
         """Agreed heart-beat from us to the client; 0 is none."""
         self.expects_every_ms = 0
         """Agreed heart-beat from the client to us; 0 is none."""
+        self.has_unchecked_login = False
+        """The client has said who it is, and nobody knows whether that is true."""
 
     @property
     def is_connected(self) -> bool:
@@ -162,9 +171,11 @@ class StompServer:
                         self._connect(frame)
                         steady = protocol.steady
                         continue
-                yield requests[frame.command](self, frame)
+                command = requests[frame.command](self, frame)
+                yield command
                 if receipt is not None:
-                    yield Confirm(_name("receipt", receipt))
+                    numbered = command if isinstance(command, _NUMBERED) and command.producer is not None else None
+                    yield Confirm(read_name("receipt", receipt), numbered)
             # What may be wrong behind these is no frame that asked for anything.
             self.receipt_in_question = None
 
@@ -172,24 +183,25 @@ class StompServer:
         headers = frame.headers
         version = choose_version(headers.get("accept-version"))
         if "receipt" in headers:
-            raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt")
+            raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt: CONNECTED is the answer")
         can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
         self.sends_every_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
         self.expects_every_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
         self._client_id = headers.get("client-id", "")
         self._protocol.agree(version)
         self._version = version
-        self.connected = self._protocol.send(
-            Frame(
-                "CONNECTED",
-                {
-                    "version": version.value,
-                    "heart-beat": f"{HEART_BEAT_MS_MIN},{HEART_BEAT_MS_MIN}",
-                    "session": self._session_id,
-                    "server": self._server_name,
-                },
-            )
-        )
+        answer = {
+            "version": version.value,
+            # Not what we could do, but what is agreed: the same to a client that compares it with what it has said, and
+            # right for one that takes it as it stands (decision 42).
+            "heart-beat": f"{self.sends_every_ms},{self.expects_every_ms}",
+            "session": self._session_id,
+            "server": self._server_name,
+        }
+        if headers.get("login", "").strip() or headers.get("passcode", "").strip():
+            self.has_unchecked_login = True
+            answer["truenext-login"] = "unchecked"
+        self.connected = self._protocol.send(Frame("CONNECTED", answer))
 
     def _send(self, frame: Frame) -> Command:
         headers = frame.headers
@@ -205,6 +217,11 @@ class StompServer:
                 raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to")
             if kind is Kind.DURABLE:
                 raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic")
+        said = headers.get("priority")
+        priority = PRIORITY_DEFAULT
+        if said is not None:
+            known = _PRIORITIES.get(said)
+            priority = _priority(said) if known is None else known
         header = frame.lines
         producer = None
         number = 0
@@ -214,35 +231,37 @@ class StompServer:
             if not _SCHEDULE_HEADERS.isdisjoint(headers):
                 schedule = _schedule(headers, destination)
             producer, number = _numbered(headers)
-            group = _name("JMSXGroupID", headers.get("JMSXGroupID", ""))
-            header = self._forwarded(frame)
+            group = read_name("JMSXGroupID", headers.get("JMSXGroupID", ""))
+            header = self._forwarded(frame, priority)
         elif not header or "content-length" not in headers:
-            header = self._forwarded(frame)
-        text = headers.get("priority")
-        if text is None:
-            priority = PRIORITY_DEFAULT
-        else:
-            known = _PRIORITIES.get(text)
-            priority = _priority(text) if known is None else known
+            header = self._forwarded(frame, priority)
+        elif said is None:
+            header = _DEFAULT_PRIORITY_LINE + header
+        elif said not in _PRIORITIES:
+            header = self._forwarded(frame, priority)
         text = headers.get("persistent")
-        persistent = text is not None and (text == "true" or _boolean("persistent", text))
+        persistent = text is not None and (text == "true" or read_boolean("persistent", text))
         text = headers.get("expires")
-        expires_ms = 0 if text is None else _number("expires", text)
+        expires_ms = 0 if text is None else _expires(text)
         message = Message(priority, persistent, expires_ms, header, frame.body)
         if group:
             message.group = group
         return Send(destination, message, headers.get("transaction"), producer, number, schedule)
 
-    def _forwarded(self, frame: Frame) -> bytes:
-        """The header lines that go on to the consumer."""
-        if frame.lines and "content-length" in frame.headers and "reply-to" not in frame.headers:
+    def _forwarded(self, frame: Frame, priority: int) -> bytes:
+        """The header lines that go on to the consumer; they say the priority as it is counted."""
+        headers = frame.headers
+        said = headers.get("priority")
+        is_right = said is None or said in _PRIORITIES
+        if frame.lines and is_right and "content-length" in headers and "reply-to" not in headers:
             # Nothing is escaped: leaving lines out is enough.
             kept = b"\n" + frame.lines
-            for name in _HOP_HEADERS & frame.headers.keys():
+            for name in _NOT_FORWARDED & headers.keys():
                 before, _, behind = kept.partition(f"\n{name}:".encode())
                 kept = before + behind[behind.index(b"\n") :]
-            return kept[1:]
-        headers = {name: value for name, value in frame.headers.items() if name not in _HOP_HEADERS}
+            return kept[1:] if said is not None else _DEFAULT_PRIORITY_LINE + kept[1:]
+        headers = {name: value for name, value in headers.items() if name not in _NOT_FORWARDED}
+        headers["priority"] = str(priority)
         headers["content-length"] = str(len(frame.body))
         reply_to = headers.get("reply-to", "")
         if reply_to.startswith((TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX)):
@@ -260,9 +279,8 @@ class StompServer:
 
     def _subscribe(self, frame: Frame) -> Subscribe | Browse:
         headers = frame.headers
-        is_browse = _boolean("browser", headers.get("browser", "false"))
-        _refuse_later(headers, _LATER_SUBSCRIBE)
-        address = _required(frame, "destination")
+        is_browse = read_boolean("browser", headers.get("browser", "false"))
+        address, options = split_options(_required(frame, "destination"))
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
             raise RemoteProtocolError(f"{address} is for questions; subscribe to the queue that the answers go to")
@@ -278,7 +296,8 @@ class StompServer:
         if destination.kind is Kind.DURABLE and not is_browse:
             raise RemoteProtocolError(f"{address} is to browse; to use it subscribe to its topic, durable")
         subscription = self._subscription_id(frame)
-        durable = self._durable(frame, subscription)
+        asked = wishes(headers, options, destination, subscription)
+        durable = self._durable_key(asked.durable)
         if durable and is_browse:
             raise RemoteProtocolError("browser:true with a durable subscription: a browser keeps nothing")
         ack = headers.get("ack", "auto")
@@ -289,24 +308,16 @@ class StompServer:
         if is_browse:
             # Nothing of it is acknowledged, whatever was asked for.
             mode = AckMode.AUTO
-        window = None
-        prefetch = headers.get("activemq.prefetchSize")
-        if prefetch is not None:
-            window = _number("activemq.prefetchSize", prefetch)
-            if window == 0:
-                raise RemoteProtocolError("activemq.prefetchSize of 0 (pulling) is not supported; the least is 1")
-        has_express = _boolean("truenext-express", headers.get("truenext-express", "false"))
+        has_express = read_boolean("truenext-express", headers.get("truenext-express", "false"))
         if has_express and destination.kind is Kind.QUEUES:
             raise RemoteProtocolError(
                 f"truenext-express with {address}: an express lane is one queue's; subscribe to that by its name"
             )
         if has_express and mode is not AckMode.INDIVIDUAL:
             raise RemoteProtocolError("truenext-express is for ack:client-individual: what it brings comes out of turn")
-        is_exclusive = _boolean("activemq.exclusive", headers.get("activemq.exclusive", "false"))
-        if is_exclusive and is_browse:
+        if asked.is_exclusive and is_browse:
             raise RemoteProtocolError("activemq.exclusive with browser:true: a browser takes no messages")
-        text = headers.get("selector")
-        wanted = selector(text) if text else None
+        wanted = selector(asked.selector) if asked.selector else None
         version = self._version
         start = "MESSAGE\n"
         if "id" in headers:
@@ -320,15 +331,17 @@ class StompServer:
         self._heads.setdefault(subscription, head)
         if destination.kind is Kind.QUEUES:
             self._of_many.add(subscription)
+        if destination.kind is not Kind.TOPIC and destination.kind is not Kind.PATTERN:
+            self._to_queues.add(subscription)
         if is_browse:
             return Browse(subscription, destination, wanted)
         return Subscribe(
             subscription,
             destination,
             mode,
-            window,
-            priority=_consumer_priority(headers.get("activemq.priority", "0")),
-            is_exclusive=is_exclusive,
+            asked.window,
+            priority=asked.priority,
+            is_exclusive=asked.is_exclusive,
             has_express=has_express,
             selector=wanted,
             durable=durable,
@@ -338,16 +351,14 @@ class StompServer:
         subscription = self._subscription_id(frame)
         self._heads.pop(subscription, None)
         self._of_many.discard(subscription)
-        return Unsubscribe(subscription, self._durable(frame, subscription))
+        by_id = None if subscription in self._to_queues else subscription
+        self._to_queues.discard(subscription)
+        return Unsubscribe(subscription, self._durable_key(durable_name(frame.headers, by_id)))
 
-    def _durable(self, frame: Frame, subscription: str) -> str:
-        """The durable subscription that a frame speaks of, by its own name or that of the subscription; "" if none."""
-        headers = frame.headers
-        name = next((headers[header] for header in _DURABLE_NAMES if header in headers), None)
+    def _durable_key(self, name: str | None) -> str:
+        """Of the client's durable subscription of this name; "" if None is meant."""
         if name is None:
-            if not _boolean("durable", headers.get("durable", "false")):
-                return ""
-            name = subscription
+            return ""
         if not self._client_id:
             raise RemoteProtocolError("a durable subscription needs a client-id, which CONNECT did not name")
         return durable_key(self._client_id, name)
@@ -357,9 +368,11 @@ class StompServer:
         subscription = frame.headers.get("id")
         if subscription is None and self._version is Version.V1_0:
             subscription = frame.headers.get("destination")
+            if subscription is not None:
+                subscription, _ = split_options(subscription)
         if subscription is None:
             raise RemoteProtocolError(f"{frame.command} without an id")
-        return _name("id", subscription)
+        return read_name("id", subscription)
 
     def _ack(self, frame: Frame) -> Ack:
         subscription, sequence = self._acknowledged(frame)
@@ -368,25 +381,15 @@ class StompServer:
     def _nack(self, frame: Frame) -> Nack:
         if self._version is Version.V1_0:
             raise RemoteProtocolError("STOMP 1.0 has no NACK")
-        headers = frame.headers
         subscription, sequence = self._acknowledged(frame)
-        delay_ms = None
-        text = headers.get("truenext-delay")
-        if text is not None:
-            delay_ms = _number("truenext-delay", text)
-            if delay_ms > DELAY_MS_MAX:
-                raise RemoteProtocolError(f"truenext-delay {text} is more than {DELAY_MS_MAX} milliseconds (7 days)")
-        text = headers.get("truenext-poison")
-        is_poison = text is not None and _boolean("truenext-poison", text)
-        if is_poison and delay_ms is not None:
-            raise RemoteProtocolError("truenext-poison:true leaves no next try for truenext-delay")
-        return Nack(subscription, sequence, headers.get("transaction"), delay_ms, is_poison)
+        delay_ms, is_poison = nack_wishes(frame.headers)
+        return Nack(subscription, sequence, frame.headers.get("transaction"), delay_ms, is_poison)
 
     def _acknowledged(self, frame: Frame) -> tuple[str | None, int]:
         """Subscription and sequence that an ACK or NACK names."""
         headers = frame.headers
         if self._version is Version.V1_2:
-            ack = headers.get("id", "")
+            ack = _required(frame, "id")
             digits, at, subscription = ack.partition("@")
             if not at or not _is_sequence(digits):
                 raise RemoteProtocolError(
@@ -402,7 +405,7 @@ class StompServer:
         return headers.get("subscription"), int(digits)
 
     def _begin(self, frame: Frame) -> Begin:
-        return Begin(_name("transaction", _required(frame, "transaction")))
+        return Begin(read_name("transaction", _required(frame, "transaction")))
 
     def _commit(self, frame: Frame) -> Commit:
         producer, number = _numbered(frame.headers)
@@ -420,7 +423,7 @@ class StompServer:
         """The frame that tells a browser that this was all, as ActiveMQ's."""
         head, _ = self._heads[subscription]
         address = header_line("destination", destination.address, self._version)
-        return f"{head}0\n{address}browser:end\ncontent-length:0\n\n\0".encode()
+        return f"{head}0\n{address}browser:end\ncontent-length:0\n\n".encode() + BROKER_FRAME_END
 
     def encode_deliveries(
         self, subscription: str, deliveries: Iterable[Delivery], parts: list[bytes], *, is_browse: bool = False
@@ -455,7 +458,7 @@ class StompServer:
                     header,
                     b"\n",
                     message.body,
-                    b"\0",
+                    BROKER_FRAME_END,
                 )
             )
 
@@ -470,7 +473,10 @@ class StompServer:
         return "".join(header_line(name, value, version) for name, value in headers.items()).encode()
 
     def encode_receipt(self, receipt: Receipt) -> bytes:
-        return self._protocol.send(Frame("RECEIPT", {"receipt-id": receipt.receipt}))
+        headers = {"receipt-id": receipt.receipt}
+        if receipt.is_repeat:
+            headers["truenext-repeat"] = "true"
+        return self._protocol.send(Frame("RECEIPT", headers))
 
     def encode_fault(self, fault: Fault) -> bytes:
         headers = {"message": fault.summary, "content-type": "text/plain"}
@@ -478,7 +484,8 @@ class StompServer:
             # Nobody knows yet whether a backslash would be an escape.
             headers["message"] = fault.summary.replace("\\", "/")
             headers["version"] = ",".join(version.value for version in Version)
-        if fault.receipt is not None:
+        elif fault.receipt is not None:
+            # Nothing of a frame before the login is repeated to anybody.
             headers["receipt-id"] = fault.receipt
         return self._protocol.send(Frame("ERROR", headers, (fault.detail or fault.summary).encode()))
 
@@ -515,18 +522,14 @@ def _required(frame: Frame, name: str) -> str:
 
 def _trimmed(headers: dict[str, str]) -> dict[str, str]:
     """Headers for a reader of STOMP 1.0, which may trim names and then take one for the broker's own."""
-    trimmed = {"content-length": headers["content-length"]}
-    for name, value in headers.items():
-        name = name.strip()
-        if name.partition(":")[0].strip() not in ("", *_HOP_HEADERS):
+    trimmed = {name: headers[name] for name in _SAID_BY_BROKER if name in headers}
+    for untrimmed, value in headers.items():
+        name = untrimmed.strip()
+        read_as = name.partition(":")[0].strip()
+        is_imitation = read_as in envelope.DEAD_LETTER_HEADERS and read_as != untrimmed
+        if read_as not in ("", *_HOP_HEADERS) and not is_imitation:
             trimmed.setdefault(name, value)
     return trimmed
-
-
-def _refuse_later(headers: dict[str, str], later: dict[str, str]) -> None:
-    if not later.keys().isdisjoint(headers):
-        name = next(iter(headers.keys() & later.keys()))
-        raise RemoteProtocolError(f"{later[name]} are not supported yet: header {name!r}")
 
 
 def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
@@ -539,10 +542,7 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
         return None, 0
     if not producer:
         raise RemoteProtocolError("truenext-producer is empty")
-    number = _number("truenext-number", text)
-    if number > PRODUCER_NUMBER_MAX:
-        raise RemoteProtocolError(f"truenext-number {text} is more than {PRODUCER_NUMBER_MAX}")
-    return _name("truenext-producer", producer), number
+    return read_name("truenext-producer", producer), read_number("truenext-number", text, PRODUCER_NUMBER_MAX)
 
 
 def _schedule(headers: dict[str, str], destination: Destination) -> Schedule:
@@ -552,53 +552,31 @@ def _schedule(headers: dict[str, str], destination: Destination) -> Schedule:
             raise RemoteProtocolError(f"{part.address} may be gone when a scheduled send is due")
     repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
     delay_ms, period_ms = (
-        _number(name, headers.get(name, "0")) for name in ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD")
+        read_number(name, headers.get(name, "0")) for name in ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD")
     )
     return checked(
         Schedule(
             delay_ms=delay_ms,
             period_ms=period_ms,
-            repeat=FOR_EVER if repeat == str(FOR_EVER) else _number("AMQ_SCHEDULED_REPEAT", repeat),
+            repeat=FOR_EVER if repeat == str(FOR_EVER) else read_number("AMQ_SCHEDULED_REPEAT", repeat),
             cron=headers.get("AMQ_SCHEDULED_CRON", ""),
         )
     )
-
-
-def _name(header: str, name: str) -> str:
-    """A name that the broker keeps for the client."""
-    if len(name) > NAME_LENGTH_MAX:
-        raise RemoteProtocolError(f"{header} of {len(name)} characters; at most {NAME_LENGTH_MAX}")
-    return name
 
 
 def _is_sequence(digits: str) -> bool:
     return digits.isdigit() and digits.isascii() and len(digits) < 20
 
 
-def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 19):
-        raise RemoteProtocolError(f"{name} {text[:100]!r} is not a number")
-    return int(text)
+def _expires(text: str) -> int:
+    """Milliseconds since the epoch; 0 is never, and so is -1, which some clients say."""
+    return 0 if text == "-1" else read_number("expires", text)
 
 
 def _priority(text: str) -> int:
+    """As counted: a number outside is moved to the nearest end, however long it is."""
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
+    if not (digits.isascii() and digits.isdigit()):
         raise RemoteProtocolError(f"priority {text[:100]!r} is not a number")
-    return clamp_priority(int(text))
-
-
-def _consumer_priority(text: str) -> int:
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and int(digits) <= CONSUMER_PRIORITY_MAX):
-        raise RemoteProtocolError(
-            f"activemq.priority {text[:100]!r} is not a number from -{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}"
-        )
-    return int(text)
-
-
-def _boolean(name: str, text: str) -> bool:
-    lowered = text.lower()
-    if lowered not in ("true", "false"):
-        raise RemoteProtocolError(f"{name} {text[:100]!r} is not true or false")
-    return lowered == "true"
+    number = int(digits.lstrip("0")[:3] or "0")
+    return clamp_priority(number if digits == text else -number)

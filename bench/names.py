@@ -1,0 +1,91 @@
+"""How much memory and disk does it take that there are, or were, many queues?
+
+memory    a persistent message of one byte goes to each of so many queues, and waits there
+names     so many names are used once each: a message is sent to it, received and acknowledged
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.brokers import Truenext
+from bench.load import GROUP, await_frame, connect, read
+from bench.memory import MemoryWatch
+
+PATIENCE = 120.0
+"""Seconds for a start or an end."""
+SETTLED = 1.0
+"""Seconds after which what was sampled counts."""
+
+
+def memory(count: int, folder: Path) -> str:
+    """What that many queues with a message each take: while they are made, and after kill -9."""
+    with Truenext(folder) as broker, MemoryWatch(broker) as watch:
+        with connect(broker.port) as sock:
+            for group in _groups(count):
+                _send(sock, group)
+        broker.end(signal.SIGKILL, PATIENCE)
+        made = watch.peak
+        watch.enter("after kill -9")
+        broker.start(PATIENCE)
+        time.sleep(SETTLED)
+        with connect(broker.port) as sock:
+            _take(sock, range(count - 1, count))
+        again = watch.peaks["after kill -9"]
+    return f"{count:,} queues with a message each: {made >> 10} MiB, {again >> 10} MiB after kill -9"
+
+
+def names(count: int, folder: Path) -> str:
+    """What broker and disk take when the first tenth of the names was used, and when all were."""
+    broker = Truenext(folder)
+    with broker, MemoryWatch(broker) as watch, connect(broker.port) as sender, connect(broker.port) as taker:
+        used, first = 0, ""
+        started = time.monotonic()
+        for group in _groups(count):
+            _send(sender, group)
+            _take(taker, group)
+            used += len(group)
+            if not first and used * 10 >= count:
+                first = f"{watch.peak >> 10} MiB, {_store(broker.data) >> 20} MiB of disk"
+        rate = count / (time.monotonic() - started)
+        last = f"{watch.peak >> 10} MiB, {_store(broker.data) >> 20} MiB of disk"
+    return f"{count:,} names used once each, {rate:,.0f} a second: {first} after a tenth, {last} in the end"
+
+
+def _groups(count: int) -> Iterator[range]:
+    return (range(first, min(first + GROUP, count)) for first in range(0, count, GROUP))
+
+
+def _send(sock: socket.socket, numbers: range) -> None:
+    """A message to each of these, durably."""
+    sends = [f"SEND\ndestination:{_address(number)}\npersistent:true\n\nx\0" for number in numbers[:-1]]
+    sends.append(f"SEND\ndestination:{_address(numbers[-1])}\npersistent:true\nreceipt:there\n\nx\0")
+    sock.sendall("".join(sends).encode())
+    await_frame(sock, b"RECEIPT")
+
+
+def _take(sock: socket.socket, numbers: range) -> None:
+    """The message of each of these."""
+    frames = [f"SUBSCRIBE\nid:{number}\ndestination:{_address(number)}\nack:auto\n\n\0" for number in numbers]
+    sock.sendall("".join(frames).encode())
+    got = b""
+    while got.count(b"MESSAGE\n") < len(numbers) or not got.rstrip(b"\n").endswith(b"\0"):
+        got += read(sock)
+    frames = [f"UNSUBSCRIBE\nid:{number}\n\n\0" for number in numbers]
+    frames[-1] = f"UNSUBSCRIBE\nid:{numbers[-1]}\nreceipt:gone\n\n\0"
+    sock.sendall("".join(frames).encode())
+    await_frame(sock, b"RECEIPT")
+
+
+def _address(number: int) -> str:
+    return f"/queue/orders.customer.{number}"
+
+
+def _store(data: Path) -> int:
+    """Bytes of the store; the history keeps what it is set to keep."""
+    files = [path for part in ("journal", "lmdb") for path in (data / part).iterdir()]
+    return sum(path.stat().st_blocks * 512 for path in files)

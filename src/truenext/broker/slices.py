@@ -1,0 +1,39 @@
+"""What takes long is done a slice at a time, so that nobody waits for all of it.
+
+Work is a generator that yields after each step, of which none takes longer than a millisecond or so. Right behind a
+turn steps are taken until SLICE_NS are over; the next turn goes on. Source: docs/decisions/0037-asking-a-full-broker.md
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator
+
+SLICE_NS = 2_000_000
+"""Nanoseconds after which a slice takes no further step."""
+
+Steps = Generator[None, None, None]
+
+
+class Slices:
+    def __init__(self, steady_ns: Callable[[], int]) -> None:
+        self._steady_ns = steady_ns
+        self.begun: deque[Steps] = deque()
+        """What is not done yet, in the order in which it will be."""
+
+    def begin(self, work: Steps) -> None:
+        """To be done behind all that was begun before."""
+        self.begun.append(work)
+
+    def go_on(self) -> None:
+        begun = self.begun
+        until_ns = self._steady_ns() + SLICE_NS
+        while begun:
+            try:
+                next(begun[0])
+            except StopIteration:
+                begun.popleft()
+            if self._steady_ns() >= until_ns:
+                return
+
+    def drop(self) -> None:
+        """What is not done yet will not be."""
+        self.begun.clear()

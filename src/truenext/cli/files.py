@@ -1,0 +1,42 @@
+"""How many connections a listener may take, as far as the system lets the broker open files for them."""
+
+import logging
+import sys
+
+from truenext.errors import ConfigurationError
+from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX
+
+if sys.platform != "win32":
+    import resource
+
+logger = logging.getLogger(__name__)
+
+FILES_OWN = 64
+"""Files that the broker itself opens, at most: journal, checkpoint, history, and what event loop and log need."""
+
+
+def connections_max(listeners: int) -> int:
+    """Of each listener, those apart that may only ask. The system's limit is raised if it can be.
+
+    Raises: ConfigurationError if the system leaves room for none
+    """
+    if sys.platform == "win32":
+        return CONNECTIONS_MAX
+    wanted = FILES_OWN + listeners * (CONNECTIONS_MAX + CONNECTIONS_TO_ASK_MAX)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return CONNECTIONS_MAX
+    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    count = (files - FILES_OWN) // listeners - CONNECTIONS_TO_ASK_MAX
+    if count < 1:
+        least = FILES_OWN + listeners * (1 + CONNECTIONS_TO_ASK_MAX)
+        raise ConfigurationError(
+            f"the system lets this process open {files} files (ulimit -n); it needs {least} at least"
+        )
+    if count < CONNECTIONS_MAX:
+        logger.warning(
+            "fewer connections than usual: the system limits open files (ulimit -n)",
+            extra={"connections": count, "usual": CONNECTIONS_MAX, "files": files},
+        )
+    return count

@@ -1,0 +1,242 @@
+"""What may stand on the command line, and what is said of what may not: click then exits with status 2."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from truenext.broker.settings import fault_of_server_name
+from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, accepted_address, queue_called
+from truenext.errors import TruenextError
+from truenext.limits import DESTINATION_LENGTH_MAX
+from truenext.selector import selector
+from truenext.size import parse_size, said
+from truenext.url import parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
+"""No clock of a socket takes ten thousand years, and who waits for a week has forgotten that he does."""
+
+NUMBER_MAX = 2**63 - 1
+"""Of messages and of sequences: neither the broker nor anybody else has more."""
+
+SHOWN_MAX = 100
+"""Characters of a wrong value that are said again."""
+
+OWN_HEADERS = frozenset({"destination", "content-length", "priority", "persistent", "receipt", "transaction"})
+
+
+class Text(click.ParamType[str]):
+    """A text that is not empty and can be printed."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value or not value.isprintable():
+            # Not said again: it may be a passcode.
+            self.fail("must be a text that is not empty, of characters that can be printed", param, ctx)
+        return value
+
+
+class ServerName(click.ParamType[str]):
+    """What a broker calls itself."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if fault := fault_of_server_name(value):
+            self.fail(fault, param, ctx)
+        return value
+
+
+class Body(click.ParamType[bytes]):
+    """Any bytes: the shell may have handed over what is not UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: str | bytes, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        return value if isinstance(value, bytes) else os.fsencode(value)
+
+
+class Header(click.ParamType[tuple[str, str]]):
+    """NAME=VALUE, a header of the user's own."""
+
+    name = "header"
+
+    def convert(
+        self, value: str | tuple[str, str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, content = value.partition("=")
+        if not equals or not name:
+            self.fail(f"{_shown(value)} is not NAME=VALUE", param, ctx)
+        if not _is_utf_8(value):
+            self.fail(f"{_shown(value)} is not UTF-8", param, ctx)
+        if name in OWN_HEADERS:
+            self.fail(f"{name} is what the command itself says", param, ctx)
+        return name, content
+
+
+class Address(click.ParamType[str]):
+    """A queue by its name, or any destination as clients write it; the value is its address."""
+
+    name = "destination"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        # Names from before, and options, are for the broker to judge.
+        _ask(lambda: accepted_address(address(value)), self, param, ctx)
+        return address(value)
+
+
+class QueueName(click.ParamType[str]):
+    """The name of a queue, as `truenext queues` shows it, or behind /queue/."""
+
+    name = "queue"
+
+    def __init__(self, *, is_made: bool = False) -> None:
+        """If it `is_made` it must be one that clients may make; else the broker knows best."""
+        self._is_made = is_made
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name = value.removeprefix("/queue/")
+        if self._is_made and not name.startswith(SUBSCRIPTION_PREFIX):
+            _ask(lambda: queue_called(name), self, param, ctx)
+        if not name or not name.isprintable():
+            self.fail(f"{_shown(value)} is no name of a queue", param, ctx)
+        if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
+            self.fail(f"a name of {len(name)} characters; at most {DESTINATION_LENGTH_MAX}", param, ctx)
+        return name
+
+
+class SelectorText(click.ParamType[str]):
+    """A JMS selector."""
+
+    name = "selector"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not _is_utf_8(value):
+            self.fail(f"{_shown(value)} is not UTF-8", param, ctx)
+        _ask(lambda: selector(value), self, param, ctx)
+        return value
+
+
+class Url(click.ParamType[str]):
+    """Where a broker listens."""
+
+    name = "url"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        _ask(lambda: parse_url(value), self, param, ctx)
+        return value
+
+
+class Master(click.ParamType[str]):
+    """Where Spark runs. Source: Spark, "Submitting Applications", "Master URLs"."""
+
+    name = "master"
+
+    _KNOWN = re.compile(
+        r"local(\[(\*|[1-9]\d{0,4})(,\d{1,4})?\])?|local-cluster(\[\d{1,4},\d{1,4},\d{1,7}\])|yarn|(spark|k8s)://[!-~]+"
+    )
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not self._KNOWN.fullmatch(value):
+            self.fail(
+                f"{_shown(value)} is no master of Spark's, such as local[2], yarn or spark://HOST:7077", param, ctx
+            )
+        return value
+
+
+class Seconds(click.ParamType[float]):
+    name = "seconds"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = -1.0
+        if not SECONDS_MIN <= seconds <= SECONDS_MAX:
+            self.fail(f"{_shown(value)} is not {SECONDS_MIN} to {SECONDS_MAX:,.0f} seconds", param, ctx)
+        return seconds
+
+
+class Size(click.ParamType[int]):
+    """256MiB, 50KB, 1.5 GB or plain bytes; the value is a number of bytes."""
+
+    name = "size"
+
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        size = parse_size(value)
+        if size is None:
+            self.fail(f"{_shown(value)} is not a number of bytes, such as 256MiB, 50KB or 1000", param, ctx)
+        if size < self._least:
+            self.fail(f"{value} is too little: at least {said(self._least)}", param, ctx)
+        return size
+
+
+class Place(click.Path):
+    """A file or folder, there or not; never the empty text, which would be the folder that one is in."""
+
+    def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(exists=exists, file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("must be named", param, ctx)
+        try:
+            os.lstat(value)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            # What leads there is a file, its name is too long, or it has a NUL.
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.fail(f"{_shown(os.fspath(value))}: {reason}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+URL = Url()
+SELECTOR = SelectorText()
+COUNT = click.IntRange(1, NUMBER_MAX)
+
+
+def address(queue: str) -> str:
+    """`orders` is /queue/orders; what begins with / is an address already."""
+    if queue.startswith(SUBSCRIPTION_PREFIX):
+        # As `truenext queues` calls it.
+        _, client, name, *_ = [*queue.split(",", 3), "", ""]
+        return f"{DURABLE_ADDRESS_PREFIX}{client},{name}"
+    return queue if queue.startswith("/") else f"/queue/{queue}"
+
+
+def _ask(
+    check: Callable[[], object], kind: click.ParamType[Any], param: click.Parameter | None, ctx: click.Context | None
+) -> None:
+    try:
+        check()
+    except TruenextError as error:
+        kind.fail(str(error), param, ctx)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
+
+
+def _is_utf_8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

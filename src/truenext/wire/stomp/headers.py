@@ -1,0 +1,289 @@
+"""What SUBSCRIBE, UNSUBSCRIBE and NACK ask for: in our words, in those of ActiveMQ, its successor and RabbitMQ, and in
+the options that ActiveMQ's clients write behind a destination.
+
+A name that one of these brokers knows is understood, or passes because what it asks for is so anyway, or is refused:
+
+    understood    by the functions below
+    TABLE         which values of the others pass on SUBSCRIBE, by what is subscribed to; all others are refused
+
+Two names of one thing that disagree are refused, too. Names are exact, never prefixes. Any other name is the user's:
+gateways pass on what browsers add. On SEND all of these are the user's.
+
+Source: docs/decisions/0038-other-brokers-headers.md
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from truenext.destination import Destination, Kind
+from truenext.errors import RemoteProtocolError
+from truenext.limits import CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
+from truenext.wire.stomp.values import read_boolean, read_number
+
+_Value = TypeVar("_Value")
+
+WINDOW = ("activemq.prefetchSize", "prefetch-count", "consumer.prefetchSize")
+PRIORITY = ("activemq.priority", "consumer.priority")
+EXCLUSIVE = ("activemq.exclusive", "consumer.exclusive")
+SELECTOR = ("selector", "consumer.selector")
+DURABLE = ("durable", "persistent")
+DURABLE_NAME = (
+    *("activemq.subscriptionName", "activemq.subcriptionName"),
+    *("durable-subscription-name", "durable-subscriber-name"),
+)
+"""As ActiveMQ calls it, as it misspelt it for years, and as its successor does and did."""
+POISON = ("truenext-poison", "requeue")
+
+OPTIONS = (
+    *("consumer.prefetchSize", "consumer.priority", "consumer.exclusive", "consumer.selector"),
+    *("consumer.dispatchAsync", "consumer.maximumPendingMessageLimit", "consumer.noLocal", "consumer.retroactive"),
+)
+"""What may stand behind the ? of a destination: ActiveMQ's."""
+
+
+class To(Enum):
+    """What is subscribed to."""
+
+    QUEUE = "a queue"
+    TEMPORARY = "a temporary queue"
+    TOPIC = "a topic"
+    """By a subscription that ends with its connection."""
+    DURABLE = "a topic, durable"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    passes: frozenset[str] | None
+    """Values, in lower case, that ask for nothing but what is so anyway; None is any."""
+    why: str
+    """Others are refused, and what to do instead."""
+
+
+def _never(why: str) -> dict[To, Rule]:
+    return _only(why=why)
+
+
+def _only(*values: str, why: str) -> dict[To, Rule]:
+    return dict.fromkeys(To, Rule(frozenset(values), why))
+
+
+_ANYWAY = dict.fromkeys(To, Rule(None, ""))
+_NO_LOCAL = _only(
+    "false",
+    why="subscriptions without one's own messages are not supported yet; leave it out, and tell yours by a header and "
+    "a selector",
+)
+_RETROACTIVE = _only(
+    "false",
+    why="retroactive consumers are not supported yet; leave it out, or say durable:true to miss nothing from now on",
+)
+_LASTING = _only("true", "false", why="") | {
+    To.TEMPORARY: Rule(frozenset({"false"}), "it ends with its connection; leave this out, or use a /queue/")
+}
+_LENGTH = _never(
+    "nothing is dropped from a queue for its length; leave it out, the broker's disk limit is what there is"
+)
+_DEAD_LETTERS = _never("dead letters go to DLQ. + queue, or where dead_letters of its policy says; leave it out")
+_STREAMS = _never("there are no streams; leave it out, or say browser:true to see what waits and take nothing")
+_FILTER = _never("there are no streams; say selector")
+
+TABLE: Mapping[str, Mapping[To, Rule]] = {
+    # ActiveMQ's.
+    "activemq.dispatchAsync": _ANYWAY,
+    "consumer.dispatchAsync": _ANYWAY,
+    "activemq.maximumPendingMessageLimit": _ANYWAY,
+    "consumer.maximumPendingMessageLimit": _ANYWAY,
+    "transformation": _ANYWAY,
+    "no-local": _NO_LOCAL,
+    "activemq.noLocal": _NO_LOCAL,
+    "consumer.noLocal": _NO_LOCAL,
+    "activemq.retroactive": _RETROACTIVE,
+    "consumer.retroactive": _RETROACTIVE,
+    "activemq.selector": _never("say selector"),
+    "activemq.browser": _never("say browser"),
+    # Its successor's.
+    "consumer-window-size": _never("a window is counted in messages; say activemq.prefetchSize"),
+    "subscription-type": _only("anycast", why="it is anycast; leave this out, or subscribe to a /topic/")
+    | dict.fromkeys(
+        (To.TOPIC, To.DURABLE),
+        Rule(frozenset({"multicast"}), "it is multicast; leave this out, or subscribe to a /queue/"),
+    ),
+    # RabbitMQ's.
+    "durable": _LASTING,
+    "persistent": _LASTING,
+    "auto-delete": {
+        To.QUEUE: Rule(frozenset({"false"}), "queues stay; leave it out"),
+        To.TEMPORARY: Rule(frozenset({"true"}), "it ends with its connection; leave this out, or use a /queue/"),
+        To.TOPIC: Rule(
+            frozenset({"true"}),
+            "the subscription ends with its connection; leave this out, or say durable:true as well",
+        ),
+        To.DURABLE: Rule(frozenset({"false"}), "the subscription stays until an UNSUBSCRIBE ends it; leave this out"),
+    },
+    "exclusive": _only(
+        "false",
+        why="a queue of one connection is its /temp-queue/; to be the only one who gets messages say "
+        "activemq.exclusive:true",
+    ),
+    "x-queue-type": _only("classic", "quorum", why="there is one type of queue, and no streams; leave it out"),
+    "x-max-priority": _ANYWAY,
+    "x-queue-name": _never(
+        "a queue is named by its address; to share a topic among several readers call it VirtualTopic.NAME, and "
+        "subscribe to /queue/Consumer.READERS.VirtualTopic.NAME"
+    ),
+    "x-message-ttl": _never("messages expire when their producer says so; leave it out, and say expires on SEND"),
+    "x-expires": _never("queues stay; leave it out"),
+    "x-max-length": _LENGTH,
+    "x-max-length-bytes": _LENGTH,
+    "x-overflow": _LENGTH,
+    "x-dead-letter-exchange": _DEAD_LETTERS,
+    "x-dead-letter-routing-key": _DEAD_LETTERS,
+    "x-delivery-limit": _never("attempts_max of the queue's policy says it; leave it out"),
+    "x-single-active-consumer": _never("say activemq.exclusive:true"),
+    "x-priority": _never("say activemq.priority"),
+    "x-cancel-on-ha-failover": _never("there is no failover; leave it out"),
+    "x-max-age": _STREAMS,
+    "x-stream-offset": _STREAMS,
+    "x-stream-filter": _FILTER,
+    "x-stream-match-unfiltered": _FILTER,
+    "x-stream-filter-size-bytes": _STREAMS,
+    "x-stream-max-segment-size-bytes": _STREAMS,
+}
+"""What asks for nothing on SUBSCRIBE, or for what is not done. To a topic `durable` and `persistent` are understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a SUBSCRIBE asks for."""
+
+    window: int | None
+    """Messages; None leaves it to the broker."""
+    priority: int
+    is_exclusive: bool
+    selector: str
+    """"" is none."""
+    durable: str | None
+    """The name of the durable subscription; None is none."""
+
+
+def wishes(
+    headers: Mapping[str, str], options: Mapping[str, str], destination: Destination, subscription: str
+) -> Wishes:
+    """What the headers of a SUBSCRIBE ask for, and the options behind its destination.
+
+    Raises: RemoteProtocolError if some of that is not done, or two of them disagree.
+    """
+    for option in options:
+        if option not in OPTIONS:
+            raise RemoteProtocolError(
+                f"unknown option {option[:50]!r} of a destination; leave it out, there are: {', '.join(OPTIONS)}"
+            )
+    # As a header the name of an option is the user's.
+    said = {name: value for name, value in headers.items() if name not in OPTIONS} | dict(options)
+    is_topic = destination.kind is Kind.TOPIC or destination.kind is Kind.PATTERN
+    durable = durable_name(said, subscription if is_topic else None)
+    if is_topic:
+        to = To.TOPIC if durable is None else To.DURABLE
+    else:
+        to = To.TEMPORARY if destination.kind is Kind.TEMPORARY else To.QUEUE
+        if durable is not None:
+            raise RemoteProtocolError(
+                f"{_first(said, DURABLE_NAME)} on a SUBSCRIBE to {to.value}: durable subscriptions are to topics; "
+                "leave it out, a queue keeps what is sent to it"
+            )
+    for name, value in said.items():
+        rule = TABLE[name][to] if name in TABLE else None
+        if rule is not None and rule.passes is not None and value.lower() not in rule.passes:
+            raise RemoteProtocolError(f"{name} {value[:50]!r} on a SUBSCRIBE to {to.value}: {rule.why}")
+    return Wishes(
+        window=_agreed(said, WINDOW, _window),
+        priority=_agreed(said, PRIORITY, _consumer_priority) or 0,
+        is_exclusive=_agreed(said, EXCLUSIVE, read_boolean) or False,
+        selector=_agreed(said, SELECTOR, lambda _, text: text or None) or "",
+        durable=durable,
+    )
+
+
+def durable_name(said: Mapping[str, str], by_id: str | None) -> str | None:
+    """The durable subscription that a SUBSCRIBE or UNSUBSCRIBE speaks of; None if it speaks of none.
+
+    It is `by_id` if it is said to be durable and has no name of its own.
+
+    Raises: RemoteProtocolError if what is said of it disagrees.
+    """
+    name = _agreed(said, DURABLE_NAME, _durable_name)
+    is_durable = _agreed(said, DURABLE, read_boolean)
+    if name is None:
+        return by_id if is_durable else None
+    if is_durable is False:
+        raise RemoteProtocolError(
+            f"{_first(said, DURABLE_NAME)} names a durable subscription, and {_first(said, DURABLE)}:false asks for "
+            "none; say one of them"
+        )
+    return name
+
+
+def nack_wishes(headers: Mapping[str, str]) -> tuple[int | None, bool]:
+    """In how many milliseconds a NACK wants the next try, None as the policy says, and whether it wants none at all.
+
+    Raises: RemoteProtocolError if there is no such delay, or two headers disagree.
+    """
+    delay_ms = None
+    text = headers.get("truenext-delay")
+    if text is not None:
+        delay_ms = read_number("truenext-delay", text, DELAY_MS_MAX, " milliseconds (7 days)")
+    is_poison = (
+        _agreed(headers, POISON, lambda name, text: read_boolean(name, text) is (name == "truenext-poison")) or False
+    )
+    if is_poison and delay_ms is not None:
+        said = "truenext-poison:true" if "truenext-poison" in headers else "requeue:false"
+        raise RemoteProtocolError(f"{said} leaves no next try for truenext-delay; say one of them")
+    return delay_ms, is_poison
+
+
+def _agreed(
+    said: Mapping[str, str], names: tuple[str, ...], read: Callable[[str, str], _Value | None]
+) -> _Value | None:
+    """What is said by any of several names of one thing; None if nothing is."""
+    agreed: _Value | None = None
+    first = ""
+    for name in names:
+        value = read(name, said[name]) if name in said else None
+        if value is None:
+            continue
+        if agreed is not None and value != agreed:
+            raise RemoteProtocolError(
+                f"{first} {said[first][:50]!r} and {name} {said[name][:50]!r} disagree; say one of them"
+            )
+        agreed, first = value, first or name
+    return agreed
+
+
+def _first(said: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next(name for name in names if name in said)
+
+
+def _durable_name(name: str, text: str) -> str | None:
+    # There are clients that say it always.
+    return None if name == "durable-subscriber-name" and not text else text
+
+
+def _window(name: str, text: str) -> int | None:
+    size = read_number(name, text, WINDOW_MAX, " messages, the largest window; say less")
+    if size == 0:
+        if name == "prefetch-count":
+            # RabbitMQ's word for one that is not limited.
+            return None
+        raise RemoteProtocolError(f"{name} of 0 (pulling) is not supported; the least is 1")
+    return size
+
+
+def _consumer_priority(name: str, text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and int(digits) <= CONSUMER_PRIORITY_MAX):
+        raise RemoteProtocolError(
+            f"{name} {text[:100]!r} is not a number from -{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}"
+        )
+    return int(text)

@@ -1,0 +1,33 @@
+"""What the value of one header says: a number, true or false, a name."""
+
+from truenext.errors import RemoteProtocolError
+from truenext.limits import NAME_LENGTH_MAX
+
+_DIGITS_MAX = 19
+_NUMBER_MAX = 10**_DIGITS_MAX - 1
+"""Where nothing less is said: the store has eight bytes for it."""
+
+
+def read_number(header: str, text: str, most: int = _NUMBER_MAX, unit: str = "") -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise RemoteProtocolError(f"{header} {text[:100]!r} is not a number")
+    digits = text.lstrip("0")
+    # Thousands of digits are not made a number.
+    number = int(digits or "0") if len(digits) <= _DIGITS_MAX else most + 1
+    if number > most:
+        raise RemoteProtocolError(f"{header} {text[:100]} is more than {most}{unit}")
+    return number
+
+
+def read_boolean(header: str, text: str) -> bool:
+    lowered = text.lower()
+    if lowered not in ("true", "false"):
+        raise RemoteProtocolError(f"{header} {text[:100]!r} is not true or false")
+    return lowered == "true"
+
+
+def read_name(header: str, text: str) -> str:
+    """A name that the broker keeps for the client."""
+    if len(text) > NAME_LENGTH_MAX:
+        raise RemoteProtocolError(f"{header} of {len(text)} characters; at most {NAME_LENGTH_MAX}")
+    return text

@@ -1,0 +1,272 @@
+"""Does a store miss what its journal has lost at its end, and nothing else?
+
+Each scene writes a data folder and takes its journal's end away, in every way. A store on what is left must refuse to
+start and change nothing, and a check must say so; but for what is known to look like what a crash leaves.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from tests.contract.crashing import chunk
+from tests.contract.damage import wait_for_moves
+from tests.contract.disk import Disk, key
+from truenext.errors import StoreError
+from truenext.events import told_by
+from truenext.message import Message
+from truenext.record import encode
+from truenext.store import export as export_module
+from truenext.store.check import check
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.embedded import EmbeddedStore
+from truenext.store.journal import FRAME
+
+SEGMENT_BYTES = 1500
+FIRST_LIMIT = 1000
+"""Of sequences."""
+
+Told = tuple[int, int] | None
+
+
+class Loss(NamedTuple):
+    """A way in which a journal can lose its end."""
+
+    how: str
+    frame: int
+    """Number of the first frame that is lost."""
+    changes_size: bool
+
+
+def fresh(folder: Path, segments_max: int = 12) -> Disk:
+    """A new store with segments of `SEGMENT_BYTES`, and its first batch, with which a run begins."""
+    EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES).close()
+    disk = Disk("embedded", folder)
+    assert isinstance(disk.store, EmbeddedStore)
+    disk.store._segments_max = segments_max
+    disk.apply(queues={1: "orders"}, sequence_limit=FIRST_LIMIT, clean_stop=False)
+    return disk
+
+
+def send(disk: Disk, *sequences: int, history: bool = False) -> None:
+    """A batch for each; the fifth is larger than a segment."""
+    for sequence in sequences:
+        body = b"x" * (3 * SEGMENT_BYTES if sequence % 10 == 5 else 300)
+        record = encode(key(sequence), Message(4, True, 0, b"content-length:%d\n" % len(body), body))
+        disk.apply(puts={key(sequence): record}, history=chunk(sequence) if history else b"")
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted((folder / "journal").glob("*.journal"))
+
+
+def frames(folder: Path) -> Iterator[tuple[Path, int, int, int]]:
+    """Segment, number, begin and end of each."""
+    for path in segments(folder):
+        content = path.read_bytes()
+        at = 0
+        while at + FRAME.size <= len(content):
+            _, size, segment, number = FRAME.unpack_from(content, at)
+            if segment != int(path.stem, 16):
+                break
+            yield path, number, at, at + FRAME.size + size
+            at += FRAME.size + size
+
+
+def losses(folder: Path) -> Iterator[tuple[Loss, Path]]:
+    """Each, and a folder where it has happened. What is behind a lost frame is lost with it."""
+    for path, number, begin, end in list(frames(folder)):
+        middle = (begin + end) // 2
+        for how in (f"cut at {begin}", f"cut at {middle}", f"zeros from {begin}", f"zeros from {middle}"):
+            lost = _copy(folder)
+            for later in segments(lost)[segments(folder).index(path) + 1 :]:
+                later.unlink()
+            one = lost / "journal" / path.name
+            content = one.read_bytes()
+            kept = content[: int(how.rpartition(" ")[2])]
+            is_cut = how.startswith("cut")
+            one.write_bytes(kept if is_cut else kept.ljust(len(content), b"\0"))
+            yield Loss(f"{path.name} {how}", number, is_cut), lost
+        if begin == 0:
+            lost = _copy(folder)
+            for later in segments(lost)[segments(folder).index(path) :]:
+                later.unlink()
+            yield Loss(f"{path.name} and those behind it deleted", number, changes_size=False), lost
+
+
+def _copy(folder: Path) -> Path:
+    copied = folder.with_name("lost")
+    shutil.rmtree(copied, ignore_errors=True)
+    return shutil.copytree(folder, copied)
+
+
+def refusal(folder: Path, told: Told = None) -> str:
+    """What a start says, nothing if it starts. `told` is what the history's own files tell."""
+    before = {path.name: path.read_bytes() for path in segments(folder)}
+    store = None
+    try:
+        store = EmbeddedStore(folder)
+        store.history_told = told
+        store.recover()
+    except StoreError as error:
+        for path in segments(folder):
+            assert path.read_bytes() == before[path.name], "what is refused is left as it is"
+        return str(error)
+    finally:
+        if store is not None:
+            store.close()
+    return ""
+
+
+def findings(folder: Path, told: Told = None) -> list[str]:
+    """What `truenext store check` says."""
+    found: list[str] = []
+    check(folder, lambda finding: found.append(str(finding)), lambda *_: None, history_told=told)
+    return found
+
+
+def expect(folder: Path, loss: Loss, told: Told, *, is_missed: bool) -> None:
+    found, said = findings(folder, told), refusal(folder, told)
+    if not is_missed:
+        assert not found, (loss, found)
+        assert not said, (loss, said)
+        return
+    assert any(line.startswith("journal") for line in found), loss
+    assert "the journal in " in said, (loss, said)
+    assert f"`truenext store export {folder} NEW` saves what can be read" in said, loss
+    if loss.changes_size:
+        assert any("was made with" in line for line in found), (loss, found)
+    if "cut" in loss.how:
+        assert "was made with" in said or "is damaged: segment" in said, (loss, said)
+
+
+def try_losses(folder: Path, *, missed: Collection[int], told: Told = None) -> None:
+    """Missed is every loss that begins with one of these frames, or changes the size of a segment, and nothing else."""
+    assert findings(folder, told) == []
+    assert refusal(_copy(folder), told) == ""
+    tried = set()
+    for loss, lost in losses(folder):
+        tried.add(loss.frame)
+        expect(lost, loss, told, is_missed=loss.frame in missed or loss.changes_size)
+    assert tried & set(missed)
+
+
+# ---- Scenes ----
+
+
+def a_clean_stop(folder: Path) -> None:
+    """All must be there."""
+    disk = fresh(folder)
+    send(disk, *range(1, 9))
+    disk.apply(clean_stop=True)
+    disk.store.close()
+    try_losses(folder, missed=range(1, 11))
+
+
+def a_clean_stop_during_a_move(folder: Path) -> None:
+    """A move that began before the last batch ends behind it, and knows less."""
+    disk = fresh(folder)
+    send(disk, *range(1, 9))
+    store = disk.store
+    assert isinstance(store, EmbeddedStore)
+    finish = Checkpoint.finish
+
+    def late(one: Checkpoint, *arguments: Any) -> None:
+        if arguments[-1].segment == store._journal.newest - 1:
+            disk.apply(clean_stop=True)
+        finish(one, *arguments)
+
+    with mock.patch.object(Checkpoint, "finish", late):
+        move_all(store)
+    store.close()
+    try_losses(folder, missed=range(1, 11))
+
+
+def a_run_that_was_killed(folder: Path) -> None:
+    """Its first batch must be there, and all before it."""
+    disk = fresh(folder)
+    send(disk, 1, 2)
+    disk.stop()
+    disk.apply(clean_stop=False)
+    send(disk, *range(3, 9))
+    disk.store.close()
+    try_losses(folder, missed=range(1, 6))
+
+
+def a_block_of_sequences(folder: Path) -> None:
+    """The batch that reserved it must be there. Where it is not, none of the block is given again."""
+    disk = fresh(folder)
+    send(disk, 1, 2)
+    disk.apply(sequence_limit=2 * FIRST_LIMIT)
+    send(disk, 3, 4)
+    disk.store.close()
+    try_losses(folder, missed=range(1, 5))
+    for _, lost in losses(folder):
+        if findings(lost):
+            assert limit_of_export(lost) >= 2 * FIRST_LIMIT
+
+
+def limit_of_export(folder: Path) -> int:
+    new = folder.with_name("new")
+    shutil.rmtree(new, ignore_errors=True)
+    with mock.patch.object(export_module, "SEQUENCE_BLOCK", 0):
+        export_module.export(folder, new, lambda _: None, lambda *_: None)
+    store = EmbeddedStore(new)
+    limit = store.recover().sequence_limit
+    store.close()
+    return limit
+
+
+def a_move(folder: Path) -> None:
+    """What was in the journal when one ended must be there."""
+    disk = fresh(folder, segments_max=100)
+    send(disk, *range(1, 14))
+    store = disk.store
+    assert isinstance(store, EmbeddedStore)
+    move_all(store)
+    send(disk, 14, 15)
+    store.close()
+    try_losses(folder, missed=range(1, 15))
+
+
+def move_all(store: EmbeddedStore) -> None:
+    """But for the newest segment."""
+    with store._changed:
+        store._segments_max = 1
+        store._changed.notify_all()
+    wait_for_moves(store)
+
+
+def a_history_that_tells_more(folder: Path) -> None:
+    """Of the run that the journal ends with, while it has anything of that; in no other case does it accuse."""
+    disk = fresh(folder)
+    send(disk, *range(1, 9), history=True)
+    send(disk, 9)
+    disk.store.close()
+    for silent in (None, told_by(chunk(1)), (2, 100)):
+        try_losses(folder, missed={1}, told=silent)
+    try_losses(folder, missed={1, *range(3, 10)}, told=told_by(chunk(8)))
+
+
+def a_kill_before_the_first_batch(folder: Path) -> None:
+    """Of a second run: what the clean stop wrote down still holds."""
+    disk = fresh(folder)
+    send(disk, 1, 2, 3)
+    disk.stop()
+    disk.crash()
+    disk.store.close()
+    try_losses(folder, missed=range(1, 6))
+
+
+SCENES = [
+    a_clean_stop,
+    a_clean_stop_during_a_move,
+    a_run_that_was_killed,
+    a_block_of_sequences,
+    a_move,
+    a_history_that_tells_more,
+    a_kill_before_the_first_batch,
+]

@@ -1,0 +1,63 @@
+"""Is a folder of others' files left alone, and every folder that is empty or a broker's used?"""
+
+from pathlib import Path
+
+import pytest
+
+from truenext.errors import ConfigurationError
+from truenext.store.embedded import EmbeddedStore
+from truenext.store.folder import HARMLESS, OURS
+
+
+def use(folder: Path) -> None:
+    store = EmbeddedStore(folder)
+    store.recover()
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["letter.txt", ".profile", "unfinished", "lock.old", "journal2"])
+def test_a_folder_with_others_files_is_refused_by_name_and_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigurationError, match=rf"{tmp_path} has files that are not truenext's: {name}; name an "):
+        use(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_of_many_files_the_first_are_named(tmp_path: Path) -> None:
+    for name in "edcba":
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigurationError, match=r"truenext's: a, b, c, \.\.\.; name"):
+        use(tmp_path)
+
+
+def test_a_folder_that_is_empty_or_not_there_is_used(tmp_path: Path) -> None:
+    use(tmp_path)
+    use(tmp_path / "new" / "folder")
+
+
+@pytest.mark.parametrize("name", sorted(HARMLESS))
+def test_what_is_harmless_may_be_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    use(tmp_path)
+
+
+def test_whatever_a_crash_leaves_of_the_first_start_is_used(tmp_path: Path) -> None:
+    """Each moment of it: the files that it makes at the top are there or are not, in the order in which they come."""
+    made: list[str] = []
+    use(tmp_path / "first")
+    for each in sorted((tmp_path / "first").iterdir(), key=lambda each: each.stat().st_ctime_ns):
+        made.append(each.name)
+    assert set(made) <= OURS
+    for count in range(len(made)):
+        folder = tmp_path / f"crashed-{count}"
+        folder.mkdir()
+        for name in made[:count]:
+            is_folder = (tmp_path / "first" / name).is_dir()
+            (folder / name).mkdir() if is_folder else (folder / name).touch()
+        use(folder)
+
+
+def test_the_folder_of_a_broker_is_used_whatever_somebody_has_put_there(tmp_path: Path) -> None:
+    use(tmp_path)
+    (tmp_path / "README").touch()
+    use(tmp_path)

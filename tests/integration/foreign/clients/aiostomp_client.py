@@ -1,0 +1,69 @@
+"""What aiostomp, from PyPI, does and finds: `python aiostomp_client.py PORT QUEUE BEAT_MS` prints one line per case of
+programs.py.
+
+It has neither receipts nor transactions. What it sends is transient, as it could not wait until that is durable.
+"""
+
+import asyncio
+import sys
+from typing import Any
+
+import aiostomp
+
+PORT, QUEUE, BEAT_MS = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+
+class Reader:
+    """A subscription, and what has come from it."""
+
+    def __init__(self, client: Any, name: str, ack: str) -> None:
+        self._messages: asyncio.Queue[Any] = asyncio.Queue()
+        self._client = client
+        self._subscription = client.subscribe(
+            f"/queue/{QUEUE}.{name}", ack=ack, handler=self._keep, auto_ack=ack == "auto"
+        )
+
+    async def _keep(self, frame: Any, body: bytes) -> bool:
+        await self._messages.put(frame)
+        return True
+
+    async def take(self, count: int) -> list[Any]:
+        return [await self._messages.get() for _ in range(count)]
+
+    def leave(self) -> None:
+        self._client.unsubscribe(self._subscription)
+
+
+def say(name: str, taken: list[Any]) -> None:
+    print(f"{name}: {' '.join(frame.body.decode() for frame in taken)}", flush=True)
+
+
+async def main() -> None:
+    client = aiostomp.AioStomp("127.0.0.1", PORT, heartbeat_interval_cx=BEAT_MS, heartbeat_interval_cy=BEAT_MS)
+    await client.connect()
+
+    client.send(f"/queue/{QUEUE}.auto", "low", headers={"priority": 1})
+    client.send(f"/queue/{QUEUE}.auto", "high", headers={"priority": 9})
+    reader = Reader(client, "auto", "auto")
+    taken = await reader.take(2)
+    reader.leave()
+    say("auto", taken)
+
+    for ack in ("client", "client-individual"):
+        for body in "123":
+            client.send(f"/queue/{QUEUE}.{ack}", body)
+        reader = Reader(client, ack, ack)
+        taken = await reader.take(3)
+        client.ack(taken[1])
+        reader.leave()
+        say(ack, taken)
+
+    reader = Reader(client, "heart-beat", "auto")
+    await asyncio.sleep(3 * BEAT_MS / 1000)
+    client.send(f"/queue/{QUEUE}.heart-beat", "alive")
+    say("heart-beat", await reader.take(1))
+    await asyncio.to_thread(sys.stdin.read)
+    client.close()
+
+
+asyncio.run(main())

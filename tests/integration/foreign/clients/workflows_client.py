@@ -1,0 +1,78 @@
+"""What workflows, from PyPI, does and finds: `python workflows_client.py PORT QUEUE` prints one line per case of
+programs.py.
+
+It speaks through stomp.py, and asks for neither receipts nor heart-beats. Its namespace makes the beginning of all
+names. What else its services send by themselves is sent, too: a broadcast of their status.
+"""
+
+import queue
+import sys
+from typing import Any
+
+from workflows.transport.stomp_transport import StompTransport
+
+PORT, QUEUE = sys.argv[1], sys.argv[2]
+
+
+class Reader:
+    """A subscription, and what has come from it."""
+
+    def __init__(self, transport: StompTransport, name: str, *, acknowledges: bool) -> None:
+        self._messages: queue.Queue[tuple[dict[str, str], Any]] = queue.Queue()
+        self._transport = transport
+        self._id = transport.subscribe(name, self._keep, acknowledgement=acknowledges, exclusive=False, priority=5)
+
+    def _keep(self, headers: dict[str, str], message: Any) -> None:
+        self._messages.put((headers, message))
+
+    def take(self, count: int) -> list[tuple[dict[str, str], Any]]:
+        return [self._messages.get(timeout=20) for _ in range(count)]
+
+    def leave(self) -> None:
+        self._transport.unsubscribe(self._id)
+
+
+def say(name: str, taken: list[tuple[dict[str, str], Any]]) -> None:
+    print(f"{name}: {' '.join(message for _, message in taken)}", flush=True)
+
+
+def main() -> None:
+    StompTransport.config.update({"--stomp-host": "127.0.0.1", "--stomp-port": PORT, "--stomp-prfx": QUEUE})
+    transport = StompTransport()
+    transport.connect()
+
+    # What is persistent and not confirmed may become visible one by one: these two are not.
+    transport.send("auto", "low", headers={"priority": 1, "persistent": "false"})
+    transport.send("auto", "high", headers={"priority": 9, "persistent": "false"})
+    reader = Reader(transport, "auto", acknowledges=False)
+    taken = reader.take(2)
+    reader.leave()
+    say("auto", taken)
+
+    for body in "123":
+        transport.send("client-individual", body)
+    reader = Reader(transport, "client-individual", acknowledges=True)
+    taken = reader.take(3)
+    transport.ack(taken[1][0])
+    reader.leave()
+    say("client-individual", taken)
+
+    for end, act in (("commit", transport.transaction_commit), ("abort", transport.transaction_abort)):
+        transport.send(f"{end}.from", "taken")
+        reader = Reader(transport, f"{end}.from", acknowledges=True)
+        taken = reader.take(1)
+        transaction = transport.transaction_begin()
+        transport.ack(taken[0][0], transaction=transaction)
+        transport.send(f"{end}.to", "sent", transaction=transaction)
+        act(transaction)
+        reader.leave()
+        say(end, taken)
+
+    statuses: queue.Queue[Any] = queue.Queue()
+    transport.subscribe_broadcast("transient.status", lambda _, status: statuses.put(status))
+    transport.broadcast_status({"host": "test"})
+    assert statuses.get(timeout=20) == {"host": "test"}
+    transport.disconnect()
+
+
+main()

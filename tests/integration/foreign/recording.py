@@ -1,0 +1,177 @@
+r"""How what a client and the broker said to one another stands in a file, and how a client's part is said again.
+
+A line of a recording is one of
+
+    # anything
+    = connection 2                      what follows is said on this connection
+    > SEND\n                            what the client says, byte for byte, as in Python's b"..."; one line of its own
+    > destination:/queue/{queue}.a\n    each, and all lines up to another kind of line in one write
+    < CONNECTED 1.2                     what the client has got before it says what follows: a version,
+    < RECEIPT 77                        a receipt's id,
+    < MESSAGE 1 2 body                  the second message of subscription 1, and its body, escaped too
+    = closed                            the client closes the connection
+
+What differs from time to time stands in braces: `{queue}`; `{ack 1 2}` and `{message-id 1 2}`, headers of the second
+message of subscription 1; `{now+15000}`, a time in milliseconds. Heart-beats of the broker are left out.
+"""
+
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parent / "recordings"
+_NAMED = re.compile(rb"\{(ack|message-id) (\S+) (\d+)\}")
+_NOW = re.compile(rb"\{now\+(\d+)\}")
+
+
+class Said(NamedTuple):
+    """Something that the broker says."""
+
+    command: str
+    headers: dict[bytes, bytes]
+    """As they came: nothing is unescaped."""
+    body: bytes
+
+
+class Listener:
+    """What the broker has said on one connection, read without any code of the broker's."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self.lines: list[str] = []
+        """As in a recording."""
+        self.names: dict[tuple[bytes, bytes, bytes], bytes] = {}
+        """By `ack` or `message-id`, subscription, and number of the message."""
+        self._counts: dict[bytes, int] = {}
+
+    def hear(self, data: bytes) -> list[str]:
+        """The lines that `data` adds."""
+        self._data += data
+        before = len(self.lines)
+        while (said := self._next()) is not None:
+            self.lines.append(self._line(said))
+        return self.lines[before:]
+
+    def _next(self) -> Said | None:
+        data = self._data.lstrip(b"\n")
+        head, blank, rest = data.partition(b"\n\n")
+        if not blank:
+            return None
+        command, *lines = head.split(b"\n")
+        headers = dict(line.split(b":", 1) for line in lines)
+        size = int(headers[b"content-length"]) if b"content-length" in headers else rest.find(b"\0")
+        if not 0 <= size < len(rest):
+            return None
+        self._data = rest[size + 1 :]
+        return Said(command.decode(), headers, rest[:size])
+
+    def _line(self, said: Said) -> str:
+        match said.command:
+            case "CONNECTED":
+                return f"CONNECTED {said.headers[b'version'].decode()}"
+            case "RECEIPT":
+                return f"RECEIPT {escaped(said.headers[b'receipt-id'])}"
+            case "MESSAGE":
+                # A client of STOMP 1.0 need not name its subscriptions.
+                subscription = said.headers.get(b"subscription") or said.headers[b"destination"]
+                count = self._counts[subscription] = self._counts.get(subscription, 0) + 1
+                for name in (b"ack", b"message-id"):
+                    if name in said.headers:
+                        self.names[name, subscription, b"%d" % count] = said.headers[name]
+                return f"MESSAGE {escaped(subscription)} {count} {escaped(said.body)}".rstrip()
+        raise AssertionError(f"the broker said {said}")
+
+
+class Step(NamedTuple):
+    """One thing that happens on a connection: something is said, or to be heard, or it is closed."""
+
+    connection: int
+    says: bytes = b""
+    hears: str = ""
+
+
+def read(text: str) -> Iterator[Step]:
+    connection = 1
+    saying = b""
+    for line in [*text.splitlines(), "#"]:
+        kind, _, rest = line.partition(" ")
+        if kind == ">":
+            saying += rest.encode("latin-1").decode("unicode_escape").encode("latin-1")
+            continue
+        if saying:
+            yield Step(connection, says=saying)
+            saying = b""
+        if kind == "<":
+            yield Step(connection, hears=rest)
+        elif rest == "closed":
+            yield Step(connection)
+        elif kind == "=":
+            connection = int(rest.removeprefix("connection "))
+
+
+def escaped(data: bytes) -> str:
+    return data.decode("latin-1").encode("unicode_escape").decode("ascii")
+
+
+class Player:
+    """Says what a client said to a broker, as soon as it has heard what the client had heard."""
+
+    def __init__(self, port: int, queue: str, patience_seconds: float) -> None:
+        self._port = port
+        self._queue = queue.encode()
+        self._patience_seconds = patience_seconds
+        self._connections: dict[int, tuple[socket.socket, Listener, list[str]]] = {}
+        """Socket, what was heard, and what was to be heard up to now."""
+
+    def play(self, text: str) -> None:
+        """Raises: AssertionError if the broker says something else than in the recording, or more."""
+        try:
+            for step in read(text):
+                self._play(step)
+            assert not self._connections, "a recording ends when all its connections are closed"
+        finally:
+            for sock, _, _ in self._connections.values():
+                sock.close()
+
+    def _play(self, step: Step) -> None:
+        if step.connection not in self._connections:
+            sock = socket.create_connection(("127.0.0.1", self._port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._connections[step.connection] = sock, Listener(), []
+        sock, listener, expected = self._connections[step.connection]
+        if step.hears:
+            expected.append(step.hears)
+            return
+        self._hear(step.connection, lambda: len(listener.lines) >= len(expected))
+        if step.says:
+            said = step.says.replace(b"{queue}", self._queue)
+            said = _NAMED.sub(lambda match: listener.names[match[1], match[2], match[3]], said)
+            said = _NOW.sub(lambda match: b"%d" % (time.time() * 1000 + int(match[1])), said)
+            sock.sendall(said)
+        else:
+            # The broker says what is left to say, and closes.
+            sock.shutdown(socket.SHUT_WR)
+            self._hear(step.connection, lambda: False)
+            sock.close()
+            del self._connections[step.connection]
+
+    def _hear(self, connection: int, is_enough: Callable[[], bool]) -> None:
+        """Until that, or the broker closes. It must have been what was to be heard: from each subscription in order,
+        and receipts whenever they come.
+        """
+        sock, listener, expected = self._connections[connection]
+        deadline = time.monotonic() + self._patience_seconds
+        while not is_enough():
+            sock.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                data = sock.recv(65536)
+            except TimeoutError:
+                raise AssertionError(f"on connection {connection} only {listener.lines} was heard") from None
+            if not data:
+                break
+            listener.hear(data)
+        heard, wanted = sorted(listener.lines), sorted(expected)
+        assert heard == wanted, f"on connection {connection} {heard} was heard, not {wanted}"

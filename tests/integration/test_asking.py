@@ -1,0 +1,257 @@
+"""Can whoever runs a broker ask it when there are as many connections, or queues, as there may be?"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests.integration.broker_here import broker_here, port_of
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.raw_client import RawClient, bodies
+from truenext.broker import asking
+from truenext.cli.files import FILES_OWN
+from truenext.engine.memory import LANE_BYTES, QUEUE_BYTES, Memory
+from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX
+from truenext.server import connection
+
+FEW = 3
+FILES_FOR_FEW = FILES_OWN + FEW + CONNECTIONS_TO_ASK_MAX
+ANSWERS = "/temp-queue/answers"
+
+
+@pytest.fixture(scope="module")
+def full_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """All its connections but those that may only ask are in use; 20 messages wait in `q`."""
+    broker = BrokerProcess(tmp_path_factory.mktemp("full"), files_max=f"-n {FILES_FOR_FEW}")
+    broker.start()
+    try:
+        clients = [broker.connect() for _ in range(FEW)]
+        for _ in range(20):
+            clients[0].send("q", b"x", persistent=True, confirmed=True)
+        yield broker
+        for client in clients:
+            client.disconnect()
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+def test_every_command_that_asks_or_does_something_works_in_a_full_broker(full_broker: BrokerProcess) -> None:
+    assert '"waiting":20' in full_broker.said("queues", "--json")
+    assert "20 waiting in 1 queue" in full_broker.said("status")
+    full_broker.said("pause", "q")
+    assert "q (paused)" in full_broker.said("queues")
+    full_broker.said("resume", "q")
+    full_broker.said("move", "q", "r", "--limit", "5")
+    full_broker.said("purge", "q")
+    assert full_broker.queues().keys() == {"q", "r"}
+    assert full_broker.queues()["r"].waiting == 5
+    full_broker.said("move", "r", "q")
+    full_broker.said("scheduled", "q")
+
+
+@pytest.mark.parametrize(
+    ("command", "headers"),
+    [
+        ("SEND", {"destination": "/queue/q"}),
+        ("SEND", {"destination": "/topic/t"}),
+        ("SEND", {"destination": ANSWERS}),
+        ("SUBSCRIBE", {"id": "1", "destination": "/queue/q"}),
+        ("SUBSCRIBE", {"id": "1", "destination": "/queue/>"}),
+        ("SUBSCRIBE", {"id": "1", "destination": "/topic/t"}),
+        ("SUBSCRIBE", {"id": "1", "destination": "/topic/t", "durable": "true"}),
+        ("SUBSCRIBE", {"id": "1", "destination": "/remote-temp-queue/another/answers"}),
+        ("SUBSCRIBE", {"id": "1", "destination": ANSWERS, "browser": "true"}),
+        ("UNSUBSCRIBE", {"id": "1", "durable": "true"}),
+        ("BEGIN", {"transaction": "t"}),
+        ("COMMIT", {"transaction": "t"}),
+        ("ABORT", {"transaction": "t"}),
+    ],
+)
+def test_whatever_is_not_part_of_asking_is_refused_with_the_limit(
+    full_broker: BrokerProcess, command: str, headers: dict[str, str]
+) -> None:
+    client = full_broker.connect(says_hello=False)
+    client.say_hello("1.2", "0,0", client_id="c")
+    client.say(command, headers | {"receipt": "r"})
+    error = client.error()
+    said = error.body.decode()
+    assert said.startswith(f"there are {FEW} connections, the most that one listener takes with so few files")
+    assert "(ulimit -n): this one may only ask, by SEND to /control/" in said
+    assert error.headers["receipt-id"] == "r"
+
+
+def test_an_answer_can_be_acknowledged_and_the_subscription_ended(full_broker: BrokerProcess) -> None:
+    client = full_broker.connect()
+    client.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS, "ack": "client-individual"}, confirmed=True)
+    client.say("SEND", {"destination": "/control/status", "reply-to": ANSWERS})
+    client.ack(client.message(), confirmed=True)
+    client.unsubscribe("a")
+    client.disconnect()
+
+
+def test_the_eleventh_beyond_is_refused_with_both_limits_and_there_is_room_once_others_have_left(
+    full_broker: BrokerProcess,
+) -> None:
+    beyond = [full_broker.connect() for _ in range(CONNECTIONS_TO_ASK_MAX)]
+    refused = full_broker.connect(says_hello=False)
+    said = refused.next_frame()
+    assert said.command == "ERROR"
+    assert f"there are {FEW} connections" in said.headers["message"]
+    assert f"and {CONNECTIONS_TO_ASK_MAX} more that may only ask" in said.headers["message"]
+    refused.await_end()
+    full_broker._log_checked = len(full_broker.log)
+    beyond[0].disconnect()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while full_broker.truenext("status").returncode:
+        assert time.monotonic() < deadline, "nobody is let in any more"
+    full_broker._log_checked = len(full_broker.log)
+    for client in beyond[1:]:
+        client.disconnect()
+
+
+# ---- In the test's own process ----
+
+
+def run(use: Callable[[int], None], *, connections_max: int = FEW) -> None:
+    async def here() -> None:
+        async with broker_here(connections_max=connections_max) as listener:
+            await asyncio.get_running_loop().run_in_executor(None, use, port_of(listener))
+
+    asyncio.run(here())
+
+
+def hello(port: int) -> RawClient:
+    client = RawClient(port)
+    client.say_hello("1.2", "0,0")
+    return client
+
+
+def ask(client: RawClient) -> None:
+    client.say("SEND", {"destination": "/control/queues", "reply-to": ANSWERS})
+    client.message()
+
+
+def test_who_asks_nothing_for_a_while_makes_place_and_who_goes_on_asking_does_not() -> None:
+    def use(port: int) -> None:
+        others = [hello(port) for _ in range(FEW)]
+        silent, asks = hello(port), hello(port)
+        asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
+        begun = time.monotonic()
+        while time.monotonic() - begun < 3:
+            ask(asks)
+            time.sleep(0.1)
+        assert "may only ask, and has not for 1 seconds" in silent.error().body.decode()
+        ask(asks)
+        assert "has not for 1 seconds" in asks.error().body.decode()
+        for client in others:
+            client.disconnect()
+
+    with mock.patch.object(asking, "ASKING_SECONDS_MAX", 1.0), mock.patch.object(connection, "ASKING_SECONDS_MAX", 1.0):
+        run(use)
+
+
+def test_a_question_that_came_while_the_broker_was_away_is_answered() -> None:
+    async def here() -> None:
+        loop = asyncio.get_running_loop()
+
+        def use(port: int) -> None:
+            other, asks = hello(port), hello(port)
+            asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
+            loop.call_soon_threadsafe(time.sleep, 1.5)
+            time.sleep(0.2)
+            ask(asks)
+            asks.disconnect()
+            other.disconnect()
+
+        async with broker_here(connections_max=1) as listener:
+            await loop.run_in_executor(None, use, port_of(listener))
+
+    with mock.patch.object(asking, "ASKING_SECONDS_MAX", 1.0), mock.patch.object(connection, "ASKING_SECONDS_MAX", 1.0):
+        asyncio.run(here())
+
+
+def test_who_comes_when_others_have_left_may_do_everything_though_somebody_still_only_asks() -> None:
+    def use(port: int) -> None:
+        others = [hello(port) for _ in range(FEW)]
+        asks = hello(port)
+        asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
+        others.pop().disconnect()
+        client = None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while client is None:
+            assert time.monotonic() < deadline, "it is still taken for one too many"
+            ask(asks)
+            client = hello(port)
+            client.say("SEND", {"destination": "/queue/q", "receipt": "r"}, b"x")
+            if client.next_frame().command == "ERROR":
+                client.close()
+                client = None
+        asks.say("SEND", {"destination": "/queue/q"}, b"y")
+        assert "may only ask" in asks.error().body.decode()
+        client.subscribe("q")
+        assert bodies(client.arrived()) == ["x"]
+        for each in (*others, client):
+            each.disconnect()
+
+    run(use)
+
+
+def test_the_answers_have_a_queue_though_there_are_as_many_as_there_may_be() -> None:
+    def use(port: int) -> None:
+        sender = hello(port)
+        sender.send("a", b"")
+        sender.send("b", b"", confirmed=True)
+        asks = hello(port)
+        asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
+        ask(asks)
+        asks.say("SUBSCRIBE", {"id": "b", "destination": "/temp-queue/another"})
+        assert "queues" in asks.error().body.decode()
+        # Without a subscription the question itself makes it.
+        asks = hello(port)
+        asks.say("SEND", {"destination": "/control/queues", "reply-to": ANSWERS}, confirmed=True)
+        asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS})
+        assert b'"name":"b"' in asks.message().body
+        asks.disconnect()
+        listens = hello(port)
+        listens.say("SUBSCRIBE", {"id": "a", "destination": "/topic/t"})
+        assert "queues" in listens.error().body.decode(), "nothing is answered there"
+        sender.send("c", b"")
+        assert "queues" in sender.error().body.decode()
+
+    of_two = 2 * (QUEUE_BYTES + LANE_BYTES)
+    with mock.patch.object(Memory, "has_room_for_queue", property(lambda memory: memory.queues < of_two)):
+        run(use)
+
+
+# ---- Files ----
+
+
+def files_of(broker: BrokerProcess) -> list[str]:
+    """Soft and hard limit."""
+    (line,) = (line for line in Path(f"/proc/{broker.pid}/limits").read_text().splitlines() if "open files" in line)
+    return line.split()[3:5]
+
+
+def test_the_broker_asks_for_as_many_files_as_its_connections_may_need(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, files_max="-S -n 200")
+    broker.start()
+    try:
+        wanted = FILES_OWN + CONNECTIONS_MAX + CONNECTIONS_TO_ASK_MAX
+        soft, hard = files_of(broker)
+        assert int(soft) == wanted if hard == "unlimited" else int(soft) == min(wanted, int(hard))
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+def test_a_broker_with_too_few_files_says_how_many_it_needs(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, files_max=f"-n {FILES_FOR_FEW - FEW}")
+    with pytest.raises(AssertionError, match="broker said ''"):
+        broker.start()
+    assert broker.wait_for_end() != 0
+    assert f"it needs {FILES_FOR_FEW - FEW + 1} at least" in broker.log
+    assert "ulimit -n" in broker.log

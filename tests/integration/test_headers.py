@@ -1,0 +1,237 @@
+"""Does what clients of other brokers say do what they mean? Over real sockets and a real store."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import BrokerProcess
+from tests.integration.raw_client import RawClient, bodies
+from truenext.broker.recovery import recover
+from truenext.commands import Send
+from truenext.destination import Destination, Kind
+from truenext.engine.engine import Engine
+from truenext.limits import WINDOW_MAX
+from truenext.message import Message
+from truenext.policy import Policies
+from truenext.schedule import Schedule
+from truenext.store.embedded import EmbeddedStore
+from truenext.store.store import Store
+
+
+def fill(broker: BrokerProcess, queue: str, *said: str, headers: dict[str, str] | None = None) -> RawClient:
+    sender = broker.connect()
+    for body in said:
+        sender.send(queue, body.encode(), confirmed=True, headers=headers)
+    return sender
+
+
+def follow(client: RawClient, address: str, headers: dict[str, str] | None = None) -> None:
+    said = {"id": "1", "destination": address, "ack": "client-individual"} | (headers or {})
+    client.say("SUBSCRIBE", said, confirmed=True)
+
+
+def known(broker: BrokerProcess, client_id: str) -> RawClient:
+    client = broker.connect(says_hello=False)
+    client.say_hello("1.2", "0,0", client_id=client_id)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("behind", "headers"),
+    [
+        ("", {"prefetch-count": "2"}),
+        ("?consumer.prefetchSize=2", {}),
+        ("?consumer.prefetchSize=2", {"prefetch-count": "2", "activemq.prefetchSize": "2"}),
+    ],
+)
+def test_a_window_by_any_name_is_exact(broker: BrokerProcess, queue: str, behind: str, headers: dict[str, str]) -> None:
+    fill(broker, queue, *"abcd")
+    client = broker.connect()
+    follow(client, f"/queue/{queue}{behind}", headers)
+    first, _ = client.only(2)
+    client.ack(first)
+    assert bodies(client.only(1)) == ["c"]
+
+
+def test_a_prefetch_count_of_0_leaves_the_window_to_the_broker(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, *"abcdefghijklmnop")
+    client = broker.connect()
+    follow(client, f"/queue/{queue}", {"prefetch-count": "0"})
+    # An automatic one begins with this.
+    assert len(client.only(10)) == 10
+
+
+@pytest.mark.parametrize("name", ["activemq.prefetchSize", "prefetch-count"])
+def test_a_window_that_is_too_large_is_refused_and_says_the_limit(broker: BrokerProcess, queue: str, name: str) -> None:
+    client = broker.connect()
+    client.say("SUBSCRIBE", {"id": "1", "destination": f"/queue/{queue}", name: "40000"})
+    assert f"{name} 40000 is more than {WINDOW_MAX} messages" in client.error().headers["message"]
+
+
+def test_options_say_what_comes_and_who_goes_first(broker: BrokerProcess, queue: str) -> None:
+    ordinary, preferred = broker.connect(), broker.connect()
+    follow(ordinary, f"/queue/{queue}")
+    follow(preferred, f"/queue/{queue}?consumer.priority=5&consumer.selector=colour%20IN%20('red','green')")
+    sender = fill(broker, queue, "1", headers={"colour": "red"})
+    sender.send(queue, b"2", headers={"colour": "blue"}, confirmed=True)
+    assert bodies(preferred.only(1)) == ["1"]
+    assert bodies(ordinary.only(1)) == ["2"]
+
+
+def test_an_exclusive_consumer_by_an_option_is_the_only_one(broker: BrokerProcess, queue: str) -> None:
+    first, second = broker.connect(), broker.connect()
+    follow(first, f"/queue/{queue}")
+    follow(second, f"/queue/{queue}?consumer.exclusive=true")
+    fill(broker, queue, *"abc")
+    assert bodies(second.only(3)) == ["a", "b", "c"]
+    assert first.arrived() == []
+
+
+def test_options_make_no_queue(broker: BrokerProcess, queue: str) -> None:
+    address = f"/queue/{queue}?consumer.prefetchSize=1"
+    client = broker.connect()
+    follow(client, address)
+    sender = broker.connect()
+    sender.say("SEND", {"destination": address})
+    refusal = sender.error().headers["message"]
+    assert f"option 'consumer.prefetchSize' of '{address}': options are for SUBSCRIBE" in refusal
+    assert not [name for name in broker.queues() if "?" in name]
+
+
+def test_requeue_false_is_a_dead_letter_at_once_and_requeue_true_is_tried_again(
+    broker: BrokerProcess, queue: str
+) -> None:
+    fill(broker, queue, "poison")
+    client = broker.connect()
+    follow(client, f"/queue/{queue}")
+    client.nack(client.message(), headers={"requeue": "true"})
+    again = client.message()
+    assert again.headers["truenext-attempts"] == "1"
+    client.nack(again, headers={"requeue": "false"}, confirmed=True)
+    assert client.arrived() == []
+    assert bodies(broker.what_is_left(f"DLQ.{queue}", once_durable=True)) == ["poison"]
+
+
+@pytest.mark.parametrize("headers", [{"persistent": "true"}, {"durable": "true", "auto-delete": "false"}])
+def test_a_subscription_in_the_words_of_rabbitmq_collects_while_nobody_is_there(
+    broker: BrokerProcess, queue: str, headers: dict[str, str]
+) -> None:
+    reader = known(broker, f"client-{queue}")
+    follow(reader, f"/topic/{queue}", headers)
+    reader.disconnect()
+    sender = broker.connect()
+    sender.say("SEND", {"destination": f"/topic/{queue}", "persistent": "true"}, b"missed", confirmed=True)
+    reader = known(broker, f"client-{queue}")
+    follow(reader, f"/topic/{queue}", headers)
+    message = reader.message()
+    assert message.body == b"missed"
+    reader.ack(message)
+    reader.say("UNSUBSCRIBE", {"id": "1"} | headers, confirmed=True)
+    # It has ended, not only gone.
+    assert not [name for name in broker.queues() if queue in name]
+
+
+def test_what_browsers_and_old_clients_add_to_a_subscription_changes_nothing(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    added = {
+        "X-CSRF-TOKEN": "7c1c",
+        "selector": "",
+        "durable-subscriber-name": "",
+        "no-local": "False",
+        "activemq.dispatchAsync": "True",
+        "activemq.exclusive": "False",
+        "activemq.maximumPendingMessageLimit": "0",
+        "activemq.retroactive": "False",
+    }
+    said = added | {"durable": "true", "auto-delete": "false", "exclusive": "false", "x-queue-type": "quorum"}
+    follow(client, f"/queue/{queue}", said)
+    fill(broker, queue, "a")
+    client.ack(client.message())
+    client.say("UNSUBSCRIBE", {"id": "1"} | said, confirmed=True)
+    follow(client, f"/topic/{queue}", added | {"auto-delete": "true", "durable": "false"})
+    client.say("SEND", {"destination": f"/topic/{queue}"}, b"b", confirmed=True)
+    assert bodies(client.only(1)) == ["b"]
+
+
+def test_a_mere_name_is_a_queue_for_whoever_says_it(broker: BrokerProcess, queue: str) -> None:
+    reader, sender = broker.connect(), broker.connect()
+    follow(reader, queue)
+    sender.say("SEND", {"destination": f"/queue/{queue}"}, b"1", confirmed=True)
+    sender.say("SEND", {"destination": queue}, b"2", confirmed=True)
+    assert bodies(reader.only(2)) == ["1", "2"]
+    for slip in (f"queue/{queue}", f"topic/{queue}"):
+        client = broker.connect()
+        client.say("SEND", {"destination": slip})
+        assert f"unknown destination '{slip}': here it is '/{slip}'" in client.error().headers["message"]
+
+
+def test_that_nobody_checks_a_login_is_said_to_each_client_and_once_in_the_log(own_broker: BrokerProcess) -> None:
+    def log_in(login: str) -> dict[str, str]:
+        client = own_broker.connect(says_hello=False)
+        headers = {"accept-version": "1.2", "host": "h", "login": login, "passcode": f"secret of {login}"}
+        client.say("CONNECT", headers)
+        answer = client.next_frame()
+        assert answer.command == "CONNECTED"
+        client.close()
+        return answer.headers
+
+    own_broker.connect()
+    assert "login" not in own_broker.log
+    for login in ("guest", "somebody", "somebody else"):
+        assert log_in(login)["truenext-login"] == "unchecked"
+    own_broker.stop()
+    assert own_broker.log.count("login and passcode are not checked: there are no users") == 1
+    assert "secret" not in own_broker.log and "guest" not in own_broker.log
+
+
+# ---- Queues from before ----
+
+OLD = "a?consumer.prefetchSize=1"
+
+
+def write(engine: Engine, store: Store) -> None:
+    batch = engine.take_batch()
+    assert batch is not None
+    store.apply(batch)
+    engine.committed(batch)
+
+
+def fill_as_before(data: Path, *said: str) -> None:
+    """A data folder as a broker has left it when every name could have a ? in it."""
+    store = EmbeddedStore(data)
+    engine, _ = recover(store, Policies())
+    engine.now_ms = 1_000_000
+    engine.start()
+    write(engine, store)
+    sender = engine.connect("sender")
+    for body in said:
+        message = Message(4, True, 0, b"content-length:%d\n" % len(body), body.encode())
+        engine.send(sender, Send(Destination(Kind.QUEUE, OLD), message))
+    for address in (Destination(Kind.QUEUE, OLD), Destination(Kind.TOPIC, OLD)):
+        message = Message(4, True, 0, b"content-length:5\n", b"later")
+        engine.send(sender, Send(address, message, schedule=Schedule(delay_ms=1000, period_ms=0, repeat=0, cron="")))
+    write(engine, store)
+    engine.stop()
+    for batch in engine.last_batches():
+        store.apply(batch)
+    store.close()
+
+
+def test_queues_with_a_question_mark_from_before_can_be_moved_and_purged(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path)
+    fill_as_before(broker.data, "1", "2", "3")
+    try:
+        broker.start()
+        # What was scheduled is due by now, also for a topic of that name that nobody can send to any more.
+        broker.await_facts(OLD, waiting=4)
+        broker.said("scheduled", OLD)
+        assert broker.said("move", OLD, "new", "--limit", "2") == "2 moved to new\n"
+        assert bodies(broker.what_is_left("new", once_durable=True)) == ["1", "2"]
+        assert broker.said("purge", OLD) == "2 removed\n"
+        broker.await_facts(OLD, waiting=0)
+        # But nothing new comes there.
+        refused = broker.truenext("move", "new", "b?c")
+        assert refused.returncode == 2 and "no name has a ?" in refused.stderr
+        broker.stop()
+    finally:
+        broker.clean_up()

@@ -1,0 +1,172 @@
+"""What do the commands print on a terminal, into a pipe, onto a full disk, and to nobody?"""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+
+EVIL = b"\x1b]0;title\x07 \x1b[2J \xc2\x9b31m \xe2\x80\xaeneddih\xe2\x80\xac \x9b\xff tab\t end"
+SHOWN = r"\x1b]0;title\x07 \x1b[2J \x9b31m \u202eneddih\u202c \x9b\xff tab"
+
+
+def on_a_terminal(broker: BrokerProcess, *arguments: str) -> str:
+    """What a person sees who runs the command."""
+    ours, its = pty.openpty()
+    command = dying_with_us([TRUENEXT, *arguments, "--url", f"stomp://127.0.0.1:{broker.port}"])
+    environment = {**os.environ, "TERM": "dumb"}
+    seen = b""
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment) as process:
+        os.close(its)
+        try:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while select.select([ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                try:
+                    data = os.read(ours, 10_000)
+                except OSError:
+                    # Nobody has its other end any more.
+                    break
+                if not data:
+                    break
+                seen += data
+        finally:
+            process.kill()
+            os.close(ours)
+    return seen.decode()
+
+
+def piped(broker: BrokerProcess, *arguments: str) -> bytes:
+    command = dying_with_us([TRUENEXT, *arguments, "--url", f"stomp://127.0.0.1:{broker.port}"])
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout
+
+
+def is_harmless(text: str) -> bool:
+    return all(each in "\r\n\t" or each.isprintable() for each in text)
+
+
+def test_a_body_is_harmless_on_a_terminal_raw_in_a_pipe_and_escaped_in_json(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    client.send(queue, EVIL, headers={"note": "\x1b[31m \u202e"}, confirmed=True)
+    assert piped(broker, "browse", queue) == EVIL + b"\n"
+    told = on_a_terminal(broker, "browse", queue)
+    assert SHOWN in told and is_harmless(told)
+    for line in (
+        piped(broker, "browse", queue, "--headers").decode(),
+        on_a_terminal(broker, "browse", queue, "--headers"),
+    ):
+        assert is_harmless(line)
+        message = json.loads(line)
+        assert message["headers"]["note"] == "\x1b[31m \u202e"
+        assert message["body"] == EVIL.decode(errors="replace")
+    told = on_a_terminal(broker, "receive", queue)
+    assert SHOWN in told and is_harmless(told)
+    assert broker.what_is_left(queue) == []
+
+
+def test_what_is_scheduled_and_who_subscribed_are_harmless_too(own_broker: BrokerProcess) -> None:
+    client = own_broker.connect()
+    client.send("q", EVIL, headers={"AMQ_SCHEDULED_DELAY": "600000"}, confirmed=True)
+    client = own_broker.connect(says_hello=False)
+    client.say("CONNECT", {"accept-version": "1.2", "host": "h", "client-id": "me"})
+    client.next_frame()
+    headers = {"id": "news", "destination": "/topic/news", "durable": "true", "selector": "a = '\x1b[31m'"}
+    client.say("SUBSCRIBE", headers | {"receipt": "r"})
+    client.await_receipt("r")
+    for words in (["scheduled"], ["scheduled", "--json"], ["queues"], ["queues", "--json"], ["status"]):
+        told = on_a_terminal(own_broker, *words)
+        assert told and is_harmless(told), (words, told)
+    assert r"'\x1b[31m'" in on_a_terminal(own_broker, "queues")
+    names = [each["name"] for each in json.loads(piped(own_broker, "queues", "--json"))]
+    assert "subscription,me,news,news,a = '\x1b[31m'" in names
+
+
+@pytest.mark.parametrize(
+    "words", [["receive"], ["receive", "--headers"], ["receive", "--all", "--timeout", "0.2"], ["browse"]], ids=" ".join
+)
+def test_what_cannot_be_printed_is_said_and_not_acknowledged(
+    broker: BrokerProcess, queue: str, words: list[str]
+) -> None:
+    client = broker.connect()
+    client.send(queue, b"kept", persistent=True, confirmed=True)
+    command = [TRUENEXT, words[0], queue, *words[1:], "--url", f"stomp://127.0.0.1:{broker.port}"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(dying_with_us(command), stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stderr) == (
+        2,
+        b"truenext: cannot write to standard output: No space left on device\n",
+    )
+    assert [each.body for each in broker.what_is_left(queue)] == [b"kept"]
+
+
+@pytest.mark.parametrize("words", [["queues"], ["queues", "--json"], ["status"], ["--help"], ["send", "--help"]])
+def test_no_command_ends_in_a_traceback_on_a_full_disk(broker: BrokerProcess, words: list[str]) -> None:
+    url = [] if "--help" in words else ["--url", f"stomp://127.0.0.1:{broker.port}"]
+    with Path("/dev/full").open("wb") as full:
+        command = dying_with_us([TRUENEXT, *words, *url])
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stderr) == (
+        2,
+        b"truenext: cannot write to standard output: No space left on device\n",
+    )
+
+
+def test_a_reader_that_goes_ends_the_command_quietly_and_what_it_has_not_taken_is_not_acknowledged(
+    broker: BrokerProcess, queue: str
+) -> None:
+    client = broker.connect()
+    for _ in range(20):
+        client.send(queue, b"x" * 10_000)
+    client.arrived()
+    command = [TRUENEXT, "receive", queue, "--all", "--url", f"stomp://127.0.0.1:{broker.port}"]
+    with subprocess.Popen(dying_with_us(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"x" * 10_000 + b"\n"
+        process.stdout.close()
+        assert process.wait(PATIENCE_SECONDS) == 141
+        assert process.stderr.read() == b""
+    assert 0 < len(broker.what_is_left(queue)) < 20
+
+
+def test_a_standard_output_that_is_closed_is_said_and_costs_no_message(broker: BrokerProcess, queue: str) -> None:
+    broker.connect().send(queue, b"kept", confirmed=True)
+    shell = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", TRUENEXT, "receive", queue]
+    command = dying_with_us([*shell, "--url", f"stomp://127.0.0.1:{broker.port}"])
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stderr) == (1, b"truenext: standard output is closed: there is nowhere to print to\n")
+    assert [each.body for each in broker.what_is_left(queue)] == [b"kept"]
+
+
+@pytest.mark.parametrize("words", [[], ["--lines"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("redirection", "why"),
+    [("0>/dev/null", "Bad file descriptor"), ("<&-", "it is closed")],
+    ids=["unreadable", "closed"],
+)
+def test_a_standard_input_that_cannot_be_read_is_said(
+    broker: BrokerProcess, queue: str, words: list[str], redirection: str, why: str
+) -> None:
+    shell = ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", TRUENEXT, "send", queue, *words]
+    command = dying_with_us([*shell, "--url", f"stomp://127.0.0.1:{broker.port}"])
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stderr.decode()) == (1, f"truenext: cannot read standard input: {why}\n")
+    assert broker.what_is_left(queue) == []
+
+
+def test_a_pause_says_that_it_has_made_the_queue(broker: BrokerProcess, queue: str) -> None:
+    assert piped(broker, "pause", queue).decode() == f"there was no queue '{queue}': made and paused\n"
+    assert piped(broker, "pause", queue) == piped(broker, "resume", queue) == piped(broker, "pause", queue) == b""
+
+
+def test_bytes_that_are_no_utf_8_are_sent_as_they_are(broker: BrokerProcess, queue: str) -> None:
+    command = [os.fsencode(each) for each in dying_with_us([TRUENEXT, "send", queue])]
+    url = f"stomp://127.0.0.1:{broker.port}".encode()
+    subprocess.run([*command, b"\xff\xfe", b"--url", url], check=True, timeout=PATIENCE_SECONDS)
+    assert [each.body for each in broker.what_is_left(queue)] == [b"\xff\xfe"]

@@ -1,0 +1,115 @@
+"""Do producers that sent one message, and are most likely gone, make place for new ones, over sockets and restarts?"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests.integration.broker_here import broker_here, port_of
+from tests.integration.broker_process import PATIENCE_SECONDS
+from tests.integration.raw_client import RawClient, bodies, numbered
+from truenext.broker import broker as broker_module
+from truenext.engine import producers
+
+FEW = 3
+SHORT_MS = 300
+
+
+@pytest.fixture(autouse=True)
+def _few_producers_are_remembered_for_a_short_time() -> Iterator[None]:
+    with (
+        mock.patch.object(producers, "PRODUCERS_MAX", FEW),
+        mock.patch.object(producers, "PRODUCER_MEMORY_MS_MIN", SHORT_MS),
+        mock.patch.object(broker_module, "LOOK_SECONDS", 0.02),
+    ):
+        yield
+
+
+def run(data: Path, use: Callable[[RawClient], None]) -> None:
+    """A broker from its start to its clean stop."""
+
+    def connect_and_use(port: int) -> None:
+        client = RawClient(port)
+        try:
+            client.say_hello("1.2", "0,0")
+            use(client)
+        finally:
+            client.close()
+
+    async def here() -> None:
+        async with broker_here(data) as listener:
+            await asyncio.get_running_loop().run_in_executor(None, connect_and_use, port_of(listener))
+
+    asyncio.run(here())
+
+
+def send(client: RawClient, producer: str, number: int = 1) -> None:
+    client.send(
+        "q", f"{producer}{number}".encode(), persistent=True, headers=numbered(producer, number), confirmed=True
+    )
+
+
+def commit(client: RawClient, producer: str) -> None:
+    client.begin("t")
+    client.send("q", f"{producer} committed".encode(), persistent=True, transaction="t")
+    client.commit("t", headers=numbered(producer, 1))
+
+
+def left(client: RawClient) -> list[str]:
+    client.subscribe("q")
+    return bodies(client.arrived())
+
+
+def test_one_that_sent_once_goes_for_a_new_one_though_it_is_from_an_earlier_run_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fill(client: RawClient) -> None:
+        commit(client, "committer")
+        send(client, "once")
+        send(client, "twice", 1)
+        send(client, "twice", 2)
+
+    def ask_too_soon(client: RawClient) -> None:
+        client.send("q", b"refused", persistent=True, headers=numbered("new", 1))
+        assert f"there are {FEW} producers with numbers" in client.error().body.decode()
+
+    def go_on(client: RawClient) -> None:
+        send(client, "new")
+        # What is remembered is a repeat, and no message.
+        send(client, "twice", 1)
+        client.commit("t", headers=numbered("committer", 1))
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not any("producers forgotten" in record.message for record in caplog.records):
+            assert time.monotonic() < deadline, "nothing is said"
+            time.sleep(0.01)
+
+    def say_the_forgotten_one_again(client: RawClient) -> None:
+        time.sleep(SHORT_MS / 1000)
+        send(client, "once")
+        assert left(client) == ["committer committed", "once1", "twice1", "twice2", "new1", "once1"]
+
+    with mock.patch.object(producers, "PRODUCER_MEMORY_MS_MIN", 3600_000):
+        run(tmp_path, fill)
+        run(tmp_path, ask_too_soon)
+    time.sleep(SHORT_MS / 1000)
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, go_on)
+    (said,) = [record for record in caplog.records if "producers forgotten" in record.message]
+    assert (said.__dict__["producers"], said.__dict__["last"]) == (1, "once")
+    run(tmp_path, say_the_forgotten_one_again)
+
+
+def test_hundreds_of_processes_that_send_one_message_each_are_all_served(tmp_path: Path) -> None:
+    def fill(client: RawClient) -> None:
+        commit(client, "committer")
+        for number in range(500):
+            send(client, f"process {number}")
+        client.commit("t", headers=numbered("committer", 1))
+        assert len(left(client)) == 501
+
+    with mock.patch.object(producers, "PRODUCER_MEMORY_MS_MIN", 0):
+        run(tmp_path, fill)

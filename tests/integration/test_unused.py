@@ -1,0 +1,136 @@
+"""Do queues come and go in a real broker, on its disk and in its history, without anybody losing anything?"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_here import broker_here, port_of
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.raw_client import RawClient, bodies
+from truenext.engine.engine import Engine
+from truenext.history.files import chunks_of_file, history_files
+from truenext.history.table import table_of
+from truenext.store.check import check
+from truenext.store.embedded import EmbeddedStore
+
+NAMES = 200
+
+
+class Clock:
+    """Of a broker that runs in the test's process."""
+
+    def __init__(self) -> None:
+        self.ahead_us = 0
+
+
+@contextmanager
+def clock() -> Iterator[Clock]:
+    """It goes ahead as a test says."""
+    ahead = Clock()
+    tick = Engine.tick
+
+    def shifted(engine: Engine, now_us: int, steady_us: int) -> None:
+        tick(engine, now_us + ahead.ahead_us, steady_us + ahead.ahead_us)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "tick", shifted)
+        yield ahead
+
+
+def known(port: int) -> RawClient:
+    client = RawClient(port)
+    client.say_hello("1.2", "0,0")
+    return client
+
+
+def use(port: int, names: range) -> None:
+    """Each once: something is sent to it, taken and acknowledged."""
+    client = known(port)
+    for number in names:
+        client.send(f"name.{number}", b"%d" % number, persistent=number % 2 == 0, confirmed=True)
+        client.subscribe(f"name.{number}")
+        message = client.message()
+        assert message.body == b"%d" % number
+        client.ack(message, confirmed=True)
+        client.unsubscribe()
+    client.disconnect()
+
+
+async def until_gone(engine: Engine) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(not queue.is_temporary for queue in engine.queues()):
+        assert time.monotonic() < deadline, f"{len(list(engine.queues()))} queues stay"
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.timeout(120)
+def test_names_used_once_each_leave_neither_memory_nor_disk_taken_and_the_history_tells_them_apart(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    told: list[tuple[str, str]] = []
+
+    async def run() -> None:
+        with clock() as ahead:
+            async with broker_here(data) as listener:
+                engine = listener._broker._engine
+                for first in (0, NAMES):
+                    await asyncio.to_thread(use, port_of(listener), range(first, first + NAMES))
+                    ahead.ahead_us += 70_000_000
+                    await until_gone(engine)
+                    memory = engine.memory
+                    assert (memory.queues, memory.places, memory.used) == (0, 0, 0)
+                    assert engine._numbered == {}
+
+    asyncio.run(run())
+    assert check(data, lambda finding: pytest.fail(str(finding)), lambda *_: None).names == {}
+    store = EmbeddedStore(data)
+    assert store.recover().queues == {}
+    store.close()
+    for path in history_files(data / "history"):
+        for event in table_of(chunks_of_file(path)).to_pylist():
+            if event["kind"] in ("accepted", "acknowledged"):
+                told.append((event["kind"], event["queue"]))
+    assert told == [(kind, f"name.{number}") for number in range(2 * NAMES) for kind in ("accepted", "acknowledged")]
+
+
+@pytest.mark.timeout(120)
+def test_who_takes_from_a_pattern_gets_what_comes_after_its_queues_have_gone() -> None:
+    async def run() -> None:
+        with clock() as ahead:
+            async with broker_here() as listener:
+                reader, sender = [await asyncio.to_thread(known, port_of(listener)) for _ in range(2)]
+                await asyncio.to_thread(reader.subscribe, "orders.*")
+                for number in range(3):
+                    for name in ("orders.eu", "orders.us"):
+                        await asyncio.to_thread(sender.send, name, b"%d" % number, confirmed=True)
+                    messages = await asyncio.to_thread(reader.messages, 2)
+                    assert bodies(messages) == [str(number)] * 2
+                    for message in messages:
+                        await asyncio.to_thread(reader.ack, message, confirmed=True)
+                    ahead.ahead_us += 70_000_000
+                    await until_gone(listener._broker._engine)
+                reader.close()
+                sender.close()
+
+    asyncio.run(run())
+
+
+def test_a_queue_that_has_gone_is_there_again_after_a_kill_and_nothing_is_damaged(own_broker: BrokerProcess) -> None:
+    """What is made and is empty goes in a minute; a broker that is killed before finds it, as it was, and starts."""
+    client = own_broker.connect()
+    for number in range(50):
+        client.send(f"name.{number}", b"m", persistent=True, confirmed=True)
+    reader = own_broker.connect()
+    for number in range(49):
+        reader.subscribe(f"name.{number}", subscription=str(number))
+        reader.ack(reader.message(), confirmed=True)
+    own_broker.restart(is_clean=False)
+    own_broker.await_facts("name.49", waiting=1)
+    reader = own_broker.connect()
+    reader.subscribe("name.49")
+    assert bodies(reader.messages(1)) == ["m"]

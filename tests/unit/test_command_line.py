@@ -1,0 +1,218 @@
+"""Is nonsense on the command line refused in one sentence, with status 2? The commands are those that click knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from truenext.cli import terminal
+from truenext.cli.ending import COMPLAINT_MAX
+from truenext.cli.main import main
+from truenext.cli.values import (
+    Address,
+    Body,
+    Header,
+    Master,
+    Place,
+    QueueName,
+    Seconds,
+    SelectorText,
+    ServerName,
+    Size,
+    Text,
+    Url,
+)
+
+NO_UTF_8 = os.fsdecode(b"a\xff")
+"""As Python hands over what the shell had in another encoding."""
+
+NO_NUMBERS = ["", "x", "nan", "inf", "-inf", "1e10", "\x1b[31m1", "1 2", NO_UTF_8]
+NO_TEXTS = ["", "a\x1b[31m", "a\n", NO_UTF_8]
+LONG = "x" * 100_000
+NOBODY = "stomp://127.0.0.1:1"
+
+
+def of_range(kind: click.IntRange) -> list[str]:
+    assert kind.min is not None and kind.max is not None
+    return [*NO_NUMBERS, "9" * 5000, str(int(kind.min) - 1), str(int(kind.max) + 1)]
+
+
+def of_size(kind: Size) -> list[str]:
+    return [*NO_NUMBERS, "-1", "1 parsec", "9" * 5000, str(kind._least - 1)]
+
+
+NONSENSE: dict[type, Callable[[Any], list[str]]] = {
+    click.IntRange: of_range,
+    type(click.INT): lambda kind: [*NO_NUMBERS, "9" * 5000],
+    click.Choice: lambda kind: [*NO_NUMBERS, LONG],
+    click.DateTime: lambda kind: [*NO_NUMBERS, "2026-13-01", LONG],
+    Seconds: lambda kind: [*NO_NUMBERS, "-1", "0", "604801", "1e400", "9" * 5000],
+    Size: of_size,
+    Url: lambda kind: [
+        *NO_TEXTS,
+        "nan",
+        "127.0.0.1:1",
+        "stomp://h:99999",
+        "stomp://h:x",
+        "stomp://h\n:1",
+        "http://h:1",
+    ],
+    Address: lambda kind: [*NO_TEXTS, LONG, "/nowhere/q", "/queue/", "a\u202eb", "subscription,", "/queue/a.>.b"],
+    QueueName: lambda kind: [*NO_TEXTS, LONG, "/queue/", "a\u202eb"],
+    SelectorText: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
+    Header: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
+    Text: lambda kind: NO_TEXTS,
+    ServerName: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
+    Master: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
+    Body: lambda kind: [],
+}
+"""By type, what must be refused. A new type needs a row here, and one that takes anything says so."""
+
+SENSE = {Address: "q", QueueName: "q", Body: "b", click.Choice: "mix"}
+
+
+def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if isinstance(command, click.Group):
+        for name, each in command.commands.items():
+            yield from walk(each, (*path, name))
+    else:
+        yield path, command
+
+
+ALL = [(path, command, param) for path, command in walk(main) for param in command.params]
+READ = {("config", "check"), ("store", "check"), ("store", "export"), ("history", "export"), ("audit",)}
+"""The first argument of these must be there."""
+
+
+def name_of(case: object) -> str:
+    match case:
+        case click.Parameter():
+            return case.opts[-1]
+        case tuple():
+            return " ".join(case)
+    return "-"
+
+
+def places(folder: Path, path: tuple[str, ...], param: click.Parameter) -> list[str]:
+    file = folder / "file"
+    file.touch()
+    assert isinstance(param.type, Place)
+    found = ["", str(folder / LONG), str(file / "below"), "a\0b"]
+    is_read = path in READ and param is main_argument(path)
+    if param.type.exists or is_read:
+        found.append(str(folder / "missing"))
+    if not param.type.file_okay or (is_read and path[0] == "store"):
+        found.append(str(file))
+    if not param.type.dir_okay or path == ("config", "check"):
+        found.append(str(folder))
+    return found
+
+
+def main_argument(path: tuple[str, ...]) -> click.Parameter:
+    (command,) = (command for other, command in walk(main) if other == path)
+    return next(param for param in command.params if isinstance(param, click.Argument))
+
+
+def sense(param: click.Parameter, folder: Path) -> str:
+    if isinstance(param.type, Place):
+        return str(folder / "new" if param.name == "new" else folder)
+    return SENSE[type(param.type)]
+
+
+def call(path: tuple[str, ...], command: click.Command, told: dict[click.Parameter, str], folder: Path) -> Result:
+    """With these values, and sensible ones where something must be said."""
+    options: list[str] = []
+    arguments: list[str] = []
+    for param in command.params:
+        if param in told or param.required:
+            value = told[param] if param in told else sense(param, folder)
+            if isinstance(param, click.Argument):
+                arguments.append(value)
+            else:
+                options += [param.opts[0], value]
+        elif param.name == "url":
+            options += ["--url", NOBODY]
+    return CliRunner().invoke(main, [*path, *options, "--", *arguments])
+
+
+def check_refusal(result: Result) -> str:
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert result.stderr.startswith("truenext: ") and result.stderr.count("\n") == 1
+    assert terminal.line(result.stderr[:-1]) == result.stderr[:-1]
+    assert len(result.stderr) < COMPLAINT_MAX + 100
+    return result.stderr
+
+
+@pytest.mark.parametrize(("path", "command", "param"), ALL, ids=name_of)
+def test_nonsense_is_refused_in_one_sentence(
+    path: tuple[str, ...], command: click.Command, param: click.Parameter, tmp_path: Path
+) -> None:
+    if isinstance(param, click.Option) and param.is_flag:
+        result = CliRunner().invoke(main, [*path, f"{param.opts[0]}=nan"])
+        assert param.opts[0] in check_refusal(result)
+        return
+    is_place = isinstance(param.type, Place)
+    values = places(tmp_path, path, param) if is_place else NONSENSE[type(param.type)](param.type)
+    before = sorted(tmp_path.rglob("*"))
+    for value in values:
+        told = check_refusal(call(path, command, {param: value}, tmp_path))
+        # Nothing else was wrong, or said to be.
+        assert param.get_error_hint(click.Context(command)) in told or (is_place and value in told), (value, told)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("path", "command"), list(walk(main)), ids=name_of)
+def test_an_option_that_there_is_not_and_an_argument_too_many_are_refused(
+    path: tuple[str, ...], command: click.Command, tmp_path: Path
+) -> None:
+    check_refusal(CliRunner().invoke(main, [*path, "--nonsense"]))
+    check_refusal(CliRunner().invoke(main, [*path, "--\x1b[31m"]))
+    if not any(param.nargs == -1 for param in command.params):
+        arguments = [str(tmp_path) for param in command.params if isinstance(param, click.Argument)]
+        check_refusal(CliRunner().invoke(main, [*path, *arguments, "one too many"]))
+
+
+def test_a_command_that_there_is_not_is_refused() -> None:
+    for words in (["nonsense"], ["config", "nonsense"], ["\x1b[31m"], ["--nonsense"]):
+        check_refusal(CliRunner().invoke(main, words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["receive", "q", "--all", "--count", "1"],
+        ["send", "q", "body", "--lines"],
+        ["serve", "--memory", "--disk-limit", "10GiB"],
+        ["serve", "--memory", "--history"],
+        ["serve", "--memory", "--data", "somewhere"],
+        ["record", "--out", "somewhere", "--seed", "1"],
+        ["record", "--out", "somewhere", "--seed", "1", "--case", "alternation"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_contradict_one_another_are_refused(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_refusal(CliRunner().invoke(main, words))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_passcode_is_not_said_again(tmp_path: Path) -> None:
+    out = str(tmp_path / "new")
+    told = check_refusal(CliRunner().invoke(main, ["record", "--out", out, "--passcode", "secret\n"]))
+    assert "secret" not in told
+
+
+def test_help_says_what_there_is_and_exits_0() -> None:
+    for path, command in walk(main):
+        result = CliRunner().invoke(main, [*path, "--help"])
+        assert result.exit_code == 0
+        assert all(param.opts[-1] in result.output for param in command.params if isinstance(param, click.Option))

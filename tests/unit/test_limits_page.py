@@ -1,0 +1,177 @@
+"""Does docs/limits.md say what the code does: each limit that somebody can meet, its value, and what is said then?"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.unit.test_stomp_server import ask, connected
+from truenext import limits
+from truenext.broker.settings import BrokerSettings
+from truenext.engine.bulk import wanted
+from truenext.errors import RemoteProtocolError
+from truenext.policy import Policy
+from truenext.setting import settings_of
+from truenext.wire.stomp.frame import Version
+
+ROOT = Path(__file__).parents[2]
+ANYTHING = "…"
+DEPENDS = {"CONNECTIONS_MAX", "DESTINATION_LENGTH_MAX"}
+"""What is said has the number that it is in this case."""
+
+PUT_TOGETHER = {"DELAY_MS_MAX", "PRODUCER_NUMBER_MAX", "QUESTION_SEQUENCES_MAX", "WINDOW_MAX"}
+"""What is said stands nowhere as a whole; the last tests here ask for it."""
+
+TUNING = {
+    "BROKER_BYTES",
+    "BROWSE_BYTES",
+    "BROWSE_SIZE",
+    "BULK_PIECE",
+    "CONTENT_BYTES_MIN",
+    "DUE_PIECE",
+    "GATHERING_BYTES_MAX",
+    "GROUP_FOUND_MIN",
+    "HEART_BEAT_GRACE",
+    "HISTORY_FILE_BYTES",
+    "HISTORY_SECONDS",
+    "LAZY_COMMIT_SECONDS",
+    "NAMING_BYTES",
+    "PAGE_BYTES",
+    "PAGE_BYTES_SHORT",
+    "PAGE_SIZE_SHORT",
+    "PAUSE_BYTES",
+    "READ_BYTES",
+    "ROOM_SECONDS",
+    "SCAN_BYTES",
+    "SCAN_FOUND_MAX",
+    "SCAN_PAGE_SIZE",
+    "SCAN_SIZE",
+    "SEQUENCE_BLOCK",
+    "SEQUENCE_MAX",
+    "SEQUENCE_RESERVE",
+    "SHOWN_PIECE",
+    "STORE_TRANSACTION_BYTES_MAX",
+    "UNUSED_LOOK",
+    "UNUSED_PIECE",
+    "UNUSED_SECONDS",
+    "UNUSED_SECONDS_SHORT",
+    "WAITING_ANSWER_BYTES",
+    "WRITE_AT_ONCE_BYTES_MAX",
+    "WRITE_AT_ONCE_SECONDS_MAX",
+}
+"""How the broker does something, of which nobody is told."""
+
+
+class Row(NamedTuple):
+    name: str
+    value: str
+    setting: str
+    words: list[str]
+    """What is said, each as it stands there."""
+
+
+def rows() -> dict[str, Row]:
+    found: dict[str, Row] = {}
+    for line in (ROOT / "docs" / "limits.md").read_text().splitlines():
+        if line.startswith("| `"):
+            name, value, _, setting, said = (cell.strip() for cell in line.strip("|").split(" | "))
+            name = name.strip("` ")
+            assert name not in found, f"{name} is there twice"
+            found[name] = Row(name, value, setting, re.findall("`(.*?)`", said))
+    return found
+
+
+ROWS = rows()
+CONSTANTS: dict[str, Any] = {name: value for name, value in vars(limits).items() if name.isupper()}
+SETTINGS = settings_of(Policy) | settings_of(BrokerSettings)
+
+
+def said_in_code() -> Iterator[str]:
+    """Every text of the code, with what is filled in between braces."""
+    for file in (ROOT / "src" / "truenext").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(map(_text, node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def _text(part: ast.expr) -> str:
+    if isinstance(part, ast.FormattedValue):
+        return "{" + ast.unparse(part.value) + "}"
+    assert isinstance(part, ast.Constant)
+    return str(part.value)
+
+
+SAID = set(said_in_code())
+
+
+def test_each_limit_is_there_or_only_tunes_the_broker() -> None:
+    assert not TUNING & ROWS.keys()
+    assert TUNING | ROWS.keys() == CONSTANTS.keys()
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+def test_its_value_is_that_of_the_code(row: Row) -> None:
+    assert row.value == f"{CONSTANTS[row.name]:g}" or row.value == str(CONSTANTS[row.name])
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+def test_what_is_said_is_what_the_code_says_and_names_the_limit(row: Row) -> None:
+    if row.name in PUT_TOGETHER:
+        return
+    for words in row.words:
+        pieces = words.replace(row.value, "{" + row.name + "}").split(ANYTHING)
+        pattern = re.compile(r"\{[^}]*\}".join(map(re.escape, pieces)))
+        assert any(pattern.search(said) for said in SAID), f"nobody says {words!r}"
+        assert row.value in words or row.setting.strip("`") in words or row.name in DEPENDS
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+def test_its_setting_is_one_and_a_refusal_names_it(row: Row) -> None:
+    if row.setting.startswith("fixed") or row.setting.endswith("of the SUBSCRIBE"):
+        return
+    name = row.setting.strip("`").removeprefix("--").replace("-", "_")
+    setting = SETTINGS[name]
+    assert CONSTANTS[row.name] in (setting.least, setting.most, setting.default)
+    for words in row.words:
+        assert row.setting.strip("`") in words
+
+
+def named_too_many_messages() -> None:
+    sequences = ",".join(map(str, range(limits.QUESTION_SEQUENCES_MAX + 1)))
+    wanted("purge", f'{{"queue":"q","sequences":[{sequences}]}}'.encode())
+
+
+def asked_for_too_long_a_delay() -> None:
+    ask(connected(Version.V1_2), "NACK", "id:1@s", f"truenext-delay:{limits.DELAY_MS_MAX + 1}")
+
+
+def used_too_large_a_number() -> None:
+    number = limits.PRODUCER_NUMBER_MAX + 1
+    ask(connected(Version.V1_2), "SEND", "destination:/queue/q", "truenext-producer:p", f"truenext-number:{number}")
+
+
+def asked_for_too_large_a_window() -> None:
+    window = f"activemq.prefetchSize:{limits.WINDOW_MAX + 1}"
+    ask(connected(Version.V1_2), "SUBSCRIBE", "id:1", "destination:/queue/q", window)
+
+
+@pytest.mark.parametrize(
+    ("name", "exceeded"),
+    [
+        ("QUESTION_SEQUENCES_MAX", named_too_many_messages),
+        ("DELAY_MS_MAX", asked_for_too_long_a_delay),
+        ("PRODUCER_NUMBER_MAX", used_too_large_a_number),
+        ("WINDOW_MAX", asked_for_too_large_a_window),
+    ],
+)
+def test_what_is_put_together_is_what_is_said(name: str, exceeded: Callable[[], None]) -> None:
+    (words,) = ROWS[name].words
+    with pytest.raises(RemoteProtocolError) as refused:
+        exceeded()
+    assert all(piece in str(refused.value) for piece in words.split(ANYTHING))
+    assert ROWS[name].value in words

@@ -1,0 +1,79 @@
+"""Is the memory that there is for a broker known, and a limit beyond it refused?"""
+
+from pathlib import Path
+from sys import maxsize
+
+import pytest
+from click.testing import CliRunner
+
+from truenext.cli import machine
+from truenext.cli.main import main
+
+GIB = 1 << 30
+
+
+def limits(folder: Path, groups: str, **files: str) -> int:
+    """Memory, where these control groups have these files."""
+    (folder / "groups").write_text(groups)
+    for name, content in files.items():
+        path = folder / name.replace("__", "/").replace("_max", ".max").replace("_bytes", "_in_bytes")
+        path = path.with_name(path.name.replace("memory_", "memory."))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return machine.memory(folder / "groups", folder)
+
+
+@pytest.fixture(autouse=True)
+def of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GiB that this machine has."""
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 8 * GIB // 4096}.__getitem__)
+
+
+def test_without_control_groups_it_is_that_of_the_machine(tmp_path: Path) -> None:
+    assert machine.memory(tmp_path / "none", tmp_path) == 8 * GIB
+
+
+def test_where_the_system_does_not_say_there_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> int:
+        raise ValueError(name)
+
+    monkeypatch.setattr("os.sysconf", unknown)
+    assert machine.memory(tmp_path / "none", tmp_path) == maxsize
+
+
+def test_the_least_limit_of_all_groups_around_it_holds(tmp_path: Path) -> None:
+    assert limits(tmp_path, "0::/a/b\n", a__b__memory_max="max\n", a__memory_max=f"{2 * GIB}\n") == 2 * GIB
+
+
+def test_in_a_container_the_limit_stands_at_the_top(tmp_path: Path) -> None:
+    assert limits(tmp_path, "0::/seen/from/outside\n", memory_max=f"{GIB}\n") == GIB
+
+
+def test_the_older_control_groups_are_read_too(tmp_path: Path) -> None:
+    groups = "5:cpu,cpuacct:/x\n4:memory:/x\n"
+    assert limits(tmp_path, groups, memory__x__memory_limit_bytes=f"{3 * GIB}\n") == 3 * GIB
+    assert limits(tmp_path, groups, memory__x__memory_limit_bytes=f"{2**63 - 4096}\n") == 8 * GIB
+
+
+def test_what_cannot_be_understood_limits_nothing(tmp_path: Path) -> None:
+    assert limits(tmp_path, "nonsense\n", memory_max="nonsense\n") == 8 * GIB
+
+
+@pytest.mark.parametrize("option", [True, False])
+def test_a_limit_beyond_it_is_refused_and_nothing_is_made(tmp_path: Path, option: bool) -> None:
+    file = tmp_path / "truenext.toml"
+    file.write_text("" if option else '[broker]\nmemory_limit = "999999TiB"\n')
+    said = ["--memory-limit", "999999TiB"] if option else []
+    result = CliRunner().invoke(main, ["serve", "--data", str(tmp_path / "data"), "--config", str(file), *said])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "a memory limit of 999999TiB is more than there is for the broker here" in result.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_check_of_a_file_says_what_this_machine_would_refuse(tmp_path: Path) -> None:
+    file = tmp_path / "truenext.toml"
+    for limit, is_noted in (("999999TiB", True), ("8GiB", False)):
+        file.write_text(f'[broker]\ndata = "data"\nmemory_limit = "{limit}"\n')
+        result = CliRunner().invoke(main, ["config", "check", str(file)])
+        assert result.exit_code == 0 and f"{file} is sound." in result.stdout
+        assert ("note: `truenext serve` refuses it on this machine" in result.stdout) is is_noted

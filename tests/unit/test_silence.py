@@ -1,0 +1,163 @@
+"""When is a client given up that says nothing? By a clock that the test turns."""
+
+import heapq
+import socket
+from collections.abc import Callable, Iterator
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from truenext.limits import HEART_BEAT_MS_MIN
+from truenext.server.connection import Connection
+
+
+class Timer:
+    def __init__(self, at: float, action: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        self.at = at
+        self.action = action
+        self.arguments = arguments
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Loop:
+    """As much of an event loop as a connection needs; its time stands still unless it is told to go on."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = count()
+        self.readable: Callable[[], object] | None = None
+
+    def time(self) -> float:
+        return self._now
+
+    def call_later(self, seconds: float, action: Callable[..., object], *arguments: object) -> Timer:
+        timer = Timer(self._now + seconds, action, arguments)
+        heapq.heappush(self._timers, (timer.at, next(self._order), timer))
+        return timer
+
+    def call_soon(self, action: Callable[..., object], *arguments: object) -> Timer:
+        return self.call_later(0, action, *arguments)
+
+    def add_reader(self, _: socket.socket, action: Callable[[], object]) -> None:
+        self.readable = action
+
+    def remove_reader(self, _: socket.socket) -> None:
+        self.readable = None
+
+    remove_writer = remove_reader
+
+    def go_on_until(self, moment: float) -> None:
+        while self._timers and self._timers[0][0] <= moment:
+            at, _, timer = heapq.heappop(self._timers)
+            self._now = max(self._now, at)
+            if not timer.is_cancelled:
+                timer.action(*timer.arguments)
+        self._now = max(self._now, moment)
+
+
+class Broker:
+    """Takes everything and says nothing, but notes when a client is lost."""
+
+    has_room = True
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.lost_at: float | None = None
+
+    def connect(self, _: Connection, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(id="me")
+
+    def execute(self, _: object, commands: Iterator[object]) -> None:
+        list(commands)
+
+    def lose(self, _: object, **__: object) -> None:
+        self.lost_at = self._loop.time()
+
+    def taken(self, *_: object, **__: object) -> None:
+        pass
+
+    forget = answer = wait_for_room = taken
+
+
+class Client:
+    """One that has agreed on a heart-beat of so many milliseconds."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self.interval = interval_ms / 1000
+        self.loop = Loop()
+        self.broker = Broker(self.loop)
+        self._here, there = socket.socketpair()
+        there.setblocking(False)
+        self.connection = Connection(
+            there,
+            "here",
+            cast(Any, self.broker),
+            cast(Any, self.loop),
+            identity="b1",
+            server_name="x",
+            on_closed=lambda _: None,
+        )
+        self.say(b"CONNECT\naccept-version:1.2\nheart-beat:%d,0\n\n\0" % interval_ms)
+
+    def say(self, data: bytes, *, is_noticed: bool = True) -> None:
+        self._here.sendall(data)
+        if is_noticed and self.loop.readable is not None:
+            self.loop.readable()
+
+    def close(self) -> None:
+        self._here.close()
+        self.connection._sock.close()
+
+
+@pytest.fixture(params=[HEART_BEAT_MS_MIN, 10_000])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    made = Client(request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("beats", [[], [0.5], [1.0, 1.99], [0.7, 1.4, 2.1, 2.8, 3.5], [2.0, 4.0, 6.0]])
+def test_a_client_is_given_up_after_2_to_2_5_times_the_agreed_silence_wherever_that_begins(
+    client: Client, beats: list[float]
+) -> None:
+    started = client.loop.time()
+    for beat in beats:
+        client.loop.go_on_until(started + beat * client.interval)
+        client.say(b"\n")
+    last = client.loop.time()
+    client.loop.go_on_until(last + 2 * client.interval)
+    assert client.broker.lost_at is None
+    client.loop.go_on_until(last + 10 * client.interval)
+    assert client.broker.lost_at is not None
+    assert 2 * client.interval < client.broker.lost_at - last < 2.5 * client.interval
+
+
+def test_what_came_while_the_broker_was_away_counts_as_heard(client: Client) -> None:
+    started = client.loop.time()
+    client.say(b"\n", is_noticed=False)
+    client.loop.go_on_until(started + 4 * client.interval)
+    assert client.broker.lost_at is None
+    client.loop.go_on_until(started + 10 * client.interval)
+    assert client.broker.lost_at is not None
+
+
+def test_who_is_not_read_is_not_blamed_and_has_as_long_again_afterwards(client: Client) -> None:
+    client.broker.has_room = False
+    client.say(b"\n")
+    client.loop.go_on_until(client.loop.time() + 50 * client.interval)
+    assert client.broker.lost_at is None
+    client.broker.has_room = True
+    client.connection.read_on()
+    client.say(b"\n")
+    last = client.loop.time()
+    client.loop.go_on_until(last + 2 * client.interval)
+    assert client.broker.lost_at is None
+    client.loop.go_on_until(last + 10 * client.interval)
+    assert client.broker.lost_at is not None
+    assert 2 * client.interval < client.broker.lost_at - last < 2.5 * client.interval

@@ -1,0 +1,405 @@
+"""Is each name of SUBSCRIBE that some broker knows understood, or asks for nothing, or is refused by name?"""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from truenext.commands import Browse, Command, Nack, Subscribe, Unsubscribe
+from truenext.destination import Kind
+from truenext.errors import RemoteProtocolError
+from truenext.limits import WINDOW_MAX
+from truenext.wire.stomp.frame import Frame, Version, encode
+from truenext.wire.stomp.headers import DURABLE_NAME, OPTIONS, POISON, PRIORITY, TABLE, WINDOW
+from truenext.wire.stomp.server import StompServer
+
+QUEUES = ["/queue/a", "a", "/queue/a.*"]
+TEMPORARY = ["/temp-queue/a", "/remote-temp-queue/me/a"]
+TOPICS = ["/topic/a", "/topic/a.>"]
+ENDING = [*TOPICS, "/temp-topic/a"]
+NOTHING: dict[str, str] = {}
+
+
+def connected(version: Version = Version.V1_2, client_id: str = "c") -> StompServer:
+    server = StompServer(session_id="me", identity="b1", server_name="truenext/1")
+    headers = {"accept-version": version.value} | ({"client-id": client_id} if client_id else {})
+    assert list(server.receive(encode(Frame("CONNECT", headers), version))) == []
+    return server
+
+
+def ask(server: StompServer, command: str, headers: dict[str, str]) -> list[Command]:
+    return list(server.receive(encode(Frame(command, headers), server._version)))
+
+
+def subscribed(address: str, headers: dict[str, str] = NOTHING, *, client_id: str = "c") -> Subscribe:
+    (command,) = ask(connected(client_id=client_id), "SUBSCRIBE", {"id": "s", "destination": address} | headers)
+    assert isinstance(command, Subscribe)
+    return command
+
+
+def refused(address: str, headers: dict[str, str] = NOTHING, *, client_id: str = "c") -> str:
+    with pytest.raises(RemoteProtocolError) as refusal:
+        subscribed(address, headers, client_id=client_id)
+    assert len(str(refusal.value)) < 350
+    return str(refusal.value)
+
+
+# ---- The whole table: name, values that pass, values that do not, by what is subscribed to ----
+
+ANY = ["", "true", "false", "17", "whatever"]
+NEVER = ["", "true", "false", "0", "17", "whatever"]
+FALSE = ["false", "False", "FALSE"]
+TRUE = ["true", "True", "TRUE"]
+NO_BOOLEAN = ["", "yes", "0", "1"]
+DURABLE = {"durable": "true"}
+
+ROWS: list[tuple[str, list[str], dict[str, str], list[str], list[str]]] = [
+    # names, destinations, with these headers, values that pass, values that are refused
+    ("activemq.dispatchAsync", [*QUEUES, *TEMPORARY, *ENDING], {}, ANY, []),
+    ("activemq.maximumPendingMessageLimit", [*QUEUES, *TEMPORARY, *ENDING], {}, ANY, []),
+    ("transformation", [*QUEUES, *TEMPORARY, *ENDING], {}, ANY, []),
+    ("x-max-priority", [*QUEUES, *TEMPORARY, *ENDING], {}, ["5", "10", "255"], []),
+    *(
+        (name, [*QUEUES, *TEMPORARY, *ENDING], {}, FALSE, [*TRUE, *NO_BOOLEAN])
+        for name in ("no-local", "activemq.noLocal", "activemq.retroactive", "exclusive")
+    ),
+    ("x-queue-type", [*QUEUES, *TEMPORARY, *ENDING], {}, ["classic", "quorum"], ["stream", "", "classic,quorum"]),
+    *((name, QUEUES, {}, [*TRUE, *FALSE], NO_BOOLEAN) for name in ("durable", "persistent")),
+    *((name, TEMPORARY, {}, FALSE, [*TRUE, *NO_BOOLEAN]) for name in ("durable", "persistent")),
+    *((name, ENDING, {}, FALSE, NO_BOOLEAN) for name in ("durable", "persistent")),
+    ("auto-delete", QUEUES, {}, FALSE, [*TRUE, *NO_BOOLEAN]),
+    ("auto-delete", TEMPORARY, {}, TRUE, [*FALSE, *NO_BOOLEAN]),
+    ("auto-delete", ENDING, {}, TRUE, [*FALSE, *NO_BOOLEAN]),
+    ("auto-delete", TOPICS, DURABLE, FALSE, [*TRUE, *NO_BOOLEAN]),
+    ("subscription-type", [*QUEUES, *TEMPORARY], {}, ["ANYCAST", "anycast"], ["MULTICAST", "", "both"]),
+    ("subscription-type", ENDING, {}, ["MULTICAST", "multicast"], ["ANYCAST", "", "both"]),
+    ("subscription-type", TOPICS, DURABLE, ["MULTICAST"], ["ANYCAST"]),
+    *(
+        (name, [*QUEUES, *TEMPORARY, *ENDING], {}, [], NEVER)
+        for name in (
+            *("activemq.selector", "activemq.browser", "consumer-window-size", "x-queue-name", "x-message-ttl"),
+            *("x-expires", "x-max-length", "x-max-length-bytes", "x-overflow", "x-dead-letter-exchange"),
+            *("x-dead-letter-routing-key", "x-delivery-limit", "x-single-active-consumer", "x-priority"),
+            *("x-cancel-on-ha-failover", "x-max-age", "x-stream-offset", "x-stream-filter"),
+            *("x-stream-match-unfiltered", "x-stream-filter-size-bytes", "x-stream-max-segment-size-bytes"),
+        )
+    ),
+]
+AS_OPTIONS = {
+    f"consumer.{name}": f"activemq.{name}"
+    for name in ("dispatchAsync", "maximumPendingMessageLimit", "noLocal", "retroactive")
+}
+"""Of those that ask for nothing."""
+
+
+def test_this_table_is_the_whole_table() -> None:
+    assert {name for name, *_ in ROWS} | AS_OPTIONS.keys() == TABLE.keys()
+    assert AS_OPTIONS.keys() < set(OPTIONS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1][0]}-{'-'.join(row[2])}")
+def test_a_name_of_another_broker_asks_for_nothing_or_is_refused_by_name(
+    row: tuple[str, list[str], dict[str, str], list[str], list[str]],
+) -> None:
+    name, addresses, others, passing, refusing = row
+    for address in addresses:
+        plain = subscribed(address, others)
+        for value in passing:
+            assert subscribed(address, others | {name: value}) == plain
+        for value in refusing:
+            reason = refused(address, others | {name: value})
+            assert name in reason and repr(value) in reason
+            # It says more than that: what to do.
+            assert reason.endswith("is not true or false") or ("; " in reason or "say " in reason)
+
+
+@pytest.mark.parametrize(("option", "header"), AS_OPTIONS.items())
+def test_an_option_asks_for_what_the_header_of_its_name_asks_for(option: str, header: str) -> None:
+    rows = [row for row in ROWS if row[0] == header]
+    assert rows
+    for _, addresses, _, passing, refusing in rows:
+        for address in addresses:
+            for value in passing:
+                assert subscribed(f"{address}?{option}={value}") == subscribed(address)
+            for value in refusing:
+                assert option in refused(f"{address}?{option}={value}")
+
+
+@pytest.mark.parametrize("address", ["/queue/a", "/subscription/c,n"])
+def test_a_browser_may_say_what_asks_for_nothing_of_a_queue(address: str) -> None:
+    headers = {"id": "s", "destination": address, "browser": "true"}
+    for name, value in (("durable", "true"), ("auto-delete", "false"), ("x-queue-type", "quorum")):
+        (browse,) = ask(connected(client_id=""), "SUBSCRIBE", headers | {name: value})
+        assert isinstance(browse, Browse)
+    with pytest.raises(RemoteProtocolError, match="x-queue-name"):
+        ask(connected(), "SUBSCRIBE", headers | {"x-queue-name": "q"})
+
+
+UNKNOWN = [
+    *(
+        "X-CSRF-TOKEN",
+        "x-queue-names",
+        "x-queue",
+        "X-Queue-Name",
+        "x-message-ttl ",
+        "activemq.",
+        "activemq.prefetchsize",
+    ),
+    *("consumer.prefetchSize", "consumer.noLocal", "Durable", "requeue", "prefetch", "truenext-delay", "login"),
+]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("address", ["/queue/a", "/topic/a", "/temp-queue/a"])
+def test_any_other_name_is_the_user_s(name: str, address: str) -> None:
+    assert subscribed(address, {name: "whatever"}) == subscribed(address)
+    (command,) = ask(connected(), "UNSUBSCRIBE", {"id": "s", name: "whatever"})
+    assert command == Unsubscribe("s")
+
+
+@pytest.mark.parametrize("name", [*TABLE, *WINDOW, *PRIORITY, *DURABLE_NAME, "requeue", "selector"])
+def test_on_send_all_names_are_the_user_s(name: str) -> None:
+    if name == "persistent":
+        return
+    (send,) = ask(connected(), "SEND", {"destination": "/queue/a", name: "whatever"})
+    assert f"{name}:whatever\n".encode() in send.message.header  # type: ignore[union-attr]
+
+
+def test_the_decision_names_every_name() -> None:
+    page = Path(__file__).parents[2] / "docs" / "decisions" / "0038-other-brokers-headers.md"
+    text = page.read_text()
+    assert [
+        name for name in (*TABLE, *WINDOW, *PRIORITY, *DURABLE_NAME, *OPTIONS, *POISON) if f"`{name}" not in text
+    ] == []
+
+
+# ---- Windows ----
+
+
+@pytest.mark.parametrize("name", ["activemq.prefetchSize", "prefetch-count"])
+def test_a_window_is_exact_or_refused_with_the_limit(name: str) -> None:
+    for size in (1, 1000, WINDOW_MAX):
+        assert subscribed("/queue/a", {name: str(size)}).window == size
+    for size in (WINDOW_MAX + 1, 40_000, 10**9):
+        reason = refused("/queue/a", {name: str(size)})
+        assert f"{name} {size} is more than {WINDOW_MAX} messages" in reason
+
+
+def test_a_prefetch_count_of_0_names_no_window() -> None:
+    assert subscribed("/queue/a", {"prefetch-count": "0"}).window is None
+    assert subscribed("/queue/a", {"prefetch-count": "0", "activemq.prefetchSize": "7"}).window == 7
+    for name in ("activemq.prefetchSize", "prefetch-count"):
+        assert f"{name} '-1' is not a number" in refused("/queue/a", {name: "-1"})
+    assert "activemq.prefetchSize of 0 (pulling)" in refused("/queue/a", {"activemq.prefetchSize": "0"})
+    assert "consumer.prefetchSize of 0 (pulling)" in refused("/queue/a?consumer.prefetchSize=0")
+
+
+# ---- Options of a destination ----
+
+
+def test_options_behind_a_destination_are_understood() -> None:
+    subscribe = subscribed(
+        "/queue/a?consumer.prefetchSize=7&consumer.priority=-3&consumer.exclusive=True"
+        "&consumer.selector=b%20IN%20('x%2Cy'%2C%20'%25')%20AND%20c+%3E+1"
+    )
+    assert (subscribe.destination.kind, subscribe.destination.name) == (Kind.QUEUE, "a")
+    assert (subscribe.window, subscribe.priority, subscribe.is_exclusive) == (7, -3, True)
+    assert subscribe.selector is not None and subscribe.selector.text == "b IN ('x,y', '%') AND c > 1"
+
+
+def test_options_are_cut_off_before_commas_and_wildcards_are_looked_for() -> None:
+    for selector in ("b%20%3E%201", "b > 1", "b IN ('c', 'd')", "b LIKE '*'"):
+        for address, kind in (("/queue/a", Kind.QUEUE), ("/topic/a", Kind.TOPIC), ("/queue/a.>", Kind.QUEUES)):
+            subscribe = subscribed(f"{address}?consumer.selector={selector}")
+            assert subscribe.destination.kind is kind and subscribe.destination.name == address.split("/")[2]
+            assert subscribe.selector is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("b", "option 'b' of a destination is not NAME=VALUE"),
+        ("", "option '' of a destination is not NAME=VALUE"),
+        ("=1", "option '=1' of a destination is not NAME=VALUE"),
+        ("b=1", "unknown option 'b' of a destination"),
+        ("consumer.window=1", "unknown option 'consumer.window' of a destination"),
+        ("prefetchSize=1", "unknown option 'prefetchSize'"),
+        ("consumer.prefetchSize=x", "consumer.prefetchSize 'x' is not a number"),
+        ("consumer.prefetchSize=40000", "consumer.prefetchSize 40000 is more than 32767"),
+        (
+            "consumer.prefetchSize=1&consumer.prefetchSize=2",
+            "option 'consumer.prefetchSize' of a destination is said twice",
+        ),
+        ("consumer.priority=200", "consumer.priority '200' is not a number from -127 to 127"),
+        ("consumer.exclusive=maybe", "consumer.exclusive 'maybe' is not true or false"),
+        ("consumer.selector=a ! 1", "at character 3"),
+        ("consumer.selector=a LIKE 'b%'", "option 'consumer.selector' of a destination has a % "),
+        ("consumer.selector=%ff", "option 'consumer.selector' of a destination is not UTF-8"),
+        ("consumer.noLocal=true", "consumer.noLocal 'true'"),
+        ("consumer.retroactive=true", "consumer.retroactive 'true'"),
+    ],
+)
+def test_an_option_that_is_not_done_is_refused_by_name(options: str, reason: str) -> None:
+    for address in ("/queue/a", "/topic/a", "/temp-queue/a"):
+        assert reason in refused(f"{address}?{options}")
+
+
+def test_the_same_option_twice_is_fine() -> None:
+    assert subscribed("/queue/a?consumer.prefetchSize=1&consumer.prefetchSize=1").window == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["/queue/a", "/topic/a", "/temp-queue/a", "a", "/queue/a,/queue/b", "/control/status"]
+)
+@pytest.mark.parametrize("option", [*OPTIONS, "b"])
+def test_on_send_every_option_is_refused_by_name(address: str, option: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"option '{option}' of '{address}"):
+        ask(connected(), "SEND", {"destination": f"{address}?{option}=1", "reply-to": "/temp-queue/r"})
+    with pytest.raises(RemoteProtocolError, match=f"option '{option}'"):
+        ask(connected(), "SEND", {"destination": "/queue/a", "reply-to": f"/temp-queue/r?{option}=1"})
+
+
+def test_in_1_0_a_subscription_is_known_by_its_destination_without_the_options() -> None:
+    server = connected(Version.V1_0)
+    (subscribe,) = ask(server, "SUBSCRIBE", {"destination": "/queue/a?consumer.prefetchSize=3"})
+    assert isinstance(subscribe, Subscribe)
+    assert (subscribe.subscription, subscribe.window) == ("/queue/a", 3)
+    assert ask(server, "UNSUBSCRIBE", {"destination": "/queue/a"}) == [Unsubscribe("/queue/a")]
+    assert ask(server, "UNSUBSCRIBE", {"destination": "/queue/a?consumer.prefetchSize=3"}) == [Unsubscribe("/queue/a")]
+
+
+# ---- Several names of one thing ----
+
+
+AGREEING: list[tuple[dict[str, str], str, dict[str, str]]] = [
+    # headers, options, headers that disagree with them
+    ({"activemq.prefetchSize": "7", "prefetch-count": "07"}, "consumer.prefetchSize=7", {"prefetch-count": "8"}),
+    ({"activemq.priority": "7"}, "consumer.priority=07", {"activemq.priority": "-7"}),
+    ({"activemq.exclusive": "true"}, "consumer.exclusive=True", {"activemq.exclusive": "false"}),
+    ({"selector": "a > 1"}, "consumer.selector=a%20%3E%201", {"selector": "a > 2"}),
+]
+
+
+@pytest.mark.parametrize(("headers", "options", "others"), AGREEING)
+def test_two_names_of_one_thing_agree_or_are_refused(
+    headers: dict[str, str], options: str, others: dict[str, str]
+) -> None:
+    by_headers, by_options = subscribed("/queue/a", headers), subscribed(f"/queue/a?{options}")
+    both = subscribed(f"/queue/a?{options}", headers)
+    for one, other in ((by_headers, both), (by_options, both)):
+        assert (one.window, one.priority, one.is_exclusive) == (other.window, other.priority, other.is_exclusive)
+        assert (one.selector and one.selector.text) == (other.selector and other.selector.text)
+    reason = refused(f"/queue/a?{options}", others)
+    assert "disagree; say one of them" in reason
+    assert options.partition("=")[0] in reason and all(name in reason for name in others)
+
+
+def test_two_headers_of_one_window_that_disagree_are_refused() -> None:
+    reason = refused("/queue/a", {"activemq.prefetchSize": "10", "prefetch-count": "20"})
+    assert "activemq.prefetchSize '10' and prefetch-count '20' disagree" in reason
+
+
+def test_an_empty_selector_is_none_named() -> None:
+    subscribe = subscribed("/queue/a?consumer.selector=a%3D1", {"selector": ""})
+    assert subscribe.selector is not None and subscribe.selector.text == "a=1"
+    assert subscribed("/queue/a?consumer.selector=").selector is None
+
+
+# ---- Durable subscriptions ----
+
+
+@pytest.mark.parametrize("name", [*DURABLE_NAME])
+def test_a_durable_subscription_has_one_of_four_names(name: str) -> None:
+    assert subscribed("/topic/a", {name: "n"}).durable == "c,n"
+    assert subscribed("/topic/a", {name: "n", "durable": "true"}).durable == "c,n"
+    (command,) = ask(connected(), "UNSUBSCRIBE", {"id": "s", name: "n"})
+    assert command == Unsubscribe("s", "c,n")
+    assert f"{name} on a SUBSCRIBE to a queue: durable" in refused("/queue/a", {name: "n"})
+    assert f"{name} on a SUBSCRIBE to a temporary queue: durable" in refused("/temp-queue/a", {name: "n"})
+    assert f"{name} names a durable subscription, and durable:false" in refused(
+        "/topic/a", {name: "n", "durable": "false"}
+    )
+
+
+def test_an_empty_name_of_a_durable_subscription_is_none_by_one_of_the_names_alone() -> None:
+    """Old clients of .NET say that one always."""
+    assert subscribed("/topic/a", {"durable-subscriber-name": ""}, client_id="") == subscribed("/topic/a")
+    assert subscribed("/queue/a", {"durable-subscriber-name": ""}, client_id="") == subscribed("/queue/a")
+    assert subscribed("/topic/a", {"durable-subscriber-name": "", "durable": "true"}).durable == "c,s"
+    assert subscribed("/topic/a", {"durable-subscriber-name": "", "activemq.subscriptionName": "n"}).durable == "c,n"
+    for name in DURABLE_NAME[:3]:
+        assert "is empty" in refused("/topic/a", {name: ""})
+        assert name in refused("/queue/a", {name: ""})
+
+
+@pytest.mark.parametrize(("one", "other"), [pair for pair in product(DURABLE_NAME, repeat=2) if pair[0] < pair[1]])
+def test_two_names_of_a_durable_subscription_agree_or_are_refused(one: str, other: str) -> None:
+    assert subscribed("/topic/a", {one: "n", other: "n"}).durable == "c,n"
+    reason = refused("/topic/a", {one: "n", other: "m"})
+    assert one in reason and other in reason and "disagree" in reason
+    with pytest.raises(RemoteProtocolError, match="disagree"):
+        ask(connected(), "UNSUBSCRIBE", {"id": "s", one: "n", other: "m"})
+
+
+@pytest.mark.parametrize("name", ["durable", "persistent"])
+@pytest.mark.parametrize("address", TOPICS)
+def test_a_subscription_to_a_topic_is_durable_by_either_word(name: str, address: str) -> None:
+    assert subscribed(address, {name: "true"}).durable == "c,s"
+    assert subscribed(address, {name: "True", "auto-delete": "false"}).durable == "c,s"
+    assert "needs a client-id" in refused(address, {name: "true"}, client_id="")
+    assert "disagree" in refused(address, {"durable": "true", "persistent": "true"} | {name: "false"})
+    (command,) = ask(connected(), "UNSUBSCRIBE", {"id": "s", name: "true", "auto-delete": "false"})
+    assert command == Unsubscribe("s", "c,s")
+
+
+@pytest.mark.parametrize("name", ["durable", "persistent"])
+@pytest.mark.parametrize("client_id", ["", "c"])
+@pytest.mark.parametrize("address", QUEUES)
+def test_whoever_subscribed_to_a_queue_durable_unsubscribes_with_the_same_headers(
+    name: str, client_id: str, address: str
+) -> None:
+    headers = {"id": "s", "destination": address, name: "true", "auto-delete": "false"}
+    server = connected(client_id=client_id)
+    for _ in range(2):
+        (subscribe,) = ask(server, "SUBSCRIBE", headers)
+        assert isinstance(subscribe, Subscribe) and subscribe.durable == ""
+        assert ask(server, "UNSUBSCRIBE", headers) == [Unsubscribe("s")]
+    if client_id:
+        # Of no queue any more: a durable subscription that nobody uses now.
+        assert ask(server, "UNSUBSCRIBE", headers) == [Unsubscribe("s", "c,s")]
+
+
+# ---- NACK ----
+
+
+NACKED = {"id": "5@s"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_poison"),
+    [
+        ({}, False),
+        ({"requeue": "true"}, False),
+        ({"requeue": "false"}, True),
+        ({"requeue": "False"}, True),
+        ({"truenext-poison": "true", "requeue": "false"}, True),
+        ({"truenext-poison": "false", "requeue": "true"}, False),
+    ],
+)
+def test_requeue_false_is_poison(headers: dict[str, str], is_poison: bool) -> None:
+    (nack,) = ask(connected(), "NACK", NACKED | headers)
+    assert isinstance(nack, Nack) and nack.is_poison is is_poison
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"requeue": "no"}, "requeue 'no' is not true or false"),
+        ({"requeue": "false", "truenext-delay": "5"}, "requeue:false leaves no next try for truenext-delay"),
+        ({"requeue": "false", "truenext-poison": "false"}, "truenext-poison 'false' and requeue 'false' disagree"),
+        ({"requeue": "true", "truenext-poison": "true"}, "truenext-poison 'true' and requeue 'true' disagree"),
+    ],
+)
+def test_a_requeue_that_contradicts_is_refused(headers: dict[str, str], reason: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason):
+        ask(connected(), "NACK", NACKED | headers)

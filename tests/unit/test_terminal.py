@@ -1,0 +1,100 @@
+"""Is what others wrote harmless to a terminal, as it came in a pipe, and itself again in JSON?"""
+
+import json
+import os
+import pty
+import sys
+import unicodedata
+from collections.abc import Callable
+
+import pytest
+from rich.table import Table
+
+from truenext.cli import terminal
+from truenext.errors import TruenextError
+
+ORDERS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))]
+TURNS = [*"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"]
+LEFT_ALONE = "plain, ä, 中文, עברית, 👩\u200d💻, a\u00a0b"
+EVIL = f"{''.join(ORDERS)}{''.join(TURNS)}{LEFT_ALONE}"
+
+
+def test_every_control_character_is_known() -> None:
+    """By Unicode's own tables: category Cc, and what has to do with direction."""
+    told = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cc"}
+    turns = ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")
+    told |= {chr(code) for code in range(0x110000) if unicodedata.bidirectional(chr(code)) in turns}
+    assert told | {"\u061c", "\u200e", "\u200f"} == {*ORDERS, *TURNS}
+
+
+@pytest.mark.parametrize("one", [*ORDERS, *TURNS])
+def test_none_is_left_in_a_line(one: str) -> None:
+    assert terminal.line(f"a{one}b").isprintable()
+    assert terminal.lines(f"a{one}b") == (f"a{one}b" if one in "\n\t" else terminal.line(f"a{one}b"))
+
+
+def test_what_is_no_order_is_left_alone() -> None:
+    assert terminal.line(LEFT_ALONE) == terminal.lines(LEFT_ALONE) == LEFT_ALONE
+
+
+def test_in_json_all_of_it_is_there_and_none_of_it_is_seen(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    terminal.write_json({EVIL: [EVIL]})
+    terminal.write_json_text(json.dumps([EVIL], ensure_ascii=False).encode())
+    first, second = _flushed(capfdbinary).decode().splitlines()
+    assert json.loads(first) == {EVIL: [EVIL]} and json.loads(second) == [EVIL]
+    for one in (*ORDERS, *TURNS):
+        assert one not in first + second, repr(one)
+    assert "中文" in first
+
+
+def test_a_body_goes_into_a_pipe_as_it_came(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    body = bytes(range(256)) + EVIL.encode()
+    terminal.write_body(body)
+    assert _flushed(capfdbinary) == body + b"\n"
+
+
+def test_a_name_in_a_table_is_neither_an_order_nor_markup(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    table = Table("name", box=None)
+    table.add_row(terminal.cell("[red]x[/red] :smile: \x1b[31m\u202e\n"))
+    terminal.show(table)
+    assert rb"[red]x[/red] :smile: \x1b[31m\u202e\x0a" in _flushed(capfdbinary)
+
+
+def test_where_there_is_no_standard_output_nothing_counts_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(TruenextError, match="standard output is closed"):
+        terminal.write_body(b"")
+    with pytest.raises(TruenextError, match="standard output is closed"):
+        terminal.write_json("")
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b"\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        (b"a\r\n\tb", "a\\x0d\r\n\tb"),
+        ("\x9b31m\u202e".encode(), r"\x9b31m\u202e"),
+        # In one byte, as terminals of other encodings take it.
+        (b"\x9b31m\xff", r"\x9b31m\xff"),
+        ("中文".encode(), "中文"),
+    ],
+)
+def test_a_body_on_a_terminal_is_harmless(body: bytes, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _on_a_terminal(lambda: terminal.write_body(body), monkeypatch) == f"{shown}\r\n"
+
+
+def _on_a_terminal(write: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> str:
+    ours, its = pty.openpty()
+    try:
+        with open(its, "w", encoding="utf-8", closefd=False) as out:
+            monkeypatch.setattr("sys.stdout", out)
+            write()
+        return os.read(ours, 10_000).decode()
+    finally:
+        os.close(ours)
+        os.close(its)
+
+
+def _flushed(captured: pytest.CaptureFixture[bytes]) -> bytes:
+    sys.stdout.flush()
+    return captured.readouterr().out

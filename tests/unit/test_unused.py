@@ -1,0 +1,584 @@
+"""Which queues go, when they come back, and what of them is left. The rest is in tests/property."""
+
+from sys import maxsize
+
+import pytest
+
+from tests.unit.test_schedule import NOON_MS, Run
+from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.destination import parse
+from truenext.engine import unused
+from truenext.engine.account import Account
+from truenext.engine.bulk import Move, Purge
+from truenext.engine.consumer import Consumer
+from truenext.engine.engine import Engine
+from truenext.engine.lane import Entry
+from truenext.engine.memory import LANE_BYTES, QUEUE_BYTES
+from truenext.engine.queue import Queue
+from truenext.errors import RemoteProtocolError
+from truenext.limits import HISTORY_FILE_BYTES
+from truenext.message import Message
+from truenext.schedule import Schedule
+
+EACH = QUEUE_BYTES + LANE_BYTES
+
+
+class Passing(Run):
+    """A run in which time passes, and queues go."""
+
+    def __init__(self, *, room_for: int | None = None) -> None:
+        """There is room for so many queues of one lane; None is any number."""
+        self.seconds = 0
+        self.room_for = room_for
+        super().__init__()
+
+    def begin(self) -> None:
+        super().begin()
+        if self.room_for is not None:
+            self.engine.memory.queues_limit = self.room_for * EACH
+        self.pass_time(0)
+
+    def pass_time(self, seconds: int) -> None:
+        """And the broker looks once a second, as it does."""
+        for _ in range(seconds + 1):
+            self.engine.tick(NOON_MS * 1000 + self.seconds * 1_000_000, self.seconds * 1_000_000)
+            self.seconds += 1
+            self.engine.let_unused_go()
+            self.settle()
+
+    def publish(self, queue: str, body: str = "m", *, persistent: bool = True, transaction: str | None = None) -> None:
+        message = Message(4, persistent, 0, b"content-length:%d\n" % len(body), body.encode())
+        self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction))
+
+    def follow(self, pattern: str, name: str = "1") -> Consumer:
+        destination = parse(f"/queue/{pattern}", "s")
+        self.engine.subscribe(self.session, Subscribe(name, destination, AckMode.INDIVIDUAL, 1000))
+        return self.session.consumers[name]
+
+    def take(self, queue: str) -> None:
+        """All that is there, and nobody stays."""
+        consumer = self.follow(queue, "taker")
+        self.settle()
+        for sequence in list(consumer.held):
+            self.engine.acknowledge(self.session, Ack("taker", sequence))
+        self.engine.unsubscribe(self.session, Unsubscribe("taker"))
+        self.settle()
+
+    def use(self, queue: str, *, persistent: bool = True) -> None:
+        self.publish(queue, persistent=persistent)
+        self.settle()
+        self.take(queue)
+
+    def names(self) -> list[str]:
+        return sorted(queue.name for queue in self.engine.queues())
+
+
+def queue_of(run: Passing, name: str) -> Queue:
+    return run.engine._queues[name]
+
+
+def stored(run: Run) -> list[str]:
+    return sorted(run.store._queues.values())
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_queue_that_is_empty_and_unused_goes_after_a_minute_and_comes_back_when_it_is_named(persistent: bool) -> None:
+    run = Passing()
+    run.use("q", persistent=persistent)
+    run.pass_time(55)
+    assert run.names() == ["q"]
+    run.pass_time(10)
+    assert (run.names(), stored(run), run.engine.memory.queues, run.engine.memory.places) == ([], [], 0, 0)
+    run.publish("q", "again")
+    run.settle()
+    assert run.names() == ["q"]
+    (entry,) = queue_of(run, "q").lane(5)
+    assert entry.message is not None and entry.message.body == b"again"
+
+
+def test_a_queue_goes_whatever_it_was_made_by() -> None:
+    run = Passing()
+    run.follow("by subscribe")
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.engine.pause("by pause")
+    run.engine.resume("by pause")
+    run.publish("by move")
+    run.engine.pause("by move")
+    run.settle()
+    assert run.names() == ["by move", "by pause", "by subscribe"]
+    run.pass_time(65)
+    assert run.names() == ["by move"]
+
+
+def test_what_waits_keeps_its_queue() -> None:
+    run = Passing()
+    run.publish("q", persistent=False)
+    run.pass_time(200)
+    assert run.names() == ["q"]
+
+
+def test_a_queue_with_a_consumer_stays() -> None:
+    run = Passing()
+    run.follow("q")
+    run.pass_time(200)
+    assert run.names() == ["q"]
+
+
+def test_what_an_open_transaction_has_acknowledged_keeps_its_queue_and_returns_to_it() -> None:
+    run = Passing()
+    run.publish("q")
+    consumer = run.follow("q")
+    run.settle()
+    (sequence,) = consumer.held
+    run.engine.begin(run.session, Begin("t"))
+    run.engine.acknowledge(run.session, Ack("1", sequence, "t"))
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.pass_time(200)
+    assert run.names() == ["q"]
+    run.engine.abort(run.session, Abort("t"))
+    run.pass_time(200)
+    assert queue_of(run, "q").waiting() == 1
+
+
+def test_so_it_does_when_its_body_has_left_memory_meanwhile() -> None:
+    run = Passing()
+    run.publish("q")
+    consumer = run.follow("q")
+    run.settle()
+    (sequence,) = consumer.held
+    memory = run.engine.memory
+    memory.limit = 0
+    run.engine.relieve()
+    memory.limit = maxsize
+    assert memory.used == 0
+    run.engine.begin(run.session, Begin("t"))
+    run.engine.acknowledge(run.session, Ack("1", sequence, "t"))
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.pass_time(200)
+    assert run.names() == ["q"]
+    run.engine.abort(run.session, Abort("t"))
+    run.pass_time(200)
+    assert queue_of(run, "q").waiting() == 1
+    run.take("q")
+    run.pass_time(65)
+    assert run.names() == []
+
+
+def test_a_paused_queue_stays_and_goes_once_it_is_resumed() -> None:
+    run = Passing()
+    run.engine.pause("q")
+    run.pass_time(200)
+    assert run.names() == ["q"]
+    run.engine.resume("q")
+    run.pass_time(65)
+    assert (run.names(), stored(run), run.store.recover().paused) == ([], [], set())
+
+
+def test_the_next_queue_with_the_number_of_one_that_was_paused_is_not() -> None:
+    run = Passing()
+    run.engine.pause("q")
+    run.settle()
+    number = queue_of(run, "q").number
+    # Resumed and gone in one batch.
+    run.engine.resume("q")
+    run.engine.tick(NOON_MS * 1000, 65_000_000)
+    run.engine.let_unused_go()
+    batch = run.engine.take_batch()
+    assert batch is not None and (batch.queues, batch.paused) == ({number: ""}, {number: False})
+    run.apply(batch)
+    run.publish("next")
+    run.settle()
+    assert queue_of(run, "next").number == number
+    assert run.store.recover().paused == set()
+
+
+def test_the_queue_of_a_virtual_topic_stays_because_it_collects_by_being_there() -> None:
+    run = Passing()
+    run.use("Consumer.a.VirtualTopic.t")
+    run.use("Consumer.a.b")
+    run.pass_time(200)
+    assert run.names() == ["Consumer.a.VirtualTopic.t"]
+    run.engine.send(run.session, Send(parse("/topic/VirtualTopic.t", "s"), Message(4, True, 0, b"", b"m")))
+    assert queue_of(run, "Consumer.a.VirtualTopic.t").waiting() == 1
+
+
+def test_a_durable_subscription_stays() -> None:
+    run = Passing()
+    destination = parse("/topic/news", "s")
+    run.engine.subscribe(run.session, Subscribe("1", destination, AckMode.INDIVIDUAL, 10, durable="me,n"))
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.pass_time(200)
+    assert run.names() == ["subscription,me,n,news"] == stored(run)
+
+
+def test_a_queue_for_which_something_is_scheduled_stays_until_that_was_taken_and_then_both_of_its_queues_go() -> None:
+    run = Passing()
+    run.send("later", Schedule(delay_ms=100_000))
+    run.settle()
+    run.pass_time(90)
+    assert run.waiting() == {"q": (0, 1)} and stored(run) == ["/scheduled/q"]
+    run.pass_time(20)
+    assert run.waiting() == {"q": (1, 0)}
+    run.take("q")
+    run.pass_time(65)
+    assert (run.names(), run.engine._scheduler.names(), stored(run)) == ([], [], [])
+    run.send("again", Schedule(delay_ms=1000))
+    run.pass_time(5)
+    assert run.waiting() == {"q": (1, 0)}
+
+
+def test_a_dead_letter_queue_goes_and_comes_back_with_the_next_dead_letter() -> None:
+    run = Passing()
+    for _ in range(2):
+        run.publish("q")
+        consumer = run.follow("q")
+        run.settle()
+        (sequence,) = consumer.held
+        run.engine.refuse(run.session, Nack("1", sequence, is_poison=True))
+        run.engine.unsubscribe(run.session, Unsubscribe("1"))
+        run.settle()
+        assert queue_of(run, "DLQ.q").waiting() == 1
+        run.take("DLQ.q")
+        run.pass_time(65)
+        assert run.names() == []
+
+
+def test_a_browsed_queue_stays_until_all_was_shown() -> None:
+    run = Passing()
+    run.use("q")
+    run.session.unsent_bytes = run.engine.memory.unsent = 2 << 20
+    run.engine.browse(run.session, Browse("b", parse("/queue/q", "s")))
+    run.pass_time(65)
+    assert run.names() == ["q"]
+    run.engine.taken(run.session)
+    run.pass_time(65)
+    assert run.names() == []
+
+
+def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows_finds_nothing_when_it_has_gone() -> (
+    None
+):
+    run = Passing()
+    run.publish("q")
+    run.settle()
+    asked = Purge("q")
+    read = run.engine.read_for_bulk(asked)
+    assert read is not None
+    run.take("q")
+    run.pass_time(65)
+    assert run.names() == ["q"]
+    read.end()
+    run.engine._paging.unpin(read.lane, run.engine.last_committed)
+    run.pass_time(5)
+    assert run.names() == []
+    with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
+        run.engine.check_bulk(asked)
+    for following in (Purge("q", after=(5, 1), until=9), Move("q", after=(5, 1), until=9, to="p")):
+        run.engine.check_bulk(following)
+        assert run.engine.read_for_bulk(following) is None
+
+
+# Wildcards
+
+
+def test_a_queue_that_only_a_wildcard_takes_from_goes_and_is_its_again_when_it_comes_back() -> None:
+    run = Passing()
+    wildcard = run.follow("orders.*")
+    for number in range(3):
+        run.publish("orders.new", str(number))
+        run.settle()
+        (sequence,) = wildcard.held
+        run.pass_time(65)
+        assert run.names() == ["orders.new"], "it holds one"
+        run.engine.acknowledge(run.session, Ack("1", sequence))
+        run.pass_time(65)
+        assert (run.names(), wildcard.all_queues()) == ([], [])
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    assert run.engine.memory.queues == 0
+
+
+def test_a_wildcard_gets_messages_in_order_while_its_queues_come_and_go() -> None:
+    run = Passing()
+    wildcard = run.follow("orders.>")
+    wildcard.window = 2
+    got: list[bytes] = []
+    for round_number in range(20):
+        for each in ("orders.a", "orders.b", f"orders.{round_number}"):
+            run.publish(each, f"{round_number}", persistent=round_number % 2 == 0)
+        run.settle()
+        while wildcard.held:
+            sequence, entry = next(iter(wildcard.held.items()))
+            assert entry.message is not None
+            got.append(entry.message.body)
+            run.engine.acknowledge(run.session, Ack("1", sequence))
+            run.settle()
+        run.pass_time(65 if round_number % 3 else 1)
+    assert got == [b"%d" % number for number in range(20) for _ in range(3)]
+
+
+def test_the_groups_of_a_queue_that_comes_back_are_free() -> None:
+    run = Passing()
+    wildcard = run.follow("orders.*")
+    message = Message(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
+    is_first: list[bool] = []
+    for seconds in (1, 65, 0):
+        run.engine.send(run.session, Send(parse("/queue/orders.new", "s"), message))
+        run.settle()
+        (entry,) = wildcard.held.values()
+        is_first.append(entry.is_first_of_group)
+        run.engine.acknowledge(run.session, Ack("1", entry.sequence))
+        run.pass_time(seconds)
+    assert is_first == [True, False, True]
+
+
+# Room
+
+
+def test_a_name_more_than_memory_allows_is_refused_with_the_limit_and_its_setting() -> None:
+    run = Passing(room_for=10)
+    for number in range(10):
+        run.publish(f"q{number}")
+    with pytest.raises(RemoteProtocolError, match=r"no room for another queue: 10 queues .* --memory-limit"):
+        run.publish("one more")
+    with pytest.raises(RemoteProtocolError, match="no room for another queue"):
+        run.follow("one more")
+    run.publish("q3")
+    run.settle()
+    assert len(run.names()) == 10
+
+
+def test_where_there_is_no_room_what_was_not_used_for_a_second_makes_some() -> None:
+    run = Passing(room_for=10)
+    for number in range(100):
+        run.use(f"q{number}")
+        run.seconds += 1
+        run.engine.tick(NOON_MS * 1000, run.seconds * 1_000_000)
+    assert len(run.names()) <= 10
+    assert run.names()[-1] == "q99"
+
+
+def test_what_was_used_within_the_second_does_not_go_for_another() -> None:
+    run = Passing(room_for=10)
+    for number in range(10):
+        run.use(f"q{number}")
+    with pytest.raises(RemoteProtocolError, match="no room"):
+        run.publish("one more")
+    assert len(run.names()) == 10
+
+
+def test_a_message_to_several_new_queues_is_in_all_of_them_or_in_none() -> None:
+    run = Passing(room_for=10)
+    for number in range(9):
+        run.use(f"q{number}")
+    run.pass_time(2)
+    run.publish("a,/queue/b,/queue/c,/queue/d")
+    run.settle()
+    assert [queue_of(run, name).waiting() for name in "abcd"] == [1, 1, 1, 1]
+
+
+def full() -> Passing:
+    run = Passing(room_for=4)
+    for number in range(4):
+        run.publish(f"q{number}")
+    run.settle()
+    with pytest.raises(RemoteProtocolError, match="no room"):
+        run.publish("one more")
+    return run
+
+
+def test_no_dead_letter_is_refused_for_want_of_a_queue() -> None:
+    run = full()
+    consumer = run.follow("q0")
+    run.settle()
+    run.engine.refuse(run.session, Nack("1", next(iter(consumer.held)), is_poison=True))
+    run.settle()
+    assert queue_of(run, "DLQ.q0").waiting() == 1
+
+
+def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
+    run = Passing(room_for=4)
+    run.engine.begin(run.session, Begin("t"))
+    run.publish("in transaction", transaction="t")
+    run.publish("temporary", transaction="t")
+    for number in range(4):
+        run.publish(f"q{number}")
+    with pytest.raises(RemoteProtocolError, match="no room"):
+        run.publish("one more", transaction="t")
+    run.engine.commit(run.session, Commit("t"))
+    run.settle()
+    assert queue_of(run, "in transaction").waiting() == 1
+
+
+def test_what_is_scheduled_becomes_a_message_though_there_is_no_room_for_its_queue() -> None:
+    run = Passing(room_for=4)
+    run.send("later", Schedule(delay_ms=1000), queue="later")
+    run.settle()
+    for number in range(2):
+        run.publish(f"q{number}")
+    with pytest.raises(RemoteProtocolError, match="no room"):
+        run.publish("one more")
+    run.pass_time(5)
+    assert queue_of(run, "later").waiting() == 1
+
+
+def test_who_asks_in_vain_again_and_again_does_not_have_all_queues_looked_at_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = full()
+    looked: list[str] = []
+
+    def go_round(*_: object) -> int:
+        looked.append("at all")
+        return 0
+
+    monkeypatch.setattr(unused.Unused, "_go_round", go_round)
+    for _ in range(100):
+        with pytest.raises(RemoteProtocolError):
+            run.publish("one more")
+    assert looked == []
+
+
+def test_queues_take_nothing_from_messages_and_messages_nothing_from_queues() -> None:
+    run = Passing(room_for=100)
+    memory = run.engine.memory
+    excess = memory.excess
+    for number in range(99):
+        run.engine.pause(f"q{number}")
+    assert memory.excess == excess
+    memory.used = maxsize
+    assert memory.has_room_for_queue
+    memory.used = 0
+    memory.queues = memory.queues_limit
+    assert not memory.has_room_for_queue and memory.excess == excess
+
+
+# Numbers
+
+
+def test_a_number_is_given_again_once_all_of_its_queue_is_durably_gone() -> None:
+    run = Passing()
+    run.use("q")
+    number = queue_of(run, "q").number
+    run.seconds += 65
+    run.engine.tick(NOON_MS * 1000, run.seconds * 1_000_000)
+    run.engine.let_unused_go()
+    run.publish("while it goes")
+    batch = run.engine.take_batch()
+    assert batch is not None and batch.queues == {number: "", number + 1: "while it goes"}
+    run.publish("while that is written")
+    assert queue_of(run, "while that is written").number == number + 2
+    run.apply(batch)
+    run.publish("after that")
+    assert queue_of(run, "after that").number == number
+    run.settle()
+    run.begin()
+    assert run.names() == ["after that", "while it goes", "while that is written"]
+
+
+def test_a_queue_that_comes_and_goes_within_a_batch_leaves_no_trace() -> None:
+    run = Passing()
+    number = run.engine._numbers._last
+    run.engine.pause("q")
+    run.engine.resume("q")
+    run.seconds += 65
+    run.engine.tick(NOON_MS * 1000, run.seconds * 1_000_000)
+    run.engine.let_unused_go()
+    assert run.engine.take_batch() is None
+    run.publish("next")
+    assert queue_of(run, "next").number == number + 2
+    run.settle()
+    assert run.engine._numbers.new() == number + 1
+
+
+def test_the_name_of_an_ended_subscription_goes_with_the_last_of_it() -> None:
+    run = Passing()
+    run.engine.subscribe(run.session, Subscribe("1", parse("/topic/t", "s"), AckMode.INDIVIDUAL, 1, durable="me,n"))
+    number = queue_of(run, "subscription,me,n,t").number
+    for _ in range(5):
+        run.engine.send(run.session, Send(parse("/topic/t", "s"), Message(4, True, 0, b"", b"m")))
+    run.settle()
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
+    run.settle()
+    assert (stored(run), run.engine.memory.queues) == ([], 0)
+    assert run.engine._numbers.new() == number
+
+
+def test_names_used_once_each_leave_nothing_behind() -> None:
+    run = Passing(room_for=30)
+    for number in range(600):
+        run.use(f"name.{number}", persistent=number % 2 == 0)
+        if number % 10 == 9:
+            run.pass_time(1)
+    assert len(run.names()) <= 30
+    run.pass_time(100)
+    engine = run.engine
+    memory = engine.memory
+    assert (run.names(), stored(run), memory.queues, memory.places, memory.used) == ([], [], 0, 0, 0)
+    assert engine._numbered == {} and engine._numbers._last < 120
+    assert not engine._topics._known and not engine._touched and not engine._waiting_queues
+
+
+# Lanes
+
+
+def test_a_queue_has_only_the_lanes_that_it_needs_in_the_order_of_their_ranks() -> None:
+    run = Passing()
+    for priority in (4, 9, 0, 4):
+        run.engine.send(run.session, Send(parse("/queue/q", "s"), Message(priority, True, 0, b"", b"m")))
+    assert [lane.rank for lane in queue_of(run, "q").lanes] == [0, 5, 9]
+    consumer = run.follow("q")
+    run.settle()
+    entries: list[Entry] = list(consumer.held.values())
+    assert [entry.lane.rank for entry in entries] == [0, 5, 5, 9]
+
+
+def test_what_lanes_share_while_they_are_empty_cannot_be_changed() -> None:
+    lane = Engine().restore_queue(1, "q").lane(5)
+    for wrong in (
+        lambda: lane.delayed.update({1: None}),  # type: ignore[dict-item]
+        lambda: lane.bodiless.setdefault(1, None),  # type: ignore[arg-type]
+        lambda: lane.taken_out.__setitem__(1, 1),
+        lambda: lane.taken_out.__ior__({1: 1}),
+    ):
+        with pytest.raises(TypeError, match="shared"):
+            wrong()
+
+
+# The history
+
+
+def test_in_one_file_of_the_history_a_number_stands_for_one_name() -> None:
+    account = Account()
+    run = Passing()
+    run.engine = Engine(account=account)
+    run.engine.start()
+    run.session = run.engine.connect("s")
+    run.settle()
+    numbers = []
+    for name in ("a", "b", "c", "d"):
+        run.use(name)
+        numbers.append(queue_of(run, name).number)
+        run.pass_time(65)
+        assert run.names() == []
+        if name == "b":
+            # The next chunk begins a file.
+            account._file_size = HISTORY_FILE_BYTES
+            run.use("in the new file")
+    assert numbers[:2] == [1, 2]
+    assert set(numbers[2:]) <= {1, 2}
+    assert account._names == {queue.number: queue.name for queue in run.engine.queues()}
+
+
+def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
+    account = Account()
+    engine = Engine(account=account)
+    queue = engine.restore_queue(7, "orders")
+    account.take()
+    account.paused(queue)
+    account.forgot(queue)
+    account._file_size = HISTORY_FILE_BYTES
+    assert b"orders" in account.take()
+    account.started(after_clean_stop=True)
+    account._file_size = HISTORY_FILE_BYTES
+    assert b"orders" not in account.take()
+    assert account.take_reusable() == [7]
