@@ -233,11 +233,13 @@ def a_move(folder: Path) -> None:
 
 
 def move_all(store: EmbeddedStore) -> None:
-    """But for the newest segment."""
+    """But for the newest segment; and nothing more after that."""
+    segments_max = store._segments_max
     with store._changed:
         store._segments_max = 1
         store._changed.notify_all()
     wait_for_moves(store)
+    store._segments_max = segments_max
 
 
 def a_history_that_tells_more(folder: Path) -> None:

@@ -547,13 +547,29 @@ def test_what_lanes_share_while_they_are_empty_cannot_be_changed() -> None:
 # The history
 
 
-def test_in_one_file_of_the_history_a_number_stands_for_one_name() -> None:
-    account = Account()
+def told_in(account: Account) -> Passing:
     run = Passing()
     run.engine = Engine(account=account)
     run.engine.start()
     run.session = run.engine.connect("s")
     run.settle()
+    return run
+
+
+def test_the_hidden_queue_of_what_was_scheduled_goes_though_the_history_never_heard_of_it() -> None:
+    run = told_in(Account())
+    run.send("later", Schedule(delay_ms=1000))
+    run.pass_time(5)
+    run.take("q")
+    run.pass_time(65)
+    run.send("again", Schedule(delay_ms=1000))
+    run.pass_time(5)
+    assert run.waiting() == {"q": (1, 0)}
+
+
+def test_in_one_file_of_the_history_a_number_stands_for_one_name() -> None:
+    account = Account()
+    run = told_in(account)
     numbers = []
     for name in ("a", "b", "c", "d"):
         run.use(name)

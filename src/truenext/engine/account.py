@@ -282,7 +282,8 @@ class Account:
 
     def _forget(self) -> None:
         for number in self._forgotten:
-            del self._names[number]
+            # One in which scheduled sends waited was never named.
+            self._names.pop(number, None)
         self._forgotten_in_file += self._forgotten
         self._forgotten.clear()
 
