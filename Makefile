@@ -73,6 +73,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench --floor
 	$(BIN)/python -m bench.selectors
 	$(BIN)/python -m bench.many
+	$(BIN)/python -m bench.topics
 	$(BIN)/python -m bench.wildcards
 	$(BIN)/python -m bench.audit
 

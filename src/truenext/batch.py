@@ -54,6 +54,7 @@ class Batch:
         "size",
         "timers",
         "transient_puts",
+        "transient_released",
         "transient_removes",
         "unmarks",
     )
@@ -72,6 +73,8 @@ class Batch:
         self.released: list[bytes] = []
         """Keys of contents (record.py), one for each reference among `removes`. The store counts them, and removes a
         content with its last reference; what is put with a content is its mark, whose attempts say how many it has."""
+        self.transient_released: list[bytes] = []
+        """The same for references among `transient_removes`, whose contents are transient, too."""
         self.marks: dict[bytes, Mark] = {}
         """By message key, for messages of either kind that were given back."""
         self.unmarks: list[bytes] = []

@@ -35,7 +35,8 @@ SUBSCRIPTION_PREFIX = "subscription,"
 selector last if it has one. No name in a client's address has a comma."""
 
 ENDED_PREFIX = "ended,"
-"""Before the name of a durable subscription that has ended, until nothing of it is left."""
+"""Before the name of a durable subscription that has ended, until nothing of it is left; and from the beginning before
+what the store calls a subscription that ends with its connection."""
 
 DURABLE_ADDRESS_PREFIX = "/subscription/"
 TEMPORARY_PREFIX = "/temp-queue/"
@@ -285,7 +286,13 @@ def durable_subscription(key: str, topic: str, selector: str = "") -> Destinatio
 
 
 def stored_queue(name: str) -> Destination:
-    """The queue that the store knows by a name, which is not that of an ended subscription."""
+    """The queue that the store knows by a name, without the prefix of an ended subscription.
+
+    >>> stored_queue("/1a2b,77").kind
+    <Kind.TEMPORARY: 'temporary queue'>
+    """
+    if name.startswith("/"):
+        return Destination(Kind.TEMPORARY, name, name[1:].partition(",")[0])
     if not name.startswith(SUBSCRIPTION_PREFIX):
         return Destination(Kind.QUEUE, name)
     _, client, subscription, topic, *selector = name.split(",", 4)

@@ -136,6 +136,15 @@ class Policy:
         none=maxsize,
         reason="The broker's memory_limit is shared by all queues, and the largest gives first.",
     )
+    stalled_subscriber_ms: int = setting(
+        60_000,
+        "A connection whose socket takes nothing, and that acknowledges nothing, for so long is ended when others need "
+        'the room of what waits for its subscription to a topic; "none" is never.',
+        unit="milliseconds",
+        least=1000,
+        none=maxsize,
+        reason="Who reads at all, however slowly, is not meant; who is away for a minute may miss what is sent then.",
+    )
     store_and_dispatch: StoreAndDispatch = setting(
         StoreAndDispatch.DURABLE,
         'Dispatch a persistent message once it is durable ("durable"), or while it is being written ("concurrent"). A '

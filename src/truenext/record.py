@@ -22,11 +22,12 @@ A dead letter whose headers do not say where it came from has version 3, and one
     way back       bytes  name of a queue, escaped as header lines are, and a line feed; counted with the header
 
 A message that several queues have may be stored once, as a content: a record like any other, whose key is that of queue
-0, rank 0, and the content's number. Each of the queues then has a reference under the key of its own copy:
+0, rank 0, and the content's number. Each of the queues then has a reference under the key of its own copy, which is of
+the content's kind, persistent or transient:
 
     checksum       u32    as above
     version        u8
-    flags          u8     3: persistent, and a reference
+    flags          u8     2: a reference, 1: persistent
     nothing        u32
     nothing        u64
     nothing        u64
@@ -70,6 +71,8 @@ _HEADER_AT = _CHECKSUM.size + _FIELDS.size
 _PERSISTENT = 1
 _REFERENCE = 2
 _BEFORE_REFERENCE = _FIELDS.pack(RECORD_VERSION, _PERSISTENT | _REFERENCE, 0, 0, 0)
+_BEFORE_TRANSIENT_REFERENCE = _FIELDS.pack(RECORD_VERSION, _REFERENCE, 0, 0, 0)
+_BEFORE_REFERENCES = (_BEFORE_REFERENCE, _BEFORE_TRANSIENT_REFERENCE)
 
 LANE_KEY_SIZE = _LANE.size
 """A message key begins with the key of its lane."""
@@ -162,15 +165,15 @@ def encode(key: bytes, message: Message) -> bytes:
     return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
 
 
-def encode_reference(key: bytes, content: int) -> bytes:
+def encode_reference(key: bytes, content: int, *, persistent: bool = True) -> bytes:
     """The record of a copy under `key`, whose content has this number."""
-    rest = _BEFORE_REFERENCE + _NUMBER.pack(content)
+    rest = (_BEFORE_REFERENCE if persistent else _BEFORE_TRANSIENT_REFERENCE) + _NUMBER.pack(content)
     return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
 
 
 def reference_of(record: bytes) -> int:
     """The number of the content that a record refers to; 0 if it has its own."""
-    if len(record) != REFERENCE_SIZE or not record.startswith(_BEFORE_REFERENCE, _CHECKSUM.size):
+    if len(record) != REFERENCE_SIZE or not record.startswith(_BEFORE_REFERENCES, _CHECKSUM.size):
         return 0
     number: int = _NUMBER.unpack_from(record, _HEADER_AT)[0]
     return number

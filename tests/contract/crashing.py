@@ -280,7 +280,7 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
     shared = None
     if rng.random() < 0.4:
         copies = [message_key(rng.choice(lanes), first + len(new) + n) for n in range(rng.randint(2, 4))]
-        shared = Shared(first, random_record(rng, growth), copies)
+        shared = Shared(first, random_record(rng, growth), copies, rng.random() < 0.6)
     left = sorted((model.messages.keys() | new) - set(gone))
     queues = {model.new_queue(): f"queue {first}"} if rng.random() < 0.2 else {}
     empty = model.empty_queues([*left, *(shared.copies if shared else ())])

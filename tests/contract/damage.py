@@ -150,15 +150,17 @@ class Writer:
 
     def share(self, batch: Batch) -> None:
         number = self._sequence + 1
-        message = message_of(content_key(number), self._seed, persistent=True)
+        persistent = self._seed.random() < 0.7
+        message = message_of(content_key(number), self._seed, persistent=persistent)
         message.priority = 4
         copies = self._seed.randrange(2, 6)
-        batch.puts[content_key(number)] = encode(content_key(number), message)
+        puts = batch.puts if persistent else batch.transient_puts
+        puts[content_key(number)] = encode(content_key(number), message)
         batch.marks[content_key(number)] = Mark(copies, 0)
         for _ in range(copies):
             self._sequence += 1
             key = message_key(lane_key(self._seed.choice(list(QUEUES)), 5), self._sequence)
-            batch.puts[key] = encode_reference(key, number)
+            puts[key] = encode_reference(key, number, persistent=persistent)
             self.shelf[key[:5]][self._sequence] = Shown(message, NO_MARK, number)
 
     def remove(self, batch: Batch, key: bytes) -> None:
@@ -168,7 +170,8 @@ class Writer:
         if shown.mark != NO_MARK:
             batch.unmarks.append(key)
         if shown.content:
-            batch.released.append(content_key(shown.content))
+            released = batch.released if shown.message.persistent else batch.transient_released
+            released.append(content_key(shown.content))
 
     def stop(self) -> Content:
         batch = self.batch()
@@ -284,7 +287,8 @@ def _take_and_send(store: EmbeddedStore, content: Content) -> None:
             else:
                 (batch.removes if message.persistent else batch.transient_removes).append(key)
                 batch.unmarks += [key] if shown.mark != NO_MARK else []
-                batch.released += [content_key(shown.content)] if shown.content else []
+                released = batch.released if message.persistent else batch.transient_released
+                released += [content_key(shown.content)] if shown.content else []
         store.apply(batch)
     number += 1
     batch = Batch(number)

@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 import lmdb
 
 from tests.contract import cutting
-from truenext.batch import Batch, Mark
+from truenext.batch import NO_MARK, Batch, Mark
 from truenext.errors import StoreError
 from truenext.events import told_by
 from truenext.record import CONTENTS
 from truenext.store import checkpoint, embedded, folder, journal, missing, salvage
 from truenext.store.changes import Changes, decode
-from truenext.store.checkpoint import Checkpoint, Position
+from truenext.store.checkpoint import MARK, Checkpoint, Position
 from truenext.store.contents import settled
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME, Journal
@@ -273,7 +273,7 @@ def a_timer_is_lost_by_its_move(patch: "MonkeyPatch") -> None:
 
 def a_content_goes_with_its_first_reference(patch: "MonkeyPatch") -> None:
     def faulty(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
-        return settled(batch, lambda key: Mark(batch.released.count(key), 0))
+        return settled(batch, lambda key: Mark((batch.released + batch.transient_released).count(key), 0))
 
     patch.setattr(embedded, "settled", faulty)
 
@@ -281,11 +281,24 @@ def a_content_goes_with_its_first_reference(patch: "MonkeyPatch") -> None:
 def a_content_stays_when_its_last_reference_goes(patch: "MonkeyPatch") -> None:
     def faulty(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
         done = settled(batch, mark_of)
-        done.removes = batch.removes
+        done.removes, done.transient_removes = batch.removes, batch.transient_removes
         done.unmarks = batch.unmarks
         return done
 
     patch.setattr(embedded, "settled", faulty)
+
+
+def a_transient_content_is_looked_for_among_persistent_ones(patch: "MonkeyPatch") -> None:
+    patch.setattr(Checkpoint, "content", lambda one, snapshot, key: snapshot.get(key, b"", db=one._messages))
+
+
+def the_references_of_a_transient_content_are_not_counted_once_it_has_moved(patch: "MonkeyPatch") -> None:
+    def faulty(one: Checkpoint, key: bytes) -> Mark:
+        with one._env.begin() as txn:
+            mark = one._marks.get(txn, key)
+        return NO_MARK if mark is None else Mark(*MARK.unpack(mark))
+
+    patch.setattr(Checkpoint, "mark", faulty)
 
 
 def the_count_of_references_is_not_replayed(patch: "MonkeyPatch") -> None:
@@ -327,6 +340,7 @@ def the_removal_of_a_reference_is_in_a_batch_of_its_own(patch: "MonkeyPatch") ->
     def faulty(one: EmbeddedStore, batch: Batch) -> None:
         late = Batch(batch.number)
         late.released, batch.released = batch.released, []
+        late.transient_released, batch.transient_released = batch.transient_released, []
         apply(one, batch)
         apply(one, late)
 

@@ -26,6 +26,8 @@ from truenext.store.embedded import EmbeddedStore
 
 LANES = [lane_key(number, 5) for number in (1, 2, 3)]
 NUMBERS = (1, 4, 7, 10)
+TRANSIENT = (4, 10)
+"""Of these, those whose copies are transient."""
 
 
 def copies(number: int) -> list[bytes]:
@@ -33,7 +35,7 @@ def copies(number: int) -> list[bytes]:
 
 
 def content_of(number: int) -> Message:
-    return Message(4, True, 0, b"content-length:3\n", b"%03d" % number)
+    return Message(4, number not in TRANSIENT, 0, b"content-length:3\n", b"%03d" % number)
 
 
 @pytest.fixture
@@ -44,9 +46,10 @@ def data(tmp_path: Path) -> Path:
     disk.apply(queues={1: "a", 2: "b", 3: "c"}, sequence_limit=1000)
     for number in NUMBERS:
         record = encode(content_key(number), content_of(number))
-        puts = {one: encode_reference(one, number) for one in copies(number)}
-        disk.apply(puts={content_key(number): record} | puts, marks={content_key(number): (3, 0)})
-        disk.apply(removes=[copies(number)[0]], released=[content_key(number)])
+        puts = {one: encode_reference(one, number, persistent=number not in TRANSIENT) for one in copies(number)}
+        kind = "transient_" * (number in TRANSIENT)
+        disk.apply(**{f"{kind}puts": {content_key(number): record} | puts}, marks={content_key(number): (3, 0)})
+        disk.apply(**{f"{kind}removes": [copies(number)[0]], f"{kind}released": [content_key(number)]})
         if number == NUMBERS[1]:
             disk.apply(puts={})
             until(lambda: len(list((folder / "journal").glob("*.journal"))) == 1)
@@ -82,8 +85,9 @@ def exported(data: Path) -> dict[bytes, Message]:
     disk.store = EmbeddedStore(new)
     disk.store.recover()
     for one in found:
-        released = [content_key(number) for number in NUMBERS if one in copies(number)]
-        disk.apply(removes=[one], released=released)
+        (number,) = (number for number in NUMBERS if one in copies(number))
+        kind = "transient_" * (number in TRANSIENT)
+        disk.apply(**{f"{kind}removes": [one], f"{kind}released": [content_key(number)]})
     assert disk.store.page(CONTENTS, 0, 10).messages == []
     disk.store.close()
     return found
@@ -115,9 +119,10 @@ def test_copies_whose_content_is_missing_are_named_and_left_out(data: Path) -> N
 
 def test_a_damaged_content_costs_its_copies_and_no_others(data: Path) -> None:
     with lmdb.open(str(data / "lmdb"), max_dbs=20, lib_version=0) as env, env.begin(write=True) as txn:
-        messages = env.open_db(b"messages", txn=txn)
-        record = txn.get(content_key(4), b"", db=messages)
-        txn.put(content_key(4), record[:-1] + b"!", db=messages)
+        transients = env.open_db(b"transients", txn=txn)
+        key = bytes(4) + content_key(4)
+        record = txn.get(key, b"", db=transients)
+        txn.put(key, record[:-1] + b"!", db=transients)
     found = check(data)
     assert found[0] == "lmdb/data.mdb: content 4 is damaged: checksum does not match"
     assert len(found) == 3 and all("its content, number 4, is missing or damaged" in one for one in found[1:])
@@ -126,7 +131,7 @@ def test_a_damaged_content_costs_its_copies_and_no_others(data: Path) -> None:
 
 def test_a_content_that_nobody_refers_to_is_named_and_left_out(data: Path) -> None:
     checkpoint = checkpoint_of(data)
-    checkpoint.delete([(one, False) for one in copies(4)[1:]])
+    checkpoint.delete([(one, True) for one in copies(4)[1:]])
     checkpoint.close()
     assert check(data) == ["contents: content 4 is said to have 2 references, and nothing refers to it"]
     assert exported(data) == {one: message for one, message in left().items() if one not in copies(4)}

@@ -58,6 +58,7 @@ class Shared(NamedTuple):
     record: bytes
     copies: list[bytes]
     """Keys of the messages that refer to it."""
+    persistent: bool = True
 
 
 # A new store
@@ -642,21 +643,29 @@ def test_pages_of_timers_leave_nothing_out_while_more_are_set_and_everything_mov
 # Contents that several messages share
 
 
-def test_a_content_comes_with_every_message_that_refers_to_it_and_is_no_message_itself(disk: Disk) -> None:
-    disk.apply(**share(7, key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)))
+OF_EITHER_KIND = pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "transient"])
+
+
+@OF_EITHER_KIND
+def test_a_content_comes_with_every_message_that_refers_to_it_and_is_no_message_itself(
+    disk: Disk, persistent: bool
+) -> None:
+    disk.apply(**share(7, key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE), persistent=persistent))
     for _ in range(2):
         for one in (key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)):
             (found,) = disk.store.page(one[:LANE_KEY_SIZE], 0, 10).messages
-            assert (found.record, found.content) == (encode_reference(one, 7), b"content 7")
+            assert found.record == encode_reference(one, 7, persistent=persistent)
+            assert found.content == b"content 7"
         assert disk.stop().counts == {LANE: 1, OTHER_LANE: 1, NEXT_QUEUE: 1}
 
 
+@OF_EITHER_KIND
 @pytest.mark.parametrize("end", ["none", "crash", "stop"])
-def test_a_content_goes_with_the_last_message_that_refers_to_it(disk: Disk, end: str) -> None:
+def test_a_content_goes_with_the_last_message_that_refers_to_it(disk: Disk, end: str, persistent: bool) -> None:
     copies = [key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)]
-    disk.apply(**share(7, *copies), clean_stop=True)
+    disk.apply(**share(7, *copies, persistent=persistent), clean_stop=True)
     for left in (2, 1, 0):
-        disk.apply(removes=[copies[left]], released=[content_key(7)])
+        disk.apply(**unshare(7, copies[left], persistent=persistent))
         if end != "none":
             disk.stop() if end == "stop" else disk.crash()
         found = disk.store.page(CONTENTS, 0, 10).messages
@@ -664,16 +673,28 @@ def test_a_content_goes_with_the_last_message_that_refers_to_it(disk: Disk, end:
         shown = [m for lane in (LANE, OTHER_LANE, NEXT_QUEUE) for m in disk.store.page(lane, 0, 10).messages]
         assert [(m.key, m.content) for m in shown] == [(one, b"content 7") for one in copies[:left]]
     # The key comes back, as it never does in a broker, to show that its count is gone.
-    disk.apply(**share(7, key(17), key(18)))
+    disk.apply(**share(7, key(17), key(18), persistent=persistent))
     assert [m.mark for m in disk.store.page(CONTENTS, 0, 10).messages] == [Mark(2, 0)]
 
 
-def test_one_batch_may_remove_several_references(disk: Disk) -> None:
+def test_a_crash_drops_a_transient_content_with_its_references_and_no_persistent_one(disk: Disk) -> None:
+    disk.apply(**share(7, key(7), key(8, OTHER_LANE), persistent=False), clean_stop=False)
+    disk.apply(**share(9, key(9), key(10, OTHER_LANE)))
+    disk.apply(**share(11, key(11), key(12, NEXT_QUEUE), persistent=False))
+    assert disk.crash().counts == {LANE: 1, OTHER_LANE: 1}
+    assert [(m.key, m.mark) for m in disk.store.page(CONTENTS, 0, 10).messages] == [(content_key(9), Mark(2, 0))]
+    disk.apply(**unshare(9, key(9), key(10, OTHER_LANE)), clean_stop=True)
+    assert disk.stop().counts == {}
+    assert disk.store.page(CONTENTS, 0, 10).messages == []
+
+
+@OF_EITHER_KIND
+def test_one_batch_may_remove_several_references(disk: Disk, persistent: bool) -> None:
     copies = [key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)]
-    disk.apply(**share(7, *copies))
-    disk.apply(removes=copies[:2], released=[content_key(7)] * 2)
+    disk.apply(**share(7, *copies, persistent=persistent))
+    disk.apply(**unshare(7, *copies[:2], persistent=persistent))
     assert [m.mark for m in disk.store.page(CONTENTS, 0, 10).messages] == [Mark(1, 0)]
-    disk.apply(removes=copies[2:], released=[content_key(7)])
+    disk.apply(**unshare(7, *copies[2:], persistent=persistent))
     assert disk.store.page(CONTENTS, 0, 10).messages == []
 
 
@@ -698,8 +719,9 @@ def test_a_page_is_as_large_with_contents_as_it_may_be(disk: Disk) -> None:
     assert page.is_end
 
 
+@OF_EITHER_KIND
 def test_pages_read_while_everything_moves_show_no_message_without_its_content(
-    disk: Disk, request: pytest.FixtureRequest
+    disk: Disk, request: pytest.FixtureRequest, persistent: bool
 ) -> None:
     """Each batch puts a content with a copy in two lanes, and removes the one or the other of an earlier one."""
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
@@ -712,7 +734,11 @@ def test_pages_read_while_everything_moves_show_no_message_without_its_content(
                 gone = [key(n - 5)] if n > 5 else []
                 gone += [key(n - 9, OTHER_LANE)] if n > 9 else []
                 released = [content_key(sequence_of(one)) for one in gone]
-                disk.apply(**share(n, key(n), key(n, OTHER_LANE)), removes=gone, released=released)
+                shared = share(n, key(n), key(n, OTHER_LANE), persistent=persistent)
+                if persistent:
+                    disk.apply(**shared, removes=gone, released=released)
+                else:
+                    disk.apply(**shared, transient_removes=gone, transient_released=released)
         except BaseException as failure:
             failures.append(failure)
 
@@ -727,11 +753,17 @@ def test_pages_read_while_everything_moves_show_no_message_without_its_content(
     assert [sequence_of(m.key) for m in disk.store.page(CONTENTS, 0, 100).messages] == [*range(291, 300)]
 
 
-def share(number: int, *copies: bytes, record: bytes = b"") -> dict[str, Any]:
+def share(number: int, *copies: bytes, record: bytes = b"", persistent: bool = True) -> dict[str, Any]:
     """What a batch says that puts a content and these references to it."""
-    shared = Shared(number, record or b"content %d" % number, [*copies])
+    shared = Shared(number, record or b"content %d" % number, [*copies], persistent)
     changes = Model().changes({}, [], shared=shared)
-    return {"puts": changes["puts"], "marks": changes["marks"]}
+    return {"puts": changes["puts"], "transient_puts": changes["transient_puts"], "marks": changes["marks"]}
+
+
+def unshare(number: int, *copies: bytes, persistent: bool = True) -> dict[str, Any]:
+    """What a batch says that removes references to a content."""
+    removes, released = ("removes", "released") if persistent else ("transient_removes", "transient_released")
+    return {removes: [*copies], released: [content_key(number)] * len(copies)}
 
 
 def _content_of(record: bytes) -> bytes:
@@ -769,6 +801,7 @@ class Model:
         if not self.clean_stop:
             self.messages = {k: (record, kept) for k, (record, kept) in self.messages.items() if kept}
             self.marks = {k: mark for k, mark in self.marks.items() if k in self.messages}
+            self.contents = {k: record for k, record in self.contents.items() if k in self.references()}
 
     def references(self) -> Counter[bytes]:
         """How many messages refer to each content."""
@@ -787,17 +820,21 @@ class Model:
         removes `gone`.
         """
         puts = {k: record for k, (record, persistent) in new.items() if persistent}
+        transient_puts = {k: record for k, (record, persistent) in new.items() if not persistent}
         marks = dict(marks or {})
         if shared is not None:
-            puts[content_key(shared.number)] = shared.record
-            puts |= {k: encode_reference(k, shared.number) for k in shared.copies}
+            of_kind = puts if shared.persistent else transient_puts
+            of_kind[content_key(shared.number)] = shared.record
+            for k in shared.copies:
+                of_kind[k] = encode_reference(k, shared.number, persistent=shared.persistent)
             marks[content_key(shared.number)] = Mark(len(shared.copies), 0)
-        released = [_content_of(self.messages[k][0]) for k in gone]
+        released = [(_content_of(record), persistent) for record, persistent in map(self.messages.__getitem__, gone)]
         return {
             "puts": puts,
             "marks": marks,
-            "released": [k for k in released if k],
-            "transient_puts": {k: record for k, (record, persistent) in new.items() if not persistent},
+            "released": [k for k, persistent in released if k and persistent],
+            "transient_released": [k for k, persistent in released if k and not persistent],
+            "transient_puts": transient_puts,
             "removes": [k for k in gone if self.messages[k][1]],
             "transient_removes": [k for k in gone if not self.messages[k][1]],
             "unmarks": [k for k in gone if k in self.marks],
@@ -822,7 +859,8 @@ class Model:
                 {k: (record, persistent) for k, record in changes[kind].items() if not k.startswith(CONTENTS)}
             )
             self.used.update(changes[kind])
-        self.contents |= {k: record for k, record in changes["puts"].items() if k.startswith(CONTENTS)}
+        all_puts = changes["puts"] | changes["transient_puts"]
+        self.contents |= {k: record for k, record in all_puts.items() if k.startswith(CONTENTS)}
         self.contents = {k: record for k, record in self.contents.items() if k in self.references()}
         self.marks.update({k: mark for k, mark in changes.get("marks", {}).items() if not k.startswith(CONTENTS)})
         self.queues = {n: name for n, name in (self.queues | changes.get("queues", {})).items() if name}
@@ -914,11 +952,12 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     held = sorted(model.messages)
     gone = data.draw(st.lists(st.sampled_from(held), unique=True), label="removes") if held else []
     shared: Shared | None = None
-    copies = [one for one, (_, persistent) in new.items() if persistent]
+    is_persistent: bool = data.draw(st.booleans(), label="is the content persistent")
+    copies = [one for one, (_, persistent) in new.items() if persistent is is_persistent]
     are_shared: bool = data.draw(st.booleans(), label="are shared")
     if copies and are_shared:
         content: bytes = data.draw(st.binary(min_size=1, max_size=99), label="content")
-        shared = Shared(data.draw(numbers, label="its number"), content, copies)
+        shared = Shared(data.draw(numbers, label="its number"), content, copies, is_persistent)
         new = {one: rest for one, rest in new.items() if one not in copies}
     left = sorted((model.messages.keys() | new | set(copies)) - set(gone))
     number = st.integers(0, 2**32 - 1)

@@ -53,6 +53,7 @@ from truenext.engine.consumer import Consumer
 from truenext.engine.engine import Engine
 from truenext.engine.groups import GroupPlace
 from truenext.engine.lane import Entry, Lane
+from truenext.engine.memory import size_of
 from truenext.engine.paging import Found, PageRead
 from truenext.engine.queue import Queue
 from truenext.engine.session import Session
@@ -953,9 +954,10 @@ class BrokerMachine(RuleBasedStateMachine):
         if batch is not None:
             names = self.disk.queue_names | {number: name for number, name in batch.queues.items() if name}
             self.disk.queue_names = names
+            records = batch.puts | batch.transient_puts
             puts = [
-                (key, decode(key, record, batch.puts.get(content_key(reference_of(record)), b"")))
-                for key, record in (batch.puts | batch.transient_puts).items()
+                (key, decode(key, record, records.get(content_key(reference_of(record)), b"")))
+                for key, record in records.items()
                 if not key.startswith(CONTENTS)
             ]
             puts = [
@@ -1024,11 +1026,19 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def relieve(self) -> None:
         note("engine.relieve()")
-        for session in self.engine.relieve():
+        for session, why in self.engine.relieve().items():
+            # Memory and disk: what waits in a subscription leaves memory; there are no reply queues here.
             peer = next(peer for peer, one in self.sessions.items() if one is session)
-            if not any(reader.peer is peer and reader.queue in self.oracle.topics for reader in self.oracle.readers):
-                raise Disagreement(f"{peer.name} is to be ended, though it has no temporary queues")
+            if max(self._kept_by(peer, is_least=False), default=0) <= self.policy.memory_limit:
+                raise Disagreement(f"{peer.name} is to be ended: {why}")
             self.disconnect(list(self.sessions).index(peer), False, 0)
+
+    def _kept_by(self, peer: Peer, *, is_least: bool) -> list[int]:
+        """Bytes of memory that what is in each subscription to a topic would take, at least or at most."""
+        return [
+            sum(size_of(_message(each.parcel)) for each in kept if not (is_least and self.oracle.is_expired(each)))
+            for kept in self.oracle.kept(peer).values()
+        ]
 
     def send_and_refuse(
         self, who: int, priority: int, persistent: bool, which: int, delay: int | None, is_poison: bool
@@ -1304,6 +1314,9 @@ class BrokerMachine(RuleBasedStateMachine):
         else:
             raise Disagreement("the broker never comes to rest")
         self.oracle.check_idle()
+        for peer in self.sessions:
+            if max(self._kept_by(peer, is_least=True), default=0) > self.policy.memory_limit:
+                raise Disagreement(f"{peer.name} keeps more than {self.policy.memory_limit} bytes, and is not ended")
         if self.oracle.looks:
             raise Disagreement(f"browses never end: {self.oracle.looks}")
         for queue in self.engine.queues():
@@ -1801,6 +1814,46 @@ class BusyTopicsMachine(TopicsMachine):
     }
 
 
+class SpillingMachine(TopicsMachine):
+    """Subscriptions that end with their connections, of which much leaves memory; some may keep so much and no more,
+    in memory or not."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES | {
+        "memory_limits": st.sampled_from(
+            [(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT), (6000, NO_LIMIT), (1000, 2500), (ROOMY, 2500)]
+        ),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
+        "subscribe": 4,
+        "unsubscribe": 2,
+        "end_durable": 1,
+        "send": 10,
+        "send_in_transaction": 2,
+        "browse": 0,
+        "browse_at_once": 0,
+        "browse_while_messages_leave": 0,
+        "commit": 1,
+        "abort": 1,
+        "advance": 2,
+        "change_policies": 0,
+        "crash": 2,
+        "restart": 2,
+        "settle": 1,
+        "all_unused_go": 1,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = TopicsMachine.ARGUMENTS | {
+        "subscribe": {
+            "queue": st.sampled_from(["/topic/news.eu", "/topic/news.*", "/topic/news.>", "/topic/news.eu"])
+            | st.sampled_from(["/topic/news.eu#n", "/topic/news.*#o", "a"]),
+            "selector": st.sampled_from([None] * 8 + sorted(SELECTORS_OF_CONSUMERS)),
+        },
+        "send": {
+            "queue": st.sampled_from(["/topic/news.eu"] * 3 + ["/topic/news.us", "a,/topic/news.eu", "a"]),
+            "count": st.sampled_from([1, 2, 3, 5]),
+        },
+    }
+
+
 class BulkMachine(BrokerMachine):
     """Messages are moved and removed, in memory or not, and queues paused, while all goes on."""
 
@@ -1991,6 +2044,16 @@ class GroupsMachine(SelectingMachine):
         return super()._parcel(priority, persistent, None, is_big)
 
 
+class SpillingGroupsMachine(SpillingMachine, SelectingMachine):
+    """The same with groups."""
+
+    GROUPS = ("g", "", "h", "g", "")
+
+    def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
+        # When what holds back its group is removed cannot be seen.
+        return super()._parcel(priority, persistent, None, is_big)
+
+
 class ExpiringGroupsMachine(GroupsMachine):
     """The same where all is tried again at once, and much expires."""
 
@@ -2084,6 +2147,8 @@ MACHINES: list[type[BrokerMachine]] = [
     WildcardGroupsMachine,
     TopicsMachine,
     BusyTopicsMachine,
+    SpillingMachine,
+    SpillingGroupsMachine,
     BrokerMachine,
     FailingMachine,
     PagingMachine,
@@ -2176,7 +2241,7 @@ def _seen(entry: Entry, queue: str) -> Seen:
         queue,
         entry.sequence,
         message.priority,
-        message.persistent,
+        entry.persistent,
         message.expires_ms,
         entry.deliveries,
         entry.attempts,

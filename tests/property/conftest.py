@@ -3,7 +3,7 @@
 import pytest
 
 from truenext import record
-from truenext.engine import engine, expiry, timers
+from truenext.engine import copies, expiry, timers
 
 
 @pytest.fixture(autouse=True)
@@ -17,4 +17,4 @@ def _small_blocks_and_few_timers_in_memory(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture(autouse=True)
 def _small_contents_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not all: messages with a colour are."""
-    monkeypatch.setattr(engine, "CONTENT_BYTES_MIN", 28)
+    monkeypatch.setattr(copies, "CONTENT_BYTES_MIN", 28)

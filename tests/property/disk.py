@@ -158,7 +158,8 @@ class Disk:
     # The whole --------------------------------------------------------------------------------------------------------
 
     def has_ended(self, key: bytes) -> bool:
-        """It is a message of a durable subscription that has ended, and is on its way out."""
+        """It is a message of a subscription that has ended, and is on its way out, or of one that ends with its
+        connection: after any end of the broker nobody is to see it."""
         return self.queue_names[split_lane_key(key[:LANE_KEY_SIZE])[0]].startswith(ENDED_PREFIX)
 
     def contents(self) -> dict[bytes, Stored]:

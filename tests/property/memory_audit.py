@@ -38,6 +38,14 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
         ("unsent", memory.unsent, sum(session.unsent_bytes for session in sessions)),
         ("open", memory.open, sum(each.size for session in sessions for each in session.transactions.values())),
     ]
+    for queue in engine.queues():
+        lanes = queue.lanes
+        is_all_here = not any(lane.unread > len(lane.recent) or lane.delayed or lane.bodiless for lane in lanes)
+        is_all_here &= all(entry.message is not None for entry in _all(queue, sessions))
+        if is_all_here or not queue.is_subscription:
+            books.append((f"spilled of {queue.name}", queue.spilled, 0))
+        elif queue.spilled < sum(queue.spilled_sizes.values()):
+            books.append((f"spilled of {queue.name}", queue.spilled, sum(queue.spilled_sizes.values())))
     return [f"{name} is {booked}, counted are {there}" for name, booked, there in books if booked != there]
 
 
@@ -50,7 +58,7 @@ def _bytes_of(queue: Queue) -> int:
 def names_left_over(engine: Engine, names: dict[int, str]) -> dict[int, str]:
     """What the store calls queues that the engine does not know; to be asked with nothing under way."""
     known = [*engine.queues(), *engine._scheduler._queues.values(), *engine._endings.queues()]
-    numbers = {queue.number for queue in known}
+    numbers = {queue.stored_number for queue in known}
     return {number: name for number, name in names.items() if number not in numbers}
 
 
@@ -61,13 +69,13 @@ def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
         for queue in engine.queues()
         if any(lane.recent or lane.reading for lane in queue.lanes)
     ]
-    evictable = {queue: _size(_that_can_leave(queue)) for queue in engine.queues() if not queue.is_temporary}
+    evictable = {queue: _size(_that_can_leave(queue)) for queue in engine.queues() if not queue.is_reply_queue}
     if engine.memory.excess > 0 and any(evictable.values()):
         wrong.append(f"{engine.memory.excess} bytes too many, and {evictable} can leave")
     wrong += [
         f"{queue.name} has {queue.resident} bytes in memory, {size} of which can leave"
         for queue, size in evictable.items()
-        if size and queue.resident > policy.memory_limit
+        if size and queue.resident > policy.memory_limit and not queue.is_temporary
     ]
     return wrong
 

@@ -594,11 +594,16 @@ class Oracle:
                 letter.visible_from = AT_ONCE
 
     def _end_subscription(self, reader: Reader) -> None:
-        # Topics: it ends with UNSUBSCRIBE or its connection, and what is in it goes; transactions keep what they have.
+        # Topics: it ends with UNSUBSCRIBE or its connection, and what is in it goes, what transactions have of it too.
         if _is_temporary(reader.queue) and self.topics.pop(reader.queue, None) is not None:
             self.wants.pop(reader.queue, None)
             for letter in self.letters:
                 if letter.queue == reader.queue:
+                    for work in (letter.acknowledged_by, letter.refused_by):
+                        if work is not None:
+                            work.acknowledged = [each for each in work.acknowledged if each is not letter]
+                            work.refused = [each for each in work.refused if each is not letter]
+                    letter.holder = letter.acknowledged_by = letter.refused_by = None
                     letter.is_gone = True
             self._forget_commits(reader.queue)
 
@@ -1010,6 +1015,15 @@ class Oracle:
 
     # What is asked of the oracle --------------------------------------------------------------------------------------
 
+    def kept(self, peer: Peer) -> dict[str, list[Letter]]:
+        """By each of its subscriptions to topics what is in that, in memory or not (Memory and disk). Of what has
+        expired nobody can see whether it is gone."""
+        queues = [each.queue for each in self.readers if each.peer is peer and _is_temporary(each.queue)]
+        return {
+            queue: [letter for letter in self.letters if letter.queue == queue and not letter.is_gone]
+            for queue in queues
+        }
+
     def unacknowledged(self, reader: Reader) -> list[Letter]:
         """What a consumer holds unacknowledged, in order of dispatch."""
         held = [each for each in self.letters if each.holder is reader and each.acknowledged_by is None]
@@ -1378,7 +1392,8 @@ class Oracle:
                 Letter(
                     parcel,
                     each,
-                    parcel.persistent,
+                    # Topics: in a subscription that ends with its connection the copy is transient.
+                    parcel.persistent and not _is_temporary(each),
                     self._order,
                     self._event,
                     block,

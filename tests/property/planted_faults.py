@@ -27,6 +27,7 @@ from tests.property.broker_machine import (
     ProducersMachine,
     ScheduledMachine,
     SelectingMachine,
+    SpillingMachine,
     TopicsMachine,
     WildcardMachine,
     WindowsMachine,
@@ -36,7 +37,7 @@ from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind, stored_queue
-from truenext.engine import browse, topics
+from truenext.engine import browse, spilling, topics
 from truenext.engine import bulk as bulk_module
 from truenext.engine import endings as endings_module
 from truenext.engine import engine as engine_module
@@ -49,6 +50,7 @@ from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted, take
 from truenext.engine.choosing import HOLDS, Asker, Choosing, GroupChoosing
 from truenext.engine.consumer import Consumer
+from truenext.engine.copies import NONE, Contents
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
 from truenext.engine.endings import Endings
@@ -68,6 +70,7 @@ from truenext.engine.redelivery import Reason, is_given_up
 from truenext.engine.schedule import DueLook, Scheduler
 from truenext.engine.selecting import Scan, ScanRead, Selecting, Selections
 from truenext.engine.session import Session
+from truenext.engine.spilling import Spilling
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction
@@ -666,10 +669,10 @@ def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
         finally:
             committing[engine] = False
 
-    def faulty_accept(engine: Engine, queue: Queue, message: Message, batch: int, content: int = 0) -> None:
+    def faulty_accept(engine: Engine, queue: Queue, message: Message, batch: int, contents: Contents = NONE) -> None:
         is_first = committing.get(engine, False)
         committing[engine] = False
-        accept(engine, queue, message, 0 if is_first else batch, content)
+        accept(engine, queue, message, 0 if is_first else batch, contents)
 
     patch.setattr(Engine, "commit", faulty_commit)
     patch.setattr(Engine, "_accept", faulty_accept)
@@ -1105,7 +1108,7 @@ def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
     patch.setattr(
         Paging,
         "_lower_horizon",
-        lambda paging, lane, needed, batch, committed: lower_horizon(paging, lane, needed, batch, maxsize),
+        lambda paging, lane, committed: lower_horizon(paging, lane, maxsize),
     )
 
 
@@ -1124,22 +1127,24 @@ def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
-    def faulty(batch: Batch, entry: Entry) -> None:
-        entry.stored = batch.number - 1
+    def faulty(batch: Batch, copies: list[Entry]) -> None:
+        for entry in copies:
+            entry.stored = batch.number - 1
 
-    patch.setattr("truenext.engine.paging.put", faulty)
+    patch.setattr("truenext.engine.paging.put_all", faulty)
 
 
 @shows_in(PagingMachine)
 def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     disembody = Paging._disembody
 
-    def faulty(paging: Paging, entry: Entry, batch: Batch, committed: int) -> int:
-        if entry.stored is not None or entry.message is None:
-            return disembody(paging, entry, batch, committed)
+    def faulty(paging: Paging, entries: list[Entry], needed: int, batch: Batch, committed: int) -> int:
         used = paging._memory.used
-        paging.went(entry)
-        return used - paging._memory.used
+        for entry in [entry for entry in entries if entry.stored is None]:
+            entries.remove(entry)
+            paging.went(entry)
+        left = used - paging._memory.used
+        return left + disembody(paging, entries, needed - left, batch, committed)
 
     patch.setattr(Paging, "_disembody", faulty)
 
@@ -1562,12 +1567,12 @@ def a_queue_that_is_resumed_is_not_looked_at(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def nothing_that_waits_leaves_memory(patch: Patch) -> None:
-    patch.setattr(Paging, "_lower_horizon", lambda paging, lane, needed, batch, committed: 0)
+    patch.setattr(Paging, "_lower_horizons", lambda paging, lanes, needed, batch, committed: 0)
 
 
 @shows_in(PagingMachine)
 def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
-    patch.setattr(Paging, "_disembody", lambda paging, entry, batch, committed: 0)
+    patch.setattr(Paging, "_disembody", lambda paging, entries, needed, batch, committed: 0)
 
 
 # Browsing -------------------------------------------------------------------------------------------------------------
@@ -1887,28 +1892,67 @@ def a_word_of_a_pattern_is_the_rest_of_a_name(patch: Patch) -> None:
 
 @shows_in(TopicsMachine)
 def a_copy_that_was_read_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
-    patch.setattr(paging_module, "shared", lambda entry, content: entry)
+    patch.setattr(paging_module, "Entry", _of_no_content)
 
 
 @shows_in(BusyTopicsMachine)
 def a_copy_that_bulk_work_takes_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
-    patch.setattr(bulk_module, "shared", lambda entry, content: entry)
+    patch.setattr(bulk_module, "Entry", _of_no_content)
+
+
+def _of_no_content(content: int, **said: Any) -> Entry:
+    return Entry(**said)
 
 
 @shows_in(TopicsMachine)
 def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
-    patch.setattr(endings_module, "release", lambda batch, content: None)
+    patch.setattr(endings_module, "release", lambda batch, content, persistent: None)
 
 
 @shows_in(TopicsMachine)
 def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
-    def faulty(engine: Engine, message: Message, queues: list[Queue]) -> int:
+    def faulty(engine: Engine, message: Message, queues: list[Queue]) -> Contents:
         if not message.persistent or len(queues) < 2:
-            return 0
-        writing_module.share(engine._batch, engine._next_sequence, message, len(queues))
-        return engine._next_sequence
+            return NONE
+        writing_module.share(engine._batch, engine._next_sequence, message, len(queues), persistent=True)
+        return Contents(engine._next_sequence, 0)
 
     patch.setattr(Engine, "_share", faulty)
+
+
+@shows_in(SpillingMachine)
+def copies_that_leave_together_are_counted_as_one(patch: Patch) -> None:
+    def faulty(batch: Batch, number: int, message: Message, copies: int, *, persistent: bool) -> None:
+        writing_module.share(batch, number, message, copies if persistent else 1, persistent=persistent)
+
+    patch.setattr("truenext.engine.copies.share", faulty)
+
+
+@shows_in(SpillingMachine)
+def what_is_on_disk_of_a_subscription_has_a_name_that_a_start_takes_for_a_queue(patch: Patch) -> None:
+    patch.setattr(spilling, "ENDED_PREFIX", "")
+
+
+@shows_in(SpillingMachine)
+def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: Patch) -> None:
+    def faulty(one: Spilling, queue: Queue, batch: int) -> bool:
+        if queue in one._queues:
+            del one._queues[queue]
+            one._endings._numbers._free.append(queue.stored_number)
+        return False
+
+    patch.setattr(Spilling, "end", faulty)
+
+
+@shows_in(SpillingMachine)
+def what_is_on_disk_of_a_subscription_does_not_count_towards_its_limit(patch: Patch) -> None:
+    patch.setattr(Paging, "_leave", lambda paging, entry, is_known: paging.went(entry))
+    patch.setattr(Paging, "_is_back", Paging.came)
+
+
+@shows_in(SpillingMachine)
+def what_is_read_again_counts_as_on_disk(patch: Patch) -> None:
+    patch.setattr(Paging, "_is_back", Paging.came)
 
 
 @shows_in(TopicsMachine)
@@ -1917,7 +1961,7 @@ def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
 
     def faulty(engine: Engine, send: Send) -> bool:
         accept = engine._accept
-        engine._accept = lambda queue, message, batch, content=0: accept(queue, message, 0, content)  # type: ignore[method-assign]
+        engine._accept = lambda queue, message, batch, contents=NONE: accept(queue, message, 0, contents)  # type: ignore[method-assign]
         is_stored = spread(engine, send)
         del engine._accept
         return is_stored

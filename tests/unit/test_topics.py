@@ -56,17 +56,6 @@ def test_an_ended_subscription_leaves_nothing_behind() -> None:
     assert (list(engine.queues()), engine.memory.used, session.temporary_queues) == ([], 0, [])
 
 
-def test_whoever_does_not_read_what_its_topic_brings_is_ended_when_nothing_else_can_leave_memory() -> None:
-    engine = started(limit_of_broker=5000)
-    sender, slow, other = (engine.connect(name) for name in ("sender", "slow", "other"))
-    subscribe_as(engine, slow, "1", "/topic/t")
-    subscribe_as(engine, other, "1", "/topic/u")
-    for _ in range(20):
-        send(engine, sender, "/topic/t")
-    send(engine, sender, "/topic/u")
-    assert engine.relieve() == [slow]
-
-
 def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_connection_once() -> None:
     engine = Engine(policies=Policies(by_pattern={"news.>": Policy(memory_limit=5000)}))
     engine.start()
@@ -78,10 +67,10 @@ def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_c
     for _ in range(10):
         send(engine, sender, "/topic/other")
         send(engine, sender, "/topic/news.eu")
-    assert engine.relieve() == []
+    assert engine.relieve() == {}
     for _ in range(10):
         send(engine, sender, "/topic/news.eu")
-    assert engine.relieve() == [slow]
+    assert list(engine.relieve()) == [slow]
 
 
 def test_only_its_own_connection_subscribes_to_a_temporary_topic_and_no_pattern_does() -> None:

@@ -95,6 +95,10 @@ class Peer(Protocol):
     def cut(self, reason: str) -> None:
         """End the connection of a client that makes us keep too much."""
 
+    @property
+    def bytes_taken(self) -> int:
+        """By its socket, since the connection began."""
+
 
 class Broker:
     def __init__(
@@ -373,8 +377,8 @@ class Broker:
             written[peer] = None
         for peer in written:
             peer.flush()
-        for session in engine.relieve():
-            peers[session].cut("does not read what waits in its temporary queues, or for its subscriptions to topics")
+        for session, reason in engine.relieve().items():
+            peers[session].cut(reason)
         self._alarm.set(engine.next_due_ms, engine.now_ms)
         self._commit()
         if self._slices.begun:
@@ -404,6 +408,10 @@ class Broker:
         self._engine.let_unused_go()
         # Scheduled sends wait for it, also if nobody asks for anything.
         self._engine.room = self._store.room
+        stalled = self._engine.stalled(lambda session: self._peers[session].bytes_taken)
+        if stalled is not None:
+            session, reason = stalled
+            self._peers[session].cut(reason)
         self._schedule_turn()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 

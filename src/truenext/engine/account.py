@@ -186,7 +186,8 @@ class Account:
         self._single(Kind.STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
 
     def recovered(self, queue: Queue, count: int) -> None:
-        self._single(Kind.RECOVERED, queue.number, other=count)
+        if queue.number:
+            self._single(Kind.RECOVERED, queue.number, other=count)
 
     def committed(self, batch: int) -> None:
         self._single(Kind.COMMITTED, other=batch)
@@ -232,6 +233,8 @@ class Account:
     def forgot(self, queue: Queue) -> bool:
         """Nothing is told of a queue any more. True if its number must not be another's before `take_reusable` says
         so: in one file a number stands for one name, also where a part of the file is lost."""
+        if not queue.number:
+            return False
         self._forgotten.append(queue.number)
         return True
 

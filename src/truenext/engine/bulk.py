@@ -30,7 +30,7 @@ from truenext import selector
 from truenext.batch import NO_MARK
 from truenext.destination import Destination, queue_called
 from truenext.engine.expiry import is_expired
-from truenext.engine.lane import Entry, shared
+from truenext.engine.lane import Entry
 from truenext.engine.paging import Look
 from truenext.engine.redelivery import is_given_up, moved, revived
 from truenext.errors import RemoteProtocolError
@@ -346,7 +346,7 @@ def _unread(lane: Lane, found: Found) -> Entry | None:
     attempts, deliveries, due_ms = found.mark
     if is_given_up(lane.queue, attempts, due_ms):
         return None
-    entry = Entry(
+    return Entry(
         sequence=found.sequence,
         message=None,
         lane=lane,
@@ -356,5 +356,5 @@ def _unread(lane: Lane, found: Found) -> Entry | None:
         deliveries=deliveries,
         attempts=attempts,
         marked=found.mark != NO_MARK,
+        content=found.content,
     )
-    return shared(entry, found.content) if found.content else entry

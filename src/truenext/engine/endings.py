@@ -1,8 +1,10 @@
-"""What becomes of a durable subscription that has ended: its messages go, wherever they are.
+"""What becomes of a subscription that has ended: its messages go, wherever they are.
 
     it ends       its queue gets another name in the store, and is nobody's from then on
     from then on  page after page of it is read from the store and removed, a lane at a time
     in the end    it goes as any queue does in which nothing is (numbers.py)
+
+One that ends with its connection has such a name from the beginning, see spilling.py.
 
 Whatever is in memory is forgotten at once: what of it is in the store, or on its way there, is on the pages that are
 read once the new name is durable. A broker that ends meanwhile goes on when it starts again.
@@ -103,7 +105,7 @@ class Endings:
             key = message_key(lane.key, found.sequence)
             (batch.removes if found.message.persistent else batch.transient_removes).append(key)
             if found.content:
-                release(batch, found.content)
+                release(batch, found.content, persistent=found.message.persistent)
             if found.mark != NO_MARK:
                 batch.unmarks.append(key)
             batch.size += len(key)

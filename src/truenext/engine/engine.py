@@ -42,12 +42,13 @@ from truenext.engine import bulk
 from truenext.engine.account import Account, NoAccount
 from truenext.engine.browse import Browser, BrowseRead, Browsing, Showing
 from truenext.engine.consumer import Consumer
+from truenext.engine.copies import NONE, Contents, share_new
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher
 from truenext.engine.endings import EndingRead, Endings
 from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.joint import JointDispatch
-from truenext.engine.lane import Entry, Lane, shared
+from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.memory import Memory
 from truenext.engine.numbers import Numbers
 from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
@@ -57,16 +58,16 @@ from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, Reason, dead_
 from truenext.engine.schedule import HIDDEN_PREFIX, DueLook, Scheduler
 from truenext.engine.selecting import ScanRead, Selections
 from truenext.engine.session import Session
+from truenext.engine.spilling import Spilling
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction, begin, make_room
 from truenext.engine.unused import Unused, no_room
 from truenext.engine.wildcard import Wildcard, Wildcards
-from truenext.engine.writing import introduce, mark, put, remove, share
+from truenext.engine.writing import introduce, mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     BROWSERS_MAX,
-    CONTENT_BYTES_MIN,
     GATHERING_BYTES_MAX,
     PAUSE_BYTES,
     SEQUENCE_BLOCK,
@@ -144,6 +145,8 @@ class Engine:
         """Of each durable subscription, by its key."""
         self._numbers = Numbers(self._account)
         self._endings = Endings(self._account, self._numbers)
+        self._spilling = Spilling(self._endings)
+        self._paging.begin_spilling = self._begin_spilling
         self._numbered: dict[int, Queue] = {}
         """Those that the store may know."""
         self._unused = Unused(self._queues, self.memory, is_needed_elsewhere=self._is_needed, let_go=self._let_go)
@@ -562,8 +565,11 @@ class Engine:
             raise RemoteProtocolError(f"there is no subscription {unsubscribe.subscription!r} on this connection")
         self._release(consumer, has_begun=False)
         queue = consumer.queue
-        if queue.is_temporary and queue.destination.topic:
+        if queue.is_subscription:
             session.temporary_queues.remove(queue)
+            for transaction in session.transactions.values():
+                for entry in transaction.leave_out(queue):
+                    self._paging.went(entry)
             self._drop(queue)
 
     def _durable_subscription(self, session: Session, key: str, destination: Destination, selector: str) -> Queue:
@@ -699,9 +705,9 @@ class Engine:
             if send.schedule is not None:
                 scheduled.append((send, send.schedule))
                 continue
-            content = self._share(send.message, queues)
+            contents = self._share(send.message, queues)
             for queue in queues:
-                self._accept(queue, send.message, batch, content)
+                self._accept(queue, send.message, batch, contents)
         # Behind the others, whose sequences are one block.
         for send, schedule in scheduled:
             self._schedule(send.destination, send.message, schedule)
@@ -1018,14 +1024,28 @@ class Engine:
         self._timers.page_read(read, page)
         self._scheduler.timers.page_read(read, page)
 
-    def relieve(self) -> list[Session]:
+    def relieve(self) -> dict[Session, str]:
         """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
 
-        Not before what the last turn dispatched is written. Returns connections that must be ended: they do not read
-        what waits in their temporary queues, or for their subscriptions to topics.
+        Not before what the last turn dispatched is written. Returns connections that must be ended, and why.
         """
         queues = self._paging.relieve(self._queues.values(), self._batch, self._committed)
-        return [self._sessions[session] for session in {queue.destination.session: None for queue in queues}]
+        return {self._sessions[queue.destination.session]: _why(queue) for queue in queues}
+
+    def stalled(self, bytes_taken: Callable[[Session], int]) -> tuple[Session, str] | None:
+        """To be called once a second or so: a connection that must be ended, and why. `bytes_taken` says how much its
+        socket has ever taken.
+        """
+        needs_room = self.room is not _PLENTY or self.memory.excess > 0
+        found = self._spilling.stalled(self._sessions, self.delays.now_us, bytes_taken, needs_room=needs_room)
+        if found is None:
+            return None
+        session, queue = found
+        return session, (
+            f"took and acknowledged nothing for {queue.policy.stalled_subscriber_ms / 1000:g} seconds, and others need "
+            f"the room of what waits for its subscription to {queue.destination.topic}: read and acknowledge what "
+            "comes, or unsubscribe; see stalled_subscriber_ms"
+        )
 
     def stretch_windows(self) -> Iterator[None]:
         """To be done now and then, in steps: who waits for more than its window lets it have gets more."""
@@ -1129,9 +1149,9 @@ class Engine:
                 for consumer in one.consumers.values():
                     self._touched[consumer.queue] = None
 
-    def _accept(self, queue: Queue, message: Message, batch: int, content: int = 0) -> None:
+    def _accept(self, queue: Queue, message: Message, batch: int, contents: Contents = NONE) -> None:
         """Give a new message its place. It is visible with `batch`, 0 is at once, whether itself stored or not. Of
-        `content` see `_share`.
+        `contents` see `_share`.
         """
         sequence = self._next_sequence
         self._next_sequence = sequence + 1
@@ -1141,15 +1161,19 @@ class Engine:
                 self._request_sequences()
             batch = max(batch, self._requested_in)
         message.arrived_ms = self.now_ms
-        entry = Entry(sequence, message, queue.lane_of(message), batch, message.persistent, None)
+        is_stored = message.persistent and not queue.is_temporary
+        entry = Entry(sequence, message, queue.lane_of(message), batch, is_stored, None)
         group = message.group
         if group:
             entry.group = group
             if queue.groups is None:
                 self._selections.begin_groups(queue)
-        if message.persistent and not queue.is_temporary:
-            if content:
-                entry = shared(entry, content)
+        if contents is not NONE:
+            if is_stored:
+                entry.content = contents.persistent
+            elif entry.lane.horizon != WHOLE:
+                entry.content = contents.transient
+        if is_stored:
             put(self._batch, entry)
         self._paging.add(entry, message, self._batch)
         if queue.selecting is not None:
@@ -1176,29 +1200,24 @@ class Engine:
         message = send.message
         is_stored = False
         queues = self._queues_for(send)
-        content = self._share(message, queues)
+        contents = self._share(message, queues)
         for queue in queues:
             batch = 0
             if message.persistent and not queue.is_temporary:
                 is_stored = True
                 if queue.policy.store_and_dispatch is not StoreAndDispatch.CONCURRENT:
                     batch = self._batch.number
-            self._accept(queue, message, batch, content)
+            self._accept(queue, message, batch, contents)
         return is_stored
 
-    def _share(self, message: Message, queues: list[Queue]) -> int:
-        """Store once what all these queues are to have, with the gathering batch: the number of the content for
-        `_accept`. 0 if every record has its own: there is one only, or what it would save is little.
+    def _share(self, message: Message, queues: list[Queue]) -> Contents:
+        """What all these queues are to have is stored once, with the gathering batch, as far as it is stored; for
+        `_accept`.
         """
-        if len(queues) < 2 or not message.persistent or len(message.body) + len(message.header) < CONTENT_BYTES_MIN:
-            return 0
-        copies = sum(not queue.is_temporary for queue in queues)
-        if copies < 2:
-            return 0
+        if len(queues) < 2:
+            return NONE
         message.arrived_ms = self.now_ms
-        number = self._next_sequence
-        share(self._batch, number, message, copies)
-        return number
+        return share_new(self._batch, message, queues, self._next_sequence)
 
     def _queues_for(self, send: Send, queue_of: Callable[[Destination], Queue | None] | None = None) -> list[Queue]:
         """Each once; none for those that went with their connections, or for a topic without subscriptions.
@@ -1252,9 +1271,9 @@ class Engine:
             queues = self._queues_of_parts(accepted_address(to), message, self._needed_queue)
         else:
             queues = [self._needed_queue(Destination(Kind.QUEUE, name))]
-        content = self._share(message, queues)
+        contents = self._share(message, queues)
         for queue in queues:
-            self._accept(queue, message, self._batch.number, content)
+            self._accept(queue, message, self._batch.number, contents)
 
     def _needed_queue(self, destination: Destination) -> Queue:
         """Made if it is not there, whether there is room or not: it was there once, or asked for (a move), or what
@@ -1274,6 +1293,9 @@ class Engine:
         if sequence >= self._requested_limit:
             self._request_sequences()
         return sequence
+
+    def _begin_spilling(self, queue: Queue) -> None:
+        self._spilling.begin(queue, self._numbers.new(), self._take_sequence(), self._batch)
 
     def _fail(self, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
@@ -1457,7 +1479,8 @@ class Engine:
         if entry.stored is None:
             return False
         remove(self._batch, entry)
-        return True
+        # What is in a temporary queue nobody sees after any end of the broker.
+        return entry.persistent or not entry.lane.queue.is_temporary
 
     def _queue(self, destination: Destination) -> Queue | None:
         """The queue a client names, made on first use; None if it went with its connection."""
@@ -1558,9 +1581,9 @@ class Engine:
         self._selections.drop(queue)
         self._touched.pop(queue, None)
         for lane in queue.lanes:
-            for entry in lane:
-                self._paging.went(entry)
-        queue.let_go()
+            self._paging.forget(lane)
+        if not self._spilling.end(queue, self._latest_batch()):
+            queue.let_go()
 
     def _write_down(self, entry: Entry) -> None:
         """Store a waiting transient, and of any message how often it was dispatched."""
@@ -1586,3 +1609,13 @@ class Engine:
         self._batches_from = (self._batches_from[1], self._next_sequence)
         self._is_awaited = False
         return batch
+
+
+def _why(queue: Queue) -> str:
+    """The connection that owns a temporary queue must be ended."""
+    if queue.is_reply_queue:
+        return "does not read what waits in its temporary queues"
+    return (
+        f"its subscription to {queue.destination.topic} holds {queue.resident + queue.spilled} bytes, and memory_limit "
+        f"of that topic's policy is {queue.policy.memory_limit}: read faster, or have that raised"
+    )

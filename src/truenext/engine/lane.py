@@ -63,6 +63,7 @@ class Entry(msgspec.Struct, gc=False):
     batch: int
     """It is visible once this batch is durable; 0 is at once."""
     persistent: bool
+    """What a crash must leave of it here; not so in a subscription that ends with its connection, whatever it is."""
     stored: int | None
     """The batch that gives it to the store, 0 for one of an earlier run: its removal must be told to the store. None
     if the store has never heard of it."""
@@ -80,23 +81,13 @@ class Entry(msgspec.Struct, gc=False):
     """That of its message; see groups.py."""
     is_first_of_group: bool = False
     """Its last dispatch has made its group its consumer's."""
+    content: int = 0
+    """If not 0: the store has its content once for several queues, under this number."""
 
     @property
     def address(self) -> str:
         """Of the queue in which it is."""
         return self.lane.queue.destination.address
-
-
-class SharedEntry(Entry, gc=False):
-    """One whose content is stored once for several queues."""
-
-    content: int = 0
-    """Its number."""
-
-
-def shared(entry: Entry, content: int) -> SharedEntry:
-    """A new entry, as one of those that share the content of this number."""
-    return SharedEntry(**msgspec.structs.asdict(entry), content=content)
 
 
 class Lane:

@@ -39,7 +39,7 @@ class Numbers:
 
     def give_back(self, queue: Queue, batch: Batch) -> None:
         """Nothing of a queue is left but what batches up to this one take away, and its name goes with this one."""
-        number = queue.number
+        number = queue.stored_number
         if queue.is_known_to_store:
             if number in batch.queues:
                 # The store never hears of it.

@@ -8,23 +8,28 @@ The engine does not read. It says in the effects of a turn which pages it wants,
     a batch is durable                       -> `let_go`    -> what was only waiting for that leaves
 
 A transient that leaves becomes a record in the store like any other, written with the gathering batch; nobody waits
-for it.
+for it. Copies of one message that wait in several subscriptions leave together, so that their content is written once.
 """
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+from itertools import groupby
+from operator import attrgetter
+from sys import maxsize
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from truenext.batch import DUE_NEVER, NO_MARK, Mark
-from truenext.engine.lane import NO_ENTRIES, WHOLE, Entry, is_stored, shared
+from truenext.engine.copies import put_all
+from truenext.engine.lane import NO_ENTRIES, WHOLE, Entry, is_stored
 from truenext.engine.memory import ENTRY_BYTES, size_of
 from truenext.engine.redelivery import is_given_up
 from truenext.engine.writing import put
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT, STORE_TRANSACTION_BYTES_MAX
-from truenext.order import PRIORITY_MAX
+from truenext.order import PRIORITY_MAX, RANKS
 from truenext.record import split_lane_key
 
 if TYPE_CHECKING:
@@ -110,6 +115,9 @@ class Paging:
         self._delays = delays
         self.begin_groups: Callable[[Queue], None] | None = None
         """To be told of a queue of which a message has a group, the first time."""
+        self.begin_spilling: Callable[[Queue], None] | None = None
+        """To be told of a subscription that ends with its connection before anything of it leaves memory, the first
+        time."""
         self._redelivered_below = redelivered_below
         self._reads: list[Read] = []
         self._doomed: list[Entry] = []
@@ -123,6 +131,8 @@ class Paging:
         """Queues that may be over their own limit."""
         self._still_too_large: dict[Queue, None] = {}
         """Queues that are, from which more can leave once a write under way is durable."""
+        self._limited: dict[Queue, None] = {}
+        """Subscriptions that end with their connections, have a limit of their own, and have something on disk."""
         self._futile = NEVER
         """The last batch, and what was used, when everything that could leave had left."""
         self._is_short = False
@@ -151,6 +161,30 @@ class Paging:
             queue.resident -= size
             queue.in_memory -= 1
             entry.message = None
+        elif entry.lane.queue.spilled_sizes:
+            queue = entry.lane.queue
+            queue.spilled -= queue.spilled_sizes.pop(entry.sequence, 0)
+
+    def _leave(self, entry: Entry, *, is_known: bool) -> None:
+        """A message stays in its queue, and only the store has it from here on, or all of it but its place."""
+        queue = entry.lane.queue
+        if queue.is_subscription:
+            assert entry.message is not None, "it has not left yet"
+            size = size_of(entry.message)
+            queue.spilled += size
+            if is_known:
+                queue.spilled_sizes[entry.sequence] = size
+            if queue.policy.memory_limit != maxsize:
+                self._limited[queue] = None
+        self.went(entry)
+
+    def _is_back(self, entry: Entry, message: Message) -> None:
+        """A message that only the store had is in memory again."""
+        queue = entry.lane.queue
+        if queue.is_subscription:
+            queue.spilled -= size_of(message)
+            queue.spilled_sizes.pop(entry.sequence, None)
+        self.came(entry, message)
 
     def came_back(self, entry: Entry) -> None:
         """A message is in its lane again; if a transaction had it, it can leave memory only now."""
@@ -202,6 +236,8 @@ class Paging:
         """Its limit may be another."""
         if queue.resident > queue.policy.memory_limit:
             self._too_large[queue] = None
+        if queue.spilled:
+            self._limited[queue] = None
 
     def take_out(self, lane: Lane, entries: list[Entry], batch: int) -> None:
         """Messages leave their lane out of their turn; `batch` removes them."""
@@ -224,6 +260,7 @@ class Paging:
         lane.reading = None
         self._with_recent.pop(lane, None)
         self._with_taken_out.pop(lane, None)
+        self._limited.pop(lane.queue, None)
         self._doomed = [entry for entry in self._doomed if entry.lane is not lane]
 
     def left_with_page(self, entry: Entry, batch: int) -> None:
@@ -380,7 +417,7 @@ class Paging:
         assert lane.aside is not None, "it was plucked"
         del lane.aside.plucked[entry.sequence]
         entry.is_taken = True
-        self.went(entry)
+        self._leave(entry, is_known=True)
         lane.delay(entry)
         self._waiting.append(entry)
 
@@ -391,7 +428,7 @@ class Paging:
     def _set_aside(self, entry: Entry) -> None:
         """A message of a page waits for its next try: without its body, as it may for days."""
         lane = entry.lane
-        self.went(entry)
+        self._leave(entry, is_known=True)
         lane.delay(entry)
         lane.horizon_min = max(lane.horizon_min, entry.sequence)
 
@@ -412,12 +449,11 @@ class Paging:
             marked=found.mark != NO_MARK,
             due_us=DUE_NEVER if due_ms == DUE_NEVER else 0,
             group=message.group,
+            content=found.content,
         )
-        if found.content:
-            entry = shared(entry, found.content)
         if message.group and lane.queue.groups is None and self.begin_groups is not None:
             self.begin_groups(lane.queue)
-        self.came(entry, message)
+        self._is_back(entry, message)
         return entry
 
     def _embody(self, entry: Entry, message: Message | None) -> bool:
@@ -432,7 +468,7 @@ class Paging:
             entry.lane.leave_out(entry)
         else:
             entry.message = message
-            self.came(entry, message)
+            self._is_back(entry, message)
         return was_doomed
 
     def _move_horizon(self, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
@@ -442,7 +478,7 @@ class Paging:
             assert entry.message is not None, "what is recent has not left memory yet"
             memory.leaving -= size_of(entry.message)
         for entry in in_page:
-            self.went(entry)
+            self._leave(entry, is_known=False)
         if up_to == WHOLE and lane.unread:
             raise damage(lane, f"the count of its messages and what is in it differ by {lane.unread}")
 
@@ -464,7 +500,7 @@ class Paging:
         for entry in lane.let_go(committed):
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.leaving -= size_of(entry.message)
-            self.went(entry)
+            self._leave(entry, is_known=False)
         if not lane.recent:
             self._with_recent.pop(lane, None)
 
@@ -489,20 +525,20 @@ class Paging:
     def relieve(self, queues: Iterable[Queue], batch: Batch, committed: int) -> list[Queue]:
         """Make messages leave until the limits are kept; what the store does not have yet is added to `batch`.
 
-        Not between a dispatch and the writing of what was dispatched. Returns the temporary queues that have to go,
-        for their messages cannot leave.
+        Not between a dispatch and the writing of what was dispatched. Returns the temporary queues that have to go: a
+        reply queue, whose messages cannot leave, and subscriptions that hold more than they may.
         """
-        too_slow: list[Queue] = []
+        too_slow = [queue for queue in self._limited if queue.resident + queue.spilled > queue.policy.memory_limit]
         too_large, self._too_large = self._too_large, {}
         for queue in too_large:
             limit = queue.policy.memory_limit
             if queue.is_temporary:
                 # Of a reply queue the limit of some pattern was never meant.
-                if queue.destination.topic and queue.resident > limit:
+                if queue.destination.topic and queue.resident > limit and queue not in too_slow:
                     too_slow.append(queue)
                 continue
             if queue.resident > limit:
-                self._shrink(queue, queue.resident - limit + limit // RELIEF, batch, committed)
+                self._shrink([queue], queue.resident - limit + limit // RELIEF, batch, committed)
             if queue.resident > limit:
                 self._still_too_large[queue] = None
         memory = self._memory
@@ -513,94 +549,158 @@ class Paging:
             for queue in queues:
                 queue.let_go_of_places()
         largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
+        done: set[Queue] = set()
         for queue in largest_first:
             needed = memory.excess + memory.limit // RELIEF
             if needed <= 0:
                 return too_slow
-            self._shrink(queue, needed, batch, committed)
+            if queue in done or queue.is_reply_queue:
+                continue
+            together = [queue]
+            if queue.destination.topic:
+                least = queue.resident // 2
+                together = [
+                    one for one in largest_first if one.destination.topic and one.resident >= least and one not in done
+                ]
+            done.update(together)
+            self._shrink(together, needed, batch, committed)
         if memory.excess + memory.limit // 4 > 0:
             self._futile = (committed, memory.used)
         if memory.excess <= 0:
             return too_slow
-        return too_slow + [queue for queue in largest_first[:1] if queue.is_temporary]
+        return too_slow + [queue for queue in largest_first[:1] if queue.is_reply_queue]
 
-    def _shrink(self, queue: Queue, needed: int, batch: Batch, committed: int) -> None:
-        """Make `needed` bytes of a queue's messages leave; those that would be served last go first."""
-        if queue.is_temporary:
-            # The store does not know it, and whoever owns it takes its messages with him.
-            return
-        for lane in reversed(queue.lanes):
-            needed -= self._lower_horizon(lane, needed, batch, committed)
+    def _shrink(self, queues: list[Queue], needed: int, batch: Batch, committed: int) -> None:
+        """Make `needed` bytes of the messages of these queues leave; those that would be served last go first."""
+        for queue in queues:
+            if queue.is_subscription and not queue.is_known_to_store and self.begin_spilling is not None:
+                self.begin_spilling(queue)
+        for rank in reversed(RANKS):
+            lanes = _lanes_of(queues, rank)
+            needed -= self._lower_horizons(lanes, needed, batch, committed)
             if needed <= 0:
                 return
-        for entry in queue.held():
-            freed = self._disembody(entry, batch, committed)
-            queue.has_lost_bodies |= freed > 0
-            needed -= freed
+        held = [entry for queue in queues for entry in queue.held() if entry.message is not None]
+        freed = self._disembody(held, needed, batch, committed)
+        if freed:
+            for queue in queues:
+                queue.has_lost_bodies = True
+        needed -= freed
+        for rank in reversed(RANKS):
             if needed <= 0:
                 return
-        for lane in reversed(queue.lanes):
-            for entry in lane.delayed.values():
-                needed -= self._disembody(entry, batch, committed)
-            for entry in lane.again():
-                freed = self._disembody(entry, batch, committed)
-                if freed and entry.message is None:
-                    lane.keep_bodiless(entry)
-                needed -= freed
-                if needed <= 0:
-                    return
+            lanes = _lanes_of(queues, rank)
+            waiting = [
+                entry
+                for lane in lanes
+                for entry in (*lane.delayed.values(), *lane.again())
+                if entry.message is not None
+            ]
+            needed -= self._disembody(waiting, needed, batch, committed)
+            for lane in lanes:
+                for entry in lane.again():
+                    if entry.message is None:
+                        lane.keep_bodiless(entry)
 
-    def _lower_horizon(self, lane: Lane, needed: int, batch: Batch, committed: int) -> int:
-        """Bytes that left, or will once they are durable."""
+    def _lower_horizons(self, lanes: list[Lane], needed: int, batch: Batch, committed: int) -> int:
+        """Bytes that left these lanes, or will once they are durable: what was accepted last goes first. The sequences
+        of copies follow one another, so they go together.
+        """
         left = 0
-        arrived = lane.arrived
-        selecting = lane.queue.selecting
-        if selecting is not None and arrived:
-            selecting.lowering(lane)
-        while arrived and left < needed:
-            entry = arrived[-1]
-            if entry.sequence <= lane.horizon_min:
-                lane.fix_horizon()
-                break
-            if selecting is not None and selecting.has_found(entry):
-                lane.keep_above()
-                continue
-            message = entry.message
+        ends: list[tuple[int, Lane]] = []
+        for lane in lanes:
+            if lane.arrived and lane.queue.selecting is not None:
+                lane.queue.selecting.lowering(lane)
+            self._add_end(ends, lane)
+        while ends and left < needed:
+            message = ends[0][1].arrived[-1].message
             assert message is not None, "what has arrived stands in memory as a whole"
-            if entry.stored is None:
+            copies: list[Lane] = []
+            while ends and ends[0][1].arrived[-1].message is message:
+                copies.append(heappop(ends)[1])
+            new = [lane.arrived[-1] for lane in copies if lane.arrived[-1].stored is None]
+            if new:
                 if batch.size >= STORE_TRANSACTION_BYTES_MAX:
                     break
-                put(batch, entry)
-            lane.lower_horizon()
-            left += size_of(message)
-            if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
-                self.went(entry)
-            else:
-                (lane.recent or lane.begin_recent()).appendleft(entry)
-                self._memory.leaving += size_of(message)
-                self._with_recent[lane] = None
-        if lane.aside is not None:
-            lane.end_horizon()
-        lane.let_go_of_places()
+                put_all(batch, new)
+            for lane in copies:
+                self._lower_horizon(lane, committed)
+                self._add_end(ends, lane)
+            left += len(copies) * size_of(message)
+        for lane in lanes:
+            if lane.aside is not None:
+                lane.end_horizon()
+            lane.let_go_of_places()
         return left
 
-    def _disembody(self, entry: Entry, batch: Batch, committed: int) -> int:
-        """Leave a message to the store, but not the knowledge of it. Bytes that left, or can once they are durable."""
+    def _add_end(self, ends: list[tuple[int, Lane]], lane: Lane) -> None:
+        """Put the last message that can leave a lane, if there is one, into a heap by sequence, the last one first."""
+        selecting = lane.queue.selecting
+        while lane.arrived:
+            entry = lane.arrived[-1]
+            if entry.sequence <= lane.horizon_min:
+                lane.fix_horizon()
+            elif selecting is not None and selecting.has_found(entry):
+                lane.keep_above()
+            else:
+                heappush(ends, (-entry.sequence, lane))
+                return
+
+    def _lower_horizon(self, lane: Lane, committed: int) -> None:
+        """The last message in a lane's memory leaves, or will once it is durable."""
+        entry = lane.lower_horizon()
         message = entry.message
-        if message is None or entry.lane.is_pinned:
-            return 0
-        size = size_of(message)
-        if entry.stored is None:
-            if batch.size >= STORE_TRANSACTION_BYTES_MAX:
-                return 0
-            put(batch, entry)
-        elif entry.stored <= committed:
-            self.went(entry)
-        return size
+        assert message is not None, "what has arrived stands in memory as a whole"
+        if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
+            self._leave(entry, is_known=False)
+        else:
+            (lane.recent or lane.begin_recent()).appendleft(entry)
+            self._memory.leaving += size_of(message)
+            self._with_recent[lane] = None
+
+    def _disembody(self, entries: list[Entry], needed: int, batch: Batch, committed: int) -> int:
+        """Leave messages to the store, but not the knowledge of them. Bytes that left, or can once they are durable."""
+        left = 0
+        entries.sort(key=_sequence)
+        for _, of_message in groupby(entries, key=_identity):
+            if left >= needed:
+                break
+            new: list[Entry] = []
+            for entry in of_message:
+                if entry.lane.is_pinned:
+                    continue
+                if entry.stored is None:
+                    new.append(entry)
+                    continue
+                left += _size(entry)
+                if entry.stored <= committed:
+                    self._leave(entry, is_known=True)
+            if new and batch.size < STORE_TRANSACTION_BYTES_MAX:
+                left += sum(map(_size, new))
+                put_all(batch, new)
+        return left
+
+
+def _lanes_of(queues: list[Queue], rank: int) -> list[Lane]:
+    """Those that there are."""
+    lanes = (queue.lane_if_there(rank) for queue in queues)
+    return [lane for lane in lanes if lane is not None]
 
 
 def _resident(queue: Queue) -> int:
     return queue.resident
+
+
+_sequence = attrgetter("sequence")
+
+
+def _identity(entry: Entry) -> int:
+    return id(entry.message)
+
+
+def _size(entry: Entry) -> int:
+    assert entry.message is not None, "it has not left yet"
+    return size_of(entry.message)
 
 
 def damage(lane: Lane, what: str) -> StoreError:

@@ -59,6 +59,9 @@ class Queue:
         "policy",
         "resident",
         "selecting",
+        "spilled",
+        "spilled_sizes",
+        "stored_number",
         "used_us",
         "wildcards",
     )
@@ -78,8 +81,10 @@ class Queue:
         """What it takes of this it gives back with `let_go`."""
         memory.queues += QUEUE_BYTES
         self.policy = policy
-        self.number = number
-        """What the store calls it."""
+        self.number = 0 if destination.kind is Kind.TEMPORARY else number
+        """What the history calls it; 0 if it is not there."""
+        self.stored_number = number
+        """What the store calls it, or will; 0 if it does not."""
         self.holds_dead_letters = holds_dead_letters
         self.is_known_to_store = False
         self.is_paused = False
@@ -99,6 +104,10 @@ class Queue:
         """Since it has had a message of one."""
         self.resident = 0
         """Bytes of memory that its messages take, waiting or held."""
+        self.spilled = 0
+        """Bytes of messages that have left memory; counted in a subscription that ends with its connection."""
+        self.spilled_sizes: dict[int, int] = {}
+        """Of those among them that are known without their bodies, by sequence."""
         self.in_memory = 0
         """How many messages that are."""
         self.has_lost_bodies = False
@@ -117,8 +126,18 @@ class Queue:
 
     @property
     def is_temporary(self) -> bool:
-        """It goes with its connection; nothing of it is ever stored."""
+        """It goes with its connection; nothing of it outlives a crash."""
         return self.destination.kind is Kind.TEMPORARY
+
+    @property
+    def is_subscription(self) -> bool:
+        """To a topic, and it ends with its connection."""
+        return self.destination.kind is Kind.TEMPORARY and bool(self.destination.topic)
+
+    @property
+    def is_reply_queue(self) -> bool:
+        """It goes with its connection, and never leaves memory."""
+        return self.destination.kind is Kind.TEMPORARY and not self.destination.topic
 
     @property
     def keeps_failures(self) -> bool:
@@ -140,7 +159,7 @@ class Queue:
         """Made if it is not there."""
         lane = self.lane_if_there(rank)
         if lane is None:
-            lane = Lane(lane_key(self.number, rank), self)
+            lane = Lane(lane_key(self.stored_number, rank), self)
             self.memory.queues += LANE_BYTES
             self.lanes = tuple(sorted((*self.lanes, lane), key=lambda one: one.rank))
             self._places = _places_of(self.lanes)

@@ -365,9 +365,9 @@ class Selections:
         self._reading = None
         waiting, self._waiting = self._waiting, {}
         self._active.update(waiting)
-        aside = lane.aside
-        assert aside is not None, "it never leaves a lane of a queue that lasts"
-        aside.scanning -= 1
+        if lane.aside is not None:
+            # Else its subscription has ended.
+            lane.aside.scanning -= 1
         failed: list[Entry] = []
         if not (page.found or page.is_end):
             raise damage(lane, "a page is empty, but not the last")

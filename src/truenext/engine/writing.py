@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from truenext.batch import Mark
-from truenext.engine.lane import SharedEntry
 from truenext.record import content_key, encode, encode_reference, message_key
 
 if TYPE_CHECKING:
@@ -29,27 +30,31 @@ def put(batch: Batch, entry: Entry) -> None:
     message = entry.message
     assert message is not None, "what has left memory is in the store already"
     key = message_key(entry.lane.key, entry.sequence)
-    record = encode_reference(key, entry.content) if isinstance(entry, SharedEntry) else encode(key, message)
+    if entry.content:
+        record = encode_reference(key, entry.content, persistent=entry.persistent)
+    else:
+        record = encode(key, _as_stored(message, persistent=entry.persistent))
     (batch.puts if entry.persistent else batch.transient_puts)[key] = record
     batch.size += len(record)
     entry.stored = batch.number
 
 
-def share(batch: Batch, number: int, message: Message, copies: int) -> None:
+def share(batch: Batch, number: int, message: Message, copies: int, *, persistent: bool) -> None:
     """The content of a message is to be stored once for so many copies, each of which is to be put with the same batch,
-    as a SharedEntry."""
+    with that number, and is as persistent."""
     key = content_key(number)
-    batch.puts[key] = record = encode(key, message)
+    record = encode(key, _as_stored(message, persistent=persistent))
+    (batch.puts if persistent else batch.transient_puts)[key] = record
     batch.marks[key] = Mark(copies, 0)
     batch.size += len(record)
 
 
-def release(batch: Batch, content: int) -> None:
+def release(batch: Batch, content: int, *, persistent: bool) -> None:
     """A stored copy of a content is gone, which an earlier batch has put."""
-    batch.released.append(content_key(content))
+    (batch.released if persistent else batch.transient_released).append(content_key(content))
 
 
-def _unshare(batch: Batch, content: int) -> None:
+def _unshare(batch: Batch, content: int, *, persistent: bool) -> None:
     """A copy of a content is not written at all."""
     key = content_key(content)
     copies = batch.marks[key].attempts - 1
@@ -57,7 +62,12 @@ def _unshare(batch: Batch, content: int) -> None:
         batch.marks[key] = Mark(copies, 0)
     else:
         del batch.marks[key]
-        batch.size -= len(batch.puts.pop(key))
+        batch.size -= len((batch.puts if persistent else batch.transient_puts).pop(key))
+
+
+def _as_stored(message: Message, *, persistent: bool) -> Message:
+    """Its record says of which kind it is: for a subscription that ends with its connection all are transient."""
+    return message if message.persistent == persistent else replace(message, persistent=persistent)
 
 
 def remove(batch: Batch, entry: Entry) -> None:
@@ -67,11 +77,11 @@ def remove(batch: Batch, entry: Entry) -> None:
         batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key))
         if entry.marked:
             batch.marks.pop(key, None)
-        if isinstance(entry, SharedEntry):
-            _unshare(batch, entry.content)
+        if entry.content:
+            _unshare(batch, entry.content, persistent=entry.persistent)
         return
-    if isinstance(entry, SharedEntry):
-        release(batch, entry.content)
+    if entry.content:
+        release(batch, entry.content, persistent=entry.persistent)
     (batch.removes if entry.persistent else batch.transient_removes).append(key)
     if entry.marked:
         batch.unmarks.append(key)

@@ -83,6 +83,7 @@ class Connection:
         self._has_spoken = False
         self._parts: list[bytes] = []
         """What the next flush writes."""
+        self.bytes_taken = 0
         self._runs: list[tuple[Consumer | None, int]] = []
         """Whose frames stand in `_parts`: consumer and number of messages; None and 1 for one part of anything else."""
         self._unsent: deque[tuple[bytes, Consumer | None]] = deque()
@@ -256,13 +257,15 @@ class Connection:
         """Bytes the socket took."""
         self._has_spoken = True
         try:
-            return self._sock.send(data)
+            taken = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
             # Not at once: whoever is writing to many connections must not find one gone half-way.
             self._loop.call_soon(self._lose, f"cannot be written to: {error}")
             return 0
+        self.bytes_taken += taken
+        return taken
 
     def _keep(self, taken: int, data: bytes | None) -> None:
         """Move `_parts`, of which the socket took `taken` bytes, to `_unsent`; `data` is all of them, if

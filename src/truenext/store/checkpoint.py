@@ -2,7 +2,7 @@
 
 The databases in it; numbers are big-endian. If you change anything here, increase FORMAT_VERSION:
 
-    messages            message key (record.py)             ->  record                      the persistent, and contents
+    messages            message key (record.py)             ->  record                      the persistent
     transients          generation u32, message key         ->  record                      the others
     marks               message key                         ->  attempts u32, deliveries u32, due u64   of these
     transient marks     generation u32, message key         ->  attempts u32, deliveries u32, due u64   of transients
@@ -24,7 +24,8 @@ The databases in it; numbers are big-endian. If you change anything here, increa
                         "clean stop"                        ->  u8      0 or 1
                         "paused"                            ->  queue number u32, of each that is paused, in order
 
-All values but the records carry a checksum, see sealed.py; what meta names is there from the beginning.
+Contents (record.py) stand among the messages of their kind. All values but the records carry a checksum, see sealed.py;
+what meta names is there from the beginning.
 
 The frame that "written" names, and all before it, was durable when it was named: that stays true, whatever is written
 later, so that nobody has to take it back (docs/decisions/0019-damage.md).
@@ -425,12 +426,13 @@ class Checkpoint:
 
     def content(self, snapshot: lmdb.Transaction[bytes], key: bytes) -> bytes:
         """The record of a content; empty if it is not here."""
-        return snapshot.get(key, b"", db=self._messages)
+        record = snapshot.get(key, db=self._messages)
+        return snapshot.get(self._generation + key, b"", db=self._transients) if record is None else record
 
     def mark(self, key: bytes) -> Mark:
-        """That of a persistent message; NO_MARK if it has none here."""
+        """That of a message of either kind; NO_MARK if it has none here."""
         with self._env.begin() as txn:
-            mark = self._marks.get(txn, key)
+            mark = self._marks.get(txn, key) or self._transient_marks.get(txn, self._generation + key)
         return NO_MARK if mark is None else Mark(*MARK.unpack(mark))
 
     def timers(self, snapshot: lmdb.Transaction[bytes], after: bytes) -> Iterator[bytes]:

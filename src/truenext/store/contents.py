@@ -3,7 +3,8 @@
 A content (record.py) is a message of a lane that no queue has, and how many references it has is a mark of it. So
 journal, overlay, move and recovery know nothing of contents. What a batch does to them is worked out here, once, before
 the batch is written: the journal says how many references are left, never how many have gone, so that it can be laid
-over any state of the checkpoint.
+over any state of the checkpoint. Persistent references have a persistent content, transient ones a transient content:
+an unclean stop drops these together.
 """
 
 from __future__ import annotations
@@ -25,18 +26,23 @@ def settled(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
 
     Raises: StoreError if one has fewer references than were released
     """
-    if not batch.released:
+    if not (batch.released or batch.transient_released):
         return batch
     settled = copy(batch)
-    settled.released = []
-    settled.removes, settled.marks, settled.unmarks = batch.removes[:], batch.marks.copy(), batch.unmarks[:]
-    for key, released in Counter(batch.released).items():
-        left = mark_of(key).attempts - released
-        if left < 0:
-            raise disagreement(batch.number, f"releases content {sequence_of(key)}, which is not there so often")
-        if left:
-            settled.marks[key] = Mark(left, 0)
-        else:
-            settled.removes.append(key)
-            settled.unmarks.append(key)
+    settled.released, settled.transient_released = [], []
+    settled.removes, settled.transient_removes = batch.removes[:], batch.transient_removes[:]
+    settled.marks, settled.unmarks = batch.marks.copy(), batch.unmarks[:]
+    for keys, removes in (
+        (batch.released, settled.removes),
+        (batch.transient_released, settled.transient_removes),
+    ):
+        for key, released in Counter(keys).items():
+            left = mark_of(key).attempts - released
+            if left < 0:
+                raise disagreement(batch.number, f"releases content {sequence_of(key)}, which is not there so often")
+            if left:
+                settled.marks[key] = Mark(left, 0)
+            else:
+                removes.append(key)
+                settled.unmarks.append(key)
     return settled

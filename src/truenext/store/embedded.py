@@ -182,7 +182,7 @@ class EmbeddedStore:
                 self._has_begun = True
                 self._changed.notify_all()
         try:
-            if batch.released:
+            if batch.released or batch.transient_released:
                 batch = settled(batch, self._mark_of())
             changes = changes_of(batch)
             self._check(batch, changes)

@@ -154,7 +154,8 @@ class _Writer:
         while piece := list(islice(wrong, PIECE_KEYS_MAX)):
             marks = {content_key(number): Mark(found, 0) for number, _, found in piece if found}
             self._checkpoint.finish([], marks, Position(0, 0))
-            self._checkpoint.delete((content_key(number), False) for number, _, found in piece if not found)
+            unused = self._checkpoint.kinds(content_key(number) for number, _, found in piece if not found)
+            self._checkpoint.delete(unused.items())
 
 
 def _names(salvage: Salvage) -> dict[int, str]:

@@ -119,17 +119,22 @@ class MemoryStore:
     def _stored(self, key: bytes) -> StoredMessage:
         record = self._record(key)
         number = reference_of(record)
-        content = self._messages.get(content_key(number), b"") if number else b""
+        of_kind = self._messages if key in self._messages else self._transients
+        content = of_kind.get(content_key(number), b"") if number else b""
         return StoredMessage(key, record, self._marks.get(key, NO_MARK), content)
 
     def _check_references(self, batch: Batch) -> None:
         """A content comes with all of its references, which then go one by one."""
-        put = Counter(content_key(number) for number in map(reference_of, batch.puts.values()) if number)
-        counted = Counter({key: batch.marks[key].attempts for key in batch.puts if key.startswith(CONTENTS)})
-        _require(batch, put == counted, "puts contents that have not as many references as their marks say")
-        removed = (self._messages.get(key, b"") for key in batch.removes)
-        gone = Counter(content_key(number) for number in map(reference_of, removed) if number)
-        _require(batch, gone == Counter(batch.released), "releases other contents than it removes references to")
+        for messages, puts, removes, released in (
+            (self._messages, batch.puts, batch.removes, batch.released),
+            (self._transients, batch.transient_puts, batch.transient_removes, batch.transient_released),
+        ):
+            put = Counter(content_key(number) for number in map(reference_of, puts.values()) if number)
+            counted = Counter({key: batch.marks[key].attempts for key in puts if key.startswith(CONTENTS)})
+            _require(batch, put == counted, "puts contents that have not as many references as their marks say")
+            removed = (messages.get(key, b"") for key in removes)
+            gone = Counter(content_key(number) for number in map(reference_of, removed) if number)
+            _require(batch, gone == Counter(released), "releases other contents than it removes references to")
 
     def _check(self, batch: Batch) -> None:
         """Everything else that can be wrong with a batch, found before any of it is done."""

@@ -237,10 +237,10 @@ class View:
 
     def keep(self, changes: Changes) -> None:
         """These are about to happen."""
-        for key in changes.removes:
-            if key.startswith(CONTENTS) and (place := self._content(key)) is not None:
-                self._contents_gone[key] = place
         for keys in (changes.removes, changes.transient_removes):
+            for key in keys:
+                if key.startswith(CONTENTS) and (place := self._content(key)) is not None:
+                    self._contents_gone[key] = place
             self._gone_since.update(key for key in keys if key.startswith(self._lanes) and not self.is_gone(key))
         rest = changes.rest
         if rest is not None and self._marks:

@@ -1,0 +1,97 @@
+"""What becomes of a subscription that ends with its connection where memory is short, and who must go for it.
+
+    memory is short        `begin`    it gets a number, and the name of an ended queue; what leaves memory is transient
+    somebody takes it      pages, as of any queue (paging.py)
+    it ends                `end`      what is left is removed as of a durable subscription that has ended (endings.py)
+    the broker ends        nothing    a crash drops transients; behind a clean stop a start finds an ended queue
+
+So whatever becomes of the broker, nobody finds such a subscription. Its name has the sequence that was next, so that no
+two have the same. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
+"""
+
+from __future__ import annotations
+
+from sys import maxsize
+from typing import TYPE_CHECKING, NamedTuple
+
+from truenext.destination import ENDED_PREFIX
+from truenext.record import lane_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.batch import Batch
+    from truenext.engine.consumer import Consumer
+    from truenext.engine.endings import Endings
+    from truenext.engine.queue import Queue
+    from truenext.engine.session import Session
+
+
+class Progress(NamedTuple):
+    """What a connection has taken, acknowledged and refused so far, in numbers that change with it."""
+
+    bytes_taken: int
+    """By its socket."""
+    held: tuple[tuple[int, int], ...]
+    """Of each of its consumers how many messages it holds, and when it got the last one."""
+
+
+class Spilling:
+    def __init__(self, endings: Endings) -> None:
+        self._endings = endings
+        self._queues: dict[Queue, None] = {}
+        """Subscriptions of which something is, or was, on disk."""
+        self._progress: dict[Session, tuple[Progress, int]] = {}
+        """Of their connections, and since when that has not changed: microseconds by a clock that does not jump."""
+
+    def begin(self, queue: Queue, number: int, sequence: int, batch: Batch) -> None:
+        """Something of a subscription is about to leave memory. No name had this sequence before."""
+        queue.stored_number = number
+        for lane in queue.lanes:
+            lane.key = lane_key(number, lane.rank)
+        queue.is_known_to_store = True
+        self._queues[queue] = None
+        batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
+
+    def end(self, queue: Queue, batch: int) -> bool:
+        """A temporary queue goes: nothing comes to it once this batch is durable, the last one that has anything in it.
+        True if something of it may be on disk, and is removed from now on.
+        """
+        if queue not in self._queues:
+            return False
+        del self._queues[queue]
+        self._endings.add(queue, batch)
+        return True
+
+    def stalled(
+        self,
+        sessions: dict[str, Session],
+        now_us: int,
+        bytes_taken: Callable[[Session], int],
+        *,
+        needs_room: bool,
+    ) -> tuple[Session, Queue] | None:
+        """To be called once a second or so: who has stood still for as long as the policy allows, with the subscription
+        that makes it go: of all the one of which most is kept. None as long as nobody needs the room.
+        """
+        before, self._progress = self._progress, {}
+        found: list[tuple[int, Session, Queue]] = []
+        for queue in self._queues:
+            session = sessions[queue.destination.session]
+            if session not in self._progress:
+                now = Progress(bytes_taken(session), tuple(map(_held, session.consumers.values())))
+                known = before.get(session)
+                self._progress[session] = known if known is not None and known[0] == now else (now, now_us)
+            limit_ms = queue.policy.stalled_subscriber_ms
+            waited_us = now_us - self._progress[session][1]
+            kept = queue.resident + queue.spilled
+            if needs_room and kept and limit_ms != maxsize and waited_us >= limit_ms * 1000:
+                found.append((kept, session, queue))
+        if not found:
+            return None
+        _, session, queue = max(found, key=lambda each: each[0])
+        return session, queue
+
+
+def _held(consumer: Consumer) -> tuple[int, int]:
+    return len(consumer.held), consumer.served_at

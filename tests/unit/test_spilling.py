@@ -1,0 +1,331 @@
+"""What of a subscription is on disk, under which name, until when, and who must go for it? Any order of events is in
+tests/property.
+"""
+
+import pytest
+
+from tests.property.disk import found_of
+from tests.unit.test_schedule import Run
+from truenext.answers import Receipt
+from truenext.broker.pager import page_of
+from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.destination import ENDED_PREFIX, parse
+from truenext.engine.consumer import Consumer
+from truenext.engine.paging import PageRead
+from truenext.engine.session import Session
+from truenext.limits import CONTENT_BYTES_MIN
+from truenext.message import Message
+from truenext.policy import Policies, Policy
+from truenext.record import CONTENTS, lane_key
+from truenext.room import Room
+from truenext.store.store import StoredMessage
+
+LARGE = CONTENT_BYTES_MIN
+WINDOW = 2
+
+
+def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: Session | None = None) -> Consumer:
+    session = session or run.session
+    command = Subscribe(name, parse(topic, session.id), AckMode.INDIVIDUAL, WINDOW)
+    run.engine.subscribe(session, command)
+    run.settle()
+    return session.consumers[name]
+
+
+def publish(run: Run, *bodies: str, size: int = LARGE, to: str = "/topic/t", persistent: bool = False) -> None:
+    sender = run.engine.connect("sender") if "sender" not in run.engine._sessions else run.engine._sessions["sender"]
+    for body in bodies:
+        message = Message(4, persistent, 0, b"n:%b\n" % body.encode(), body.encode().ljust(size, b"."))
+        run.engine.send(sender, Send(parse(to, "sender"), message))
+
+
+def spill(run: Run) -> None:
+    """All that can leave memory does."""
+    run.settle()
+    run.engine.memory.limit = 0
+    for _ in range(3):
+        run.engine.relieve()
+        run.settle()
+    run.engine.memory.limit = 1 << 40
+
+
+def stored(run: Run) -> list[StoredMessage]:
+    """Of all queues."""
+    return [each for number in range(1, 20) for each in run.store.page(lane_key(number, 5), 0, 1000).messages]
+
+
+def contents(run: Run) -> list[StoredMessage]:
+    return run.store.page(CONTENTS, 0, 1000).messages
+
+
+def taken(run: Run, consumer: Consumer) -> list[str]:
+    """All that comes, each acknowledged as it comes."""
+    seen = []
+    while consumer.held:
+        entry = next(iter(consumer.held.values()))
+        if entry.message is not None:
+            seen.append(entry.message.body.decode().rstrip("."))
+        run.engine.taken(consumer.session)
+        run.engine.acknowledge(consumer.session, Ack(consumer.subscription, entry.sequence))
+        run.settle()
+    return seen
+
+
+def names(run: Run) -> list[str]:
+    return list(run.store._queues.values())
+
+
+def test_what_leaves_memory_is_on_disk_once_for_all_subscriptions_and_comes_back_in_order() -> None:
+    run = Run()
+    consumers = [follow(run, name) for name in "abc"]
+    publish(run, *"01234567")
+    spill(run)
+    assert run.engine.memory.used == 0
+    assert (len(stored(run)), len(contents(run))) == (3 * 8, 8)
+    # What comes while more is on disk joins it, once for all as well.
+    publish(run, "8", "9")
+    run.settle()
+    assert (len(stored(run)), len(contents(run))) == (3 * 10, 10)
+    assert [taken(run, each) for each in consumers] == [[*"23456789"]] * 3
+    assert (stored(run), contents(run)) == ([], [])
+
+
+def test_what_is_small_is_written_for_each() -> None:
+    run = Run()
+    follow(run, "a")
+    follow(run, "b")
+    publish(run, *"01234", size=10)
+    spill(run)
+    assert (len(stored(run)), contents(run)) == (10, [])
+
+
+def test_a_persistent_message_costs_no_write_as_long_as_there_is_memory_and_is_transient_on_disk() -> None:
+    run = Run()
+    consumer = follow(run)
+    publish(run, *"0123", persistent=True)
+    assert not run.engine.has_batch
+    spill(run)
+    assert len(stored(run)) == 4
+    taken(run, consumer)
+    publish(run, *"4567", persistent=True)
+    spill(run)
+    assert len(stored(run)) == 4
+    run.begin()
+    assert stored(run) == [], "the run before did not end cleanly"
+
+
+def test_a_message_for_durable_subscriptions_too_has_a_content_of_either_kind() -> None:
+    run = Run()
+    for name in "ab":
+        follow(run, name)
+    for name in "mn":
+        command = Subscribe(name, parse("/topic/t", "s"), AckMode.INDIVIDUAL, WINDOW, durable=f"me,{name}")
+        run.engine.subscribe(run.session, command)
+    publish(run, *"0123", persistent=True)
+    spill(run)
+    publish(run, "4", persistent=True)
+    run.settle()
+    assert (len(stored(run)), len(contents(run))) == (4 * 5, 2 * 5)
+    run.begin()
+    assert (len(stored(run)), len(contents(run))) == (2 * 5, 5), "the durable ones have it"
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "crash"])
+def test_nobody_finds_it_after_any_end_of_the_broker_and_its_number_is_used_again(is_clean: bool) -> None:
+    run = Run()
+    for _ in range(3):
+        follow(run, "a")
+        follow(run, "b")
+        publish(run, *"0123456")
+        spill(run)
+        assert {name.startswith(f"{ENDED_PREFIX}/s,") for name in names(run)} == {True}
+        if is_clean:
+            run.engine.stop()
+            for batch in run.engine.last_batches():
+                run.apply(batch)
+            assert len(stored(run)) == 14
+        run.begin()
+        assert list(run.engine.queues()) == []
+        assert (stored(run), contents(run)) == ([], [])
+        assert names(run) == []
+
+
+def test_the_same_name_may_be_used_again_while_what_it_had_is_removed() -> None:
+    run = Run()
+    for body in "abcd":
+        consumer = follow(run)
+        publish(run, *(f"{body}{number}" for number in range(6)))
+        spill(run)
+        assert taken(run, consumer)[0] == f"{body}2", "the first two lost their bodies to the disk"
+        publish(run, *(f"{body}{number}" for number in range(6)))
+        spill(run)
+        run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.settle()
+    assert (stored(run), contents(run), run.engine.memory.used) == ([], [], 0)
+    assert names(run) == []
+
+
+@pytest.mark.parametrize("end", [Commit("x"), Abort("x")])
+@pytest.mark.parametrize("way", [Ack, Nack])
+def test_a_transaction_may_end_after_the_subscription_whose_messages_it_has(
+    end: Commit | Abort, way: type[Ack | Nack]
+) -> None:
+    run = Run()
+    consumer = follow(run)
+    publish(run, *"0123")
+    spill(run)
+    run.engine.begin(run.session, Begin("x"))
+    for sequence in list(consumer.held):
+        run.engine.taken(run.session)
+        command = way("1", sequence, "x")
+        (run.engine.acknowledge if way is Ack else run.engine.refuse)(run.session, command)  # type: ignore[arg-type]
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.settle()
+    (run.engine.commit if isinstance(end, Commit) else run.engine.abort)(run.session, end)  # type: ignore[arg-type]
+    run.settle()
+    assert (stored(run), run.engine.memory.used) == ([], 0)
+
+
+def test_the_receipt_of_an_acknowledgement_waits_for_no_disk() -> None:
+    run = Run()
+    consumer = follow(run)
+    publish(run, *"0123")
+    spill(run)
+    run.engine.taken(run.session)
+    run.engine.acknowledge(run.session, Ack("1", next(iter(consumer.held))))
+    run.engine.answer(run.session, Receipt("r"))
+    assert [answer for _, answer in run.engine.turn().answers] == [Receipt("r")]
+
+
+def test_a_page_that_comes_after_its_subscription_has_ended_brings_nothing_back() -> None:
+    run = Run()
+    consumer = follow(run)
+    publish(run, *"012345")
+    spill(run)
+    run.engine.taken(run.session)
+    run.engine.acknowledge(run.session, Ack("1", next(iter(consumer.held))))
+    reads = run.engine.turn().reads
+    assert reads
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    for read in reads:
+        page = page_of(run.store, read)
+        run.engine.page_read(read, PageRead([found_of(one) for one in page.messages], page.as_of, page.is_end))
+    run.settle()
+    assert (list(run.engine.queues()), run.engine.memory.used, stored(run)) == ([], 0, [])
+
+
+# ---- Who must go ----
+
+SECOND_US = 1_000_000
+
+
+class Waiting:
+    """A run in which seconds pass, and what each socket has taken."""
+
+    def __init__(self, *policies: tuple[str, Policy]) -> None:
+        self.run = Run()
+        self.run.engine.change_policies(Policies(by_pattern=dict(policies)))
+        self.seconds = 0
+        self.bytes_taken: dict[Session, int] = {}
+
+    def after(self, seconds: int) -> str:
+        """The sessions that have to end, one a second, with what each is told."""
+        ended = []
+        for _ in range(seconds):
+            self.seconds += 1
+            self.run.engine.tick(self.run.now_ms * 1000, self.seconds * SECOND_US)
+            stalled = self.run.engine.stalled(lambda session: self.bytes_taken.get(session, 0))
+            if stalled is not None:
+                ended.append(f"{stalled[0].id} {stalled[1]}")
+                self.run.engine.disconnect(stalled[0], is_clean=False)
+        return "\n".join(ended)
+
+    def follower(self, name: str, topic: str = "/topic/t") -> Consumer:
+        return follow(self.run, topic=topic, session=self.run.engine.connect(name))
+
+
+def test_who_stands_still_is_ended_only_when_others_need_the_room_and_most_is_kept_for_him() -> None:
+    world = Waiting()
+    little, much = world.follower("little"), world.follower("much")
+    publish(world.run, *"012345")
+    spill(world.run)
+    world.run.engine.acknowledge(little.session, Ack("1", next(iter(little.held))))
+    assert world.after(100) == ""
+    world.run.engine.room = Room.LITTLE
+    told = world.after(1)
+    assert told.startswith("much took and acknowledged nothing for 60 seconds")
+    assert "its subscription to t:" in told and "stalled_subscriber_ms" in told
+    assert world.after(1).startswith("little ")
+    assert much.session.id not in world.run.engine._sessions
+
+
+@pytest.mark.parametrize("does", ["takes bytes", "acknowledges", "refuses"])
+def test_whoever_moves_at_all_is_not_ended(does: str) -> None:
+    world = Waiting()
+    consumer = world.follower("slow")
+    publish(world.run, *map(str, range(100)))
+    spill(world.run)
+    world.run.engine.room = Room.NONE
+    for number in range(5):
+        assert world.after(59) == ""
+        if does == "takes bytes":
+            world.bytes_taken[consumer.session] = number + 1
+        else:
+            sequence = next(iter(consumer.held))
+            if does == "acknowledges":
+                world.run.engine.acknowledge(consumer.session, Ack("1", sequence))
+            else:
+                world.run.engine.refuse(consumer.session, Nack("1", sequence))
+            world.run.engine.taken(consumer.session)
+            world.run.settle()
+    assert world.after(60) == "" and world.after(1).startswith("slow ")
+
+
+def test_how_long_one_may_stand_still_is_said_by_the_policy_of_the_topic() -> None:
+    world = Waiting(("quick", Policy(stalled_subscriber_ms=2000)), ("never", Policy(stalled_subscriber_ms=1 << 63)))
+    for topic in ("quick", "never"):
+        world.follower(topic, f"/topic/{topic}")
+        publish(world.run, *"0123", to=f"/topic/{topic}")
+    spill(world.run)
+    world.run.engine.room = Room.LITTLE
+    assert world.after(2) == ""
+    assert world.after(1).startswith("quick took and acknowledged nothing for 2 seconds")
+
+
+def test_short_memory_is_a_need_of_room_if_nothing_else_can_leave_it() -> None:
+    world = Waiting()
+    world.follower("slow")
+    publish(world.run, *"0123")
+    spill(world.run)
+    assert world.after(61) == ""
+    world.run.engine.memory.limit = world.run.engine.memory.unsent
+    assert world.after(1) == "", "only what the sockets have is in memory, and there is room for that"
+    world.run.engine.memory.limit -= 1
+    assert world.after(1).startswith("slow ")
+
+
+def test_of_a_subscription_that_has_a_limit_counts_what_is_on_disk_and_what_is_held_without_its_body() -> None:
+    world = Waiting(("t", Policy(memory_limit=9000)))
+    consumer = world.follower("slow")
+    publish(world.run, *"0123")
+    spill(world.run)
+    assert consumer.queue.resident == 0 and 4 * LARGE < consumer.queue.spilled < 9000
+    taken(world.run, consumer)
+    assert consumer.queue.spilled == 0
+    publish(world.run, *"012345")
+    spill(world.run)
+    assert world.run.engine.relieve() == {}
+    publish(world.run, "6")
+    (why,) = world.run.engine.relieve().values()
+    assert "its subscription to t holds" in why and "memory_limit of that topic's policy is 9000" in why
+
+
+def test_a_reply_queue_does_not_leave_memory_and_ends_its_connection_when_nothing_else_can() -> None:
+    run = Run()
+    follow(run)
+    publish(run, *"0123")
+    publish(run, *"0123456789", to="/remote-temp-queue/s/r")
+    run.settle()
+    run.engine.memory.limit = 1000
+    assert list(run.engine.relieve().values()) == ["does not read what waits in its temporary queues"]
+    assert all(not each.spilled for each in run.engine.queues() if each.is_reply_queue)
