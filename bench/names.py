@@ -40,7 +40,7 @@ def memory(count: int, folder: Path) -> str:
 
 
 def names(count: int, folder: Path) -> str:
-    """What broker and disk take when the first tenth of the names was used, and when all were."""
+    """What broker and disk take, at most, until half of the names were used, and until all were."""
     broker = Truenext(folder)
     with broker, MemoryWatch(broker) as watch, connect(broker.port) as sender, connect(broker.port) as taker:
         used, first = 0, ""
@@ -49,11 +49,11 @@ def names(count: int, folder: Path) -> str:
             _send(sender, group)
             _take(taker, group)
             used += len(group)
-            if not first and used * 10 >= count:
+            if not first and used * 2 >= count:
                 first = f"{watch.peak >> 10} MiB, {_store(broker.data) >> 20} MiB of disk"
         rate = count / (time.monotonic() - started)
         last = f"{watch.peak >> 10} MiB, {_store(broker.data) >> 20} MiB of disk"
-    return f"{count:,} names used once each, {rate:,.0f} a second: {first} after a tenth, {last} in the end"
+    return f"{count:,} names used once each, {rate:,.0f} a second: {first} after half of them, {last} in the end"
 
 
 def _groups(count: int) -> Iterator[range]:

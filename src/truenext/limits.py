@@ -175,7 +175,7 @@ MEMORY_LIMIT = 256 * 1024 * 1024
 MEMORY_LIMIT_MIN = 128 * 1024 * 1024
 """The least that can be asked for: the broker itself takes about half of it."""
 
-BROKER_BYTES = 60 * 1024 * 1024
+BROKER_BYTES = 48 * 1024 * 1024
 """What of MEMORY_LIMIT is neither for messages nor for queues: the interpreter, the journal's index, batches on their
 way, pages. When queues have taken all the rest none is made any more, but for what has failed, is moved, or was sent in
 a transaction: that must have a place to go."""

@@ -65,7 +65,7 @@ class BrokerSettings:
         unit="bytes",
         least=MEMORY_LIMIT_MIN,
         fixed=_AT_START,
-        reason="The broker itself takes up to 72 MiB; a quarter of the limit is for messages, the rest for queues, of "
+        reason="The broker itself takes up to 48 MiB; a quarter of the limit is for messages, the rest for queues, of "
         "which each takes about 1 KiB, empty or not.",
     )
     disk_limit: int | None = setting(
