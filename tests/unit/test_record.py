@@ -29,7 +29,8 @@ MESSAGES = st.builds(
     priority=PRIORITIES,
     persistent=st.booleans(),
     expires_ms=NUMBERS,
-    header=st.binary(max_size=60),
+    # Any bytes, but no group: that is read, and so needs whole lines.
+    header=st.binary(max_size=60).filter(lambda header: b"JMSXGroup" not in header),
     body=st.binary(max_size=60),
     arrived_ms=NUMBERS,
     way_back=st.just("") | st.text(st.characters(exclude_categories=["Cs"]), max_size=10),
