@@ -38,6 +38,8 @@ HELD_DISK = str(Path(__file__).parent / "held_disk.py")
 _DIE_WITH_US = (
     "import ctypes, os, signal, sys\n"
     "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
+    # A shell that runs tests in the background has it ignored, and what is ignored stays so.
+    "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
     "os.execv(sys.argv[1], sys.argv[1:])\n"
 )
 

@@ -79,7 +79,7 @@ def test_no_history_leaves_none(tmp_path: Path) -> None:
 
     runner = CliRunner()
     refused = runner.invoke(main, ["serve", "--data", str(tmp_path), "--no-history", "--listen", "stomp://192.0.2.1:1"])
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert not (tmp_path / "history").exists()
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, Refused, numbered
+from truenext.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame
 
 CYCLES = int(os.environ.get("TRUENEXT_KILL_CYCLES", "3"))
@@ -401,7 +402,7 @@ def look_through(broker: BrokerProcess, ledger: Ledger, *, takes: bool) -> int:
     facts = broker.queues()
     for queue in ALL_QUEUES:
         client = broker.connect()
-        client.subscribe(queue, prefetch=1_000_000)
+        client.subscribe(queue, prefetch=WINDOW_MAX)
         messages = client.messages(facts[queue].waiting if queue in facts else 0)
         assert not client.arrived()
         # From its second failure on a message comes when it is due.

@@ -115,7 +115,7 @@ def test_what_has_waited_for_room_is_refused_as_ever_if_it_is_wrong(held_broker:
     client = producer(held_broker, queue)
     held_broker.set_room(Room.LITTLE)
     send_unconfirmed(client, queue, b"second")
-    client.say("SEND", {"destination": "nowhere", "receipt": "in question"})
+    client.say("SEND", {"destination": "/nowhere", "receipt": "in question"})
     assert_waits(client)
     held_broker.set_room(Room.PLENTY)
     error = client.error()

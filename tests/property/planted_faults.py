@@ -59,7 +59,7 @@ from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.joint import JointDispatch
 from truenext.engine.keyed import KeyedScans
-from truenext.engine.lane import WHOLE, Entry, Lane
+from truenext.engine.lane import NO_ENTRIES, WHOLE, Entry, Lane
 from truenext.engine.memory import size_of
 from truenext.engine.numbers import Numbers
 from truenext.engine.paging import Found, PageRead, Paging, Read
@@ -86,6 +86,7 @@ from truenext.schedule import Schedule
 from truenext.selector import Selector
 
 Patch = pytest.MonkeyPatch
+QueueOf = Callable[[Destination], Queue | None]
 Fault = Callable[[Patch], None]
 
 _SHOWS_IN: dict[Fault, type[BrokerMachine]] = {}
@@ -118,6 +119,10 @@ def is_rare(fault: Fault) -> bool:
 
 def machine_of(fault: Fault) -> type[BrokerMachine]:
     return _SHOWS_IN.get(fault, BrokerMachine)
+
+
+def _arrived_of(lane: Lane) -> deque[Entry]:
+    return lane.begin_arrived() if lane.arrived is NO_ENTRIES else lane.arrived
 
 
 def _message_of(entry: Entry) -> Message:
@@ -1183,7 +1188,7 @@ def a_delayed_message_loses_its_place(patch: Patch) -> None:
     def faulty(engine: Engine, entry: Entry) -> None:
         lane = entry.lane
         if lane.delayed.pop(entry.sequence, None) is not None:
-            lane.arrived.append(entry)
+            _arrived_of(lane).append(entry)
         engine._touched[lane.queue] = None
 
     patch.setattr(Engine, "_end_delay", faulty)
@@ -1317,8 +1322,9 @@ def a_re_drive_moves_one_twice(patch: Patch) -> None:
 def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int, has_ended: Any) -> object:
         held = {entry.sequence: entry for consumer in read.lane.queue.consumers for entry in consumer.held.values()}
-        lane = read.lane
-        lane.delayed.update({each.sequence: held[each.sequence] for each in page.found if each.sequence in held})
+        taken = {each.sequence: held[each.sequence] for each in page.found if each.sequence in held}
+        if taken:
+            read.lane.delayed = {**read.lane.delayed, **taken}
         return take(asked, read, page, committed, now_ms, has_ended)
 
     patch.setattr("truenext.engine.bulk.take", faulty)
@@ -1769,7 +1775,7 @@ def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
         lane = look.lane
         for found in page.found:
             if lane.horizon < found.sequence not in lane.taken_out and found.message is not None:
-                lane.arrived.append(expiry._paging.entry(lane, found, found.message))
+                _arrived_of(lane).append(expiry._paging.entry(lane, found, found.message))
 
     patch.setattr(Expiry, "page_read", faulty)
 
@@ -1858,7 +1864,7 @@ def timers_are_only_in_memory(patch: Patch) -> None:
 
 @shows_in(TopicsMachine)
 def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None:
-    def faulty(engine: Engine, send: Send) -> list[Queue]:
+    def faulty(engine: Engine, send: Send, queue_of: QueueOf | None = None) -> list[Queue]:
         parts = send.destination.parts or (send.destination,)
         return [
             queue
@@ -1866,7 +1872,7 @@ def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None
             for queue in (
                 engine._topics.queues_of(part.name, send.message)
                 if part.kind is Kind.TOPIC
-                else filter(None, [engine._queue(part)])
+                else filter(None, [(queue_of or engine._queue)(part)])
             )
         ]
 
@@ -1990,8 +1996,8 @@ def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> No
         if one.transaction is not None:
             asked[id(one)] = queues_for(engine, one)
 
-    def faulty_queues_for(engine: Engine, one: Send) -> list[Queue]:
-        return asked.pop(id(one), None) or queues_for(engine, one)
+    def faulty_queues_for(engine: Engine, one: Send, queue_of: QueueOf | None = None) -> list[Queue]:
+        return asked.pop(id(one), None) or queues_for(engine, one, queue_of)
 
     patch.setattr(Engine, "send", faulty_send)
     patch.setattr(Engine, "_queues_for", faulty_queues_for)
