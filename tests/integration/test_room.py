@@ -119,7 +119,7 @@ def test_what_has_waited_for_room_is_refused_as_ever_if_it_is_wrong(held_broker:
     assert_waits(client)
     held_broker.set_room(Room.PLENTY)
     error = client.error()
-    assert "unknown destination 'nowhere'" in error.body.decode()
+    assert "unknown destination '/nowhere'" in error.body.decode()
     assert error.headers["receipt-id"] == "in question"
     assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["first", "second"]
 
