@@ -156,4 +156,4 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
     assert not Judge(events, stuck_seconds=10.0).judge().found
     kinds = Counter(event["kind"] for event in events)
     assert kinds["accepted"] == 12 == kinds["acknowledged"] + kinds["expired"]
-    assert set(store.recover().queues.values()) == {"ended,subscription,me,s,news"} and not store.recover().counts
+    assert not store.recover().queues and not store.recover().counts
