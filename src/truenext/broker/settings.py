@@ -87,7 +87,7 @@ class BrokerSettings:
         True,
         "Write down what happens to every message, for `truenext audit`, in the folder history of data.",
         fixed="the history of a run is whole, or there is none",
-        reason="A fault can only be explained if somebody wrote down what happened; it costs 8 % of throughput.",
+        reason="A fault can only be explained if somebody wrote down what happened; it costs 3 to 8 % of throughput.",
     )
     history_bytes_max: int = setting(
         HISTORY_BYTES_MAX,

@@ -76,8 +76,13 @@ _NO_LOCAL = _only(
     "a selector",
 )
 _RETROACTIVE = _only(
-    "false",
-    why="retroactive consumers are not supported yet; leave it out, or say durable:true to miss nothing from now on",
+    "false", why="retroactive consumers are not supported yet; leave it out, a queue has what was sent before"
+) | dict.fromkeys(
+    (To.TOPIC, To.DURABLE),
+    Rule(
+        frozenset({"false"}),
+        "retroactive consumers are not supported yet; leave it out, or say durable:true to miss nothing from now on",
+    ),
 )
 _LASTING = _only("true", "false", why="") | {
     To.TEMPORARY: Rule(frozenset({"false"}), "it ends with its connection; leave this out, or use a /queue/")
@@ -114,7 +119,7 @@ TABLE: Mapping[str, Mapping[To, Rule]] = {
     "durable": _LASTING,
     "persistent": _LASTING,
     "auto-delete": {
-        To.QUEUE: Rule(frozenset({"false"}), "queues stay; leave it out"),
+        To.QUEUE: Rule(frozenset({"false"}), "no queue goes while there is anything in it; leave it out"),
         To.TEMPORARY: Rule(frozenset({"true"}), "it ends with its connection; leave this out, or use a /queue/"),
         To.TOPIC: Rule(
             frozenset({"true"}),
@@ -134,7 +139,7 @@ TABLE: Mapping[str, Mapping[To, Rule]] = {
         "subscribe to /queue/Consumer.READERS.VirtualTopic.NAME"
     ),
     "x-message-ttl": _never("messages expire when their producer says so; leave it out, and say expires on SEND"),
-    "x-expires": _never("queues stay; leave it out"),
+    "x-expires": _never("no queue goes while there is anything in it; leave it out"),
     "x-max-length": _LENGTH,
     "x-max-length-bytes": _LENGTH,
     "x-overflow": _LENGTH,

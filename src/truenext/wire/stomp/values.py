@@ -10,7 +10,7 @@ _NUMBER_MAX = 10**_DIGITS_MAX - 1
 
 def read_number(header: str, text: str, most: int = _NUMBER_MAX, unit: str = "") -> int:
     if not (text.isascii() and text.isdigit()):
-        raise RemoteProtocolError(f"{header} {text[:100]!r} is not a number")
+        raise RemoteProtocolError(f"{header} {text[:100]!r} is not a number (0 or more, in digits)")
     digits = text.lstrip("0")
     # Thousands of digits are not made a number.
     number = int(digits or "0") if len(digits) <= _DIGITS_MAX else most + 1
