@@ -6,10 +6,12 @@ counted (or searched for ack headers) in large pieces, and whether they were the
 
 from __future__ import annotations
 
+import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from bench import frames
 from bench.workers import Counter, Crew, Gate, Timing, counter, processor_seconds
@@ -226,3 +228,30 @@ def read(sock: socket.socket) -> bytes:
     if not answer:
         raise ConnectionError("the broker hung up")
     return answer
+
+
+class Inbox(Protocol):
+    """A connection on which messages come."""
+
+    sock: socket.socket
+
+    def read(self) -> int:
+        """Take what is there; how many messages that were."""
+
+
+def take_all(inboxes: Sequence[Inbox], messages: int, taken: Counter) -> Timing:
+    """So many messages of all of them together; then they are closed."""
+    with selectors.DefaultSelector() as selector:
+        for inbox in inboxes:
+            selector.register(inbox.sock, selectors.EVENT_READ, inbox.read)
+        started = time.monotonic()
+        count = 0
+        while count < messages:
+            for key, _ in selector.select(SILENCE):
+                take: Callable[[], int] = key.data
+                count += take()
+            taken.value = count
+        ended = time.monotonic()
+    for inbox in inboxes:
+        inbox.sock.close()
+    return Timing(started, ended)

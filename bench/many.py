@@ -17,7 +17,6 @@ python -m bench.many --only queues
 from __future__ import annotations
 
 import argparse
-import selectors
 import statistics
 import tempfile
 import time
@@ -27,7 +26,7 @@ from pathlib import Path
 
 from bench import frames, names
 from bench.brokers import Truenext
-from bench.load import AHEAD, CHUNK, GROUP, await_frame, connect
+from bench.load import AHEAD, CHUNK, GROUP, await_frame, connect, take_all
 from bench.options import positive
 from bench.workers import Counter, Crew, Gate, Timing, counter, end_in_order
 
@@ -157,21 +156,8 @@ def _consume(gate: Gate, shape: Shape, port: int, name: str, messages: int, cons
     inboxes = [_Inbox(port, f"{name}.{number}") for number in range(min(CONNECTIONS, shape.count))]
     for number in range(shape.count):
         inboxes[number % len(inboxes)].subscribe(shape, number, _destination(shape, name, number % shape.destinations))
-    with selectors.DefaultSelector() as selector:
-        for inbox in inboxes:
-            selector.register(inbox.sock, selectors.EVENT_READ, inbox.read)
-        gate.ready()
-        started = time.monotonic()
-        count = 0
-        while count < messages:
-            for key, _ in selector.select(SILENCE):
-                take: Callable[[], int] = key.data
-                count += take()
-            consumed.value = count
-        ended = time.monotonic()
-    for inbox in inboxes:
-        inbox.sock.close()
-    return Timing(started, ended)
+    gate.ready()
+    return take_all(inboxes, messages, consumed)
 
 
 class _Inbox:

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import argparse
 import re
-import selectors
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import frames
 from bench.brokers import Truenext
-from bench.load import CHUNK, GROUP, await_frame, connect
+from bench.load import CHUNK, GROUP, await_frame, connect, take_all
 from bench.memory import MemoryWatch
 from bench.options import positive, sizes
 from bench.workers import Counter, Crew, Gate, Timing, counter, end_in_order
@@ -112,23 +111,10 @@ def _read(gate: Gate, port: int, subscribers: int, messages: int, received: Coun
     Raises: ValueError if one is missing or out of order
     """
     inboxes = [_Inbox(port) for _ in range(subscribers)]
-    with selectors.DefaultSelector() as selector:
-        for inbox in inboxes:
-            selector.register(inbox.sock, selectors.EVENT_READ, inbox.read)
-        gate.ready()
-        while begin is not None and not begin.value:
-            time.sleep(0.005)
-        started = time.monotonic()
-        count = 0
-        while count < subscribers * messages:
-            for key, _ in selector.select(SILENCE):
-                take: Callable[[], int] = key.data
-                count += take()
-            received.value = count
-        ended = time.monotonic()
-    for inbox in inboxes:
-        inbox.sock.close()
-    return Timing(started, ended)
+    gate.ready()
+    while begin is not None and not begin.value:
+        time.sleep(0.005)
+    return take_all(inboxes, subscribers * messages, received)
 
 
 class _Inbox:
