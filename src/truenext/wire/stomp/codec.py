@@ -12,6 +12,7 @@ body.
 """
 
 import re
+from sys import maxsize
 from typing import cast
 
 from truenext.commands import Ack
@@ -163,12 +164,13 @@ class Decoder:
             else:
                 if not (length.isdigit() and length.isascii()):
                     raise RemoteProtocolError(f"content-length{self._said(length)} is not a number of bytes")
-                digits = length.lstrip("0") or "0"
-                if len(digits) > _NUMBER_LENGTH_MAX or int(digits) > self._body_bytes_max:
+                digits = length if len(length) <= _NUMBER_LENGTH_MAX else length.lstrip("0") or "0"
+                body_bytes = int(digits) if len(digits) <= _NUMBER_LENGTH_MAX else maxsize
+                if body_bytes > self._body_bytes_max:
                     raise RemoteProtocolError(
                         f"content-length{self._said(length)} is more than {self._body_bytes_max} bytes"
                     )
-                body_end = body_start + int(digits)
+                body_end = body_start + body_bytes
                 if body_end > body_start and not has_body:
                     # Before anything is kept for it.
                     self._refuse_body(command)
