@@ -64,10 +64,37 @@ def test_a_purge_removes_what_waits_and_leaves_what_a_consumer_holds(broker: Bro
     assert (dry["count"], dry["dry_run"]) == (8, True)
     left = "1 left: consumers hold them, or they are still being committed\n"
     assert broker.said("purge", queue, "--selector", "colour = 'red'") == f"4 removed\n{left}"
-    assert json.loads(broker.said("purge", queue, "--json"))["count"] == 4
+    purged = json.loads(broker.said("purge", queue, "--json"))
+    assert (purged["count"], purged["left"]) == (4, 2)
     client.nack(held[0])
     client.nack(held[1], confirmed=True)
     assert sorted(bodies(client.messages(2))) == ["0", "1"]
+
+
+@pytest.mark.parametrize("is_persistent", [True, False])
+def test_what_is_held_is_said_to_be_left_and_only_what_was_named_fails(
+    broker: BrokerProcess, queue: str, is_persistent: bool
+) -> None:
+    client = broker.connect()
+    for colour in ("red", "blue", "red", "red"):
+        client.send(queue, b"x", persistent=is_persistent, confirmed=True, headers={"colour": colour})
+    client.subscribe(queue, prefetch=2)
+    acknowledged, held = client.messages(2)
+    client.begin("t")
+    client.ack(acknowledged, transaction="t")
+    # There is room for one more in the window.
+    client.message()
+    sequence = held.headers["truenext-sequence"]
+    why = "consumers hold them, or they are still being committed\n"
+    for words, left in (([], 3), (["--selector", "colour = 'red'"], 2), (["--selector", "colour = 'blue'"], 1)):
+        count = 0 if "colour = 'blue'" in words else 1
+        said = broker.said("purge", queue, *words, "--dry-run")
+        assert said == f"{count} would be removed\n{left} left: {why}"
+    assert broker.said("move", queue, f"{queue}.new") == f"1 moved to {queue}.new\n3 left: {why}"
+    assert broker.said("purge", queue) == f"0 removed\n3 left: {why}"
+    named = broker.truenext("move", queue, f"{queue}.new", "--id", sequence)
+    assert (named.returncode, named.stdout) == (1, f"0 moved\n1 left: {why}")
+    assert named.stderr == f"truenext: not moved: {sequence}\n"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from truenext.store.embedded import EmbeddedStore
 
 EVIL = b"\x1b]0;title\x07 \x1b[2J \xc2\x9b31m \xe2\x80\xaeneddih\xe2\x80\xac \x9b\xff tab\t end"
 SHOWN = r"\x1b]0;title\x07 \x1b[2J \x9b31m \u202eneddih\u202c \x9b\xff tab"
@@ -135,13 +136,74 @@ def test_a_reader_that_goes_ends_the_command_quietly_and_what_it_has_not_taken_i
     assert 0 < len(broker.what_is_left(queue)) < 20
 
 
-def test_a_standard_output_that_is_closed_is_said_and_costs_no_message(broker: BrokerProcess, queue: str) -> None:
-    broker.connect().send(queue, b"kept", confirmed=True)
-    shell = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", TRUENEXT, "receive", queue]
-    command = dying_with_us([*shell, "--url", f"stomp://127.0.0.1:{broker.port}"])
-    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS)
-    assert (done.returncode, done.stderr) == (1, b"truenext: standard output is closed: there is nowhere to print to\n")
+CLOSED = "truenext: cannot write to standard output: it is closed, or open for reading only\n"
+FULL = "truenext: cannot write to standard output: No space left on device\n"
+OF_THE_BROKER = [
+    *(["queues"], ["queues", "--json"], ["status"], ["browse", "QUEUE"], ["receive", "QUEUE"]),
+    *(["receive", "QUEUE", "--headers"], ["scheduled"], ["scheduled", "QUEUE", "--json"]),
+    *(["move", "QUEUE", "elsewhere", "--dry-run"], ["move", "QUEUE", "elsewhere", "--dry-run", "--json"]),
+    *(["purge", "QUEUE", "--dry-run"], ["unschedule", "QUEUE", "--dry-run"]),
+]
+OF_NOBODY = [
+    ["config", "check", "/dev/null"],
+    ["store", "check", "FOLDER"],
+    ["--help"],
+    ["--version"],
+    ["send", "-h"],
+    ["serve", "--memory", "--listen", "stomp://127.0.0.1:0"],
+]
+
+
+def redirected(broker: BrokerProcess, redirection: str, *words: str) -> tuple[int, str]:
+    """The status of a command that a shell starts, and what it says on standard error."""
+    to_broker = [] if list(words) in OF_NOBODY or words[0] == "store" else ["--url", f"stomp://127.0.0.1:{broker.port}"]
+    command = dying_with_us(["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", TRUENEXT, *words, *to_broker])
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("words", [*OF_THE_BROKER, *OF_NOBODY], ids=" ".join)
+def test_a_standard_output_that_is_closed_or_full_is_said_and_costs_no_message(
+    broker: BrokerProcess, queue: str, words: list[str], tmp_path: Path
+) -> None:
+    broker.connect().send(queue, b"kept", persistent=True, confirmed=True)
+    later = {"AMQ_SCHEDULED_DELAY": "600000"}
+    broker.connect().send(queue, b"later", headers=later, confirmed=True)
+    words = [{"QUEUE": queue, "FOLDER": str(sound_folder(tmp_path))}.get(word, word) for word in words]
+    assert redirected(broker, ">&-", *words) == (2, CLOSED)
+    assert redirected(broker, ">/dev/full", *words) == (2, FULL)
+    # Nor is it another status where nobody can be told.
+    for redirection in (">/dev/full 2>&1", ">&- 2>&-", ">&- 2>/dev/full <&-"):
+        assert redirected(broker, redirection, *words) == (2, ""), redirection
     assert [each.body for each in broker.what_is_left(queue)] == [b"kept"]
+
+
+def sound_folder(parent: Path) -> Path:
+    folder = parent / "data"
+    EmbeddedStore(folder).close()
+    return folder
+
+
+def test_what_cannot_be_said_on_standard_error_does_not_change_the_status(broker: BrokerProcess, queue: str) -> None:
+    for redirection in ("2>/dev/full", "2>&-"):
+        assert redirected(broker, f"{redirection} >/dev/null", "queues", "--nonsense")[0] == 2
+        assert redirected(broker, f"{redirection} </dev/null", "send", queue, "--lines")[0] == 0
+        assert redirected(broker, redirection, "receive", queue, "--timeout", "0.1")[0] == 1
+
+
+def test_a_command_that_prints_nothing_needs_no_standard_output(broker: BrokerProcess, queue: str) -> None:
+    for redirection in (">&-", ">/dev/full", ">&- <&-"):
+        assert redirected(broker, redirection, "send", queue, "sent") == (0, "")
+    assert [each.body for each in broker.what_is_left(queue)] == [b"sent"] * 3
+
+
+def test_a_reader_of_the_help_that_has_gone_is_told_as_of_any_command() -> None:
+    for words in (["--help"], ["send", "--help"]):
+        read, written = os.pipe()
+        os.close(read)
+        with os.fdopen(written, "wb") as pipe:
+            done = subprocess.run(dying_with_us([TRUENEXT, *words]), stdout=pipe, stderr=subprocess.PIPE)
+        assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("words", [[], ["--lines"]], ids=" ".join)

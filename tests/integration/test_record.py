@@ -99,5 +99,5 @@ def test_a_broker_that_is_not_there_is_one_line(own_broker: BrokerProcess, tmp_p
     pytest.importorskip("pyarrow", reason="recordings need truenext[spark]")
     own_broker.stop()
     done = record_command(own_broker, "--out", str(tmp_path / "recording"))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "truenext: no broker at" in done.stderr and "Traceback" not in done.stderr

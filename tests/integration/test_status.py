@@ -51,6 +51,25 @@ def test_the_status_says_what_waits_and_what_is_in_memory(own_broker: BrokerProc
     assert printed.returncode == 0
     assert re.search(r"6 waiting in 1 queue, 10 in memory", printed.stdout)
     assert re.search(r"^stuck +none$", printed.stdout, re.MULTILINE)
+    assert re.search(r"^topics +0 durable subscriptions, 0 others$", printed.stdout, re.MULTILINE)
+
+
+def test_the_status_counts_all_scheduled_sends_and_says_which_are_for_topics(own_broker: BrokerProcess) -> None:
+    def told() -> tuple[str, int, int]:
+        (line,) = re.findall(r"^scheduled +(.*)$", status(own_broker.port).stdout, re.MULTILINE)
+        facts = own_broker.status()
+        return line, facts["scheduled"], facts["scheduled_for_topics"]
+
+    assert told() == ("0 sends, 0 of them for topics or several destinations", 0, 0)
+    client = own_broker.connect()
+    later = {"AMQ_SCHEDULED_DELAY": "600000"}
+    client.send("q", b"", headers=later, persistent=True, confirmed=True)
+    assert told() == ("1 send, 0 of them for topics or several destinations", 1, 0)
+    client.send("r", b"", headers=later, confirmed=True)
+    client.say("SEND", {"destination": "/topic/t", **later}, confirmed=True)
+    assert told() == ("3 sends, 1 of them for topics or several destinations", 3, 1)
+    own_broker.restart(is_clean=True)
+    assert told() == ("3 sends, 1 of them for topics or several destinations", 3, 1)
 
 
 def test_a_broker_that_cannot_be_asked_is_told_from_one_that_is_stuck() -> None:

@@ -1401,12 +1401,47 @@ def test_what_could_not_be_printed_is_not_acknowledged(broker: BrokerProcess, ur
     assert bodies(broker.what_is_left(queue)) == ["kept"]
 
 
-@pytest.mark.parametrize("command", [["send", "q", "body"], ["receive", "q"], ["queues"]])
+ASKING = [
+    *(["send", "q", "body"], ["receive", "q"], ["browse", "q"], ["queues"], ["status"], ["redrive", "DLQ.q"]),
+    *(["move", "q", "r"], ["purge", "q"], ["pause", "q"], ["resume", "q"], ["scheduled"], ["unschedule", "q"]),
+    ["reload"],
+]
+
+
+@pytest.mark.parametrize("command", ASKING, ids=" ".join)
 def test_without_a_broker_the_command_says_so_in_one_line(command: list[str]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"stomp://127.0.0.1:{nobody.getsockname()[1]}"
-        assert failed(*command, "--url", url) == f"truenext: no broker at {url}: Connection refused\n"
+        assert failed(*command, "--url", url, status=2) == f"truenext: no broker at {url}: Connection refused\n"
+
+
+@pytest.mark.parametrize("command", ASKING, ids=" ".join)
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"CONNECTED\nversion:1.2\n\n\0"])
+def test_who_hangs_up_or_is_no_broker_has_not_answered(command: list[str], answer: bytes) -> None:
+    def hang_up(listener: socket.socket) -> None:
+        accepted, _ = listener.accept()
+        with accepted:
+            accepted.recv(1000)
+            accepted.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=hang_up, args=(listener,))
+        thread.start()
+        failed(*command, "--url", f"stomp://127.0.0.1:{listener.getsockname()[1]}", status=2)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["send", "a.*", "x"], ["send", "a?b", "x"], ["send", "a", "x", "--header", "AMQ_SCHEDULED_DELAY=abc"]),
+        *(["browse", "a.*"], ["move", "a", "a"], ["resume", "nowhere"], ["purge", "nowhere"]),
+    ],
+    ids=" ".join,
+)
+def test_what_the_broker_refuses_is_an_answer(url: str, command: list[str]) -> None:
+    failed(*command, "--url", url, status=1)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:61613", "stomp://127.0.0.1:99999", "stomp://[::1"])
@@ -1415,7 +1450,7 @@ def test_a_url_that_is_none_is_refused_in_one_line(url: str) -> None:
 
 
 def test_a_url_that_leads_nowhere_is_refused_in_one_line() -> None:
-    assert "stomp://a..b:1" in failed("send", "q", "body", "--url", "stomp://a..b:1")
+    assert "stomp://a..b:1" in failed("send", "q", "body", "--url", "stomp://a..b:1", status=2)
 
 
 def test_what_the_broker_refuses_the_command_reports_in_one_line(url: str, queue: str) -> None:

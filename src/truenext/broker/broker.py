@@ -562,7 +562,7 @@ class Broker:
                 continue
             if read is None:
                 self._pieces.popleft()
-                self._answer_piece(session, question, bulk.nothing(asked))
+                self._answer_piece(session, question, self._engine.nothing_for_bulk(asked))
             else:
                 self._piece_read = read
                 self._pager.read(read)

@@ -148,6 +148,10 @@ def _status(asked: Asked) -> AnswerInTheMaking:
                 waiting += queue.waiting()
                 in_memory += queue.in_memory
         yield
+    scheduled = 0
+    for names in _pieces(engine.scheduled_for()):
+        scheduled += sum(map(engine.scheduled, names))
+        yield
     memory = engine.memory
     return _encode(
         {
@@ -166,6 +170,7 @@ def _status(asked: Asked) -> AnswerInTheMaking:
             "page_reads": len(asked.pager.under_way),
             "queues": lasting,
             "subscriptions": {"durable": durable, "others": others},
+            "scheduled": scheduled,
             "scheduled_for_topics": engine.scheduled(""),
             "waiting": waiting,
             "in_memory": in_memory,

@@ -31,8 +31,8 @@ def redrive(
 ) -> None:
     """Move the dead letters of QUEUE (DLQ.orders) back to where they came from, each once.
 
-    What consumers hold is left alone. Whatever ends it, a second call goes on where it ended. Exits 1 if one of --id
-    was not moved.
+    What consumers hold is left alone, and said. Whatever ends it, a second call goes on where it ended. Exits 1 if one
+    of --id was not moved.
     """
     why_left = "consumers hold them, or they do not say where they came from"
     work = Work("redrive", "moved", {"queue": queue}, why_left, numbers, selector, limit, is_dry=dry_run)
@@ -60,8 +60,8 @@ def move(
 ) -> None:
     """Move what waits in QUEUE to the queue TO, each message once; there it is a new arrival.
 
-    What consumers hold is left alone, and so is what is sent meanwhile. Whatever ends it, a second call goes on where
-    it ended. Exits 1 if one of --id was not moved.
+    What consumers hold is left alone, and said; so is what is sent meanwhile, but not said. Whatever ends it, a second
+    call goes on where it ended. Exits 1 if one of --id was not moved.
     """
     work = Work("move", "moved", {"queue": queue}, HELD, numbers, selector, limit, is_dry=dry_run)
     work.question["to"] = to
@@ -77,6 +77,6 @@ def move(
 def purge(queue: str, selector: str | None, dry_run: bool, as_json: bool, url: str) -> None:
     """Remove what waits in QUEUE.
 
-    What consumers hold is left alone, and so is what is sent meanwhile.
+    What consumers hold is left alone, and said; so is what is sent meanwhile, but not said.
     """
     Work("purge", "removed", {"queue": queue}, HELD, (), selector, None, is_dry=dry_run).run(url, as_json=as_json)

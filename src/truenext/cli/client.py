@@ -10,6 +10,7 @@ from rich.table import Table
 
 from truenext.cli import terminal
 from truenext.cli.ending import Failure, Unasked
+from truenext.cli.terminal import counted
 from truenext.cli.values import COUNT, SELECTOR, URL, Address, Body, Header, Seconds
 from truenext.client.connection import Connection
 from truenext.errors import TruenextError
@@ -172,16 +173,18 @@ def status(url: str) -> None:
         raise Unasked(error) from error
     memory = facts["memory"]
     held_in = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
-    of_queues = f"{facts['queues']:,} queue{'s' if facts['queues'] != 1 else ''}"
+    of_queues = counted(facts["queues"], "queue")
     terminal.say(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
     subscriptions = facts["subscriptions"]
+    durable = counted(subscriptions["durable"], "durable subscription")
+    terminal.say(f"topics     {durable}, {counted(subscriptions['others'], 'other')}")
+    scheduled = counted(facts["scheduled"], "send")
     terminal.say(
-        f"topics     {subscriptions['durable']:,} durable subscriptions, {subscriptions['others']:,} others; "
-        f"{facts['scheduled_for_topics']:,} scheduled sends"
+        f"scheduled  {scheduled}, {facts['scheduled_for_topics']:,} of them for topics or several destinations"
     )
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     terminal.say(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
-    terminal.say(f"disk       room: {facts['room']}; {facts['page_reads']:,} page reads under way")
+    terminal.say(f"disk       room: {facts['room']}; {counted(facts['page_reads'], 'page read')} under way")
     for stuck in facts["stuck"]:
         terminal.say(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
     if facts["stuck"]:

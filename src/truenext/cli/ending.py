@@ -1,22 +1,25 @@
 """How a command ends: what it says then, in one line, and with which status.
 
 0      it did what it was asked to, and whoever asked a question is told that all is well
-1      it could not, or not all of it; or the answer to a question is no
-2      nothing is known: what was asked for makes no sense, or cannot be, or there is no answer
+1      it could not, or not all that was named one by one; or the answer to a question is no, such as a broker's ERROR
+2      nothing is known: what was asked for makes no sense, or cannot be; no broker answers, or not to the end; or
+       standard output cannot be written to
 130    Ctrl-C
 141    whoever read its output has gone
 """
 
-import os
+import errno
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from truenext.cli import terminal
-from truenext.errors import ConfigurationError
+from truenext.client.connection import ConnectionLost
+from truenext.errors import ConfigurationError, RemoteProtocolError
 
 COMPLAINT_MAX = 4000
 """Characters: who hands over a wrong value of a megabyte need not see all of it again."""
@@ -25,6 +28,9 @@ NO_ANSWER = 2
 INTERRUPTED = 128 + signal.SIGINT
 UNREAD = 128 + signal.SIGPIPE
 """As of a command that the signal ends; 1 would be an answer."""
+
+UNANSWERED = (ConfigurationError, ConnectionLost, RemoteProtocolError)
+"""Nobody was asked, nobody answered, or what answered is no broker."""
 
 
 class Failure(click.ClickException):
@@ -36,7 +42,7 @@ class Failure(click.ClickException):
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]
-        return NO_ANSWER if isinstance(self._error, ConfigurationError) else 1
+        return NO_ANSWER if isinstance(self._error, UNANSWERED) else 1
 
     def show(self, file: object = None) -> None:
         _complain(self)
@@ -61,48 +67,56 @@ class Commands(click.Group):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        terminal.open_output()
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
-            error.show()
+            terminal.say(error.format_message(), err=True)
             status = error.exit_code
         except click.ClickException as error:
             _complain(error)
             status = error.exit_code
         except click.Abort:
             status = INTERRUPTED
-        except OSError as error:
-            # Of --help: what a command has to say is looked after below.
-            _complain(_unwritten(error))
-            status = NO_ANSWER
+        terminal.flush_errors()
         sys.exit(status if isinstance(status, int) else 0)
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        # This is where --help and --version are printed.
+        with _written():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
+        with _written():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """What is printed within is written at the end, or the command ends as its standard output does.
+
+    Raises: Unasked, SystemExit
+    """
+    try:
         try:
-            try:
-                return super().invoke(ctx)
-            finally:
-                if sys.stdout is not None:
-                    sys.stdout.flush()
-        except BrokenPipeError as error:
-            _forget_output()
-            raise SystemExit(UNREAD) from error
-        except OSError as error:
-            raise _unwritten(error) from error
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError as error:
+        terminal.forget(sys.stdout)
+        raise SystemExit(UNREAD) from error
+    except OSError as error:
+        raise _unwritten(error) from error
 
 
 def _unwritten(error: OSError) -> Unasked:
     if error.filename is not None:
         return Unasked(OSError(f"{error.filename}: {error.strerror}"))
-    _forget_output()
-    return Unasked(OSError(f"cannot write to standard output: {error.strerror}"))
-
-
-def _forget_output() -> None:
-    """The interpreter would try once more at its end, and complain about it."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+    terminal.forget(sys.stdout)
+    reason = "it is closed, or open for reading only" if error.errno == errno.EBADF else error.strerror
+    return Unasked(OSError(f"cannot write to standard output: {reason}"))
 
 
 def _complain(error: click.ClickException) -> None:

@@ -2,7 +2,6 @@
 
 import random
 import secrets
-import sys
 from pathlib import Path
 
 import click
@@ -69,7 +68,7 @@ def record(
     seed = random.randrange(2**32) if seed is None else seed
     queue = queue or f"truenext.record.{case}.{secrets.token_hex(4)}"
     workload = CASES[case](messages, random.Random(seed))
-    console = Console(file=sys.stderr)
+    console = Console(stderr=True)
     try:
         recorder = Recorder(url, login=login, passcode=passcode, may_be_remote=remote)
         check_folder(folder)

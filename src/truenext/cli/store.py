@@ -14,6 +14,7 @@ from rich.table import Table
 
 from truenext.cli import terminal
 from truenext.cli.ending import Unasked
+from truenext.cli.terminal import counted
 from truenext.cli.values import Place
 from truenext.errors import TruenextError
 from truenext.history.check import damages, last_batch
@@ -52,7 +53,7 @@ def check(data: Path) -> None:
     _show(summary, "there")
     if summary.damages:
         terminal.say(
-            f"{data} is damaged: {_number(summary.damages, 'finding')}, above. What to do: restore it from a copy. If "
+            f"{data} is damaged: {counted(summary.damages, 'finding')}, above. What to do: restore it from a copy. If "
             f"there is none, `truenext store export {data} NEW` writes what can be read into a new folder, on which a "
             f"broker can start; it leaves {data} as it is."
         )
@@ -84,7 +85,7 @@ def export(data: Path, new: Path) -> None:
     _show(summary, f"in {new}")
     if summary.damages:
         terminal.say(
-            f"Not all of {data} could be read: {_number(summary.damages, 'finding')}, above. What to do: start a "
+            f"Not all of {data} could be read: {counted(summary.damages, 'finding')}, above. What to do: start a "
             f"broker with `truenext serve --data {new}`; consumers may get messages again that they acknowledged. Keep "
             f"{data} until you know what is missing."
         )
@@ -123,17 +124,13 @@ def _show(summary: Summary, where: str) -> None:
         total.size += queue.size
     if summary.queues:
         terminal.show(table)
-    messages = _number(total.persistent + total.transient, "message")
-    terminal.say(f"{messages} of {total.size:,} bytes in {_number(len(summary.queues), 'queue')} {where}")
+    messages = counted(total.persistent + total.transient, "message")
+    terminal.say(f"{messages} of {total.size:,} bytes in {counted(len(summary.queues), 'queue')} {where}")
     if summary.contents:
         terminal.say(
-            f"{_number(summary.contents, 'content')} of {summary.contents_size:,} bytes that several of them share"
+            f"{counted(summary.contents, 'content')} of {summary.contents_size:,} bytes that several of them share"
         )
     if summary.timers:
-        terminal.say(_number(summary.timers, "timer"))
+        terminal.say(counted(summary.timers, "timer"))
     for note in summary.notes:
         terminal.say(f"note: {note}")
-
-
-def _number(count: int, of_what: str) -> str:
-    return f"{count:,} {of_what}{'' if count == 1 else 's'}"

@@ -8,17 +8,16 @@ others turn round the text beside them (the controls of bidirectional writing). 
     written as \u001b, \u202e   in JSON, wherever that goes
 """
 
+import os
 import re
 import sys
-from typing import Any, BinaryIO
+from typing import Any, TextIO
 
 import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-from truenext.errors import TruenextError
 
 _ORDERS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 # What could not be read as UTF-8 where the command was started is a surrogate, which cannot be written.
@@ -50,9 +49,51 @@ def cell(text: str) -> Text:
     return Text(line(text))
 
 
+def counted(count: int, of_what: str) -> str:
+    """
+    >>> counted(1, "queue"), counted(2000, "queue")
+    ('1 queue', '2,000 queues')
+    """
+    return f"{count:,} {of_what}{'' if count == 1 else 's'}"
+
+
+def open_output() -> None:
+    """Where standard output is closed there is one that cannot be written to: whoever prints must not believe that it
+    is printed, and no socket or file may take its place.
+    """
+    if sys.stdout is None:
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        sys.stdout = os.fdopen(nowhere, "w", encoding="utf-8")
+
+
+def forget(stream: TextIO) -> None:
+    """Let go of what could not be written. The interpreter would try once more at its end, and complain about it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
 def say(text: str, *, err: bool = False) -> None:
-    """Tell people, on standard output or standard error."""
-    click.echo(lines(text), err=err)
+    """Tell people, on standard output or standard error. Where the latter cannot be written to, the status must do.
+
+    Raises: OSError if standard output cannot be written to
+    """
+    if not err:
+        click.echo(lines(text))
+        return
+    try:
+        click.echo(lines(text), err=True)
+    except OSError:
+        forget(sys.stderr)
+
+
+def flush_errors() -> None:
+    """What others than `say` have written to standard error must not change the status, either."""
+    if sys.stderr is not None:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            forget(sys.stderr)
 
 
 def show(table: Table) -> None:
@@ -64,11 +105,10 @@ def show(table: Table) -> None:
 
 
 def write_body(body: bytes) -> None:
-    out = _output()
     if sys.stdout.isatty():
         text = lines(body.decode(errors="backslashreplace"))
         body = text.encode(sys.stdout.encoding, errors="backslashreplace")
-    out.write(body + b"\n")
+    sys.stdout.buffer.write(body + b"\n")
 
 
 def write_json(value: Any) -> None:
@@ -79,14 +119,7 @@ def write_json(value: Any) -> None:
 def write_json_text(encoded: bytes) -> None:
     # What is escaped can stand in strings only: elsewhere JSON has none of it.
     text = _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded.decode())
-    _output().write(text.encode() + b"\n")
-
-
-def _output() -> BinaryIO:
-    """Raises: TruenextError if there is none; what cannot be printed must not be taken from a queue."""
-    if sys.stdout is None:
-        raise TruenextError("standard output is closed: there is nowhere to print to")
-    return sys.stdout.buffer
+    sys.stdout.buffer.write(text.encode() + b"\n")
 
 
 def _escaped(found: re.Match[str]) -> str:

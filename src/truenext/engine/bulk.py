@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from functools import partial
 from heapq import merge
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -46,7 +47,7 @@ from truenext.message import Message
 from truenext.order import RANKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from truenext.engine.lane import Lane
     from truenext.engine.paging import Found, PageRead
@@ -120,8 +121,8 @@ class Done(msgspec.Struct):
     to: dict[str, int]
     """Those of them that went to each queue."""
     left: int
-    """Wanted, and left where they are: consumers hold them, they are still being committed, or (re-drive) they do not
-    say where they came from, or that is no more."""
+    """Wanted, and left where they are: they are still being committed, or (re-drive) they do not say where they came
+    from, or that is no more; at the end also what consumers and open transactions have (`left_with`)."""
     next: tuple[int, int] | None
     """Where to go on; None at the end."""
     until: int
@@ -158,6 +159,11 @@ class Showing(Done):
     """The answer to Scheduled and Unschedule; the latter shows nothing."""
 
     sends: list[Shown] = msgspec.field(default_factory=list)
+
+
+HELD_COMPARED_MAX = 5000
+"""Messages that a selector is asked about only to say that they are left: 50 ms or so, during which nothing else is
+done."""
 
 
 class Taken(NamedTuple):
@@ -238,6 +244,19 @@ def nothing(asked: Wanted, why: str = "") -> Done:
     return kind(moved=0, to={}, left=0, next=None, until=asked.until or 0, refused=why)
 
 
+def left_with(theirs: Iterable[Entry], asked: Wanted, until: int) -> int:
+    """How many of those wanted are among what consumers and open transactions have of the queue: they are left there.
+    Of what has left memory, and of more than HELD_COMPARED_MAX, it is not known whether a selector wants it; it counts.
+    """
+    sequences = None if asked.sequences is None else set(asked.sequences)
+    held = (entry for entry in theirs if entry.sequence <= until and (sequences is None or entry.sequence in sequences))
+    if asked.selector is None:
+        return sum(1 for _ in held)
+    wants = selector.selector(asked.selector).matches
+    compared = sum(entry.message is None or wants(entry.message) for entry in islice(held, HELD_COMPARED_MAX))
+    return compared + sum(1 for _ in held)
+
+
 def take(
     asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int, has_ended: Callable[[str], bool]
 ) -> tuple[list[Taken], Done]:
@@ -289,7 +308,10 @@ def _take_one(
         return
     if entry is None and found is not None:
         entry = _unread(lane, found)
-    if entry is None or entry.batch > committed:
+    if entry is None:
+        # It has gone, or is going, or a consumer holds it (`left_with`).
+        return
+    if entry.batch > committed:
         answer.left += 1
         return
     arrival = None

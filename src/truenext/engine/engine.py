@@ -778,6 +778,24 @@ class Engine:
             look.begin()
         return look
 
+    def nothing_for_bulk(self, asked: bulk.Wanted) -> bulk.Done:
+        """The answer where `read_for_bulk` says that there is nothing to do."""
+        answer = bulk.nothing(asked)
+        queue = self._queues.get(asked.queue)
+        if queue is not None and not isinstance(asked, bulk.OfScheduled):
+            until = self._next_sequence - 1 if asked.until is None else asked.until
+            answer.left = bulk.left_with(self._taken_of(queue), asked, until)
+        return answer
+
+    def _taken_of(self, queue: Queue) -> Iterator[Entry]:
+        """What consumers hold of a queue, and what open transactions have acknowledged or refused."""
+        yield from queue.held()
+        for session in self._sessions.values():
+            for transaction in session.transactions.values():
+                for entry in (*transaction.acknowledged, *transaction.refused):
+                    if entry.lane.queue is queue:
+                        yield entry
+
     def hold_scheduled(self) -> bool:
         """Nothing becomes due until a piece is done, or `release_scheduled`. Whether all is durable that was accepted
         before; if it is not, it is to be asked again with the next commit.
@@ -811,6 +829,8 @@ class Engine:
             return bulk.nothing(asked, f"{lane.queue.name!r} has ended")
         here, answer = bulk.take(asked, read, page, self._committed, self.now_ms, self._has_ended)
         self._paging.unpin(lane, self._committed)
+        if answer.next is None:
+            answer.left += bulk.left_with(self._taken_of(lane.queue), asked, read.until)
         if asked.dry_run or not here:
             return answer
         batch = self._bulk_in = self._batch.number
@@ -1257,6 +1277,10 @@ class Engine:
     def scheduled(self, name: str) -> int:
         """Scheduled sends that wait for a queue; of the name "", those that wait for what is not one queue."""
         return self._scheduler.count(name)
+
+    def scheduled_for(self) -> list[str]:
+        """Names of queues for which something has been scheduled; "" is for what is not one queue."""
+        return self._scheduler.names()
 
     def _schedule(self, destination: Destination, message: Message, schedule: Schedule) -> None:
         name = destination.name

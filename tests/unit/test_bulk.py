@@ -1,0 +1,64 @@
+"""Does bulk work say how many of what it wants others have?"""
+
+import pytest
+
+from truenext.commands import Ack, AckMode, Begin, Send, Subscribe
+from truenext.destination import parse
+from truenext.engine import bulk
+from truenext.engine.bulk import Move, Purge, Wanted
+from truenext.engine.engine import Engine
+from truenext.message import Message
+
+COLOURS = ["red", "blue", "red", "red"]
+
+
+class Running:
+    """An engine with four messages of one queue, all of which a consumer holds."""
+
+    def __init__(self) -> None:
+        self.engine = Engine(memory_limit=1 << 30)
+        self.engine.start()
+        self.session = self.engine.connect("s")
+        queue = parse("/queue/a", "s")
+        for colour in COLOURS:
+            headers = f"colour:{colour}\ncontent-length:1\n".encode()
+            self.engine.send(self.session, Send(queue, Message(4, True, 0, headers, b"x")))
+        batch = self.engine.take_batch()
+        assert batch is not None
+        self.engine.committed(batch)
+        self.engine.subscribe(self.session, Subscribe("0", queue, AckMode.INDIVIDUAL, len(COLOURS)))
+        deliveries = self.engine.turn().deliveries
+        self.engine.taken(self.session)
+        self.held = [entry for entries in deliveries.values() for entry in entries]
+        assert len(self.held) == len(COLOURS)
+
+    def left(self, asked: Wanted) -> int:
+        assert self.engine.read_for_bulk(asked) is None
+        return self.engine.nothing_for_bulk(asked).left
+
+
+def test_what_consumers_hold_is_left_as_far_as_it_is_wanted() -> None:
+    running = Running()
+    first, second, *_ = (entry.sequence for entry in running.held)
+    assert running.left(Purge("a")) == 4
+    assert running.left(Purge("a", selector="colour = 'red'")) == 3
+    assert running.left(Purge("a", selector="colour = 'green'")) == 0
+    assert running.left(Move("a", to="b", sequences=(first, second, 1000))) == 2
+    # What was accepted since is not looked at.
+    assert running.left(Purge("a", until=second)) == 2
+
+
+def test_what_an_open_transaction_has_acknowledged_is_left_until_it_is_committed() -> None:
+    running = Running()
+    running.engine.begin(running.session, Begin("t"))
+    running.engine.acknowledge(running.session, Ack("0", running.held[0].sequence, transaction="t"))
+    assert running.left(Purge("a", selector="colour = 'red'")) == 3
+
+
+def test_what_has_left_memory_or_is_too_much_to_compare_counts_as_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running()
+    running.held[1].message = None
+    assert running.left(Purge("a", selector="colour = 'red'")) == 4
+    running = Running()
+    monkeypatch.setattr(bulk, "HELD_COMPARED_MAX", 1)
+    assert running.left(Purge("a", selector="colour = 'red'")) == 4
