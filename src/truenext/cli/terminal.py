@@ -59,11 +59,14 @@ def counted(count: int, of_what: str) -> str:
 
 def open_output() -> None:
     """Where standard output is closed there is one that cannot be written to: whoever prints must not believe that it
-    is printed, and no socket or file may take its place.
+    is printed. No socket or file takes the number of any stream that is closed; the event loop aborts on one that does.
     """
+    while (nowhere := os.open(os.devnull, os.O_RDONLY)) <= 2:
+        pass
     if sys.stdout is None:
-        nowhere = os.open(os.devnull, os.O_RDONLY)
         sys.stdout = os.fdopen(nowhere, "w", encoding="utf-8")
+    else:
+        os.close(nowhere)
 
 
 def forget(stream: TextIO) -> None:
