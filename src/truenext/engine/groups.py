@@ -21,6 +21,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from truenext.engine.empty import with_sequence
 from truenext.engine.lane import WHOLE
 from truenext.engine.place import Place
 from truenext.envelope import closes_group
@@ -215,7 +216,7 @@ class GroupPlace(Place):
         if entry.group and self._passes_over(entry.group, entry.sequence):
             return False
         if message is None:
-            self._unsure.add(entry.sequence)
+            self._unsure = with_sequence(self._unsure, entry.sequence)
         self.add(entry)
         return True
 
@@ -233,7 +234,7 @@ class GroupPlace(Place):
             return
         message = entry.message
         if message is None:
-            self._unsure.add(sequence)
+            self._unsure = with_sequence(self._unsure, sequence)
         elif not super().wants(message, sequence):
             return
         self.add(entry)
