@@ -13,6 +13,7 @@ from truenext.engine import unused
 from truenext.engine.account import Account
 from truenext.engine.bulk import Move, Purge
 from truenext.engine.consumer import Consumer
+from truenext.engine.empty import EMPTY, NO_SEQUENCES, with_sequence
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.memory import LANE_BYTES, QUEUE_BYTES
@@ -764,3 +765,15 @@ def test_what_selectors_and_groups_take_in_many_queues_is_what_is_counted(wanted
         tracemalloc.stop()
     assert counted // 3 < taken < counted + 100_000
     assert counted <= 3000 * many
+
+
+def test_nobody_can_put_anything_into_what_all_share() -> None:
+    for change in (EMPTY.update, EMPTY.setdefault, EMPTY.__setitem__, EMPTY.__ior__):
+        with pytest.raises(TypeError, match="shared"):
+            change(1, None)  # type: ignore[operator]
+    for alter in (NO_SEQUENCES.add, NO_SEQUENCES.update, NO_SEQUENCES.__ior__):
+        with pytest.raises(TypeError, match="shared"):
+            alter(1)  # type: ignore[operator, arg-type]
+    own = with_sequence(NO_SEQUENCES, 1)
+    assert with_sequence(own, 2) is own == {1, 2}
+    assert not EMPTY and not NO_SEQUENCES

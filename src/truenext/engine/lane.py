@@ -11,7 +11,7 @@ stands in `recent`, because its write is under way. Whoever was dispatched is be
 and a page never brings what is in memory, held or gone already.
 
 There may be a hundred thousand of them, most with a message or none: what holds messages is made when the first comes,
-and until then it is one empty thing that all lanes share and none can change.
+and until then it is one empty thing that all lanes share and none can change (empty.py).
 """
 
 from __future__ import annotations

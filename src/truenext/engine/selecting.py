@@ -1,6 +1,7 @@
 """What the selectors of a queue's consumers want, wherever it is.
 
-Each selector is one `Scan`, however many consumers have it. In each lane that it can want anything of it has a `Place`:
+Each selector is one `Scan`, however many consumers have it. In each lane that there is, and that it can want anything
+of, it has a `Place`; a lane that is made later gets one when it is made:
 
     tested                                 position            not tested yet
     <----- `found`: what it wants of it -----> | <--- in memory, in slices; in the store, page by page --->
