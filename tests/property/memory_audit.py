@@ -7,8 +7,21 @@ that with the numbers by which the engine decides what has to leave.
 from collections.abc import Collection, Iterator
 
 from truenext.engine.engine import Engine
+from truenext.engine.groups import GroupPlace
 from truenext.engine.lane import Entry
-from truenext.engine.memory import ASIDE_BYTES, JOIN_BYTES, LANE_BYTES, PLACES_BYTES, QUEUE_BYTES, size_of
+from truenext.engine.memory import (
+    ASIDE_BYTES,
+    GROUP_LANE_BYTES,
+    GROUPS_BYTES,
+    JOIN_BYTES,
+    LANE_BYTES,
+    PLACES_BYTES,
+    QUEUE_BYTES,
+    SELECTING_BYTES,
+    SELECTOR_BYTES,
+    SELECTOR_LANE_BYTES,
+    size_of,
+)
 from truenext.engine.queue import Queue
 from truenext.engine.session import Session
 from truenext.policy import Policy
@@ -52,7 +65,16 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
 def _bytes_of(queue: Queue) -> int:
     asides = sum(lane.aside is not None for lane in queue.lanes)
     joins = JOIN_BYTES * len(queue.wildcards)
-    return QUEUE_BYTES + LANE_BYTES * len(queue.lanes) + ASIDE_BYTES * asides + joins
+    size = QUEUE_BYTES + LANE_BYTES * len(queue.lanes) + ASIDE_BYTES * asides + joins
+    if queue.groups is not None:
+        size += GROUPS_BYTES
+    if queue.selecting is not None:
+        scans = queue.selecting.scans.values()
+        places = [place for scan in scans for place in scan.places.values()]
+        groups = sum(isinstance(place, GroupPlace) for place in places)
+        size += SELECTING_BYTES + SELECTOR_BYTES * len(scans)
+        size += GROUP_LANE_BYTES * groups + SELECTOR_LANE_BYTES * (len(places) - groups)
+    return size
 
 
 def names_left_over(engine: Engine, names: dict[int, str]) -> dict[int, str]:

@@ -46,6 +46,7 @@ from truenext.engine import paging as paging_module
 from truenext.engine import producers as producers_module
 from truenext.engine import unused as unused_module
 from truenext.engine import writing as writing_module
+from truenext.engine.aside import Aside
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted, take
 from truenext.engine.choosing import HOLDS, Asker, Choosing, GroupChoosing
@@ -2344,6 +2345,16 @@ def what_comes_back_without_its_body_is_taken_for_wanted(patch: Patch) -> None:
 @shows_in(SelectingMachine)
 def what_arrives_is_not_compared(patch: Patch) -> None:
     patch.setattr(Selecting, "arrived", lambda selecting, entry: None)
+
+
+@shows_in(SelectingMachine)
+def a_lane_that_is_made_later_is_missed_by_selectors(patch: Patch) -> None:
+    patch.setattr(Selecting, "made", lambda selecting, lane: lane.begin_aside())
+
+
+@shows_in(SelectingMachine)
+def what_is_out_of_its_turn_is_forgotten_with_the_last_selector(patch: Patch) -> None:
+    patch.setattr(Aside, "is_empty", property(lambda aside: True))
 
 
 @shows_in(SelectingMachine)

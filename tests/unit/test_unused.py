@@ -1,5 +1,8 @@
 """Which queues go, when they come back, and what of them is left. The rest is in tests/property."""
 
+import gc
+import tracemalloc
+from collections.abc import Callable
 from sys import maxsize
 
 import pytest
@@ -11,6 +14,7 @@ from truenext.engine import unused
 from truenext.engine.account import Account
 from truenext.engine.bulk import Move, Purge
 from truenext.engine.consumer import Consumer
+from truenext.engine.empty import EMPTY, NO_SEQUENCES, with_sequence
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.memory import LANE_BYTES, QUEUE_BYTES
@@ -19,6 +23,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.limits import HISTORY_FILE_BYTES
 from truenext.message import Message
 from truenext.schedule import Schedule
+from truenext.selector import selector
 
 EACH = QUEUE_BYTES + LANE_BYTES
 
@@ -598,3 +603,183 @@ def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
     account._file_size = HISTORY_FILE_BYTES
     assert b"orders" not in account.take()
     assert account.take_reusable() == [7]
+
+
+# ---- Selectors and groups ----
+
+
+def grouped(run: Passing, queue: str, group: str = "g") -> None:
+    message = Message(4, True, 0, b"JMSXGroupID:%s\n" % group.encode(), b"m")
+    message.group = group
+    run.engine.send(run.session, Send(parse(f"/queue/{queue}", "s"), message))
+    run.settle()
+
+
+def choose(run: Passing, pattern: str, wanted: str | None, name: str = "1", window: int = 1000) -> Consumer:
+    destination = parse(f"/queue/{pattern}", "s")
+    chosen = None if wanted is None else selector(wanted)
+    run.engine.subscribe(run.session, Subscribe(name, destination, AckMode.INDIVIDUAL, window, selector=chosen))
+    run.settle()
+    return run.session.consumers[name]
+
+
+@pytest.mark.parametrize("pattern", ["q1", "*", ">"])
+@pytest.mark.parametrize("wanted", [None, "x = 1", "JMSPriority > 6", "x is null"])
+def test_a_consumer_gives_back_what_it_made_queues_take_and_makes_no_lanes(pattern: str, wanted: str | None) -> None:
+    run = Passing()
+    for number in range(3):
+        run.publish(f"q{number}")
+    run.settle()
+    before = run.engine.memory.queues
+    choose(run, pattern, wanted)
+    choose(run, pattern, "y = 2 and x = 1", "2")
+    assert run.engine.memory.queues > before
+    for name in ("1", "2"):
+        run.engine.unsubscribe(run.session, Unsubscribe(name))
+        run.settle()
+    assert run.engine.memory.queues == before
+    for queue in run.engine.queues():
+        assert len(queue.lanes) == 1 and queue.lanes[0].aside is None and queue.selecting is None
+
+
+def test_a_disconnect_gives_back_the_same() -> None:
+    run = Passing()
+    run.publish("q")
+    run.settle()
+    before = run.engine.memory.queues
+    choose(run, "q", "x is null")
+    choose(run, ">", "x = 1", "2")
+    run.engine.disconnect(run.session, is_clean=False)
+    run.settle()
+    assert run.engine.memory.queues == before
+
+
+def test_a_queue_without_groups_in_it_gives_back_what_they_took_when_its_last_consumer_leaves() -> None:
+    run = Passing()
+    run.publish("q")
+    run.settle()
+    before = run.engine.memory.queues
+    grouped(run, "q")
+    assert run.engine.memory.queues > before
+    choose(run, "q", None)
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.settle()
+    # The message of the group came back.
+    assert queue_of(run, "q").groups is not None
+    run.take("q")
+    assert queue_of(run, "q").groups is None and run.engine.memory.queues == before
+    grouped(run, "q")
+    assert len(choose(run, "q", None).held) == 1
+
+
+def test_what_was_taken_out_of_its_turn_is_known_until_it_is_done_with() -> None:
+    run = Passing()
+    run.publish("q", "first")
+    run.publish("q", "second")
+    run.settle()
+    before = run.engine.memory.queues
+    consumer = choose(run, "q", "JMSPriority = 4", window=2)
+    # Give the first one back: the second is out of its turn.
+    first, second = consumer.held
+    run.engine.acknowledge(run.session, Ack("1", second))
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.publish("q", "third")
+    run.settle()
+    taker = run.follow("q", "2")
+    run.settle()
+    assert next(iter(taker.held)) == first
+    run.engine.unsubscribe(run.session, Unsubscribe("2"))
+    run.take("q")
+    run.pass_time(3)
+    assert queue_of(run, "q").lanes[0].aside is None and run.engine.memory.queues == before
+
+
+def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_has_come_to_it() -> None:
+    run = Passing()
+    for body in ("first", "second", "third"):
+        priority_of_second = Message(4, True, 0, b"x:%d\n" % (body == "second"), body.encode())
+        run.engine.send(run.session, Send(parse("/queue/q", "s"), priority_of_second))
+    run.settle()
+    before = run.engine.memory.queues
+    (sequence,) = choose(run, "q", "x = '1'").held
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.settle()
+    assert queue_of(run, "q").lanes[0].aside is not None and run.engine.memory.queues > before
+    taker = run.follow("q", "2")
+    run.settle()
+    assert list(taker.held)[1] == sequence and len(taker.held) == 3
+    for each in list(taker.held):
+        run.engine.acknowledge(run.session, Ack("2", each))
+    run.engine.unsubscribe(run.session, Unsubscribe("2"))
+    run.pass_time(3)
+    assert queue_of(run, "q").lanes[0].aside is None and run.engine.memory.queues == before
+
+
+def test_a_lane_that_is_made_later_is_compared_as_well() -> None:
+    run = Passing()
+    run.publish("q")
+    run.settle()
+    everywhere = choose(run, ">", "x = '1'")
+    here = choose(run, "q", "x = '1'", "2", window=1)
+    for priority in (9, 0):
+        run.engine.send(run.session, Send(parse("/queue/q", "s"), Message(priority, True, 0, b"x:1\n", b"m")))
+    run.settle()
+    assert len(queue_of(run, "q").lanes) == 3
+    assert sorted(len(each.held) for each in (everywhere, here)) == [1, 1]
+
+
+@pytest.mark.parametrize("pattern", [">", "q.>"])
+def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing_is_done(pattern: str) -> None:
+    run = Passing(room_for=60)
+    for number in range(50):
+        run.publish(f"q.{number}")
+    run.settle()
+    before = run.engine.memory.queues
+    with pytest.raises(RemoteProtocolError, match=r"no room for a selector in 50 queues: .* --memory-limit .*fewer"):
+        choose(run, pattern, "x = 1")
+    assert run.engine.memory.queues == before and not run.session.consumers
+    assert all(not queue.wildcards and queue.selecting is None for queue in run.engine.queues())
+    run.publish("q.new")
+    # Who takes all of it, or looks into few of them, can: that makes room.
+    assert len(choose(run, "q.7", "x is null").held) == 1
+    assert len(choose(run, pattern, None, "2").held) == 50
+
+
+@pytest.mark.parametrize("wanted", [None, "x = 1", "x is null", "x = 'a'"])
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_what_selectors_and_groups_take_in_many_queues_is_what_is_counted(wanted: str | None, is_grouped: bool) -> None:
+    run = Passing()
+    many = 1000
+    selector("x = 1")
+    publish = grouped if is_grouped else Passing.publish
+    for number in range(many):
+        publish(run, f"q{number}")
+    run.settle()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = run.engine.memory.queues
+        choose(run, ">", wanted, window=1)
+        gc.collect()
+        taken, counted = tracemalloc.get_traced_memory()[0], run.engine.memory.queues - before
+    finally:
+        tracemalloc.stop()
+    assert counted // 3 < taken < counted + 100_000
+    assert counted <= 3000 * many
+
+
+def test_nobody_can_put_anything_into_what_all_share() -> None:
+    changes: list[Callable[[], object]] = [
+        lambda: EMPTY.update({1: None}),
+        lambda: EMPTY.setdefault(1, None),
+        lambda: EMPTY.__setitem__(1, None),
+        lambda: NO_SEQUENCES.add(1),
+        lambda: NO_SEQUENCES.update({1}),
+        lambda: NO_SEQUENCES.__ior__({1}),
+    ]
+    for change in changes:
+        with pytest.raises(TypeError, match="shared"):
+            change()
+    own = with_sequence(NO_SEQUENCES, 1)
+    assert with_sequence(own, 2) is own == {1, 2}
+    assert not EMPTY and not NO_SEQUENCES

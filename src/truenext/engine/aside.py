@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from truenext.engine.empty import NO_SEQUENCES
+
 if TYPE_CHECKING:
     from truenext.engine.lane import Entry
 
@@ -27,14 +29,19 @@ class Aside:
         """Those that were taken out of their turn and are not done with, by sequence."""
         self.plucked: dict[int, Entry] = {}
         """Those of them that wait and are above the horizon."""
-        self.tombs: set[int] = set()
+        self.tombs = NO_SEQUENCES
         """Empty places in `Lane.arrived`."""
-        self.lifted: set[int] = set()
+        self.lifted = NO_SEQUENCES
         """Empty places in `Lane.returned`; who comes back to one of these fills it."""
         self.scanning = 0
         """Pages that are being read for a selector: while there are any nothing leaves `Lane.recent`, for it may be
         missing on them."""
         self.rises = 0
         """How often the horizon was moved up."""
-        self.embodying: set[int] = set()
+        self.embodying = NO_SEQUENCES
         """Strays that are being read."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing of the lane was taken out of its turn and is not done with."""
+        return not (self.strays or self.plucked or self.tombs or self.lifted or self.scanning or self.embodying)

@@ -516,9 +516,9 @@ class Engine:
         # Nothing is ever in it.
         queue = Queue(subscribe.destination, 0, Policy(), Memory())
         wildcard = self._new_consumer(Wildcard, session, queue, subscribe)
-        session.consumers[subscribe.subscription] = wildcard
         since = self._batches_from[0]
         meant = self._wildcards.subscribe(wildcard, self._queues.values(), since, self._committed)
+        session.consumers[subscribe.subscription] = wildcard
         self._touched.update(dict.fromkeys([*meant, queue]))
 
     def _new_consumer(self, kind: type[_C], session: Session, queue: Queue, subscribe: Subscribe) -> _C:
@@ -625,6 +625,7 @@ class Engine:
                 self._account.expired(entry)
         for entry in acknowledged:
             self._paging.went(entry)
+        self._selections.drop(queue)
         for lane in queue.lanes:
             self._paging.forget(lane)
         self._endings.end(queue, self._batch)
@@ -1409,9 +1410,9 @@ class Engine:
             self._wildcards.left(consumer)
         for queue in queues:
             if isinstance(consumer, Wildcard):
-                queue.wildcards.remove(consumer)
+                queue.leave_of_many(consumer)
             else:
-                queue.consumers.remove(consumer)
+                queue.leave(consumer)
             queue.choose_owner()
             # Nobody may come by again before it goes.
             queue.let_go_of_places()

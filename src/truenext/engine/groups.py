@@ -1,6 +1,7 @@
 """Whose the groups of a queue are, and what of them its consumers may have.
 
-A queue has groups from the first message on that belongs to one, for the rest of the run. Then every consumer's next
+A queue has groups from the first message on that belongs to one, until its last consumer leaves with nothing in it,
+or it goes. Then every consumer's next
 messages are found as those of a selector (selecting.py), one without a selector wanting all, and what was found in a
 lane stands in lines:
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from truenext.engine.empty import with_sequence
 from truenext.engine.lane import WHOLE
 from truenext.engine.place import Place
 from truenext.envelope import closes_group
@@ -215,7 +217,7 @@ class GroupPlace(Place):
         if entry.group and self._passes_over(entry.group, entry.sequence):
             return False
         if message is None:
-            self._unsure.add(entry.sequence)
+            self._unsure = with_sequence(self._unsure, entry.sequence)
         self.add(entry)
         return True
 
@@ -233,7 +235,7 @@ class GroupPlace(Place):
             return
         message = entry.message
         if message is None:
-            self._unsure.add(sequence)
+            self._unsure = with_sequence(self._unsure, sequence)
         elif not super().wants(message, sequence):
             return
         self.add(entry)

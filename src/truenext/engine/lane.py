@@ -11,7 +11,7 @@ stands in `recent`, because its write is under way. Whoever was dispatched is be
 and a page never brings what is in memory, held or gone already.
 
 There may be a hundred thousand of them, most with a message or none: what holds messages is made when the first comes,
-and until then it is one empty thing that all lanes share and none can change.
+and until then it is one empty thing that all lanes share and none can change (empty.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from collections import deque
 from heapq import heapify, heappop, heappush, merge
 from operator import attrgetter
 from sys import maxsize
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from truenext.engine.aside import Aside
+from truenext.engine.empty import EMPTY, with_sequence
 from truenext.engine.memory import ASIDE_BYTES, PLACES_BYTES
 from truenext.message import Message
 
@@ -39,18 +40,8 @@ WHOLE = maxsize
 """The horizon of a lane that is in memory wholly."""
 
 
-class _Empty(dict[int, Any]):
-    """One that stays so, as many share it: whoever has something to put makes one of his own."""
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("it is shared")
-
-    __setitem__ = __ior__ = update = setdefault = _refuse
-
-
 NO_ENTRIES = cast("deque[Entry]", ())
 _NO_PLACES = cast("list[tuple[int, Entry]]", ())
-_EMPTY = _Empty()
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -120,10 +111,10 @@ class Lane:
         empty one first."""
         self.returned = _NO_PLACES
         """Given back, as a heap by sequence."""
-        self.bodiless: dict[int, Entry] = _EMPTY
+        self.bodiless: dict[int, Entry] = EMPTY
         """Those whose message has to be read before anything can be done with them, by sequence: given back ones, and
         failed ones on their way to the dead-letter queue."""
-        self.delayed: dict[int, Entry] = _EMPTY
+        self.delayed: dict[int, Entry] = EMPTY
         """Those that wait for their next try while others pass, by sequence; they stand nowhere else."""
         self.horizon = WHOLE
         """The highest sequence up to which this lane is in memory."""
@@ -140,8 +131,9 @@ class Lane:
         self.looks = 0
         """Other pages of it that are being read, and are nobody's next ones."""
         self.aside: Aside | None = None
-        """What was taken out of its turn; only where there are, or were, consumers with selectors."""
-        self.taken_out: dict[int, int] = _EMPTY
+        """What was taken out of its turn; where there are consumers with selectors or groups, and where there were as
+        long as something is."""
+        self.taken_out: dict[int, int] = EMPTY
         """Messages that have left out of their turn, by sequence, and the batch that removes them: pages may still show
         them."""
 
@@ -210,19 +202,19 @@ class Lane:
 
     def keep_bodiless(self, entry: Entry) -> None:
         """It has to be read before anything can be done with it."""
-        if self.bodiless is _EMPTY:
+        if self.bodiless is EMPTY:
             self.bodiless = {}
         self.bodiless[entry.sequence] = entry
 
     def remember_taken_out(self, sequence: int, batch: int) -> None:
         """A message has left out of its turn; `batch` removes it."""
-        if self.taken_out is _EMPTY:
+        if self.taken_out is EMPTY:
             self.taken_out = {}
         self.taken_out[sequence] = batch
 
     def delay(self, entry: Entry) -> None:
         """It waits for its next try, and others pass it, if not of its group."""
-        if self.delayed is _EMPTY:
+        if self.delayed is EMPTY:
             self.delayed = {}
         self.delayed[entry.sequence] = entry
         if entry.group:
@@ -297,7 +289,7 @@ class Lane:
         """This batch is durable: pages that are asked for from now on do not show what it removed."""
         if self.reading is None and not self.looks:
             left = {sequence: batch for sequence, batch in self.taken_out.items() if batch > committed}
-            self.taken_out = left or _EMPTY
+            self.taken_out = left or EMPTY
 
     def clear(self) -> None:
         if self.arrived:
@@ -308,8 +300,7 @@ class Lane:
             self.delayed.clear()
         self.let_go_of_places()
         if self.aside is not None:
-            self.queue.memory.queues -= ASIDE_BYTES
-            self.aside = None
+            self._drop_aside()
 
     # ---- Places ----
 
@@ -336,11 +327,13 @@ class Lane:
         if not self.returned:
             self.returned = _NO_PLACES
         if not self.bodiless:
-            self.bodiless = _EMPTY
+            self.bodiless = EMPTY
         if not self.delayed:
-            self.delayed = _EMPTY
+            self.delayed = EMPTY
         if not self.taken_out:
-            self.taken_out = _EMPTY
+            self.taken_out = EMPTY
+        if self.aside is not None and self.queue.selecting is None:
+            self.end_aside()
 
     @property
     def has_places(self) -> bool:
@@ -373,6 +366,15 @@ class Lane:
             self.aside = Aside()
             self.queue.memory.queues += ASIDE_BYTES
 
+    def end_aside(self) -> None:
+        """Nobody has a selector, and there are no groups; it stays while something is out of its turn."""
+        if self.aside is not None and self.aside.is_empty:
+            self._drop_aside()
+
+    def _drop_aside(self) -> None:
+        self.aside = None
+        self.queue.memory.queues -= ASIDE_BYTES
+
     def lift(self, entry: Entry) -> None:
         """Take a message out that waits in memory, wherever it stands."""
         aside = self.aside
@@ -383,7 +385,10 @@ class Lane:
             return
         sequence = entry.sequence
         if aside.plucked.pop(sequence, None) is None:
-            (aside.lifted if entry.is_again else aside.tombs).add(sequence)
+            if entry.is_again:
+                aside.lifted = with_sequence(aside.lifted, sequence)
+            else:
+                aside.tombs = with_sequence(aside.tombs, sequence)
             self._strip()
         aside.strays[sequence] = entry
         self.bodiless.pop(sequence, None)

@@ -29,8 +29,23 @@ LANE_BYTES = 250
 PLACES_BYTES = 800
 """Places for the first messages of a lane."""
 
-ASIDE_BYTES = 1500
+ASIDE_BYTES = 400
 """What a lane costs more where there are selectors or groups."""
+
+SELECTING_BYTES = 600
+"""The same of a queue."""
+
+GROUPS_BYTES = 600
+"""What it costs beside that where there are groups."""
+
+SELECTOR_BYTES = 400
+"""Of each selector of a queue; where there are groups those without one have one that wants all."""
+
+SELECTOR_LANE_BYTES = 500
+"""Of each lane of which a selector may want anything."""
+
+GROUP_LANE_BYTES = 1800
+"""The same where there are groups."""
 
 JOIN_BYTES = 500
 """A queue of a wildcard's: what that knows of it."""
@@ -84,6 +99,10 @@ class Memory:
     def has_room_for_queue(self) -> bool:
         """One more can be made, with all that a queue of the plain kind may need."""
         return self.queues + QUEUE_BYTES + LANE_BYTES <= self.queues_limit
+
+    def has_room_in_queues(self, size: int) -> bool:
+        """What is known of queues may grow by `size` bytes."""
+        return self.queues + size <= self.queues_limit
 
     @property
     def open_max(self) -> int:

@@ -23,6 +23,7 @@ import msgspec
 
 from truenext.batch import DUE_NEVER, NO_MARK, Mark
 from truenext.engine.copies import put_all
+from truenext.engine.empty import with_sequence
 from truenext.engine.lane import NO_ENTRIES, WHOLE, Entry, is_stored
 from truenext.engine.memory import ENTRY_BYTES, size_of
 from truenext.engine.redelivery import is_given_up
@@ -308,7 +309,7 @@ class Paging:
         lane = entry.lane
         assert lane.aside is not None, "it was taken out of its turn, or may be"
         if entry.sequence not in lane.aside.embodying:
-            lane.aside.embodying.add(entry.sequence)
+            lane.aside.embodying = with_sequence(lane.aside.embodying, entry.sequence)
             read = BodyRead(entry)
             read.begin()
             self._reads.append(read)

@@ -8,6 +8,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from truenext.engine.empty import NO_SEQUENCES, with_sequence
 from truenext.engine.lane import WHOLE
 from truenext.limits import SCAN_FOUND_MAX
 
@@ -36,7 +37,7 @@ class Place:
         """What is wanted, by sequence; some may have been taken by others."""
         self._order: list[int] = []
         """The same, as a heap."""
-        self._unsure: set[int] = set()
+        self._unsure = NO_SEQUENCES
         """Those whose bodies have left memory, so that they are still to be tested."""
         self.noted: list[Entry] = []
         """What follows in memory, the last first."""
@@ -98,7 +99,7 @@ class Place:
         message = entry.message
         sequence = entry.sequence
         if message is None:
-            self._unsure.add(sequence)
+            self._unsure = with_sequence(self._unsure, sequence)
         elif not self.wants(message, sequence):
             return False
         self.add(entry)

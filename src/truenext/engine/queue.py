@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from truenext.destination import Destination, Kind
 from truenext.engine.lane import Lane
 from truenext.engine.memory import LANE_BYTES, QUEUE_BYTES
-from truenext.order import PRIORITY_MAX, RANKS, rank
+from truenext.order import PRIORITY_MAX, rank
 from truenext.record import lane_key
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _NOBODY = cast("list[Consumer]", ())
 """Of all queues that nobody takes from."""
+_NO_WILDCARDS = cast("list[Wildcard]", ())
 _NOWHERE = -1
 
 _places: dict[tuple[int, ...], list[int]] = {}
@@ -94,7 +95,7 @@ class Queue:
         self._places = _places_of(())
         self.consumers = _NOBODY
         """Those of this queue alone; see `join`."""
-        self.wildcards = cast("list[Wildcard]", _NOBODY)
+        self.wildcards = _NO_WILDCARDS
         """Those that take from others as well."""
         self.owner: Consumer | None = None
         """The only one that gets messages, as long as some are exclusive."""
@@ -163,17 +164,13 @@ class Queue:
             self.memory.queues += LANE_BYTES
             self.lanes = tuple(sorted((*self.lanes, lane), key=lambda one: one.rank))
             self._places = _places_of(self.lanes)
+            if self.selecting is not None:
+                self.selecting.made(lane)
         return lane
 
     def lane_if_there(self, rank: int) -> Lane | None:
         place = self._places[PRIORITY_MAX - rank]
         return self.lanes[place] if place >= 0 else None
-
-    def all_lanes(self) -> tuple[Lane, ...]:
-        """All ten, made if they are not there."""
-        for each in RANKS:
-            self.lane(each)
-        return self.lanes
 
     @property
     def is_needed(self) -> bool:
@@ -203,6 +200,13 @@ class Queue:
     def join_of_many(self, wildcard: Wildcard) -> None:
         self.wildcards = [*self.wildcards, wildcard]
         self.choose_owner()
+
+    def leave(self, consumer: Consumer) -> None:
+        """It takes from this queue no more; to be followed by `choose_owner`."""
+        self.consumers = [one for one in self.consumers if one is not consumer] or _NOBODY
+
+    def leave_of_many(self, wildcard: Wildcard) -> None:
+        self.wildcards = [one for one in self.wildcards if one is not wildcard] or _NO_WILDCARDS
 
     def choose_owner(self) -> None:
         """To be called when consumers have come or gone."""

@@ -1,6 +1,7 @@
 """What the selectors of a queue's consumers want, wherever it is.
 
-Each selector is one `Scan`, however many consumers have it. In each lane that it can want anything of it has a `Place`:
+Each selector is one `Scan`, however many consumers have it. In each lane that there is, and that it can want anything
+of, it has a `Place`; a lane that is made later gets one when it is made:
 
     tested                                 position            not tested yet
     <----- `found`: what it wants of it -----> | <--- in memory, in slices; in the store, page by page --->
@@ -21,7 +22,15 @@ from typing import TYPE_CHECKING
 from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.keyed import KeyedScans
 from truenext.engine.lane import WHOLE, Entry
-from truenext.engine.memory import size_of
+from truenext.engine.memory import (
+    ASIDE_BYTES,
+    GROUP_LANE_BYTES,
+    GROUPS_BYTES,
+    SELECTING_BYTES,
+    SELECTOR_BYTES,
+    SELECTOR_LANE_BYTES,
+    size_of,
+)
 from truenext.engine.paging import Look, damage
 from truenext.engine.place import Place
 from truenext.engine.redelivery import is_given_up
@@ -85,17 +94,29 @@ class Selecting:
         self.queue = queue
         self.scans: dict[str, Scan] = {}
         """By the text of the selector."""
+        memory.queues += SELECTING_BYTES
         self._keyed = KeyedScans()
         self.behind: dict[Place, None] = {}
         """Places that are not tested to their ends."""
-        for lane in queue.all_lanes():
+        for lane in queue.lanes:
             lane.begin_aside()
+
+    def made(self, lane: Lane) -> None:
+        """There is a new lane; nothing is in it."""
+        lane.begin_aside()
+        for scan in self.scans.values():
+            if self._may_want(scan.selector, lane):
+                self._memory.queues -= self._bytes_of(scan)
+                places = {**scan.places, lane.rank: self._new_place(scan.selector, lane)}
+                scan.places = dict(sorted(places.items()))
+                self._memory.queues += self._bytes_of(scan)
 
     def join(self, consumer: Consumer, selector: Selector | None) -> None:
         text = "" if selector is None else selector.text
         scan = self.scans.get(text)
         if scan is None:
             scan = self.scans[text] = Scan(selector, self._new_places(selector))
+            self._memory.queues += self._bytes_of(scan)
             self._keyed.add(scan)
             self.behind.update((place, None) for place in scan.places.values() if place.is_behind)
         scan.consumers += 1
@@ -107,21 +128,42 @@ class Selecting:
             scan.consumers -= 1
             if not scan.consumers:
                 del self.scans["" if scan.selector is None else scan.selector.text]
+                self._memory.queues -= self._bytes_of(scan)
                 self._keyed.remove(scan)
                 for place in scan.places.values():
                     self.behind.pop(place, None)
 
     def _new_places(self, selector: Selector | None) -> dict[int, Place]:
+        lanes = (lane for lane in self.queue.lanes if self._may_want(selector, lane))
+        return {lane.rank: self._new_place(selector, lane) for lane in lanes}
+
+    def _may_want(self, selector: Selector | None, lane: Lane) -> bool:
+        # Where there are groups any lane: a message that waits for its next try holds back its group.
+        return self.queue.groups is not None or (selector is not None and lane.rank in selector.ranks)
+
+    def _new_place(self, selector: Selector | None, lane: Lane) -> Place:
+        groups = self.queue.groups
+        return Place(lane, selector) if groups is None else GroupPlace(lane, selector, groups)
+
+    def _bytes_of(self, scan: Scan) -> int:
+        of_lane = SELECTOR_LANE_BYTES if self.queue.groups is None else GROUP_LANE_BYTES
+        return SELECTOR_BYTES + len(scan.places) * of_lane
+
+    def end(self) -> None:
+        """Nobody needs it any more, or there is no queue."""
         queue = self.queue
+        self._memory.queues -= SELECTING_BYTES + sum(map(self._bytes_of, self.scans.values()))
         if queue.groups is not None:
-            # Also those of which nothing is wanted: a message that waits for its next try holds back its group.
-            return {lane.rank: GroupPlace(lane, selector, queue.groups) for lane in queue.all_lanes()}
-        assert selector is not None, "there are no groups"
-        return {rank: Place(queue.lane(rank), selector) for rank in sorted(selector.ranks)}
+            self._memory.queues -= GROUPS_BYTES
+        self.scans.clear()
+        queue.selecting = queue.groups = None
+        for lane in queue.lanes:
+            lane.end_aside()
 
     def begin_groups(self) -> None:
         """All is tested anew, for all consumers."""
         queue = self.queue
+        self._memory.queues += GROUPS_BYTES - sum(map(self._bytes_of, self.scans.values()))
         queue.groups = Groups(self.group_places)
         self.scans.clear()
         self._keyed.clear()
@@ -268,6 +310,24 @@ class Selecting:
         lane.recent = deque(entry for entry in lane.recent if entry.sequence not in sequences)
 
 
+def _needs_groups(queue: Queue) -> bool:
+    """Nobody takes from it; a message of a group may be there, or come back."""
+    return queue.groups is not None and (queue.is_needed or queue.has_lost_bodies)
+
+
+def bytes_to_join(queue: Queue, selector: Selector) -> int:
+    """Bytes that one consumer more, with this selector, makes a queue take."""
+    selecting = queue.selecting
+    size = SELECTOR_BYTES
+    if selecting is None:
+        size += SELECTING_BYTES + len(queue.lanes) * ASIDE_BYTES
+    elif selector.text in selecting.scans:
+        return 0
+    if queue.groups is not None:
+        return size + len(queue.lanes) * GROUP_LANE_BYTES
+    return size + sum(lane.rank in selector.ranks for lane in queue.lanes) * SELECTOR_LANE_BYTES
+
+
 def _no_page(lane: Lane, found: Found) -> Entry:
     raise AssertionError("there is no page")
 
@@ -313,15 +373,16 @@ class Selections:
     def leave(self, consumer: Consumer, queue: Queue) -> None:
         if queue.selecting is not None:
             queue.selecting.leave(consumer)
-            if not queue.selecting.scans and queue.groups is None:
+            if not queue.selecting.scans and not _needs_groups(queue):
                 self.drop(queue)
 
     def drop(self, queue: Queue) -> None:
-        """There is nobody with a selector any more, or no queue."""
-        if queue.selecting is not None:
-            self._active.pop(queue.selecting, None)
-            self._waiting.pop(queue.selecting, None)
-            queue.selecting = queue.groups = None
+        """There is nobody with a selector any more, and nothing of a group; or no queue."""
+        selecting = queue.selecting
+        if selecting is not None:
+            self._active.pop(selecting, None)
+            self._waiting.pop(selecting, None)
+            selecting.end()
 
     def go_on(self, selecting: Selecting) -> None:
         """Something may have become possible."""
@@ -368,6 +429,8 @@ class Selections:
         if lane.aside is not None:
             # Else its subscription has ended.
             lane.aside.scanning -= 1
+            if lane.queue.selecting is None:
+                lane.end_aside()
         failed: list[Entry] = []
         if not (page.found or page.is_end):
             raise damage(lane, "a page is empty, but not the last")

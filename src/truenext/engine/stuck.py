@@ -247,7 +247,10 @@ class _Selective:
     def _some(self, queue: Queue) -> list[Entry]:
         """What follows where the last look ended."""
         rank, after_sequence = self._after
-        lane = queue.lane(rank)
+        lane = queue.lane_if_there(rank)
+        if lane is None:
+            self._after = ((rank + 1) % len(RANKS), 0)
+            return [] if self._after == (0, 0) else self._some(queue)
         at = bisect_right(lane.arrived, after_sequence, key=_sequence)
         tombs = set() if lane.aside is None else lane.aside.tombs
         arrived = (entry for entry in islice(lane.arrived, at, None) if entry.sequence not in tombs)

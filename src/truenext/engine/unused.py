@@ -83,6 +83,15 @@ def remembers(queue: Queue) -> bool:
     return bool(queue.is_paused or queue.destination.topic or virtual_topic(queue.name))
 
 
+def no_room_for_selector(queues: int, size: int, memory: Memory) -> RemoteProtocolError:
+    """A consumer of so many queues has a selector, and there is no room for what has to be known of each."""
+    return RemoteProtocolError(
+        f"no room for a selector in {queues} queues: it takes {-(-size >> 20)} MiB more, and queues take "
+        f"{memory.queues >> 20} of the {memory.queues_limit >> 20} MiB that --memory-limit leaves for them; make it "
+        "larger, or let fewer queues match"
+    )
+
+
 def no_room(queues: int, memory: Memory) -> RemoteProtocolError:
     """There is no room for another queue, and none of those that are there can go."""
     return RemoteProtocolError(

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 from truenext.destination import DEAD_LETTER_PREFIX, Kind
 from truenext.engine.consumer import Consumer
 from truenext.engine.memory import JOIN_BYTES
+from truenext.engine.selecting import bytes_to_join
 from truenext.engine.topics import virtual_topic
+from truenext.engine.unused import no_room_for_selector
 from truenext.order import RANKS
 from truenext.pattern import matches
 
@@ -145,10 +147,14 @@ class Wildcards:
 
     def subscribe(self, wildcard: Wildcard, queues: Iterable[Queue], since: int, committed: int) -> list[Queue]:
         """Join it to those that it means: these are returned. What was accepted from sequence `since` on may be in
-        flight; `committed` is the last durable batch."""
+        flight; `committed` is the last durable batch.
+
+        Raises: RemoteProtocolError if it has a selector, for which there is no room in so many
+        """
+        meant = [queue for queue in queues if wildcard.is_meant(queue)]
+        self._check_room(wildcard, meant)
         self._consumers.append(wildcard)
         wildcard.queue.join_of_many(wildcard)
-        meant = [queue for queue in queues if wildcard.is_meant(queue)]
         self._note_in_flight((queue for queue in meant if not queue.wildcards), since, committed)
         for queue in meant:
             self._join(wildcard, queue)
@@ -183,6 +189,14 @@ class Wildcards:
         for in_flight in self.in_flight:
             while in_flight and in_flight[0].batch <= batch:
                 in_flight.popleft()
+
+    def _check_room(self, wildcard: Wildcard, meant: list[Queue]) -> None:
+        selector = wildcard.wanted
+        # Whoever takes all that is there makes room.
+        if selector is not None:
+            size = sum(JOIN_BYTES + bytes_to_join(queue, selector) for queue in meant)
+            if not wildcard.memory.has_room_in_queues(size):
+                raise no_room_for_selector(len(meant), size, wildcard.memory)
 
     def _join(self, wildcard: Wildcard, queue: Queue) -> None:
         wildcard.queues[queue] = [NOWHERE] * len(RANKS)
