@@ -8,7 +8,7 @@ memory_audit.py looks inside); see test_against_oracle.py for how it is run.
 import gc
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from sys import maxsize
@@ -276,15 +276,17 @@ OF_MANY = st.sampled_from(["x.a"] * 3 + ["x.b"] * 2 + ["x.b.c", "y", "Consumer.y
 T = TypeVar("T")
 
 _EXAMPLES = itertools.count()
+_SLOTS: list[Any] = [Lane.__dict__[name] for name in Lane.__slots__]
+"""Whatever planted faults put in their place."""
 
 
 def _forget_engines() -> None:
     """Those of earlier examples: an entry refers to its lane without the garbage collector's knowledge, so that they
     would stay, some 400 KiB an example."""
     for lane in [each for each in gc.get_objects() if type(each) is Lane]:
-        for name in Lane.__slots__:
-            if hasattr(lane, name):
-                delattr(lane, name)
+        for slot in _SLOTS:
+            with suppress(AttributeError):
+                slot.__delete__(lane)
 
 
 class BrokerMachine(RuleBasedStateMachine):
