@@ -1550,14 +1550,8 @@ class Engine:
 
     def _has_anybody_any(self, queue: Queue) -> bool:
         """Somebody holds a message of a queue, or an open transaction has one."""
-        for session in self._sessions.values():
-            if any(entry.lane.queue is queue for each in session.consumers.values() for entry in each.held.values()):
-                return True
-            for transaction in session.transactions.values():
-                if any(entry.lane.queue is queue for entry in transaction.acknowledged + transaction.refused):
-                    return True
-        queue.has_lost_bodies = False
-        return False
+        queue.has_lost_bodies = next(self._taken_of(queue), None) is not None
+        return queue.has_lost_bodies
 
     def _let_go(self, queue: Queue) -> None:
         """Nobody needs a queue any more."""
