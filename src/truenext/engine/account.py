@@ -87,8 +87,8 @@ class Account:
         """Those of them of which nothing is told behind the chunk that is under way,"""
         self._forgotten_in_file: list[int] = []
         """behind the last chunk, while the file is the same,"""
-        self._reusable: list[int] = []
-        """and while it is another."""
+        self.reusable: list[int] = []
+        """and while it is another; see `take_reusable`."""
         self._next_event = first_event
         """Number of the next event, those of the block that is open not counted."""
         self._chunk_event = first_event
@@ -241,7 +241,7 @@ class Account:
     def take_reusable(self) -> list[int]:
         """Numbers of queues that were forgotten in an earlier file; batches up to the last one that was handed over
         but one are durable."""
-        reusable, self._reusable = self._reusable, []
+        reusable, self.reusable = self.reusable, []
         return reusable
 
     # ---- Handing over ----
@@ -265,7 +265,7 @@ class Account:
         if self._file_size >= HISTORY_FILE_BYTES:
             flags |= BEGINS_FILE
             self._file_size = 0
-            self._reusable += self._forgotten_in_file
+            self.reusable += self._forgotten_in_file
             self._forgotten_in_file = []
             # A file can be read by itself.
             self._blocks[:0] = [_name(number, name, self._now_us) for number, name in self._names.items()]
@@ -281,6 +281,8 @@ class Account:
     # ---- Inside ----
 
     def _forget(self) -> None:
+        if not self._forgotten:
+            return
         for number in self._forgotten:
             # One in which scheduled sends waited was never named.
             self._names.pop(number, None)

@@ -57,7 +57,8 @@ class Numbers:
 
     def committed(self, committed: int) -> None:
         """This batch is durable."""
-        self._free += self._account.take_reusable()
+        if self._account.reusable:
+            self._free += self._account.take_reusable()
         going = self._going
         if going and going[0][0] <= committed:
             self._free += [number for batch, number in going if batch <= committed]

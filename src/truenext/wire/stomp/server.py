@@ -231,7 +231,8 @@ class StompServer:
             if not _SCHEDULE_HEADERS.isdisjoint(headers):
                 schedule = _schedule(headers, destination)
             producer, number = _numbered(headers)
-            group = read_name("JMSXGroupID", headers.get("JMSXGroupID", ""))
+            text = headers.get("JMSXGroupID")
+            group = "" if text is None else read_name("JMSXGroupID", text)
             header = self._forwarded(frame, priority)
         elif not header or "content-length" not in headers:
             header = self._forwarded(frame, priority)
@@ -256,7 +257,7 @@ class StompServer:
         if frame.lines and is_right and "content-length" in headers and "reply-to" not in headers:
             # Nothing is escaped: leaving lines out is enough.
             kept = b"\n" + frame.lines
-            for name in _NOT_FORWARDED & headers.keys():
+            for name in _NOT_FORWARDED.intersection(headers):
                 before, _, behind = kept.partition(f"\n{name}:".encode())
                 kept = before + behind[behind.index(b"\n") :]
             return kept[1:] if said is not None else _DEFAULT_PRIORITY_LINE + kept[1:]
