@@ -218,7 +218,9 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
         if lane.unread and not lane.needs_page:
             dispatcher._paging.take_in_recent(lane)
         is_held_back = False
-        for entry in sorted(lane, key=lambda entry: entry.sequence):
+        # What came back above the horizon, out of its turn, waits for what is unread below it.
+        known = sorted((entry for entry in lane if entry.sequence <= lane.horizon), key=lambda entry: entry.sequence)
+        for entry in known:
             if entry.due_us:
                 if entry.sequence in lane.delayed:
                     continue
