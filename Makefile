@@ -53,7 +53,7 @@ test: .venv/spark ## Everything that must hold, in minutes
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
 	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py
 
-faults: .venv/test ## Every planted fault, also those that the machines notice rarely: half an hour
+faults: .venv/test ## Every planted fault, also the two that the machines notice rarely: minutes
 	TRUENEXT_FAULTS=all $(PYTEST) $(ON_ALL_CORES) tests/property/test_planted_faults.py
 
 load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, judged by the audit (DURATION=seconds)

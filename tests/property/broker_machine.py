@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from random import Random
 from sys import maxsize
 from typing import Any, ClassVar, TypeVar
 
@@ -22,6 +23,7 @@ from msgspec import structs
 
 import truenext.selector
 from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
+from tests.property.draws import Draw, Each, Named, OneOf, Several, Some
 from tests.property.memory_audit import left_in_memory, miscounted, names_left_over
 from tests.property.oracle import (
     SELECTORS as SELECTORS_OF_CONSUMERS,
@@ -74,6 +76,8 @@ REMEMBERED_MS = 7 * DAY_MS
 PEERS_MAX = 4
 READERS_MAX = 6
 LOOKS_MAX = 2
+STEPS = 50
+"""Of one example."""
 ROUNDS_MAX = 1000
 """Steps until a broker that is left alone must have come to rest."""
 
@@ -83,15 +87,15 @@ ROOMY = 8 * 1024 * 1024
 TINY = (300, 1000, 2000, 6000)
 """Bytes of memory for messages, each of which costs 400 at least."""
 
-PICK = st.integers(0, 7)
+PICK = OneOf(range(8))
 """Which of those that there are, modulo their number."""
-SENT_TO = st.sampled_from(["a"] * 4 + ["b"])
-PRIORITY = st.sampled_from([4, 4, 4, 9, 1])
-EXPIRES_IN = st.sampled_from([None] * 14 + [0, 1, 10, 10, 1000])
-IS_BIG = st.sampled_from([False] * 9 + [True])
-PRODUCER = st.sampled_from(["p", "p", "q"])
-YES_OR_NO = st.booleans()
-MEMORY = st.sampled_from([*TINY, ROOMY, NO_LIMIT])
+SENT_TO = OneOf(["a"] * 4 + ["b"])
+PRIORITY = OneOf([4, 4, 4, 9, 1])
+EXPIRES_IN = OneOf([None] * 14 + [0, 1, 10, 10, 1000])
+IS_BIG = OneOf([False] * 9 + [True])
+PRODUCER = OneOf(["p", "p", "q"])
+YES_OR_NO = OneOf([False, True])
+MEMORY = OneOf([*TINY, ROOMY, NO_LIMIT])
 
 SELECTORS = {
     "TRUE": range(10),
@@ -101,34 +105,38 @@ SELECTORS = {
 }
 """With the priorities that they want."""
 
-TAKEN_FROM = st.sampled_from(["a"] * 4 + ["b", "DLQ.a"])
-MOVED_TO = st.sampled_from(["a", "b", "b", None, None])
+TAKEN_FROM = OneOf(["a"] * 4 + ["b", "DLQ.a"])
+MOVED_TO = OneOf(["a", "b", "b", None, None])
 """None is nowhere: it is removed."""
 
-DELAYS = st.lists(st.sampled_from([0, 1, 5, 5, 20, 20, 1000]), min_size=1, max_size=4)
+DELAYS = Several(OneOf([0, 1, 5, 5, 20, 20, 1000]), 4)
 
-SENDING = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
-ANSWERING = {"which": PICK, "in_transaction": st.sampled_from([False, False, True]), "says_subscription": YES_OR_NO}
-SUBSCRIBING = {
+SENDING: dict[str, Draw] = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
+ANSWERING: dict[str, Draw] = {
+    "which": PICK,
+    "in_transaction": OneOf([False, False, True]),
+    "says_subscription": YES_OR_NO,
+}
+SUBSCRIBING: dict[str, Draw] = {
     "who": PICK,
-    "queue": st.sampled_from(["a"] * 6 + ["b", "DLQ.a"]),
-    "mode": st.sampled_from([AckMode.CLIENT] * 2 + [AckMode.INDIVIDUAL] * 2 + [AckMode.AUTO]),
-    "window": st.sampled_from([1, 1, 2, 3, 4, None]),
-    "priority": st.sampled_from([0] * 6 + [5, -5]),
-    "is_exclusive": st.sampled_from([False] * 9 + [True]),
-    "has_express": st.sampled_from([False, False, True]),
-    "selector": st.sampled_from([None] * 16 + sorted(SELECTORS_OF_CONSUMERS)),
+    "queue": OneOf(["a"] * 6 + ["b", "DLQ.a"]),
+    "mode": OneOf([AckMode.CLIENT] * 2 + [AckMode.INDIVIDUAL] * 2 + [AckMode.AUTO]),
+    "window": OneOf([1, 1, 2, 3, 4, None]),
+    "priority": OneOf([0] * 6 + [5, -5]),
+    "is_exclusive": OneOf([False] * 9 + [True]),
+    "has_express": OneOf([False, False, True]),
+    "selector": OneOf([None] * 16 + sorted(SELECTORS_OF_CONSUMERS)),
 }
 PLAIN = {"priority": 0, "is_exclusive": False, "has_express": False, "selector": None}
 """A subscription like most."""
-ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
+ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "connect": (1, {}),
     "subscribe": (2, SUBSCRIBING),
     "unsubscribe": (1, {"which": PICK}),
-    "end_durable": (0, {"who": PICK, "name": st.sampled_from(["n", "n", "o"])}),
-    "disconnect": (1, {"who": PICK, "is_clean": YES_OR_NO, "taken": st.sampled_from([0, 0, 1, 2])}),
-    "browse": (3, {"who": PICK, "queue": SENT_TO, "selector": st.sampled_from(sorted(SELECTORS))}),
-    "browse_at_once": (2, {"who": PICK, "queue": SENT_TO, "selector": st.sampled_from(sorted(SELECTORS))}),
+    "end_durable": (0, {"who": PICK, "name": OneOf(["n", "n", "o"])}),
+    "disconnect": (1, {"who": PICK, "is_clean": YES_OR_NO, "taken": OneOf([0, 0, 1, 2])}),
+    "browse": (3, {"who": PICK, "queue": SENT_TO, "selector": OneOf(sorted(SELECTORS))}),
+    "browse_at_once": (2, {"who": PICK, "queue": SENT_TO, "selector": OneOf(sorted(SELECTORS))}),
     "browse_while_messages_leave": (2, SENDING | {"is_read_first": YES_OR_NO}),
     "end_browse": (1, {"which": PICK}),
     "ask_receipt": (1, {"who": PICK}),
@@ -138,7 +146,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
         | {
             "expires_in": EXPIRES_IN,
             "is_big": IS_BIG,
-            "count": st.sampled_from([1, 1, 2, 3, 5]),
+            "count": OneOf([1, 1, 2, 3, 5]),
             "wants_receipt": YES_OR_NO,
         },
     ),
@@ -149,7 +157,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "who": PICK,
             "queue": SENT_TO,
             "priority": PRIORITY,
-            "are_persistent": st.lists(YES_OR_NO, min_size=1, max_size=3),
+            "are_persistent": Several(YES_OR_NO, 3),
             "producer": PRODUCER,
         },
     ),
@@ -160,15 +168,15 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
         6,
         ANSWERING
         | {
-            "delay": st.sampled_from([None] * 8 + [0, 1, 20, 7 * DAY_MS]),
-            "is_poison": st.sampled_from([False] * 9 + [True]),
+            "delay": OneOf([None] * 8 + [0, 1, 20, 7 * DAY_MS]),
+            "is_poison": OneOf([False] * 9 + [True]),
         },
     ),
     "read_for_redrive": (
         2,
-        {"queue": st.sampled_from(["DLQ.a", "DLQ.a", "DLQ.b"]), "limit": st.sampled_from([1, 3, 500])},
+        {"queue": OneOf(["DLQ.a", "DLQ.a", "DLQ.b"]), "limit": OneOf([1, 3, 500])},
     ),
-    "redrive": (4, {"limit": st.sampled_from([1, 500])}),
+    "redrive": (4, {"limit": OneOf([1, 500])}),
     "send_and_refuse": (
         1,
         {
@@ -176,40 +184,40 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "priority": PRIORITY,
             "persistent": YES_OR_NO,
             "which": PICK,
-            "delay": st.sampled_from([None] * 6 + [0, 20]),
-            "is_poison": st.sampled_from([False] * 3 + [True]),
+            "delay": OneOf([None] * 6 + [0, 20]),
+            "is_poison": OneOf([False] * 3 + [True]),
         },
     ),
-    "redrive_at_once": (1, {"queue": st.sampled_from(["DLQ.a"] * 4 + ["DLQ.b"])}),
+    "redrive_at_once": (1, {"queue": OneOf(["DLQ.a"] * 4 + ["DLQ.b"])}),
     "schedule": (
         2,
-        SENDING | {"delays": st.lists(st.sampled_from([0, 1, 5, 5, 20, 20, 1000]), min_size=1, max_size=4)},
+        SENDING | {"delays": Several(OneOf([0, 1, 5, 5, 20, 20, 1000]), 4)},
     ),
-    "read_scheduled": (0, {"queue": st.sampled_from(["a", "a", "b"]), "rank": st.sampled_from([0, 0, 0, 5])}),
+    "read_scheduled": (0, {"queue": OneOf(["a", "a", "b"]), "rank": OneOf([0, 0, 0, 5])}),
     "unschedule": (
         0,
-        {"selector": st.sampled_from([None, *sorted(SELECTORS)]), "limit": st.sampled_from([1, 2, None])},
+        {"selector": OneOf([None, *sorted(SELECTORS)]), "limit": OneOf([1, 2, None])},
     ),
-    "show_scheduled": (0, {"queue": st.sampled_from(["a", "b"])}),
+    "show_scheduled": (0, {"queue": OneOf(["a", "b"])}),
     "read_for_bulk": (
         2,
         {
             "queue": TAKEN_FROM,
-            "rank": st.sampled_from([0, 0, 5, 8]),
-            "selector": st.sampled_from([None, *sorted(SELECTORS)]),
+            "rank": OneOf([0, 0, 5, 8]),
+            "selector": OneOf([None, *sorted(SELECTORS)]),
         },
     ),
-    "do_bulk": (4, {"to": MOVED_TO, "limit": st.sampled_from([1, 2, None])}),
-    "move_at_once": (1, {"queue": TAKEN_FROM, "to": st.sampled_from(["a", "b"]), "is_dry": st.booleans()}),
-    "purge_at_once": (1, {"queue": TAKEN_FROM, "selector": st.sampled_from(sorted(SELECTORS))}),
+    "do_bulk": (4, {"to": MOVED_TO, "limit": OneOf([1, 2, None])}),
+    "move_at_once": (1, {"queue": TAKEN_FROM, "to": OneOf(["a", "b"]), "is_dry": OneOf([False, True])}),
+    "purge_at_once": (1, {"queue": TAKEN_FROM, "selector": OneOf(sorted(SELECTORS))}),
     "pause": (1, {"queue": TAKEN_FROM}),
     "resume": (2, {"which": PICK}),
-    "jump": (1, {"milliseconds": st.sampled_from([-HOUR_MS, -20, -5, 5, 20, HOUR_MS])}),
+    "jump": (1, {"milliseconds": OneOf([-HOUR_MS, -20, -5, 5, 20, HOUR_MS])}),
     "send_in_transaction": (
         3,
         {
             "who": PICK,
-            "sends": st.lists(st.tuples(SENT_TO, PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), min_size=1, max_size=3),
+            "sends": Several(Each(SENT_TO, PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), 3),
             "commits": YES_OR_NO,
         },
     ),
@@ -219,8 +227,8 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "repeat_commit_of_what_is_open": (2, {"which": PICK, "number": PICK}),
     "commit_what_is_neither_open_nor_recorded": (1, {"who": PICK, "producer": PRODUCER}),
     "abort": (2, {"which": PICK}),
-    "stretch_windows": (1, {"milliseconds": st.sampled_from([0, 1000, 20_000])}),
-    "advance": (2, {"milliseconds": st.sampled_from([1, 1, 5, 5, 20, 20, 1000, 1000, 61_000, 3 * DAY_MS])}),
+    "stretch_windows": (1, {"milliseconds": OneOf([0, 1000, 20_000])}),
+    "advance": (2, {"milliseconds": OneOf([1, 1, 5, 5, 20, 20, 1000, 1000, 61_000, 3 * DAY_MS])}),
     "turn": (4, {}),
     "turn_and_take": (6, {}),
     "take": (1, {"who": PICK}),
@@ -235,19 +243,19 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "read_timers": (3, {}),
     "hand_timers_over": (3, {}),
     "relieve": (4, {}),
-    "squeeze": (8, {"share": st.sampled_from([0.99, 0.99, 0.8, 0.0]), "is_written": YES_OR_NO}),
+    "squeeze": (8, {"share": OneOf([0.99, 0.99, 0.8, 0.0]), "is_written": YES_OR_NO}),
     "change_memory": (1, {"limit": MEMORY}),
     "change_policies": (
         2,
         {
-            "attempts_max": st.sampled_from([1, 2, 1, 3]),
-            "limit_of_a_queue": st.sampled_from([None, None, 1000, NO_LIMIT]),
-            "page_size": st.sampled_from([1, 3, 1000]),
-            "store_and_dispatch": st.sampled_from(StoreAndDispatch),
-            "expired": st.sampled_from([Expired.DROP, Expired.DROP, Expired.DEAD_LETTER]),
+            "attempts_max": OneOf([1, 2, 1, 3]),
+            "limit_of_a_queue": OneOf([None, None, 1000, NO_LIMIT]),
+            "page_size": OneOf([1, 3, 1000]),
+            "store_and_dispatch": OneOf(list(StoreAndDispatch)),
+            "expired": OneOf([Expired.DROP, Expired.DROP, Expired.DEAD_LETTER]),
         },
     ),
-    "let_unused_go": (1, {"milliseconds": st.sampled_from([0, 1000, 61_000, 61_000])}),
+    "let_unused_go": (1, {"milliseconds": OneOf([0, 1000, 61_000, 61_000])}),
     "all_unused_go": (1, {}),
     "settle": (1, {}),
     "crash": (1, {}),
@@ -270,7 +278,7 @@ OF_TOPICS = [
 OF_BULK = ["subscription,c,n,news.eu", "subscription,c,n,news.*"]
 """Of these one is there at a time: what is moved has no copy where it goes."""
 
-OF_MANY = st.sampled_from(["x.a"] * 3 + ["x.b"] * 2 + ["x.b.c", "y", "Consumer.y.VirtualTopic.t"])
+OF_MANY = OneOf(["x.a"] * 3 + ["x.b"] * 2 + ["x.b.c", "y", "Consumer.y.VirtualTopic.t"])
 """Queues for those who take from several."""
 
 T = TypeVar("T")
@@ -290,17 +298,17 @@ def _forget_engines() -> None:
 
 
 class BrokerMachine(RuleBasedStateMachine):
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = {
-        "memory_limits": st.sampled_from(
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = {
+        "memory_limits": OneOf(
             [(NO_LIMIT, NO_LIMIT)] * 3
             + [(ROOMY, NO_LIMIT)] * 3
             + [(tiny, NO_LIMIT) for tiny in TINY]
             + [(NO_LIMIT, 1000), (ROOMY, 2000), (2000, 1000)]
         ),
-        "page_size": st.sampled_from([1, 2, 3, 4, 1000]),
-        "store_and_dispatch": st.sampled_from([StoreAndDispatch.DURABLE] * 2 + [StoreAndDispatch.CONCURRENT]),
-        "expired": st.sampled_from([Expired.DROP] * 3 + [Expired.DEAD_LETTER]),
-        "retries": st.sampled_from(
+        "page_size": OneOf([1, 2, 3, 4, 1000]),
+        "store_and_dispatch": OneOf([StoreAndDispatch.DURABLE] * 2 + [StoreAndDispatch.CONCURRENT]),
+        "expired": OneOf([Expired.DROP] * 3 + [Expired.DEAD_LETTER]),
+        "retries": OneOf(
             [Retries()] * 2
             + [Retries(0, 5), Retries(0, 5, holds=True)]
             + [Retries(5, 20, 2.0, 30), Retries(5, 20, 2.0, 30, holds=True)]
@@ -316,7 +324,7 @@ class BrokerMachine(RuleBasedStateMachine):
     """From which what is left is taken in the end."""
     GROUPS: ClassVar[tuple[str, ...]] = ("",)
     """What messages are of, in turns; every fourth closes its group."""
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {}
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {}
     """Of actions, where they are not as in ACTIONS."""
     PRODUCERS_MAX: ClassVar[int] = PRODUCERS_MAX
 
@@ -345,18 +353,35 @@ class BrokerMachine(RuleBasedStateMachine):
         self.cancelling: tuple[BulkLook, PageRead] | None = None
         """The same of what is scheduled."""
 
-    @initialize(
-        circumstances=st.runner().flatmap(lambda machine: st.fixed_dictionaries(machine.CIRCUMSTANCES)),
-        relieves=st.sampled_from([True, True, False]),
-        is_narrow=st.runner().flatmap(lambda machine: st.sampled_from(machine.ARE_NARROW)),
-        attempts_max=st.sampled_from([1, 2, 1, 3]),
-        never=st.sets(st.sampled_from(RARE), max_size=len(RARE)),
-        readers=st.runner().flatmap(
-            lambda machine: st.lists(
-                machine._with_arguments("subscribe").map(lambda pair: pair[1]), min_size=1, max_size=4
-            )
-        ),
-    )
+    @classmethod
+    def run_plainly(cls, random: Random, steps: list[str]) -> None:
+        """One example without Hypothesis: nothing makes it small if it fails. Of what `steps` has noted it is all."""
+        steps.clear()
+        machine = cls()
+        machine.start(**cls._beginning().by(random))
+        for _ in range(STEPS):
+            name = random.choice(machine.actions())
+            machine.happens(action=(name, cls._arguments(name).by(random)))
+        machine.teardown()
+
+    @classmethod
+    @lru_cache
+    def _beginning(cls) -> Named:
+        return Named(
+            {
+                "circumstances": Named(cls.CIRCUMSTANCES),
+                "relieves": OneOf([True, True, False]),
+                "is_narrow": OneOf(cls.ARE_NARROW),
+                "attempts_max": OneOf([1, 2, 1, 3]),
+                "never": Some(RARE),
+                "readers": Several(cls._arguments("subscribe"), 4),
+            }
+        )
+
+    @initialize(beginning=st.runner().flatmap(lambda machine: machine._beginning().strategy))
+    def starts(self, beginning: dict[str, Any]) -> None:
+        self.start(**beginning)
+
     def start(
         self,
         circumstances: dict[str, Any],
@@ -441,7 +466,13 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.committed(batch)
         self.committed = batch.number
 
-    @rule(action=st.runner().flatmap(lambda machine: machine.actions()))
+    @rule(
+        action=st.runner().flatmap(
+            lambda machine: st.sampled_from(machine.actions()).flatmap(
+                lambda name: st.tuples(st.just(name), machine._arguments(name).strategy)
+            )
+        )
+    )
     def happens(self, action: tuple[str, dict[str, Any]]) -> None:
         """One rule for all actions: rules that can do nothing, or are switched off at random by Hypothesis, would leave
         most examples without a single dispatch."""
@@ -490,8 +521,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if wrong := miscounted(self.engine, self.sessions.values()):
             raise Disagreement(f"memory is counted wrong: {wrong}")
 
-    def actions(self) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
-        """What can happen now."""
+    def actions(self) -> list[str]:
+        """What can happen now, each as often as it is likely."""
         letters = self.oracle.letters
         is_under_way = self.redriving is not None or self.piece is not None or self.cancelling is not None
         can_do_bulk = self.engine.can_do_bulk and not is_under_way
@@ -540,20 +571,22 @@ class BrokerMachine(RuleBasedStateMachine):
             "turn": self.nothing_new,
             "turn_and_take": self.nothing_new,
         }
-        return st.sampled_from(
-            [
-                name
-                for name, (_, arguments) in ACTIONS.items()
-                if name not in self.never and not is_impossible.get(name) and (self.sessions or "who" not in arguments)
-                for _ in range(self.WEIGHTS[name])
-            ]
-            or ["connect"]
-        ).flatmap(self._with_arguments)
+        possible: list[str] = []
+        for name, often, is_of_session in self._likely():
+            if not (name in self.never or is_impossible.get(name) or (is_of_session and not self.sessions)):
+                possible += often
+        return possible or ["connect"]
+
+    @classmethod
+    @lru_cache
+    def _likely(cls) -> list[tuple[str, list[str], bool]]:
+        """Of each action its name, that as often as it is likely, and whether it is a connection's."""
+        return [(name, [name] * cls.WEIGHTS[name], "who" in arguments) for name, (_, arguments) in ACTIONS.items()]
 
     @classmethod
     @lru_cache(maxsize=1000)  # To make a strategy, and to look at it for the first time, costs as much as a whole step.
-    def _with_arguments(cls, name: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
-        return st.tuples(st.just(name), st.fixed_dictionaries(ACTIONS[name][1] | cls.ARGUMENTS.get(name, {})))
+    def _arguments(cls, name: str) -> Named:
+        return Named(ACTIONS[name][1] | cls.ARGUMENTS.get(name, {}))
 
     # Connections and subscriptions ------------------------------------------------------------------------------------
 
@@ -1594,9 +1627,9 @@ class BrokerMachine(RuleBasedStateMachine):
 class PagingMachine(BrokerMachine):
     """Hardly anything but messages that leave memory, and pages that bring them back while all goes on."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
-        "memory_limits": st.sampled_from([(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT), (6000, NO_LIMIT)]),
-        "page_size": st.sampled_from([1, 2, 4, 4, 1000]),
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT), (6000, NO_LIMIT)]),
+        "page_size": OneOf([1, 2, 4, 4, 1000]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
         "subscribe": 1,
@@ -1633,9 +1666,9 @@ class PagingMachine(BrokerMachine):
 class StarvedMachine(BrokerMachine):
     """The same where hardly anything fits into memory: one message per page and window."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
-        "memory_limits": st.sampled_from([(tiny, NO_LIMIT) for tiny in TINY] + [(2000, 1000)]),
-        "page_size": st.just(1),
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(tiny, NO_LIMIT) for tiny in TINY] + [(2000, 1000)]),
+        "page_size": OneOf([1]),
     }
     WINDOW_MAX = 1
 
@@ -1643,10 +1676,10 @@ class StarvedMachine(BrokerMachine):
 class WindowsMachine(BrokerMachine):
     """Consumers whose windows the broker chooses, and that have asked for the express lane; nothing leaves memory."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
-        "memory_limits": st.just((NO_LIMIT, NO_LIMIT)),
-        "page_size": st.just(1000),
-        "retries": st.just(Retries()),
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)]),
+        "page_size": OneOf([1000]),
+        "retries": OneOf([Retries()]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
         "subscribe": 3,
@@ -1666,23 +1699,23 @@ class WindowsMachine(BrokerMachine):
         "take": 1,
         "all_becomes_durable": 8,
     }
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
         "subscribe": {
-            "queue": st.just("a"),
-            "mode": st.sampled_from([AckMode.INDIVIDUAL] * 5 + [AckMode.CLIENT]),
-            "window": st.sampled_from([None, None, None, 1, 2, 3]),
-            "has_express": st.sampled_from([True, True, False]),
+            "queue": OneOf(["a"]),
+            "mode": OneOf([AckMode.INDIVIDUAL] * 5 + [AckMode.CLIENT]),
+            "window": OneOf([None, None, None, 1, 2, 3]),
+            "has_express": OneOf([True, True, False]),
         },
-        "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 12])},
-        "disconnect": {"is_clean": st.just(True)},
+        "send": {"queue": OneOf(["a"]), "count": OneOf([1, 2, 5, 12])},
+        "disconnect": {"is_clean": OneOf([True])},
     }
 
 
 class ExpiringMachine(BrokerMachine):
     """Most messages expire, in memory or not, and hardly any is taken before."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES | {
-        "retries": st.sampled_from([Retries(), Retries(HOUR_MS, HOUR_MS, delay_max=HOUR_MS)]),
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = PagingMachine.CIRCUMSTANCES | {
+        "retries": OneOf([Retries(), Retries(HOUR_MS, HOUR_MS, delay_max=HOUR_MS)]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
         "advance": 6,
@@ -1701,10 +1734,10 @@ class ExpiringMachine(BrokerMachine):
 class FailingMachine(BrokerMachine):
     """Hardly anything but messages that fail, wait for their next try, are given up and moved back."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
-        "memory_limits": st.sampled_from([(NO_LIMIT, NO_LIMIT)] * 2 + [(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT)]),
-        "page_size": st.sampled_from([1, 2, 4, 1000]),
-        "retries": st.sampled_from(
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)] * 2 + [(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT)]),
+        "page_size": OneOf([1, 2, 4, 1000]),
+        "retries": OneOf(
             [Retries(0, 5), Retries(0, 5, holds=True)]
             + [Retries(5, 20, 2.0, 30), Retries(5, 20, 2.0, 30, holds=True)] * 2
         ),
@@ -1747,8 +1780,8 @@ class FailingMachine(BrokerMachine):
 class TopicsMachine(BrokerMachine):
     """Subscriptions to topics, and sends to many queues at once; now and then memory is short."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
-        "memory_limits": st.sampled_from([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
         "let_unused_go": 2,
@@ -1774,22 +1807,18 @@ class TopicsMachine(BrokerMachine):
         "purge_at_once": 0,
         "pause": 0,
     }
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
         "subscribe": {
-            "queue": st.sampled_from(
+            "queue": OneOf(
                 ["/topic/news.eu", "/topic/news.*", "/topic/>", "/topic/VirtualTopic.>"] * 2
                 + ["/topic/news.eu#n", "/topic/news.eu#n", "/topic/news.eu#n", "/topic/news.*#n", "/topic/>#o"] * 2
                 + ["a", "Consumer.x.VirtualTopic.t", "Consumer.y.VirtualTopic.t", "Consumer.x.VirtualTopic.u"]
             ),
-            "selector": st.sampled_from([None] * 8 + sorted(SELECTORS_OF_CONSUMERS)),
+            "selector": OneOf([None] * 8 + sorted(SELECTORS_OF_CONSUMERS)),
         },
-        "send": {"queue": st.sampled_from(OF_TOPICS)},
-        "send_numbered": {"queue": st.sampled_from(OF_TOPICS)},
-        "send_in_transaction": {
-            "sends": st.lists(
-                st.tuples(st.sampled_from(OF_TOPICS), PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), min_size=1, max_size=3
-            )
-        },
+        "send": {"queue": OneOf(OF_TOPICS)},
+        "send_numbered": {"queue": OneOf(OF_TOPICS)},
+        "send_in_transaction": {"sends": Several(Each(OneOf(OF_TOPICS), PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), 3)},
     }
 
 
@@ -1806,13 +1835,13 @@ class BusyTopicsMachine(TopicsMachine):
         "pause": 1,
         "resume": 2,
     }
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = TopicsMachine.ARGUMENTS | {
-        "schedule": {"queue": st.sampled_from(OF_TOPICS)},
-        "read_for_bulk": {"queue": st.sampled_from(OF_BULK)},
-        "do_bulk": {"to": st.sampled_from(["b", None])},
-        "move_at_once": {"queue": st.sampled_from(OF_BULK), "to": st.just("b")},
-        "purge_at_once": {"queue": st.sampled_from([*OF_BULK, "subscription,c,o,>", "a"])},
-        "pause": {"queue": st.sampled_from([*OF_BULK, "subscription,c,o,>", "a"])},
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = TopicsMachine.ARGUMENTS | {
+        "schedule": {"queue": OneOf(OF_TOPICS)},
+        "read_for_bulk": {"queue": OneOf(OF_BULK)},
+        "do_bulk": {"to": OneOf(["b", None])},
+        "move_at_once": {"queue": OneOf(OF_BULK), "to": OneOf(["b"])},
+        "purge_at_once": {"queue": OneOf([*OF_BULK, "subscription,c,o,>", "a"])},
+        "pause": {"queue": OneOf([*OF_BULK, "subscription,c,o,>", "a"])},
     }
 
 
@@ -1820,8 +1849,8 @@ class SpillingMachine(TopicsMachine):
     """Subscriptions that end with their connections, of which much leaves memory; some may keep so much and no more,
     in memory or not."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES | {
-        "memory_limits": st.sampled_from(
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = PagingMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf(
             [(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT), (6000, NO_LIMIT), (1000, 2500), (ROOMY, 2500)]
         ),
     }
@@ -1843,15 +1872,17 @@ class SpillingMachine(TopicsMachine):
         "settle": 1,
         "all_unused_go": 1,
     }
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = TopicsMachine.ARGUMENTS | {
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = TopicsMachine.ARGUMENTS | {
         "subscribe": {
-            "queue": st.sampled_from(["/topic/news.eu", "/topic/news.*", "/topic/news.>", "/topic/news.eu"])
-            | st.sampled_from(["/topic/news.eu#n", "/topic/news.*#o", "a"]),
-            "selector": st.sampled_from([None] * 8 + sorted(SELECTORS_OF_CONSUMERS)),
+            "queue": OneOf(
+                ["/topic/news.eu", "/topic/news.*", "/topic/news.>", "/topic/news.eu"] * 3
+                + ["/topic/news.eu#n", "/topic/news.*#o", "a"] * 4
+            ),
+            "selector": OneOf([None] * 8 + sorted(SELECTORS_OF_CONSUMERS)),
         },
         "send": {
-            "queue": st.sampled_from(["/topic/news.eu"] * 3 + ["/topic/news.us", "a,/topic/news.eu", "a"]),
-            "count": st.sampled_from([1, 2, 3, 5]),
+            "queue": OneOf(["/topic/news.eu"] * 3 + ["/topic/news.us", "a,/topic/news.eu", "a"]),
+            "count": OneOf([1, 2, 3, 5]),
         },
     }
 
@@ -1859,7 +1890,7 @@ class SpillingMachine(TopicsMachine):
 class BulkMachine(BrokerMachine):
     """Messages are moved and removed, in memory or not, and queues paused, while all goes on."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = PagingMachine.CIRCUMSTANCES
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
         "read_for_bulk": 10,
         "do_bulk": 8,
@@ -1880,7 +1911,7 @@ class BulkMachine(BrokerMachine):
 class ScheduledMachine(BrokerMachine):
     """Most messages are sent later, while batches and pages take their time, and the clock jumps."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = PagingMachine.CIRCUMSTANCES
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = PagingMachine.CIRCUMSTANCES
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
         "let_unused_go": 2,
         "all_unused_go": 1,
@@ -1897,10 +1928,10 @@ class ScheduledMachine(BrokerMachine):
         "crash": 3,
         "restart": 2,
     }
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
-        "send": {"expires_in": st.none()},
-        "advance": {"milliseconds": st.sampled_from([1, 5, 20, 1000])},
-        "jump": {"milliseconds": st.sampled_from([-HOUR_MS, -20, -5, 5, 20])},
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
+        "send": {"expires_in": OneOf([None])},
+        "advance": {"milliseconds": OneOf([1, 5, 20, 1000])},
+        "jump": {"milliseconds": OneOf([-HOUR_MS, -20, -5, 5, 20])},
     }
     WINDOW_MAX = 2
     ARE_NARROW: ClassVar[list[bool]] = [True, False]
@@ -1916,10 +1947,10 @@ class ScheduledMachine(BrokerMachine):
 class ProducersMachine(BrokerMachine):
     """More producers with numbers than are remembered, who send, commit and repeat, while hours go by."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
-        "memory_limits": st.just((NO_LIMIT, NO_LIMIT)),
-        "page_size": st.just(1000),
-        "retries": st.just(Retries()),
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)]),
+        "page_size": OneOf([1000]),
+        "retries": OneOf([Retries()]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
         "connect": 1,
@@ -1938,14 +1969,14 @@ class ProducersMachine(BrokerMachine):
         "crash": 1,
         "restart": 1,
     }
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
         "send_numbered": {
-            "are_persistent": st.sampled_from([[True]] * 6 + [[False], [True, True], [True, False]]),
-            "producer": st.sampled_from("mnopqrst"),
+            "are_persistent": OneOf([[True]] * 6 + [[False], [True, True], [True, False]]),
+            "producer": OneOf("mnopqrst"),
         },
-        "send_in_transaction": {"commits": st.just(False)},
-        "commit_numbered": {"producer": st.sampled_from("mnopqrst")},
-        "advance": {"milliseconds": st.sampled_from([HOUR_MS // 2, HOUR_MS - 3, HOUR_MS - 2, HOUR_MS, HOUR_MS])},
+        "send_in_transaction": {"commits": OneOf([False])},
+        "commit_numbered": {"producer": OneOf("mnopqrst")},
+        "advance": {"milliseconds": OneOf([HOUR_MS // 2, HOUR_MS - 3, HOUR_MS - 2, HOUR_MS, HOUR_MS])},
     }
     PRODUCERS_MAX: ClassVar[int] = 3
 
@@ -1962,9 +1993,9 @@ class ProducersMachine(BrokerMachine):
 class SelectingMachine(BrokerMachine):
     """Most consumers have a selector; messages leave memory, and are compared a few at a time."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
-        "memory_limits": st.sampled_from([(ROOMY, NO_LIMIT)] * 4 + [(NO_LIMIT, NO_LIMIT), (2000, NO_LIMIT)]),
-        "page_size": st.sampled_from([1, 2, 4, 1000]),
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(ROOMY, NO_LIMIT)] * 4 + [(NO_LIMIT, NO_LIMIT), (2000, NO_LIMIT)]),
+        "page_size": OneOf([1, 2, 4, 1000]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
         "subscribe": 5,
@@ -1980,13 +2011,13 @@ class SelectingMachine(BrokerMachine):
         "hand_timers_over": 1,
         "settle": 1,
     }
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
         "subscribe": {
-            "queue": st.just("a"),
-            "selector": st.sampled_from([None] * 2 + sorted(SELECTORS_OF_CONSUMERS) * 2),
+            "queue": OneOf(["a"]),
+            "selector": OneOf([None] * 2 + sorted(SELECTORS_OF_CONSUMERS) * 2),
         },
-        "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 8])},
-        "send_behind_commits": {"queue": st.just("a")},
+        "send": {"queue": OneOf(["a"]), "count": OneOf([1, 2, 5, 8])},
+        "send_behind_commits": {"queue": OneOf(["a"])},
     }
     WINDOW_MAX = 3
     SLICES: ClassVar[tuple[int, int]] = (2, 3)
@@ -2031,13 +2062,13 @@ class GroupsMachine(SelectingMachine):
         "crash": 2,
         "restart": 2,
     }
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
         "subscribe": {
-            "queue": st.just("a"),
-            "selector": st.sampled_from([None] * 16 + sorted(SELECTORS_OF_CONSUMERS)),
+            "queue": OneOf(["a"]),
+            "selector": OneOf([None] * 16 + sorted(SELECTORS_OF_CONSUMERS)),
         },
-        "send": {"queue": st.just("a"), "count": st.sampled_from([1, 2, 5, 8])},
-        "send_behind_commits": {"queue": st.just("a")},
+        "send": {"queue": OneOf(["a"]), "count": OneOf([1, 2, 5, 8])},
+        "send_behind_commits": {"queue": OneOf(["a"])},
     }
     GROUPS = ("g", "h", "", "g", "k", "h", "g")
 
@@ -2059,12 +2090,12 @@ class SpillingGroupsMachine(SpillingMachine, SelectingMachine):
 class ExpiringGroupsMachine(GroupsMachine):
     """The same where all is tried again at once, and much expires."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = GroupsMachine.CIRCUMSTANCES | {
-        "retries": st.just(Retries(0, 0)),
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = GroupsMachine.CIRCUMSTANCES | {
+        "retries": OneOf([Retries(0, 0)]),
     }
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = GroupsMachine.ARGUMENTS | {
-        "refuse": {"delay": st.sampled_from([None, None, 0])},
-        "send_and_refuse": {"delay": st.none()},
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = GroupsMachine.ARGUMENTS | {
+        "refuse": {"delay": OneOf([None, None, 0])},
+        "send_and_refuse": {"delay": OneOf([None])},
     }
 
     def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
@@ -2074,9 +2105,9 @@ class ExpiringGroupsMachine(GroupsMachine):
 class WildcardMachine(BrokerMachine):
     """Most consumers take from several queues, some of which are made later; now and then memory is short."""
 
-    CIRCUMSTANCES: ClassVar[dict[str, st.SearchStrategy[Any]]] = BrokerMachine.CIRCUMSTANCES | {
-        "memory_limits": st.sampled_from([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
-        "page_size": st.sampled_from([1, 1, 2, 4, 1000]),
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
+        "page_size": OneOf([1, 1, 2, 4, 1000]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
         "let_unused_go": 3,
@@ -2099,24 +2130,22 @@ class WildcardMachine(BrokerMachine):
         "crash": 2,
         "restart": 2,
     }
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = {
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
         "subscribe": {
-            "queue": st.sampled_from(["x.*", ">", "x.>", "x.*", "x.a", "x.b", "DLQ.>", "Consumer.y.VirtualTopic.>"]),
-            "selector": st.sampled_from([None] * 12 + sorted(SELECTORS_OF_CONSUMERS)),
+            "queue": OneOf(["x.*", ">", "x.>", "x.*", "x.a", "x.b", "DLQ.>", "Consumer.y.VirtualTopic.>"]),
+            "selector": OneOf([None] * 12 + sorted(SELECTORS_OF_CONSUMERS)),
         },
-        "send": {"queue": OF_MANY, "count": st.sampled_from([1, 2, 3, 5])},
+        "send": {"queue": OF_MANY, "count": OneOf([1, 2, 3, 5])},
         "send_behind_commits": {"queue": OF_MANY},
         "send_numbered": {"queue": OF_MANY},
         "repeat_send": {"queue": OF_MANY},
-        "send_in_transaction": {
-            "sends": st.lists(st.tuples(OF_MANY, PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), min_size=1, max_size=3)
-        },
+        "send_in_transaction": {"sends": Several(Each(OF_MANY, PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), 3)},
         "schedule": {"queue": OF_MANY},
-        "read_for_redrive": {"queue": st.sampled_from(["DLQ.x.a", "DLQ.x.b"])},
-        "redrive_at_once": {"queue": st.sampled_from(["DLQ.x.a", "DLQ.x.b"])},
+        "read_for_redrive": {"queue": OneOf(["DLQ.x.a", "DLQ.x.b"])},
+        "redrive_at_once": {"queue": OneOf(["DLQ.x.a", "DLQ.x.b"])},
         "read_for_bulk": {"queue": OF_MANY},
-        "do_bulk": {"to": st.sampled_from(["x.b", None])},
-        "move_at_once": {"queue": OF_MANY, "to": st.sampled_from(["x.a", "x.b"])},
+        "do_bulk": {"to": OneOf(["x.b", None])},
+        "move_at_once": {"queue": OF_MANY, "to": OneOf(["x.a", "x.b"])},
         "purge_at_once": {"queue": OF_MANY},
         "pause": {"queue": OF_MANY},
     }
@@ -2127,9 +2156,9 @@ class WildcardMachine(BrokerMachine):
 class WildcardSelectingMachine(WildcardMachine, SelectingMachine):
     """The same where half of them have selectors, and are compared a few messages at a time."""
 
-    ARGUMENTS: ClassVar[dict[str, dict[str, st.SearchStrategy[Any]]]] = WildcardMachine.ARGUMENTS | {
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = WildcardMachine.ARGUMENTS | {
         "subscribe": WildcardMachine.ARGUMENTS["subscribe"]
-        | {"selector": st.sampled_from([None] * 4 + sorted(SELECTORS_OF_CONSUMERS))},
+        | {"selector": OneOf([None] * 4 + sorted(SELECTORS_OF_CONSUMERS))},
     }
 
 

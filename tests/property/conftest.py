@@ -1,7 +1,10 @@
 """Small sizes, so that few messages make what needs many in a broker, and small ones what needs large ones."""
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.property import broker_machine
 from truenext import record
 from truenext.engine import copies, expiry, timers
 
@@ -18,3 +21,12 @@ def _small_blocks_and_few_timers_in_memory(monkeypatch: pytest.MonkeyPatch) -> N
 def _small_contents_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not all: messages with a colour are."""
     monkeypatch.setattr(copies, "CONTENT_BYTES_MIN", 28)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is noted where Hypothesis does not listen; shown if the test fails."""
+    noted: list[str] = []
+    monkeypatch.setattr(broker_machine, "note", noted.append)
+    yield noted
+    print("\n".join(noted))

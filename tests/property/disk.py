@@ -10,6 +10,7 @@ The same for pages of timers.
 """
 
 from collections import Counter, deque
+from functools import lru_cache
 from sys import maxsize
 from typing import NamedTuple
 
@@ -53,6 +54,10 @@ def found_of(stored: StoredMessage) -> Found:
     return Found(sequence_of(stored.key), message, stored.mark, reference_of(stored.record))
 
 
+_decoded = lru_cache(maxsize=1000)(decode)
+"""For comparing: what is stored is looked at with every batch."""
+
+
 class Disk:
     def __init__(self) -> None:
         self._store = MemoryStore()
@@ -68,6 +73,8 @@ class Disk:
         self._timers: deque[tuple[TimerRead, TimersRead]] = deque()
         self.queue_names: dict[int, str] = {}
         """Also of those that go with the batch in flight."""
+        self._contents: dict[int, dict[bytes, Stored]] = {}
+        """Of queues, since the store was written to last."""
 
     # Batches ----------------------------------------------------------------------------------------------------------
 
@@ -83,6 +90,7 @@ class Disk:
         """
         assert self.in_flight is not None
         if not self.in_flight.is_empty():
+            self._contents.clear()
             self._store.apply(self.in_flight)
         self.is_written = True
 
@@ -190,11 +198,13 @@ class Disk:
         return self.queue_names[split_lane_key(key[:-8])[0]].startswith(HIDDEN_PREFIX)
 
     def _contents_of(self, queue: int) -> dict[bytes, Stored]:
-        return {
-            each.key: Stored(decode(each.key, each.record, each.content), each.mark, reference_of(each.record))
-            for rank in RANKS
-            for each in self._store.page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages
-        }
+        if queue not in self._contents:
+            self._contents[queue] = {
+                each.key: Stored(_decoded(each.key, each.record, each.content), each.mark, reference_of(each.record))
+                for rank in RANKS
+                for each in self._store.page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages
+            }
+        return self._contents[queue]
 
     def restart(self) -> Recovered:
         """The broker is gone, with all that was under way; the store opens again."""
@@ -204,6 +214,7 @@ class Disk:
         self._timers.clear()
         self._pages.clear()
         self._early.clear()
+        self._contents.clear()
         recovered = self._store.recover()
         self.queue_names = dict(recovered.queues)
         return recovered

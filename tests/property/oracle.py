@@ -998,6 +998,9 @@ class Oracle:
         # Groups: they are free.
         self.owners = {key: owner for key, owner in self.owners.items() if key[0] != queue}
         self.scanning_for.pop(queue, None)
+        if all(batch == self.gathering for batch, name, _ in self.pauses if name == queue):
+            # It was paused and resumed, and nothing of that has to be written.
+            self.pauses = [each for each in self.pauses if each[1] != queue]
 
     def pause(self, queue: str, *, is_paused: bool) -> None:
         """Bulk work: nothing is dispatched from a paused queue; durable with the gathering batch."""

@@ -612,7 +612,6 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     patch.setattr(Engine, "turn", faulty_turn)
 
 
-@shows_rarely_in(BrokerMachine)
 def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
     release = Engine._release
 
@@ -1039,7 +1038,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
     patch.setattr(Paging, "page_read", faulty)
 
 
-@shows_rarely_in(PagingMachine)
+@shows_in(PagingMachine)
 def a_page_moves_the_horizon_past_a_commit_in_flight(patch: Patch) -> None:
     _lose_what_a_page_does_not_show(patch, at_the_end=False)
 
@@ -1168,7 +1167,7 @@ def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
     patch.setattr(Lane, "give_back", faulty)
 
 
-@shows_rarely_in(PagingMachine)
+@shows_in(PagingMachine)
 def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
     patch.setattr(Paging, "doom", lambda paging, entry: None)
 
@@ -1279,7 +1278,7 @@ def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
     patch.setattr(Engine, "_give_back", faulty)
 
 
-@shows_rarely_in(FailingMachine)
+@shows_in(FailingMachine)
 def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
     def faulty(engine: Engine, session: Session, nack: Nack) -> None:
         refuse(engine, session, Nack(nack.subscription, nack.sequence, nack.transaction) if nack.transaction else nack)
@@ -1314,7 +1313,7 @@ def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry],
     lane.taken_out.clear()
 
 
-@shows_rarely_in(FailingMachine)
+@shows_in(FailingMachine)
 def a_re_drive_moves_one_twice(patch: Patch) -> None:
     """A page that was read before the last move was durable, and nobody remembers what moved."""
     patch.setattr(Engine, "can_do_bulk", property(lambda engine: True))
@@ -1393,7 +1392,7 @@ def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
     patch.setattr("truenext.engine.bulk.take", faulty)
 
 
-@shows_rarely_in(BulkMachine)
+@shows_in(BulkMachine)
 def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
     patch.setattr("truenext.engine.bulk.is_given_up", lambda queue, attempts, due_ms: False)
 
@@ -1741,7 +1740,7 @@ def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
     patch.setattr(Engine, "_give_up", faulty)
 
 
-@shows_rarely_in(FailingMachine)
+@shows_in(FailingMachine)
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     give_back = Engine._give_back
 
@@ -1756,7 +1755,7 @@ def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     patch.setattr(Engine, "_give_back", faulty)
 
 
-@shows_rarely_in(PagingMachine)
+@shows_in(PagingMachine)
 def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
     patch.setattr(Paging, "policy_changed", lambda paging, queue: None)
 
@@ -1793,7 +1792,7 @@ def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
     patch.setattr(Expiry, "_entry_of", faulty)
 
 
-@shows_rarely_in(FailingMachine)
+@shows_in(FailingMachine)
 def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
     def faulty(lane: Lane, committed: int) -> None:
         lane.taken_out = {sequence: batch for sequence, batch in lane.taken_out.items() if batch > committed}
@@ -1801,7 +1800,7 @@ def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_be
     patch.setattr(Lane, "forget_taken_out", faulty)
 
 
-@shows_rarely_in(ExpiringMachine)
+@shows_in(ExpiringMachine)
 def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None:
     step, page_read = Expiry.step, Expiry.page_read
 
@@ -1824,7 +1823,7 @@ def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None
     patch.setattr(Engine, "turn", faulty)
 
 
-@shows_rarely_in(ExpiringMachine)
+@shows_in(ExpiringMachine)
 def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     committed = Expiry.committed
 
@@ -1835,7 +1834,7 @@ def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     patch.setattr(Expiry, "committed", faulty)
 
 
-@shows_rarely_in(ExpiringMachine)
+@shows_in(ExpiringMachine)
 def what_was_held_when_it_was_due_never_expires(patch: Patch) -> None:
     patch.setattr(Engine, "_is_held", lambda *_: False)
 
@@ -2050,13 +2049,13 @@ def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(pa
     patch.setattr(Paging, "forget", faulty)
 
 
-@shows_rarely_in(TopicsMachine)
+@shows_in(TopicsMachine)
 def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
     add = Endings.add
     patch.setattr(Endings, "add", lambda endings, queue, batch: add(endings, queue, 0))
 
 
-@shows_rarely_in(TopicsMachine)
+@shows_in(TopicsMachine)
 def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
     lane_of = Engine._lane_of
 
@@ -2144,7 +2143,6 @@ def what_a_queue_takes_is_not_given_back_when_it_goes(patch: Patch) -> None:
     patch.setattr(Queue, "let_go", lambda queue: None)
 
 
-@shows_in(BrokerMachine)
 def a_queue_that_nobody_needs_stays(patch: Patch) -> None:
     patch.setattr(Unused, "_may_go", lambda unused, queue: False)
 
@@ -2166,7 +2164,7 @@ def what_a_subscription_does_not_want_is_copied_to_it(patch: Patch) -> None:
     patch.setattr(Topics, "_selectors", property(lambda topics: {}, lambda topics, value: None), raising=False)
 
 
-@shows_rarely_in(TopicsMachine)
+@shows_in(TopicsMachine)
 def another_selector_finds_the_durable_subscription_as_it_was(patch: Patch) -> None:
     durable_subscription = Engine._durable_subscription
 
@@ -2184,7 +2182,7 @@ def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> Non
     patch.setattr(engine_module, "stored_queue", lambda name: structs.replace(stored_queue(name), selector=""))
 
 
-@shows_rarely_in(BusyTopicsMachine)
+@shows_in(BusyTopicsMachine)
 def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
     do_bulk = Engine.do_bulk
 
@@ -2339,7 +2337,7 @@ def what_comes_back_is_not_compared(patch: Patch) -> None:
     patch.setattr(Selecting, "came_back", lambda selecting, entry: None)
 
 
-@shows_rarely_in(SelectingMachine)
+@shows_in(SelectingMachine)
 def what_comes_back_without_its_body_is_taken_for_wanted(patch: Patch) -> None:
     patch.setattr(Place, "_is_wanted", lambda place, entry: True)
 
@@ -2407,7 +2405,7 @@ def a_group_is_overtaken_while_one_of_it_waits_for_its_next_try(patch: Patch) ->
     patch.setattr(Groups, "does_wait", lambda groups, group, rank, sequence: False)
 
 
-@shows_rarely_in(GroupsMachine)
+@shows_in(GroupsMachine)
 def a_group_that_waited_is_forgotten(patch: Patch) -> None:
     freed = Groups._freed
 

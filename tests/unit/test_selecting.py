@@ -339,6 +339,20 @@ def test_of_an_exclusive_consumer_what_its_selector_does_not_want_waits() -> Non
     assert world.settle() == {"all": ["b1", "r1"]}
 
 
+def test_what_comes_back_before_it_was_compared_leaves_room_to_compare_what_is_before_it() -> None:
+    world = World()
+    count = SCAN_FOUND_MAX + 3 * SCAN_SIZE
+    world.send(*numbers(count), colour="red")
+    world.subscribe("red", RED, window=1)
+    assert world.turn() == {"red": ["0"]}
+    world.subscribe("all", window=count)
+    assert world.turn() == {"all": numbers(count - 1, 1)}
+    world.engine.taken(world.session)
+    world.engine.unsubscribe(world.session, Unsubscribe("all"))
+    world.subscribe("more", RED, window=count)
+    assert world.settle() == {"more": numbers(count - 1, 1)}
+
+
 def test_the_express_lane_brings_what_its_selector_wants() -> None:
     world = World()
     world.subscribe("red", RED, window=2, has_express=True)

@@ -7,7 +7,9 @@ from sys import maxsize
 
 import pytest
 
+from tests.property.disk import found_of
 from tests.unit.test_schedule import NOON_MS, Run
+from truenext.broker.pager import page_of
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine import unused
@@ -18,6 +20,7 @@ from truenext.engine.empty import EMPTY, NO_SEQUENCES, with_sequence
 from truenext.engine.engine import Engine
 from truenext.engine.lane import Entry
 from truenext.engine.memory import LANE_BYTES, QUEUE_BYTES
+from truenext.engine.paging import PageRead, Read
 from truenext.engine.queue import Queue
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HISTORY_FILE_BYTES
@@ -50,6 +53,10 @@ class Passing(Run):
             self.seconds += 1
             self.engine.let_unused_go()
             self.settle()
+
+    def read(self, read: Read) -> PageRead:
+        page = page_of(self.store, read)
+        return PageRead([found_of(one) for one in page.messages], page.as_of, page.is_end)
 
     def publish(self, queue: str, body: str = "m", *, persistent: bool = True, transaction: str | None = None) -> None:
         message = Message(4, persistent, 0, b"content-length:%d\n" % len(body), body.encode())
@@ -281,6 +288,28 @@ def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows
     for following in (Purge("q", after=(5, 1), until=9), Move("q", after=(5, 1), until=9, to="p")):
         run.engine.check_bulk(following)
         assert run.engine.read_for_bulk(following) is None
+
+
+def test_a_queue_goes_if_the_last_page_that_might_show_what_was_purged_comes_when_nothing_more_is_written() -> None:
+    run = Passing()
+    run.publish("q")
+    run.settle()
+    run.engine.memory.limit = 0
+    run.engine.relieve()
+    run.settle()
+    run.engine.memory.limit = maxsize
+    run.engine.browse(run.session, Browse("b", parse("/queue/q", "s")))
+    (browsed,) = run.engine.turn().reads
+    read = run.engine.read_for_bulk(Purge("q"))
+    assert read is not None
+    purged = run.read(read)
+    late = run.read(browsed)
+    run.engine.do_bulk(Purge("q"), read, purged)
+    run.settle()
+    run.engine.page_read(browsed, late)
+    run.settle()
+    run.pass_time(65)
+    assert run.names() == []
 
 
 # Wildcards

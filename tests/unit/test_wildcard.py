@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.unit.test_selecting import World as StoredWorld
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine import wildcard
@@ -114,6 +115,17 @@ def test_who_takes_from_one_queue_alone_waits_for_no_other() -> None:
     world.send("a", persistent=True)
     world.send("b")
     assert world.turn() == [("one", "b", 2)]
+
+
+def test_the_express_lane_reads_what_has_left_memory_though_a_wildcard_takes_from_the_queue_as_well() -> None:
+    world = StoredWorld()
+    world.subscribe("express", window=2, has_express=True)
+    world.engine.subscribe(world.session, Subscribe("w", parse("/queue/>", "s"), AckMode.INDIVIDUAL, 1))
+    world.send("0", "1", "2", priority=1)
+    world.settle()
+    world.send("urgent", priority=9, persistent=True)
+    world.leave_memory()
+    assert world.settle() == {"express": ["urgent"]}
 
 
 def test_a_paused_queue_holds_nobody_back() -> None:

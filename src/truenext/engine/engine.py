@@ -1080,6 +1080,7 @@ class Engine:
         """To be called once a second: queues go that nobody needs (unused.py)."""
         if not self._is_stopped:
             self._scheduler.let_go(self._batch)
+            self._paging.forget_taken_out(self._committed)
             self._unused.look(self.delays.now_us)
 
     def change_policies(self, policies: Policies) -> None:

@@ -229,9 +229,10 @@ class GroupPlace(Place):
 
     def came_back(self, entry: Entry) -> None:
         sequence, group = entry.sequence, entry.group
-        noted_to = self.noted_to if self.noted else 0
-        tested = self.position if group in self._filling else self.tested
-        if sequence > max(tested, noted_to) or sequence >= self._skipped.get(group, WHOLE):
+        if sequence >= self._skipped.get(group, WHOLE):
+            return
+        if sequence > (self.position if group in self._filling else self.tested):
+            self.note_again(entry)
             return
         message = entry.message
         if message is None:

@@ -157,7 +157,11 @@ class JointDispatch:
                 del self._wildcards.expressive[queue]
             elif not queue.is_paused:
                 consumers = queue.all_consumers() if queue.owner is None else [queue.owner]
-                self._way(queue).express(consumers, self._give)
+                way = self._way(queue)
+                way.last = None
+                way.express(consumers, self._give)
+                if way.last is not None:
+                    self._lanes[way.last] = None
 
     # ---- What is next ----
 

@@ -491,6 +491,12 @@ class Paging:
         self._still_too_large.clear()
         for lane in list(self._with_recent):
             self.let_go_of(lane, committed)
+        self.forget_taken_out(committed)
+
+    def forget_taken_out(self, committed: int) -> None:
+        """What this batch has removed, and no page that is being read may show. To be called now and then as well: the
+        last such page may come when nothing more is written.
+        """
         for lane in list(self._with_taken_out):
             lane.forget_taken_out(committed)
             if not lane.taken_out:

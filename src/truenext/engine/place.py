@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from heapq import heappop, heappush
 from itertools import islice
 from operator import attrgetter
@@ -21,6 +21,10 @@ CHUNK = 10_000
 """Messages of a lane that are noted at a time to be tested: to get to the middle of a lane takes a while."""
 
 _sequence = attrgetter("sequence")
+
+
+def _last_first(entry: Entry) -> int:
+    return -entry.sequence
 
 
 class Place:
@@ -42,7 +46,7 @@ class Place:
         self.noted: list[Entry] = []
         """What follows in memory, the last first."""
         self.noted_to = 0
-        """Up to here; who comes back meanwhile is not among them."""
+        """Up to here."""
 
     @property
     def is_behind(self) -> bool:
@@ -116,8 +120,17 @@ class Place:
         self.found[sequence] = entry
 
     def came_back(self, entry: Entry) -> None:
-        if entry.sequence <= max(self.position, self.noted_to if self.noted else 0):
+        if entry.sequence <= self.position:
             self.test(entry)
+        else:
+            self.note_again(entry)
+
+    def note_again(self, entry: Entry) -> None:
+        """One came back that is not tested yet: if what follows it was noted it is noted too. It is not among what was
+        found: too much of that would leave no room to test what is before it.
+        """
+        if self.noted and entry.sequence <= self.noted_to:
+            insort(self.noted, entry, key=_last_first)
 
     def note(self) -> None:
         """See what follows in memory; nothing if nothing does."""
