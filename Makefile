@@ -3,11 +3,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+# Tests start a thousand processes: none is to compile what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# One process more than there are processors, for some tests wait; Spark takes all of them by itself.
-ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --dist worksteal
+# Two processes more than there are processors, for many tests wait; Spark takes all of them by itself.
+ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
 
 .PHONY: help setup demo check test simulate faults load kill crash bench bench-backlog bench-due lock clean
 

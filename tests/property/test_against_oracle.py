@@ -17,8 +17,8 @@ from tests.property.oracle import Retries
 from truenext.commands import AckMode
 from truenext.policy import Expired, StoreAndDispatch
 
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "250"))
-"""Of each machine: a fifth by Hypothesis, which makes small what fails, the rest plainly, at a third of the cost."""
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
+"""Of each machine: a tenth by Hypothesis, which makes small what fails, the rest plainly, at a third of the cost."""
 
 
 @pytest.mark.timeout(300 + EXAMPLES)
@@ -27,7 +27,7 @@ def test_the_engine_never_differs_from_the_oracle_in(machine: type[BrokerMachine
     run_state_machine_as_test(
         seed(_seed())(type("BrokerMachine", (machine,), {})),
         settings=settings(
-            max_examples=EXAMPLES // 5,
+            max_examples=EXAMPLES // 10,
             stateful_step_count=STEPS,
             deadline=None,
             print_blob=True,
@@ -43,7 +43,7 @@ def test_the_engine_never_differs_from_the_oracle_in_plain_examples_of(
     machine: type[BrokerMachine], steps: list[str]
 ) -> None:
     random = Random(_seed())
-    for _ in range(EXAMPLES - EXAMPLES // 5):
+    for _ in range(EXAMPLES - EXAMPLES // 10):
         machine.run_plainly(random, steps)
 
 

@@ -1,5 +1,7 @@
 import logging
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +9,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from truenext.spark.schema import EVENTS
 from truenext.spark.session import start
+
+# Of all sessions that tests start, in processes of their own too.
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "conf")
 
 
 @pytest.fixture(scope="session")
