@@ -536,8 +536,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "end_browse": not self.looks,
             "repeat_send": not self._repeatable(),
             "jump": any(
-                self.oracle.is_expired(letter) or (letter.is_restored and self.oracle.is_waiting_for_next_try(letter))
-                for letter in letters
+                self.oracle.is_expired(letter) or (letter.is_restored and not letter.is_gone) for letter in letters
             ),
             "read_for_redrive": not can_do_bulk,
             "redrive_at_once": not can_do_bulk,

@@ -242,7 +242,8 @@ class Letter:
     wish: Wish = field(default_factory=Wish)
     """Of the NACK inside the transaction that refused it."""
     is_restored: bool = False
-    """It waited for its next try when the broker began again: the wall clock must not jump until it is due."""
+    """It waited for its next try when the broker began again, and has not failed since. By the wall clock it is due, so
+    that must not jump: a page may not have shown it yet, nor before the broker begins once more."""
     written: list[Written] = field(default_factory=list)
 
     @property
