@@ -265,7 +265,10 @@ def durable_key(client: str, name: str) -> str:
     """
     for what, text in (("client-id", client), ("name of a durable subscription", name)):
         if not text or not text.isprintable() or "," in text or is_pattern(text):
-            raise RemoteProtocolError(f"{what} {text[:100]!r} is empty, or has characters that it must not have")
+            raise RemoteProtocolError(
+                f"{what} {text[:100]!r} is empty, or has characters that it must not have: a comma, unprintable ones, "
+                "or a * or > that would make it a pattern"
+            )
     length = len(dead_letter_name(f"{SUBSCRIPTION_PREFIX}{client},{name},"))
     if length > DESTINATION_LENGTH_MAX:
         most = DESTINATION_LENGTH_MAX - length + len(client + name)

@@ -139,7 +139,7 @@ class Policy:
     stalled_subscriber_ms: int = setting(
         60_000,
         "A connection whose socket takes nothing, and that acknowledges nothing, for so long is ended when others need "
-        'the room of what waits for its subscription to a topic; "none" is never.',
+        'the room of what waits for its subscription to a topic, if that is not a durable one; "none" is never.',
         unit="milliseconds",
         least=1000,
         none=maxsize,

@@ -172,7 +172,8 @@ class Selector:
         return self._test(values) is True
 
 
-@lru_cache(maxsize=1024)
+# The same few come again and again. No more of them: a long one takes 400 KiB, also when nobody has it any more.
+@lru_cache(maxsize=64)
 def selector(text: str) -> Selector:
     """
     >>> from truenext.message import Message
