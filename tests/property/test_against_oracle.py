@@ -27,7 +27,7 @@ def test_the_engine_never_differs_from_the_oracle_in(machine: type[BrokerMachine
     run_state_machine_as_test(
         seed(_seed())(type("BrokerMachine", (machine,), {})),
         settings=settings(
-            max_examples=EXAMPLES // 10,
+            max_examples=max(1, EXAMPLES // 10),
             stateful_step_count=STEPS,
             deadline=None,
             print_blob=True,

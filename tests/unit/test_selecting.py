@@ -353,6 +353,23 @@ def test_what_comes_back_before_it_was_compared_leaves_room_to_compare_what_is_b
     assert world.settle() == {"more": numbers(count - 1, 1)}
 
 
+def test_what_comes_back_again_and_again_before_it_was_compared_is_noted_once() -> None:
+    world = World()
+    count = SCAN_FOUND_MAX + 3 * SCAN_SIZE
+    world.send(*numbers(count), colour="red")
+    world.subscribe("red", RED, window=1)
+    world.turn()
+    (scan,) = world.engine._queues["a"].selecting.scans.values()  # type: ignore[union-attr]
+    (place,) = (each for each in scan.places.values() if each.lane.arrived)
+    noted = len(place.noted)
+    for _ in range(3):
+        world.subscribe("all", window=count)
+        world.turn()
+        world.engine.taken(world.session)
+        world.engine.unsubscribe(world.session, Unsubscribe("all"))
+    assert 0 < len(place.noted) < noted
+
+
 def test_the_express_lane_brings_what_its_selector_wants() -> None:
     world = World()
     world.subscribe("red", RED, window=2, has_express=True)

@@ -1,9 +1,8 @@
 """Whose the groups of a queue are, and what of them its consumers may have.
 
 A queue has groups from the first message on that belongs to one, until its last consumer leaves with nothing in it,
-or it goes. Then every consumer's next
-messages are found as those of a selector (selecting.py), one without a selector wanting all, and what was found in a
-lane stands in lines:
+or it goes. Then every consumer's next messages are found as those of a selector (selecting.py), one without a selector
+wanting all, and what was found in a lane stands in lines:
 
     of no group               one line, for everybody
     of each group             a line of its own; its head is all that matters

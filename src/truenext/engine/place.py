@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right
 from heapq import heappop, heappush
 from itertools import islice
 from operator import attrgetter
@@ -129,8 +129,15 @@ class Place:
         """One came back that is not tested yet: if what follows it was noted it is noted too. It is not among what was
         found: too much of that would leave no room to test what is before it.
         """
-        if self.noted and entry.sequence <= self.noted_to:
-            insort(self.noted, entry, key=_last_first)
+        noted = self.noted
+        if not noted or entry.sequence > self.noted_to:
+            return
+        at = bisect_left(noted, -entry.sequence, key=_last_first)
+        if at < len(noted) and noted[at].sequence == entry.sequence:
+            # It was noted before somebody took it.
+            noted[at] = entry
+        else:
+            noted.insert(at, entry)
 
     def note(self) -> None:
         """See what follows in memory; nothing if nothing does."""

@@ -33,9 +33,7 @@ def put(batch: Batch, entry: Entry) -> None:
     if entry.content:
         record = encode_reference(key, entry.content, persistent=entry.persistent)
     else:
-        if message.persistent != entry.persistent:
-            message = _as_stored(message, persistent=entry.persistent)
-        record = encode(key, message)
+        record = encode(key, _as_stored(message, persistent=entry.persistent))
     (batch.puts if entry.persistent else batch.transient_puts)[key] = record
     batch.size += len(record)
     entry.stored = batch.number
