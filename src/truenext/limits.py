@@ -51,6 +51,9 @@ SELECTOR_ANY_MAX = 256
 """Characters of a selector in those pieces of its LIKE patterns that hold a _ and stand between two %: only there the
 test takes as long as the value times the pattern."""
 
+SELECTORS_KEPT_BYTES = 2 * 1024 * 1024
+"""Bytes of compiled selectors that are kept for whoever may name them again, though nobody uses them."""
+
 COMPOSITE_MAX = 100
 """Destinations that one message may be sent to at once."""
 
@@ -185,6 +188,9 @@ UNUSED_SECONDS = 60.0
 
 UNUSED_SECONDS_SHORT = 1.0
 """The same where there is no room for another one."""
+
+JOIN_PIECE = 200
+"""Queues at which one turn looks for a consumer of a pattern that is to join them."""
 
 UNUSED_LOOK = 5000
 """Queues that are looked at in one go, whether they are unused; some 0.3 us each."""

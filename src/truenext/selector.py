@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import deque
 from functools import lru_cache
+from sys import getsizeof
+from types import BuiltinMethodType, CellType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
 from truenext.envelope import read_header, unescape
 from truenext.errors import RemoteProtocolError
-from truenext.limits import SELECTOR_ANY_MAX, SELECTOR_DEPTH_MAX, SELECTOR_LENGTH_MAX
+from truenext.limits import SELECTOR_ANY_MAX, SELECTOR_DEPTH_MAX, SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
 from truenext.order import PRIORITY_MAX, RANKS
 
 if TYPE_CHECKING:
@@ -107,6 +111,8 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.IGNORECASE)
 _NUMBER_LENGTH_MAX = 40
+_LONG_PATTERN = 256
+"""Characters of a selector from which on one pattern in it may take much."""
 _LONG = 2**63
 """What a whole number may be, up or down, as in Java."""
 _SINGLY_MAX = 8
@@ -143,7 +149,17 @@ class Property(NamedTuple):
 class Selector:
     """What somebody wants, and whether a message is that. Made by `selector`."""
 
-    __slots__ = ("_of_lines", "_of_message", "_singly", "_test", "ranks", "required", "text")
+    __slots__ = (
+        "__weakref__",
+        "_of_lines",
+        "_of_message",
+        "_singly",
+        "_test",
+        "ranks",
+        "required",
+        "size",
+        "text",
+    )
 
     def __init__(self, text: str, condition: _Part) -> None:
         self.text = text
@@ -158,6 +174,10 @@ class Selector:
         one_of = next((one.one_of for one in _conjuncts(condition) if one.one_of is not None), None)
         self.required = None if one_of is None else (Property.called(one_of[0]), one_of[1])
         """A property, and the texts of which it has to be one; None if no such thing is known."""
+        self.size = getsizeof(self) + _size(
+            text, self._test, self._of_message, self._of_lines, self._singly, self.ranks, self.required
+        )
+        """Bytes of memory that it takes, roughly."""
 
     def matches(self, message: Message) -> bool:
         values: dict[str, Value] = {}
@@ -172,8 +192,30 @@ class Selector:
         return self._test(values) is True
 
 
-# The same few come again and again. No more of them: a long one takes 400 KiB, also when nobody has it any more.
-@lru_cache(maxsize=64)
+class _Compiled:
+    """Selectors that there are: each once, however many use it."""
+
+    def __init__(self) -> None:
+        self._used: WeakValueDictionary[str, Selector] = WeakValueDictionary()
+        """By text; those that are not kept go when nobody has them any more."""
+        self._kept: deque[Selector] = deque()
+        """Those that were compiled last, for they may come again. Some are large, so they are few."""
+        self._kept_bytes = 0
+
+    def get(self, text: str) -> Selector | None:
+        return self._used.get(text)
+
+    def add(self, selector: Selector) -> None:
+        self._used[selector.text] = selector
+        self._kept.append(selector)
+        self._kept_bytes += selector.size
+        while self._kept_bytes > SELECTORS_KEPT_BYTES:
+            self._kept_bytes -= self._kept.popleft().size
+
+
+_compiled = _Compiled()
+
+
 def selector(text: str) -> Selector:
     """
     >>> from truenext.message import Message
@@ -182,6 +224,14 @@ def selector(text: str) -> Selector:
 
     Raises: RemoteProtocolError if it is no selector; says where.
     """
+    found = _compiled.get(text)
+    if found is None:
+        found = _compile(text)
+        _compiled.add(found)
+    return found
+
+
+def _compile(text: str) -> Selector:
     if len(text) > SELECTOR_LENGTH_MAX:
         raise RemoteProtocolError(f"selector of {len(text)} characters; at most {SELECTOR_LENGTH_MAX}")
     try:
@@ -196,7 +246,34 @@ def selector(text: str) -> Selector:
     if condition.scan > SELECTOR_ANY_MAX:
         reason = f"has more than {SELECTOR_ANY_MAX} characters of LIKE in parts with _ between two %"
         raise RemoteProtocolError(f"selector {reason}")
+    if len(text) > _LONG_PATTERN:
+        # `re` keeps what it has compiled, and does not look at how much that is.
+        re.purge()
     return Selector(text, condition)
+
+
+def _size(*roots: object) -> int:
+    """Bytes that these take, and what they are made of; whatever any module has is only counted itself."""
+    size = 0
+    known: dict[int, object] = {}
+    todo: list[object] = [*roots]
+    while todo:
+        one = todo.pop()
+        if id(one) in known:
+            continue
+        known[id(one)] = one
+        size += getsizeof(one)
+        if isinstance(one, FunctionType):
+            todo.append(one.__closure__)
+        elif isinstance(one, CellType):
+            todo.append(one.cell_contents)
+        elif isinstance(one, BuiltinMethodType):
+            todo.append(one.__self__)
+        elif isinstance(one, tuple | list | frozenset):
+            todo += one
+        elif isinstance(one, dict):
+            todo += [*one.keys(), *one.values()]
+    return size
 
 
 def _refusal(text: str, at: int, reason: str) -> RemoteProtocolError:

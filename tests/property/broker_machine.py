@@ -45,7 +45,7 @@ from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Kind, parse
 from truenext.engine import engine as engine_module
-from truenext.engine import groups, producers, schedule, selecting
+from truenext.engine import groups, producers, schedule, selecting, wildcard
 from truenext.engine import place as places
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
@@ -1440,6 +1440,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 if queue.groups is not None:
                     _ask_who_waits(queue)
         self._learn_windows()
+        self._learn_joins()
         names = {(reader.peer.name, reader.subscription): reader for reader in self.oracle.readers}
         dispatched: dict[Reader, list[Seen]] = {}
         for consumer, entries in effects.deliveries.items():
@@ -1486,6 +1487,14 @@ class BrokerMachine(RuleBasedStateMachine):
                 reader.window, reader.is_stretched = consumer.window, consumer.auto.is_stretched
                 if not 1 < consumer.window <= 1000:
                     raise Disagreement(f"{reader} has an automatic window of {consumer.window}")
+
+    def _learn_joins(self) -> None:
+        """So is when a consumer of a pattern joins which of its queues, until it has joined all of them."""
+        for reader in self.oracle.readers:
+            if reader.is_of_many:
+                consumer = self.sessions[reader.peer].consumers[reader.subscription]
+                names = {queue.name for queue in consumer.all_queues()}
+                reader.joined = names if consumer.is_joining else None
 
     def _check_browses(self, showings: list[Showing]) -> None:
         shown: dict[Look, list[Seen]] = {}
@@ -2150,6 +2159,13 @@ class WildcardMachine(BrokerMachine):
     }
     WINDOW_MAX = 3
     ALL_QUEUES = (">", "DLQ.>", "Consumer.>")
+
+    @contextmanager
+    def _comparing(self) -> Iterator[None]:
+        # So few that more than one turn is needed to join all.
+        with pytest.MonkeyPatch.context() as patch, super()._comparing():
+            patch.setattr(wildcard, "JOIN_PIECE", 1)
+            yield
 
 
 class WildcardSelectingMachine(WildcardMachine, SelectingMachine):

@@ -16,10 +16,11 @@ from truenext.engine.memory import (
     JOIN_BYTES,
     LANE_BYTES,
     PLACES_BYTES,
-    QUEUE_BYTES,
     SELECTING_BYTES,
     SELECTOR_BYTES,
     SELECTOR_LANE_BYTES,
+    consumer_size,
+    queue_size,
     size_of,
 )
 from truenext.engine.queue import Queue
@@ -47,7 +48,7 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
         ("used", memory.used, sum(counted.values())),
         ("leaving", memory.leaving, sum(_size(lane.recent) for queue in counted for lane in queue.lanes)),
         ("places", memory.places, PLACES_BYTES * sum(lane.has_places for queue in counted for lane in queue.lanes)),
-        ("queues", memory.queues, sum(_bytes_of(queue) for queue in queues)),
+        ("queues", memory.queues, sum(_bytes_of(queue) for queue in queues) + _bytes_of_consumers(engine, sessions)),
         ("unsent", memory.unsent, sum(session.unsent_bytes for session in sessions)),
         ("open", memory.open, sum(each.size for session in sessions for each in session.transactions.values())),
     ]
@@ -64,8 +65,8 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
 
 def _bytes_of(queue: Queue) -> int:
     asides = sum(lane.aside is not None for lane in queue.lanes)
-    joins = JOIN_BYTES * len(queue.wildcards)
-    size = QUEUE_BYTES + LANE_BYTES * len(queue.lanes) + ASIDE_BYTES * asides + joins
+    joins = JOIN_BYTES * max(0, len(queue.wildcards) - 1)
+    size = queue_size(queue.name) + LANE_BYTES * len(queue.lanes) + ASIDE_BYTES * asides + joins
     if queue.groups is not None:
         size += GROUPS_BYTES
     if queue.selecting is not None:
@@ -75,6 +76,15 @@ def _bytes_of(queue: Queue) -> int:
         size += SELECTING_BYTES + SELECTOR_BYTES * len(scans)
         size += GROUP_LANE_BYTES * groups + SELECTOR_LANE_BYTES * (len(places) - groups)
     return size
+
+
+def _bytes_of_consumers(engine: Engine, sessions: Collection[Session]) -> int:
+    """Of them, of their selectors and those of subscriptions to topics, and of what they have yet to join."""
+    consumers = [one for session in sessions for one in (*session.consumers.values(), *session.browsers.values())]
+    selectors = {id(one.wanted): one.wanted.size for one in consumers if one.wanted is not None}
+    selectors |= {id(one): one.size for one in engine._topics._selectors.values()}
+    to_join = sum(engine._wildcards._joining.values())
+    return sum(consumer_size(one.subscription) for one in consumers) + sum(selectors.values()) + to_join
 
 
 def names_left_over(engine: Engine, names: dict[int, str]) -> dict[int, str]:

@@ -160,6 +160,8 @@ class Reader:
     selector: str | None = None
     acknowledged_at: int = 0
     """The step of its last acknowledgement."""
+    joined: set[str] | None = None
+    """Wildcards: the queues that it has joined so far, told by the broker; None once these are all."""
 
     @property
     def is_of_many(self) -> bool:
@@ -167,7 +169,7 @@ class Reader:
         return _is_of_many(self.queue)
 
     def is_for(self, queue: str) -> bool:
-        return _is_for(self.queue, queue)
+        return _is_for(self.queue, queue) and (self.joined is None or queue in self.joined)
 
     def wants(self, letter: "Letter") -> bool:
         # Ready: one without a selector wants any.
@@ -1050,7 +1052,8 @@ class Oracle:
 
     def has_credit(self, reader: Reader) -> bool:
         # True next: fewer unacknowledged messages than its window, and its connection has room for more bytes.
-        if not self._has_room(reader.peer):
+        # Wildcards: none before it has joined all its queues.
+        if reader.joined is not None or not self._has_room(reader.peer):
             return False
         return reader.window is None or len(self.unacknowledged(reader)) < reader.window
 

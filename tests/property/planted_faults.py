@@ -2647,7 +2647,7 @@ def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> 
 def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
     def faulty(wildcard: Wildcard, queue: Queue) -> bool:
         is_ordinary = queue.destination.kind is Kind.QUEUE and not queue.destination.topic
-        return is_ordinary and matches(wildcard.words, queue.name.split("."))
+        return is_ordinary and wildcard._fits(queue.name) is not None
 
     patch.setattr(Wildcard, "is_meant", faulty)
 
@@ -2664,7 +2664,8 @@ def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> No
             engine._touched[queue] = None
             for other in consumer.all_queues():
                 if isinstance(consumer, Wildcard) and other is not queue:
-                    consumer.queues[other] = [-1] * 10
+                    for standing in consumer._standing_at:
+                        standing.pop(other, None)
 
     acknowledge = Engine.acknowledge
     patch.setattr(Engine, "acknowledge", faulty)

@@ -1,16 +1,23 @@
 """Which queues does a consumer of a pattern take from, in what order, and at what cost?"""
 
+from sys import maxsize
+
 import pytest
 
+from tests.unit.looking import looked
 from tests.unit.test_selecting import World as StoredWorld
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine import wildcard
 from truenext.engine.choosing import Choosing
 from truenext.engine.engine import Engine
+from truenext.engine.memory import JOIN_BYTES
+from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.engine.wildcard import Wildcard
+from truenext.limits import JOIN_PIECE
 from truenext.message import Message
-from truenext.policy import Policies, Policy
+from truenext.policy import Policies, Policy, WhileWaiting
+from truenext.selector import selector
 
 
 class World:
@@ -41,6 +48,14 @@ class World:
         return [
             (to.subscription, each.lane.queue.name, each.sequence) for to, got in deliveries.items() for each in got
         ]
+
+    def join_all(self) -> list[tuple[str, str, int]]:
+        """Turns until everybody has joined his queues; who got what in the last of them."""
+        got = self.turn()
+        while self.engine.has_work:
+            assert not got, "nothing before all are joined"
+            got = self.turn()
+        return got
 
     def taken_by(self, pattern: str) -> list[str]:
         self.subscribe(pattern)
@@ -128,6 +143,49 @@ def test_the_express_lane_reads_what_has_left_memory_though_a_wildcard_takes_fro
     assert world.settle() == {"express": ["urgent"]}
 
 
+def test_what_waits_for_its_next_try_without_its_body_does_not_let_who_may_not_want_it_overtake() -> None:
+    """Fixed: it counted as wanted before it was read, so nothing of its queue seemed to be ready, and a message of
+    another queue came first."""
+    world = StoredWorld(Policy(while_waiting=WhileWaiting.HOLD, first_delay_ms=60_000, delay_ms=60_000, page_size=1))
+    # Queues are compared in the order in which they were made.
+    world.engine.pause("b")
+    world.engine.resume("b")
+    world.subscribe("first")
+    world.send("not wanted", persistent=True)
+    world.send("next", colour="red", persistent=True)
+    assert world.settle() == {"first": ["not wanted", "next"]}
+    world.engine.memory.limit = 0
+    world.engine.relieve()
+    world.commit()
+    world.engine.refuse(world.session, Nack("first", world.entries["first"][0].sequence))
+    world.engine.unsubscribe(world.session, Unsubscribe("first"))
+    world.engine.memory.limit = maxsize
+    other = Message(4, True, 0, b"colour:red\n", b"behind it")
+    world.engine.send(world.session, Send(parse("/queue/b", "s"), other))
+    wanted = selector("colour = 'red'")
+    world.engine.subscribe(
+        world.session, Subscribe("w", parse("/queue/*", "s"), AckMode.INDIVIDUAL, 1, selector=wanted)
+    )
+    assert world.settle() == {"w": ["next"]}
+
+
+def test_what_is_being_committed_holds_back_who_comes_later_though_it_had_left_memory_and_come_back() -> None:
+    """Fixed: a consumer of a pattern that came then did not know of it, and got what is behind it in another queue."""
+    world = World()
+    world.subscribe("a", name="one", window=1)
+    grouped = Message(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
+    world.engine.send(world.session, Send(parse("/queue/a", "s"), grouped))
+    world.send("a", persistent=True)
+    world.engine.memory.limit = 400
+    world.engine.relieve()
+    world.engine.memory.limit = maxsize
+    world.subscribe(">", is_exclusive=True)
+    world.send("b")
+    assert world.turn() == []
+    world.commit()
+    assert world.turn() == [("w", "a", 1), ("w", "a", 2), ("w", "b", 3)]
+
+
 def test_a_paused_queue_holds_nobody_back() -> None:
     world = World()
     world.subscribe("*")
@@ -177,7 +235,7 @@ def test_a_message_costs_its_own_queue_and_not_the_others(monkeypatch: pytest.Mo
     for number in range(500):
         world.send(f"q.{number}", number % 10)
     world.subscribe("q.*", window=1)
-    world.turn()
+    world.join_all()
     monkeypatch.setattr(Choosing, "head_for", counting)
     for _ in range(499):
         (sequence,) = world.session.consumers["w"].held
@@ -201,3 +259,66 @@ def test_heads_that_are_no_longer_true_do_not_pile_up(monkeypatch: pytest.Monkey
     consumer = world.session.consumers["w"]
     assert isinstance(consumer, Wildcard)
     assert all(len(heap) <= 8 for heap in consumer.heads)
+
+
+# Many queues
+
+
+def test_who_joins_many_queues_joins_some_in_each_turn_and_gets_nothing_before_it_has_joined_all() -> None:
+    world = World()
+    for number in range(2 * JOIN_PIECE + 1):
+        world.send(f"q.{number}", priority=number % 10)
+    world.subscribe("q.*", window=3)
+    consumer = world.session.consumers["w"]
+    joined = []
+    while not world.turn():
+        joined.append(len(consumer.all_queues()))
+    assert joined == [2 * JOIN_PIECE] and len(consumer.all_queues()) == 2 * JOIN_PIECE + 1
+    assert [entry.lane.queue.name for entry in consumer.held.values()] == ["q.9", "q.19", "q.29"]
+
+
+def test_queues_that_come_and_go_while_somebody_joins_are_joined_and_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wildcard, "JOIN_PIECE", 2)
+    world = World()
+    for name in ("q.1", "q.2", "q.3", "q.4", "q.5", "q.6"):
+        world.send(name)
+    world.subscribe("q.*")
+    world.send("q.new")
+    gone, again = world.engine._queues["q.1"], world.engine._queues["q.2"]
+    for queue in (gone, again):
+        world.engine._let_go(queue)
+    world.send("q.2")
+    got = world.join_all()
+    assert sorted(queue for _, queue, _ in got) == ["q.2", "q.3", "q.4", "q.5", "q.6", "q.new"]
+    assert not {gone, again} & set(world.session.consumers["w"].all_queues())
+
+
+def test_who_ends_while_it_joins_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wildcard, "JOIN_PIECE", 2)
+    world = World()
+    for number in range(10):
+        world.send(f"q.{number}")
+    world.subscribe("q.*", name="first")
+    world.join_all()
+    before = world.engine.memory.queues
+    world.subscribe("q.*")
+    assert world.engine.memory.queues > before + 10 * JOIN_BYTES, "it is counted before it has joined"
+    world.turn()
+    world.engine.unsubscribe(world.session, Unsubscribe("w"))
+    world.turn()
+    assert world.engine.memory.queues == before and not world.engine.has_work
+    assert all(len(queue.wildcards) == 1 for queue in world.engine.queues())
+
+
+def test_a_queue_is_not_stuck_while_its_consumer_has_others_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wildcard, "JOIN_PIECE", 1)
+    world = World()
+    for number in range(3):
+        world.send(f"q.{number}")
+    world.subscribe("q.*")
+    world.turn()
+    audit = StuckAudit()
+    for now_ms in (0, STUCK_MS + 1, 2 * STUCK_MS + 2):
+        world.engine.tick(now_ms * 1000, now_ms * 1000)
+        assert looked(audit, world.engine) == []
+    assert len(world.join_all()) == 3

@@ -94,6 +94,8 @@ class Committer:
             if batch.is_empty():
                 # The store does not have it either.
                 self._history.flush()
+        # It may be large, and the batch is known until the next one comes.
+        batch.history = b""
 
     def _flush_later(self) -> None:
         """Those who read the files can wait a moment: what the history lacks is in the store's journal."""

@@ -269,10 +269,11 @@ class Account:
             self._forgotten_in_file = []
             # A file can be read by itself.
             self._blocks[:0] = [_name(number, name, self._now_us) for number, name in self._names.items()]
-        blocks = b"".join(self._blocks)
-        rest = CHUNK.pack(0, len(blocks), self._run, flags, self._chunk_event)[CHECKSUM.size :] + blocks
-        self._forget()
+        size = sum(map(len, self._blocks))
+        # All at once, and not piece by piece: with the names of a hundred thousand queues it is large.
+        rest = b"".join((CHUNK.pack(0, size, self._run, flags, self._chunk_event)[CHECKSUM.size :], *self._blocks))
         self._blocks = []
+        self._forget()
         self._size = 0
         self._chunk_event = self._next_event
         self._file_size += len(rest)

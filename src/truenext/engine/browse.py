@@ -44,13 +44,14 @@ _sequence = attrgetter("sequence")
 class Browser(Consumer):
     """A subscription that is only shown messages: it is none of its queue's consumers, and never holds anything."""
 
-    __slots__ = ("after_sequence", "last_sequence", "rank", "selector")
+    __slots__ = ("after_sequence", "last_sequence", "rank")
 
     def __init__(self, session: Session, queue: Queue, browse: Browse, memory: Memory, *, last_sequence: int) -> None:
         # Not AUTO: what the socket takes of it acknowledges nothing.
-        subscribe = Subscribe(browse.subscription, browse.destination, AckMode.INDIVIDUAL, WINDOW_MAX)
+        subscribe = Subscribe(
+            browse.subscription, browse.destination, AckMode.INDIVIDUAL, WINDOW_MAX, selector=browse.selector
+        )
         super().__init__(session, queue, subscribe, memory, number=0, served_at=0, now_ms=0)
-        self.selector = browse.selector
         self.last_sequence = last_sequence
         """What has a later one came after the browse began."""
         self.rank = -1
@@ -64,7 +65,7 @@ class Browser(Consumer):
         return self.rank >= len(RANKS)
 
     def next_lane(self) -> None:
-        wanted = RANKS if self.selector is None else self.selector.ranks
+        wanted = RANKS if self.wanted is None else self.wanted.ranks
         self.rank = min((rank for rank in wanted if rank > self.rank), default=len(RANKS))
         self.after_sequence = 0
 
@@ -251,7 +252,7 @@ class Browsing:
         message = entry.message
         if message is None or entry.batch > committed or 0 < message.expires_ms <= now_ms:
             return
-        if browser.selector is not None and not browser.selector.matches(message):
+        if browser.wanted is not None and not browser.wanted.matches(message):
             return
         shown.append(entry)
         memory = self._memory

@@ -225,10 +225,10 @@ class Choosing:
             self._has_passed_over = True
             return None
         if entry.message is None:
+            # Whether it is wanted, and so holds back anything for this one, is known when it is read.
             self._paging.ask_body(entry)
-        if entry.due_us:
-            return HOLDS
-        return entry.sequence if entry.message is None else entry
+            return entry.sequence
+        return HOLDS if entry.due_us else entry
 
     def head_for(self, consumer: Consumer, rank: int) -> Head:
         """The same of one lane."""

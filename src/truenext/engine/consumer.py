@@ -50,6 +50,7 @@ class Consumer:
         "session",
         "standing",
         "subscription",
+        "wanted",
         "window",
     )
 
@@ -82,6 +83,8 @@ class Consumer:
         self.has_express = subscribe.has_express
         self.answered_at = 0
         """When it last acknowledged something, on the engine's count of acknowledgements; only with express."""
+        self.wanted = subscribe.selector
+        """Its selector, if it has one."""
         self.scan: Scan | None = None
         """What its selector wants, if it has one; in a queue with groups everybody has."""
         self.frame_bytes = FRAME_BYTES + 2 * len(subscribe.subscription)
@@ -101,6 +104,11 @@ class Consumer:
 
     def all_queues(self) -> list[Queue]:
         return [self.queue]
+
+    @property
+    def is_joining(self) -> bool:
+        """It gets nothing yet, for it has not joined all of its queues."""
+        return False
 
     @property
     def is_subscribed(self) -> bool:

@@ -49,20 +49,20 @@ from truenext.engine.endings import EndingRead, Endings
 from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.joint import JointDispatch
 from truenext.engine.lane import WHOLE, Entry, Lane
-from truenext.engine.memory import Memory
+from truenext.engine.memory import Memory, consumer_size
 from truenext.engine.numbers import Numbers
 from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
 from truenext.engine.producers import Producers
 from truenext.engine.queue import Queue
 from truenext.engine.redelivery import EXHAUSTED, EXPIRED, POISON, Reason, dead_letter, delay_of, is_given_up
 from truenext.engine.schedule import HIDDEN_PREFIX, DueLook, Scheduler
-from truenext.engine.selecting import ScanRead, Selections
+from truenext.engine.selecting import ScanRead, Selections, bytes_to_join
 from truenext.engine.session import Session
 from truenext.engine.spilling import Spilling
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction, begin, make_room
-from truenext.engine.unused import Unused, no_room
+from truenext.engine.unused import Unused, no_room, no_room_for_consumer
 from truenext.engine.wildcard import Wildcard, Wildcards
 from truenext.engine.writing import introduce, mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
@@ -165,7 +165,7 @@ class Engine:
         self._selections = Selections(self.memory, self._paging, self.delays)
         self._paging.begin_groups = self._selections.begin_groups
         self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
-        self._wildcards = Wildcards(self._account, self._selections)
+        self._wildcards = Wildcards(self._queues, self._account, self._selections)
         self._batches_from = (sequence_limit, sequence_limit)
         """The first sequences of the batch that was handed over last, and of the gathering one."""
         self._consumer_number = 0
@@ -317,6 +317,7 @@ class Engine:
             bool(self._touched or self._answers)
             or self._browsing.has_work
             or self._selections.has_work
+            or self._wildcards.has_work
             or (bool(self._timers.in_memory) and self._expiry.is_due(self.now_ms, self._batch))
             or self._endings.is_due(self._committed, self._batch)
             or (
@@ -381,6 +382,7 @@ class Engine:
         session.consumers.clear()
         for browser in session.browsers.values():
             self._browsing.browsers.pop(browser, None)
+            self._end_use(browser)
         for queue in session.temporary_queues:
             self._drop(queue)
         self._count_taken(session)
@@ -478,7 +480,7 @@ class Engine:
 
     def subscribe(self, session: Session, subscribe: Subscribe) -> None:
         """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's, or somebody
-        uses the durable subscription.
+        uses the durable subscription, or there is no room.
         """
         session.check_subscription(subscribe.subscription, subscribe.destination)
         destination = subscribe.destination
@@ -487,6 +489,9 @@ class Engine:
             return
         selector = subscribe.selector
         text = selector.text if selector is not None else ""
+        there = None if destination.kind in (Kind.TOPIC, Kind.PATTERN) else self._queues.get(destination.name)
+        size = 0 if selector is None or there is None else bytes_to_join(there, selector)
+        self._check_room_for_consumer(subscribe, size)
         if subscribe.durable:
             queue: Queue | None = self._durable_subscription(session, subscribe.durable, destination, text)
         else:
@@ -508,6 +513,7 @@ class Engine:
             self._selections.subscribe(consumer, queue, selector)
         self._account.subscribed(consumer, queue)
         session.consumers[subscribe.subscription] = consumer
+        self._begin_use(subscribe)
         queue.join(consumer)
         self._touched[queue] = None
 
@@ -516,10 +522,36 @@ class Engine:
         # Nothing is ever in it.
         queue = Queue(subscribe.destination, 0, Policy(), Memory())
         wildcard = self._new_consumer(Wildcard, session, queue, subscribe)
-        since = self._batches_from[0]
-        meant = self._wildcards.subscribe(wildcard, self._queues.values(), since, self._committed)
+        size = self._wildcards.size_to_join(wildcard)
+        self._check_room_for_consumer(subscribe, size)
+        self._wildcards.subscribe(wildcard, size)
         session.consumers[subscribe.subscription] = wildcard
-        self._touched.update(dict.fromkeys([*meant, queue]))
+        self._begin_use(subscribe)
+        self._join_some()
+
+    def _join_some(self) -> None:
+        """Go on with whoever takes from many queues and has not joined all of them."""
+        self._touched.update(dict.fromkeys(self._wildcards.go_on(self._batches_from[0], self._committed)))
+
+    def _check_room_for_consumer(self, subscribe: Subscribe | Browse, size: int) -> None:
+        """`size` is what it makes queues take that are there.
+
+        Raises: RemoteProtocolError if there is no room for it, and no queue can go
+        """
+        size += consumer_size(subscribe.subscription) + self.memory.bytes_to_use(subscribe.selector)
+        if not self.memory.has_room_for_consumer(size):
+            self._unused.make_room(self.delays.now_us)
+            if not self.memory.has_room_for_consumer(size):
+                raise no_room_for_consumer(size, self.memory)
+
+    def _begin_use(self, subscribe: Subscribe | Browse) -> None:
+        """A consumer or a browser is there; to be followed by `_end_use`."""
+        self.memory.queues += consumer_size(subscribe.subscription)
+        self.memory.use(subscribe.selector)
+
+    def _end_use(self, consumer: Consumer | Browser) -> None:
+        self.memory.queues -= consumer_size(consumer.subscription)
+        self.memory.no_longer_use(consumer.wanted)
 
     def _new_consumer(self, kind: type[_C], session: Session, queue: Queue, subscribe: Subscribe) -> _C:
         self._consumer_number += 1
@@ -541,6 +573,7 @@ class Engine:
         browsing = self._browsing.browsers
         if len(browsing) >= BROWSERS_MAX:
             raise RemoteProtocolError(f"more than {BROWSERS_MAX} are browsing; try again when others are done")
+        self._check_room_for_consumer(browse, 0)
         name = browse.destination.name
         if browse.destination.kind is Kind.DURABLE:
             queue = self._known_durable(name)
@@ -550,6 +583,7 @@ class Engine:
         browser = Browser(session, queue, browse, self.memory, last_sequence=self._next_sequence - 1)
         session.browsers[browse.subscription] = browser
         browsing[browser] = None
+        self._begin_use(browse)
 
     def unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         """Raises: RemoteProtocolError if there is no such subscription, or somebody else uses it."""
@@ -559,6 +593,7 @@ class Engine:
         browser = session.browsers.pop(unsubscribe.subscription, None)
         if browser is not None:
             self._browsing.browsers.pop(browser, None)
+            self._end_use(browser)
             return
         consumer = session.consumers.pop(unsubscribe.subscription, None)
         if consumer is None:
@@ -932,6 +967,8 @@ class Engine:
             self._scheduler.step(self.now_ms, self._committed, self._batch, self.room)
             self._is_awaited |= self._scheduler.awaits(self.now_ms, self._batch)
         deliveries: Deliveries = {}
+        if self._wildcards.has_work:
+            self._join_some()
         if not self._is_stopped:
             for entry in self.delays.take_due():
                 self._end_delay(entry)
@@ -1406,6 +1443,7 @@ class Engine:
 
     def _release(self, consumer: Consumer, *, has_begun: bool) -> None:
         """End a consumer; `has_begun` charges an attempt to the first message it holds."""
+        self._end_use(consumer)
         queues = consumer.all_queues()
         if isinstance(consumer, Wildcard):
             self._wildcards.left(consumer)

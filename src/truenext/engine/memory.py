@@ -9,19 +9,30 @@ goes (unused.py).
 
 from __future__ import annotations
 
-from sys import maxsize
+from sys import getsizeof, maxsize
 from typing import TYPE_CHECKING
 
 from truenext.limits import UNSENT_BYTES_MAX
 
 if TYPE_CHECKING:
     from truenext.message import Message
+    from truenext.selector import Selector
 
 ENTRY_BYTES = 400
 """What a message costs beside its header and body, roughly: objects of this language, and their places in lists."""
 
-QUEUE_BYTES = 750
-"""The same of a queue: itself, its name, and where that is known, with the history and the store."""
+JOIN_BYTES = 300
+"""A queue of a wildcard's: what that knows of it while something waits there."""
+
+QUEUE_BYTES = 750 + JOIN_BYTES
+"""The same of a queue: itself, a name of usual length, where that is known, with the history and the store, and its
+first wildcard: whoever comes to empty all queues must find room."""
+
+NAME_BYTES = 64
+"""Bytes of a name that are among these."""
+
+NAME_COPIES = 4
+"""What each byte more takes: as text, as the store has it in memory, and in the history while a file of it begins."""
 
 LANE_BYTES = 250
 """Of a lane, without places for messages."""
@@ -47,8 +58,11 @@ SELECTOR_LANE_BYTES = 500
 GROUP_LANE_BYTES = 1800
 """The same where there are groups."""
 
-JOIN_BYTES = 500
-"""A queue of a wildcard's: what that knows of it."""
+CONSUMER_BYTES = 700
+"""A subscription to a queue, beside its name and that queue."""
+
+CONSUMERS_RESERVE = 2 * 1024 * 1024
+"""Bytes that consumers may take when queues have taken all there is: somebody must be able to empty them."""
 
 UNSENT_MARK_MIN = 4 * UNSENT_BYTES_MAX
 """Bytes that all sockets together may have waiting, however small the limit."""
@@ -62,6 +76,7 @@ class Memory:
         "places",
         "queues",
         "queues_limit",
+        "selectors",
         "unsent",
         "unsent_mark",
         "unsent_max",
@@ -74,7 +89,9 @@ class Memory:
         self.queues_limit = queues_limit
         """Bytes that queues may take beside that before no more are made."""
         self.queues = 0
-        """Bytes of queues, without their messages."""
+        """Bytes of queues, without their messages, and of those who take from them."""
+        self.selectors: dict[Selector, int] = {}
+        """How many use each."""
         self.places = 0
         """Bytes of places for messages in lanes; they count as these do."""
         self.used = 0
@@ -100,9 +117,26 @@ class Memory:
         """One more can be made, with all that a queue of the plain kind may need."""
         return self.queues + QUEUE_BYTES + LANE_BYTES <= self.queues_limit
 
-    def has_room_in_queues(self, size: int) -> bool:
-        """What is known of queues may grow by `size` bytes."""
-        return self.queues + size <= self.queues_limit
+    def has_room_for_consumer(self, size: int) -> bool:
+        """One more can be there, which takes `size` bytes with all that is known because of it."""
+        return self.queues + size <= self.queues_limit + CONSUMERS_RESERVE
+
+    def bytes_to_use(self, selector: Selector | None) -> int:
+        """What one user more of a selector takes."""
+        return 0 if selector is None or selector in self.selectors else selector.size
+
+    def use(self, selector: Selector | None) -> None:
+        """Until `no_longer_use`."""
+        if selector is not None:
+            self.queues += self.bytes_to_use(selector)
+            self.selectors[selector] = self.selectors.get(selector, 0) + 1
+
+    def no_longer_use(self, selector: Selector | None) -> None:
+        if selector is not None:
+            self.selectors[selector] -= 1
+            if not self.selectors[selector]:
+                del self.selectors[selector]
+                self.queues -= selector.size
 
     @property
     def open_max(self) -> int:
@@ -117,3 +151,13 @@ class Memory:
 def size_of(message: Message) -> int:
     """Bytes of memory that a waiting message takes, roughly."""
     return len(message.body) + len(message.header) + ENTRY_BYTES
+
+
+def queue_size(name: str) -> int:
+    """Bytes of memory that a queue of this name takes, roughly, without lanes."""
+    return QUEUE_BYTES + NAME_COPIES * max(0, len(name.encode()) - NAME_BYTES)
+
+
+def consumer_size(subscription: str) -> int:
+    """The same of a subscription of this name."""
+    return CONSUMER_BYTES + getsizeof(subscription)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from truenext.destination import Destination, Kind
 from truenext.engine.lane import Lane
-from truenext.engine.memory import LANE_BYTES, QUEUE_BYTES
+from truenext.engine.memory import LANE_BYTES, queue_size
 from truenext.order import PRIORITY_MAX, rank
 from truenext.record import lane_key
 
@@ -80,7 +80,7 @@ class Queue:
         self.destination = destination
         self.memory = memory
         """What it takes of this it gives back with `let_go`."""
-        memory.queues += QUEUE_BYTES
+        memory.queues += queue_size(destination.name)
         self.policy = policy
         self.number = 0 if destination.kind is Kind.TEMPORARY else number
         """What the history calls it; 0 if it is not there."""
@@ -184,7 +184,7 @@ class Queue:
         for lane in self.lanes:
             self.memory.queues -= LANE_BYTES
             lane.clear()
-        self.memory.queues -= QUEUE_BYTES
+        self.memory.queues -= queue_size(self.name)
         self.lanes = ()
         self._places = _places_of(())
 

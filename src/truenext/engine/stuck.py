@@ -165,7 +165,7 @@ class _ThoseWhoWait:
         waits = self._known.get(consumer)
         if waits is None:
             queues = consumer.all_queues()
-            waits = any(queue in self._queues_read or _is_compared(queue) for queue in queues)
+            waits = consumer.is_joining or any(queue in self._queues_read or _is_compared(queue) for queue in queues)
             self._known[consumer] = waits
         return waits
 

@@ -39,7 +39,8 @@ class Topics:
         if not topic:
             return
         if queue.destination.selector:
-            self._selectors[queue] = selector(queue.destination.selector)
+            its = self._selectors[queue] = selector(queue.destination.selector)
+            queue.memory.use(its)
         if is_pattern(topic):
             self._by_pattern[queue] = topic.split(".")
         else:
@@ -49,7 +50,7 @@ class Topics:
     def remove(self, queue: Queue) -> None:
         """A subscription ends."""
         topic = queue.destination.topic
-        self._selectors.pop(queue, None)
+        queue.memory.no_longer_use(self._selectors.pop(queue, None))
         if is_pattern(topic):
             del self._by_pattern[queue]
         else:

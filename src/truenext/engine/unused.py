@@ -83,12 +83,12 @@ def remembers(queue: Queue) -> bool:
     return bool(queue.is_paused or queue.destination.topic or virtual_topic(queue.name))
 
 
-def no_room_for_selector(queues: int, size: int, memory: Memory) -> RemoteProtocolError:
-    """A consumer of so many queues has a selector, and there is no room for what has to be known of each."""
+def no_room_for_consumer(size: int, memory: Memory) -> RemoteProtocolError:
+    """A consumer or a browser takes so many bytes, with its selector, and there is no room for that."""
     return RemoteProtocolError(
-        f"no room for a selector in {queues} queues: it takes {-(-size >> 20)} MiB more, and queues take "
-        f"{memory.queues >> 20} of the {memory.queues_limit >> 20} MiB that --memory-limit leaves for them; make it "
-        "larger, or let fewer queues match"
+        f"no room for this subscription: it takes {-(-size >> 10)} KiB with its selector and in all its queues, and "
+        f"queues and their consumers take {memory.queues >> 20} of the {memory.queues_limit >> 20} MiB that "
+        "--memory-limit leaves for them; make it larger, have fewer or shorter selectors, or let fewer queues match"
     )
 
 

@@ -6,6 +6,9 @@ and that is then looked at again; what has become later turns out when it is at 
 
 What is being committed in such queues is noted, in the order of sequences: for a wildcard it holds back its equals in
 all of them. How they are served: joint.py
+
+Where there are many queues a wildcard joins some of them in each turn, and gets nothing before it has joined all: else
+it might get what is behind its true next.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from truenext.engine.consumer import Consumer
 from truenext.engine.memory import JOIN_BYTES
 from truenext.engine.selecting import bytes_to_join
 from truenext.engine.topics import virtual_topic
-from truenext.engine.unused import no_room_for_selector
+from truenext.limits import JOIN_PIECE
 from truenext.order import RANKS
-from truenext.pattern import matches
+from truenext.pattern import is_pattern, regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from truenext.commands import Subscribe
     from truenext.engine.account import Account
@@ -47,7 +50,7 @@ class Wildcard(Consumer):
     Its `queue` is one in which nothing ever stands: to touch it says that it may have credit again.
     """
 
-    __slots__ = ("_pushed", "_scans", "heads", "queues", "wanted", "words")
+    __slots__ = ("_fits", "_has_first_word", "_pushed", "_scans", "_standing_at", "heads", "queues", "to_join")
 
     is_of_many = True
 
@@ -63,15 +66,20 @@ class Wildcard(Consumer):
         now_ms: int,
     ) -> None:
         super().__init__(session, queue, subscribe, memory, number=number, served_at=served_at, now_ms=now_ms)
-        self.words = subscribe.destination.name.split(".")
-        """Of its pattern."""
-        self.wanted = subscribe.selector
-        self.queues: dict[Queue, list[int]] = {}
-        """Each with the sequence, by rank, where what is next for it begins in that lane: of a message, or from which
-        on something has to be read or tested."""
+        pattern = subscribe.destination.name
+        self._fits = regular(pattern).fullmatch
+        self._has_first_word = not is_pattern(pattern.split(".")[0])
+        """It means queues that only a pattern with their own first word means."""
+        self.queues: dict[Queue, None] = {}
+        """Those that it has joined."""
+        self.to_join: list[Queue] = []
+        """Those that were there when it came and are still to be looked at."""
+        self._standing_at: list[dict[Queue, int]] = [{} for _ in RANKS]
+        """By rank, the sequence where what is next for it begins in that lane of a queue: of a message, or from which
+        on something has to be read or tested. Where nothing is there is no entry: most queues are empty."""
         self.heads: list[list[tuple[int, int, Queue]]] = [[] for _ in RANKS]
         """The same, by rank, as heaps of sequence, a number to tell them apart, and queue. Some are no longer true, see
-        `queues`."""
+        `head_at`."""
         self._pushed = 0
         """Into these heaps."""
         self._scans: dict[Queue, Scan] = {}
@@ -90,75 +98,114 @@ class Wildcard(Consumer):
     def left_queue(self, queue: Queue) -> None:
         del self.queues[queue]
         self._scans.pop(queue, None)
+        for standing in self._standing_at:
+            standing.pop(queue, None)
+
+    @property
+    def is_joining(self) -> bool:
+        return bool(self.to_join)
+
+    def is_open(self) -> bool:
+        return not self.to_join and super().is_open()
 
     def all_queues(self) -> list[Queue]:
         return list(self.queues)
 
     def is_meant(self, queue: Queue) -> bool:
         """Its pattern means this queue."""
-        if queue.destination.kind is not Kind.QUEUE or queue.destination.topic:
+        destination = queue.destination
+        name = destination.name
+        if destination.kind is not Kind.QUEUE or destination.topic or self._fits(name) is None:
             return False
-        name = queue.name
-        words = name.split(".")
-        is_special = queue.holds_dead_letters or name.startswith(DEAD_LETTER_PREFIX)
-        if is_special and not name.startswith(DEAD_LETTER_PREFIX):
-            return False
-        if (is_special or virtual_topic(name)) and self.words[0] != words[0]:
-            return False
-        return matches(self.words, words)
+        if name.startswith(DEAD_LETTER_PREFIX):
+            return self._has_first_word
+        return not queue.holds_dead_letters and (self._has_first_word or not virtual_topic(name))
 
     def stands(self, queue: Queue, rank: int, sequence: int) -> None:
         """What is next for it in a lane begins here."""
-        known = self.queues[queue]
-        if known[rank] == sequence:
+        standing = self._standing_at[rank]
+        if standing.get(queue, NOWHERE) == sequence:
             return
-        known[rank] = sequence
         if sequence == NOWHERE:
+            del standing[queue]
             return
+        standing[queue] = sequence
         heap = self.heads[rank]
-        if len(heap) < 2 * len(self.queues) + STALE_MIN:
+        if len(heap) < 2 * len(standing) + STALE_MIN:
             self._pushed += 1
             heappush(heap, (sequence, self._pushed, queue))
             return
-        everywhere = enumerate(self.queues.items(), self._pushed + 1)
-        heap[:] = [(at[rank], number, one) for number, (one, at) in everywhere if at[rank] != NOWHERE]
+        heap[:] = [(at, number, one) for number, (one, at) in enumerate(standing.items(), self._pushed + 1)]
         heapify(heap)
-        self._pushed += len(self.queues)
+        self._pushed += len(standing)
 
     def head_at(self, queue: Queue, rank: int) -> int:
         """Where what is next for it begins in a lane; NOWHERE too if the queue has gone."""
-        known = self.queues.get(queue)
-        return NOWHERE if known is None else known[rank]
+        return self._standing_at[rank].get(queue, NOWHERE)
 
 
 class Wildcards:
     """All of them, and what of their queues is being committed."""
 
-    __slots__ = ("_account", "_consumers", "_selections", "expressive", "in_flight")
+    __slots__ = ("_account", "_consumers", "_joining", "_queues", "_selections", "expressive", "in_flight")
 
-    def __init__(self, account: Account, selections: Selections) -> None:
+    def __init__(self, queues: Mapping[str, Queue], account: Account, selections: Selections) -> None:
+        self._queues = queues
+        """All that there are."""
         self._account = account
         self._selections = selections
         self._consumers: list[Wildcard] = []
+        self._joining: dict[Wildcard, int] = {}
+        """Those that have not joined all their queues yet, with the bytes that are counted for those."""
         self.in_flight: list[deque[Entry]] = [deque() for _ in RANKS]
         """By rank, in the order of sequences; some may be durable by now."""
         self.expressive: dict[Queue, None] = {}
         """Queues that have had consumers with express."""
 
-    def subscribe(self, wildcard: Wildcard, queues: Iterable[Queue], since: int, committed: int) -> list[Queue]:
-        """Join it to those that it means: these are returned. What was accepted from sequence `since` on may be in
-        flight; `committed` is the last durable batch.
+    def size_to_join(self, wildcard: Wildcard) -> int:
+        """Bytes for which there must be room before it can subscribe. Each queue has room for its first wildcard."""
+        selector = wildcard.wanted
+        if selector is None and not self._consumers:
+            return 0
+        meant = [queue for queue in self._queues.values() if wildcard.is_meant(queue)]
+        size = JOIN_BYTES * sum(bool(queue.wildcards) for queue in meant)
+        return size if selector is None else size + sum(bytes_to_join(queue, selector) for queue in meant)
 
-        Raises: RemoteProtocolError if it has a selector, for which there is no room in so many
-        """
-        meant = [queue for queue in queues if wildcard.is_meant(queue)]
-        self._check_room(wildcard, meant)
+    def subscribe(self, wildcard: Wildcard, size: int) -> None:
+        """`go_on` joins it to the queues that it means; `size_to_join` is counted for them until it has."""
         self._consumers.append(wildcard)
         wildcard.queue.join_of_many(wildcard)
+        wildcard.to_join = list(self._queues.values())
+        self._joining[wildcard] = size
+        wildcard.memory.queues += size
+
+    @property
+    def has_work(self) -> bool:
+        """Somebody has queues to join."""
+        return bool(self._joining)
+
+    def go_on(self, since: int, committed: int) -> list[Queue]:
+        """Look at some of the queues that somebody has to join: those that he has joined now, and the one that stands
+        for him once these were all. What was accepted from sequence `since` on may be in flight; `committed` is the
+        last durable batch."""
+        wildcard = next(iter(self._joining))
+        to_join = wildcard.to_join
+        # The last ones, which are let go of for nothing.
+        some = to_join[-JOIN_PIECE:]
+        del to_join[-JOIN_PIECE:]
+        known = self._queues
+        meant = [queue for queue in some if known.get(queue.name) is queue and wildcard.is_meant(queue)]
         self._note_in_flight((queue for queue in meant if not queue.wildcards), since, committed)
         for queue in meant:
             self._join(wildcard, queue)
+        if not to_join:
+            self._end_joining(wildcard)
+            meant.append(wildcard.queue)
         return meant
+
+    def _end_joining(self, wildcard: Wildcard) -> None:
+        wildcard.to_join = []
+        wildcard.memory.queues -= self._joining.pop(wildcard, 0)
 
     def made(self, queue: Queue) -> None:
         """There is a new queue; nothing is in it."""
@@ -168,16 +215,18 @@ class Wildcards:
 
     def left(self, wildcard: Wildcard) -> None:
         self._consumers.remove(wildcard)
+        self._end_joining(wildcard)
         wildcard.queue.wildcards = []
         for queue in wildcard.queues:
-            queue.memory.queues -= JOIN_BYTES
+            if len(queue.wildcards) > 1:
+                queue.memory.queues -= JOIN_BYTES
 
     def gone(self, queue: Queue) -> None:
         """A queue has gone in which nothing was."""
         for wildcard in queue.wildcards:
             self._account.unsubscribed(wildcard, queue)
             wildcard.left_queue(queue)
-            queue.memory.queues -= JOIN_BYTES
+        queue.memory.queues -= JOIN_BYTES * max(0, len(queue.wildcards) - 1)
         queue.wildcards = []
         self.expressive.pop(queue, None)
 
@@ -190,17 +239,10 @@ class Wildcards:
             while in_flight and in_flight[0].batch <= batch:
                 in_flight.popleft()
 
-    def _check_room(self, wildcard: Wildcard, meant: list[Queue]) -> None:
-        selector = wildcard.wanted
-        # Whoever takes all that is there makes room.
-        if selector is not None:
-            size = sum(JOIN_BYTES + bytes_to_join(queue, selector) for queue in meant)
-            if not wildcard.memory.has_room_in_queues(size):
-                raise no_room_for_selector(len(meant), size, wildcard.memory)
-
     def _join(self, wildcard: Wildcard, queue: Queue) -> None:
-        wildcard.queues[queue] = [NOWHERE] * len(RANKS)
-        queue.memory.queues += JOIN_BYTES
+        wildcard.queues[queue] = None
+        if queue.wildcards:
+            queue.memory.queues += JOIN_BYTES
         queue.join_of_many(wildcard)
         if wildcard.wanted is not None or queue.groups is not None:
             self._selections.subscribe(wildcard, queue, wildcard.wanted)
@@ -210,15 +252,16 @@ class Wildcards:
         found: list[list[Entry]] = [[] for _ in RANKS]
         for queue in queues:
             for lane in queue.lanes:
-                found[lane.rank] += (entry for entry in lane.recent if entry.batch > committed)
-                if lane.aside is not None:
-                    found[lane.rank] += (entry for entry in lane.aside.plucked.values() if entry.batch > committed)
+                # What had left memory too early may have come back to its lane before it is durable.
+                found[lane.rank] += (entry for entry in (*lane.recent, *lane.again()) if entry.batch > committed)
                 for entry in reversed(lane.arrived):
                     if entry.sequence < since:
                         break
                     if entry.batch > committed:
                         found[lane.rank].append(entry)
         for rank, new in enumerate(found):
+            if not new:
+                continue
             # Some may be known from another wildcard, which has ended.
             everything = {entry.sequence: entry for entry in (*self.in_flight[rank], *new)}
             self.in_flight[rank] = deque(entry for _, entry in sorted(everything.items()))

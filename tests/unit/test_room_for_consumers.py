@@ -1,0 +1,195 @@
+"""Is what subscriptions, their selectors and long names take counted, given back, and refused if need be?"""
+
+import gc
+import re
+import tracemalloc
+from weakref import ref
+
+import pytest
+
+from tests.unit.test_unused import Passing
+from truenext import selector as selector_module
+from truenext.commands import AckMode, Browse, Subscribe, Unsubscribe
+from truenext.destination import durable_key, parse
+from truenext.engine import memory as memory_module
+from truenext.engine.memory import CONSUMER_BYTES
+from truenext.errors import RemoteProtocolError
+from truenext.limits import SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
+from truenext.selector import Selector, selector
+
+KEY = durable_key("client", "reader")
+
+
+def long_selector(number: int = 0) -> Selector:
+    """One of hundreds of KiB; each number is another one."""
+    text = f"n = {number}"
+    while len(text) < SELECTOR_LENGTH_MAX - 20:
+        text += f" or n{len(text)}=1"
+    return selector(text)
+
+
+def subscribe(
+    run: Passing, address: str, wanted: Selector | None = None, *, name: str = "1", durable: str = ""
+) -> None:
+    subscribed = Subscribe(name, parse(address, "s"), AckMode.INDIVIDUAL, 1, durable=durable, selector=wanted)
+    run.engine.subscribe(run.session, subscribed)
+    run.settle()
+
+
+@pytest.mark.parametrize("address", ["/queue/q", "/queue/*", "/topic/t", "/topic/t.*"])
+@pytest.mark.parametrize("is_disconnect", [False, True])
+def test_a_subscription_takes_its_selector_s_memory_and_gives_it_back(address: str, is_disconnect: bool) -> None:
+    run = Passing()
+    run.publish("q")
+    before = run.engine.memory.queues
+    wanted = long_selector()
+    subscribe(run, address, wanted)
+    assert run.engine.memory.queues > before + wanted.size + CONSUMER_BYTES > before + 300_000
+    if is_disconnect:
+        run.engine.disconnect(run.session, is_clean=True)
+    else:
+        run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.settle()
+    assert run.engine.memory.queues == before
+
+
+def test_a_selector_that_many_have_is_there_and_counted_once() -> None:
+    run = Passing()
+    wanted = long_selector()
+    subscribe(run, "/queue/a", wanted, name="a")
+    before = run.engine.memory.queues
+    text = wanted.text
+    del wanted
+    subscribe(run, "/queue/b", long_selector(), name="b")
+    subscribe(run, "/topic/t", long_selector(), name="t")
+    assert run.engine.memory.queues < before + 10_000
+    for name in ("a", "b"):
+        run.engine.unsubscribe(run.session, Unsubscribe(name))
+    assert run.engine.memory.selectors == {selector(text): 2}, "its subscriber has it, and what is copied to its queue"
+
+
+def test_a_durable_subscription_s_selector_is_counted_while_nobody_uses_it_and_after_a_restart() -> None:
+    run = Passing()
+    before = run.engine.memory.queues
+    wanted = long_selector()
+    subscribe(run, "/topic/t", wanted, durable=KEY)
+    run.engine.disconnect(run.session, is_clean=True)
+    run.settle()
+    assert run.engine.memory.queues > before + wanted.size
+    run.begin()
+    assert run.engine.memory.queues > before + wanted.size
+    run.engine.unsubscribe(run.session, Unsubscribe("other", durable=KEY))
+    run.settle()
+    assert run.engine.memory.queues == before and not run.engine.memory.selectors
+
+
+def test_a_browser_takes_memory_until_it_ends_though_it_was_shown_all() -> None:
+    run = Passing()
+    run.publish("q")
+    before = run.engine.memory.queues
+    wanted = long_selector()
+    run.engine.browse(run.session, Browse("1", parse("/queue/q", "s"), wanted))
+    run.settle()
+    assert run.engine.memory.queues == before + wanted.size + memory_module.consumer_size("1")
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    assert run.engine.memory.queues == before
+
+
+@pytest.mark.parametrize("address", ["/queue/q", "/queue/*", "/topic/t", "durable"])
+def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 100_000)
+    run = Passing(room_for=10)
+    run.publish("q")
+    run.settle()
+    before, names = run.engine.memory.queues, {queue.name for queue in run.engine.queues()}
+    durable = KEY if address == "durable" else ""
+    with pytest.raises(RemoteProtocolError, match=r"no room for this subscription: it takes 38\d KiB .*--memory-limit"):
+        subscribe(run, "/topic/t" if durable else address, long_selector(), durable=durable)
+    with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
+        run.engine.browse(run.session, Browse("b", parse("/queue/q", "s"), long_selector()))
+    assert run.engine.memory.queues == before and {queue.name for queue in run.engine.queues()} == names
+    assert not run.session.consumers and not run.session.browsers
+    subscribe(run, "/queue/q", selector("n = 1"))
+
+
+def test_where_queues_take_all_of_the_room_some_is_left_for_who_takes_from_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 20 * CONSUMER_BYTES)
+    run = Passing(room_for=10)
+    for number in range(10):
+        run.publish(f"q{number}")
+    with pytest.raises(RemoteProtocolError, match="no room for another queue"):
+        run.publish("one more")
+    subscribe(run, "/queue/>", name="first")
+    assert len(run.session.consumers["first"].all_queues()) == 10, "nobody is refused who makes room"
+    count = 0
+    with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
+        for count in range(100):
+            subscribe(run, "/queue/q0", name=f"consumer {count}")
+    assert 8 < count < 20
+    run.engine.unsubscribe(run.session, Unsubscribe("consumer 0"))
+    subscribe(run, "/queue/q0", name="another")
+
+
+def test_only_the_first_pattern_of_a_queue_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 20 * CONSUMER_BYTES)
+    run = Passing(room_for=100)
+    for number in range(100):
+        run.publish(f"{'ab'[number % 2]}.{number}")
+    before = run.engine.memory.queues
+    subscribe(run, "/queue/a.*", name="a")
+    subscribe(run, "/queue/b.*", name="b")
+    assert run.engine.memory.queues < before + 2 * CONSUMER_BYTES + 200, "queues have room for it"
+    with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
+        subscribe(run, "/queue/>", name="all")
+
+
+LISTS = {
+    "numbers": "n = 1 or n = 2.5 or n <> 3e4",
+    "texts": "colour = 'red' or size = 'large' or JMSType = 'order'",
+    "a list": "colour in ('red', 'green', 'blue', 'a longer text')",
+    "pieces": "name like '%a%b%c_d%'",
+    "arithmetic": "a + b * c - d / 2 > -e",
+    "between": "n between 1 and 2 and not (m is null or l not between 3 and 4)",
+    "a long text": f"name = '{'é' * 400}'",
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_the_size_of_a_selector_is_what_it_takes(kind: str) -> None:
+    for times in (1, 5, 20):
+        text = " and ".join([f"({LISTS[kind]})"] * times)[: SELECTOR_LENGTH_MAX - 1]
+        text = text if text.endswith(")") else text[: text.rindex(" and (")]
+        selector_module._compile(text)
+        re.purge()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            compiled = selector_module._compile(str(text.encode(), "utf-8"))
+            re.purge()
+            gc.collect()
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert 0.9 * taken - 1000 < compiled.size < 1.15 * taken + 1000
+
+
+def test_of_selectors_that_nobody_has_any_more_the_last_few_are_kept() -> None:
+    known = [ref(long_selector(number)) for number in range(8)]
+    kept = [one() for one in known]
+    assert kept[0] is None and kept[-1] is not None
+    assert sum(one.size for one in kept if one is not None) <= SELECTORS_KEPT_BYTES
+
+
+def test_a_long_name_is_counted_with_its_queue_and_given_back() -> None:
+    run = Passing()
+    before = run.engine.memory.queues
+    run.use("short")
+    short = run.engine.memory.queues - before
+    run.use("長" * 250)
+    assert run.engine.memory.queues - before - short > short + 3 * 250
+    run.pass_time(70)
+    assert run.engine.memory.queues == before
