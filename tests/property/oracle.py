@@ -1326,6 +1326,10 @@ class Oracle:
                 raise Disagreement(f"{letter} is written again")
             letter.stored_in = self.gathering
 
+    def _had_expired(self, letter: Letter) -> bool:
+        """Expiry: one that had also failed too often is dead-lettered when dispatch comes upon it, or at once."""
+        return letter.origin is not None and self.is_expired(letter.origin)
+
     def saw_sequence(self, letter: Letter, sequence: int) -> None:
         """The key: given at acceptance, in order; unbroken within a transaction; never changed, never given twice."""
         known = self.sequences.get(letter)
@@ -1334,7 +1338,10 @@ class Oracle:
                 raise Disagreement(f"{letter} changed its sequence from {known} to {sequence}")
             return
         for other, theirs in self.sequences.items():
-            if self.leave_memory and (letter.is_dead_letter or other.is_dead_letter) and letter.queue != other.queue:
+            moved_at_any_time = any(
+                each.is_dead_letter and (self.leave_memory or self._had_expired(each)) for each in (letter, other)
+            )
+            if moved_at_any_time and letter.queue != other.queue:
                 is_right = sequence != theirs
             elif letter.block and other.block == letter.block:
                 apart = sequence - theirs

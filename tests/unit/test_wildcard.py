@@ -322,3 +322,18 @@ def test_a_queue_is_not_stuck_while_its_consumer_has_others_to_join(monkeypatch:
         world.engine.tick(now_ms * 1000, now_ms * 1000)
         assert looked(audit, world.engine) == []
     assert len(world.join_all()) == 3
+
+
+def test_when_somebody_leaves_queues_are_looked_at_only_where_that_may_change_something() -> None:
+    world = World()
+    for number in range(300):
+        world.send(f"q.{number}")
+    world.subscribe("q.*", window=1)
+    world.subscribe("q.*", name="leaves", window=1)
+    world.join_all()
+    world.subscribe("q.7", name="one", window=1)
+    world.turn()
+    world.engine.unsubscribe(world.session, Unsubscribe("leaves"))
+    touched = {queue.name for queue in world.engine._touched}
+    # That of what it held, and the one from which somebody takes alone.
+    assert "q.7" in touched and len(touched) <= 2

@@ -1452,7 +1452,8 @@ class Engine:
                 queue.leave_of_many(consumer)
             else:
                 queue.leave(consumer)
-            queue.choose_owner()
+            if consumer.is_exclusive:
+                queue.choose_owner()
             # Nobody may come by again before it goes.
             queue.let_go_of_places()
             if consumer.scan_of(queue) is not None:
@@ -1466,7 +1467,9 @@ class Engine:
         consumer.session.served.pop(consumer, None)
         for queue in queues:
             self._account.unsubscribed(consumer, queue)
-            self._touched[queue] = None
+            # Of those of a wildcard most have nobody else to whom this makes a difference.
+            if queue.consumers or queue.groups is not None or consumer.is_exclusive or not consumer.is_of_many:
+                self._touched[queue] = None
 
     def _abort(self, session: Session, name: str) -> None:
         transaction = session.transactions.pop(name)

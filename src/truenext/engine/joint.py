@@ -15,7 +15,6 @@ from truenext.destination import Kind
 from truenext.engine.choosing import HOLDS, Choosing, GroupChoosing, preference, take
 from truenext.engine.lane import WHOLE
 from truenext.engine.wildcard import NOWHERE
-from truenext.order import RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -209,7 +208,8 @@ class JointDispatch:
         for wildcard in queue.wildcards:
             is_over = queue.is_paused or queue.owner not in (None, wildcard)
             way = self._way(queue)
-            for rank in RANKS:
+            for lane in queue.lanes:
+                rank = lane.rank
                 head = None if is_over else way.head_for(wildcard, rank)
                 if head is None:
                     sequence = NOWHERE

@@ -202,7 +202,7 @@ class Queue:
         self.choose_owner()
 
     def leave(self, consumer: Consumer) -> None:
-        """It takes from this queue no more; to be followed by `choose_owner`."""
+        """It takes from this queue no more; to be followed by `choose_owner` if it was exclusive."""
         self.consumers = [one for one in self.consumers if one is not consumer] or _NOBODY
 
     def leave_of_many(self, wildcard: Wildcard) -> None:

@@ -95,6 +95,6 @@ def no_room_for_consumer(size: int, memory: Memory) -> RemoteProtocolError:
 def no_room(queues: int, memory: Memory) -> RemoteProtocolError:
     """There is no room for another queue, and none of those that are there can go."""
     return RemoteProtocolError(
-        f"no room for another queue: {queues} queues take all of the {memory.queues_limit >> 20} MiB that "
-        "--memory-limit leaves for them; make it larger, or let fewer queues be in use at once"
+        f"no room for another queue: {queues} queues and their consumers take all of the {memory.queues_limit >> 20} "
+        "MiB that --memory-limit leaves for them; make it larger, or let fewer queues be in use at once"
     )
