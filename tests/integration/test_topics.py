@@ -394,3 +394,32 @@ def test_dead_letters_of_a_subscription_with_a_long_selector_go_back_until_it_en
     reader.nack(message, headers={"truenext-poison": "true"}, confirmed=True)
     reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
     assert "1 left" in broker.said("redrive", f"DLQ.subscription.{queue}.1")
+
+
+def test_dead_letters_whose_subscription_has_gone_are_left_and_the_reason_and_the_way_out_are_said(
+    broker: BrokerProcess, queue: str
+) -> None:
+    reader = known(broker, queue)
+    dead = f"DLQ.subscription.{queue}.1"
+    # The first time it is taken up for another topic, the second time it ends.
+    for topic in (f"{queue}.old", f"{queue}.new"):
+        follow(reader, f"/topic/{topic}", headers={"durable": "true"})
+        publish(reader, f"/topic/{topic}", "bad", {"persistent": "true"})
+        reader.nack(reader.message(), headers={"truenext-poison": "true"}, confirmed=True)
+        reader.unsubscribe("1")
+    reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
+    reader.send(dead, b"no dead letter", confirmed=True)
+
+    ended = {f"subscription,{queue},1,{queue}.{topic}": 1 for topic in ("new", "old")}
+    facts = json.loads(broker.said("redrive", dead, "--json"))
+    assert facts == {"count": 0, "to": {}, "left": 3, "ended": ended, "dry_run": False}
+    why = "which is there no more; `truenext move` takes them to a queue"
+    assert broker.said("redrive", dead).splitlines() == [
+        "0 moved",
+        *(f"1 left: they failed in {name}, {why}" for name in ended),
+        "1 left: consumers hold them, they are still being committed, or they do not say where they came from",
+    ]
+    assert broker.said("move", dead, f"{queue}.saved", "--limit", "2") == f"2 moved to {queue}.saved\n"
+    assert broker.said("redrive", dead).splitlines()[1:] == [
+        "1 left: consumers hold them, they are still being committed, or they do not say where they came from"
+    ]
