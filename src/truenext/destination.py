@@ -246,7 +246,14 @@ def _composite(address: str, session: str) -> Destination:
 
 def _owned(address: str, prefix: str) -> tuple[str, str]:
     """The session that owns a temporary queue or topic, and its name."""
-    owner, _, name = address[len(prefix) :].partition("/")
+    owner, slash, name = address[len(prefix) :].partition("/")
+    if owner and not slash:
+        # As ActiveMQ has it, whose names do not say whose they are.
+        own = f"/{prefix.removeprefix('/remote-')}{owner[:100]}"
+        raise RemoteProtocolError(
+            f"unknown destination {address[:100]!r}: here it is {own!r} if it is one's own, and of others what a "
+            "MESSAGE's reply-to says"
+        )
     return owner, f"/{_checked(owner, address)}/{_checked(name, address)}"
 
 

@@ -72,7 +72,14 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/temp-queue/", "has no name"),
         ("/control/", "has no name"),
         ("/remote-temp-queue/", "has no name"),
-        ("/remote-temp-queue/you", "has no name"),
+        (
+            "/remote-temp-queue/r",
+            "'/remote-temp-queue/r': here it is '/temp-queue/r' if it is one's own, and of others what",
+        ),
+        (
+            "/remote-temp-topic/t",
+            "'/remote-temp-topic/t': here it is '/temp-topic/t' if it is one's own, and of others what",
+        ),
         ("/remote-temp-queue/you/", "has no name"),
         ("/queue//a", "begin"),
         ("/temp-queue//you/r", "begin"),
