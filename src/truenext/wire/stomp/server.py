@@ -42,7 +42,7 @@ from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.schedule import FOR_EVER, Schedule, checked
 from truenext.selector import selector
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
-from truenext.wire.stomp.headers import durable_name, nack_wishes, wishes
+from truenext.wire.stomp.headers import check_login, check_ours, durable_name, nack_wishes, wishes
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
 from truenext.wire.stomp.values import read_boolean, read_name, read_number
 
@@ -171,6 +171,8 @@ class StompServer:
                         self._connect(frame)
                         steady = protocol.steady
                         continue
+                if frame.command != "SEND":
+                    check_ours(frame.command, frame.headers)
                 command = requests[frame.command](self, frame)
                 yield command
                 if receipt is not None:
@@ -182,6 +184,7 @@ class StompServer:
     def _connect(self, frame: Frame) -> None:
         headers = frame.headers
         version = choose_version(headers.get("accept-version"))
+        check_login(headers)
         if "receipt" in headers:
             raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt: CONNECTED is the answer")
         can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
