@@ -24,7 +24,7 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from truenext.errors import RemoteProtocolError
-from truenext.limits import COMPOSITE_MAX, DESTINATION_LENGTH_MAX
+from truenext.limits import COMPOSITE_MAX, DESTINATION_LENGTH_MAX, DURABLE_LENGTH_MAX
 from truenext.pattern import fault_of_pattern, is_pattern
 
 DEAD_LETTER_PREFIX = "DLQ."
@@ -276,11 +276,11 @@ def durable_key(client: str, name: str) -> str:
                 f"{what} {text[:100]!r} is empty, or has characters that it must not have: a comma, unprintable ones, "
                 "or a * or > that would make it a pattern"
             )
-    length = len(dead_letter_name(f"{SUBSCRIPTION_PREFIX}{client},{name},"))
-    if length > DESTINATION_LENGTH_MAX:
-        most = DESTINATION_LENGTH_MAX - length + len(client + name)
+    length = len(client + name)
+    if length > DURABLE_LENGTH_MAX:
         raise RemoteProtocolError(
-            f"client-id and name of a durable subscription of {len(client + name)} characters; at most {most}"
+            f"client-id and name of a durable subscription of {length} characters together; "
+            f"at most {DURABLE_LENGTH_MAX}"
         )
     return f"{client},{name}"
 
