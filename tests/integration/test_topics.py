@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.raw_client import RawClient, bodies
+from tests.integration.raw_client import RawClient, Refused, bodies
 
 
 def follow(client: RawClient, address: str, *, name: str = "1", headers: dict[str, str] | None = None) -> None:
@@ -210,6 +210,37 @@ def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_
     question = json.dumps({"queue": f"DLQ.subscription.{queue}.1"}).encode()
     reader.say("SEND", {"destination": "/control/redrive", "reply-to": "/temp-queue/answers"}, question)
     assert sorted(bodies(reader.messages(2)), key=len)[0] == "bad"
+
+
+@pytest.mark.parametrize("verb", ["purge", "move"])
+def test_work_on_a_subscription_that_has_ended_between_two_pieces_is_refused_in_the_answer(
+    broker: BrokerProcess, queue: str, verb: str
+) -> None:
+    reader, operator = known(broker, queue), broker.connect()
+    follow(reader, f"/topic/{queue}", headers={"durable": "true"})
+    reader.unsubscribe("1")
+    for _ in range(3):
+        publish(operator, f"/topic/{queue}", "m", {"persistent": "true"})
+    follow(operator, "/temp-queue/answers", name="answers")
+    name = f"subscription,{queue},1,{queue}"
+    question = {"queue": name, "limit": 1} | ({"to": f"{queue}.new"} if verb == "move" else {})
+
+    def piece(**rest: object) -> dict[str, object]:
+        body = json.dumps(question | rest).encode()
+        operator.say("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"}, body)
+        answer: dict[str, object] = json.loads(operator.message().body)
+        return answer
+
+    first = piece()
+    assert (first["moved"], first["refused"]) == (1, "")
+    reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
+    for _ in range(2):
+        # The connection goes on.
+        second = piece(after=first["next"], until=first["until"])
+        assert (second["moved"], second["next"]) == (0, None)
+        assert second["refused"] == f"there is no queue {name!r}"
+    with pytest.raises(Refused, match="there is no queue"):
+        piece()
 
 
 @pytest.mark.parametrize("way", ["at once", "through a kill", "through a move", "given up twice"])
