@@ -24,7 +24,7 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from truenext.errors import RemoteProtocolError
-from truenext.limits import COMPOSITE_MAX, DESTINATION_LENGTH_MAX
+from truenext.limits import COMPOSITE_MAX, DESTINATION_LENGTH_MAX, DURABLE_LENGTH_MAX
 from truenext.pattern import fault_of_pattern, is_pattern
 
 DEAD_LETTER_PREFIX = "DLQ."
@@ -246,7 +246,14 @@ def _composite(address: str, session: str) -> Destination:
 
 def _owned(address: str, prefix: str) -> tuple[str, str]:
     """The session that owns a temporary queue or topic, and its name."""
-    owner, _, name = address[len(prefix) :].partition("/")
+    owner, slash, name = address[len(prefix) :].partition("/")
+    if owner and not slash:
+        # As ActiveMQ has it, whose names do not say whose they are.
+        own = f"/{prefix.removeprefix('/remote-')}{owner[:100]}"
+        raise RemoteProtocolError(
+            f"unknown destination {address[:100]!r}: here it is {own!r} if it is one's own, and of others what a "
+            "MESSAGE's reply-to says"
+        )
     return owner, f"/{_checked(owner, address)}/{_checked(name, address)}"
 
 
@@ -269,11 +276,11 @@ def durable_key(client: str, name: str) -> str:
                 f"{what} {text[:100]!r} is empty, or has characters that it must not have: a comma, unprintable ones, "
                 "or a * or > that would make it a pattern"
             )
-    length = len(dead_letter_name(f"{SUBSCRIPTION_PREFIX}{client},{name},"))
-    if length > DESTINATION_LENGTH_MAX:
-        most = DESTINATION_LENGTH_MAX - length + len(client + name)
+    length = len(client + name)
+    if length > DURABLE_LENGTH_MAX:
         raise RemoteProtocolError(
-            f"client-id and name of a durable subscription of {len(client + name)} characters; at most {most}"
+            f"client-id and name of a durable subscription of {length} characters together; "
+            f"at most {DURABLE_LENGTH_MAX}"
         )
     return f"{client},{name}"
 

@@ -41,6 +41,10 @@ NAME_LENGTH_MAX = 255
 DESTINATION_LENGTH_MAX = 255
 """Characters in a destination's name: names are kept in memory and in the store for good."""
 
+DURABLE_LENGTH_MAX = DESTINATION_LENGTH_MAX - len("DLQ.subscription..")
+"""Characters in a client-id and the name of its durable subscription together: with these around them they name its
+dead-letter queue."""
+
 SELECTOR_LENGTH_MAX = 4096
 """Characters in a selector: it is compiled at once, in about 5 us for each, and tested against all that waits."""
 

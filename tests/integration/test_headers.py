@@ -68,6 +68,47 @@ def test_a_window_that_is_too_large_is_refused_and_says_the_limit(broker: Broker
     assert f"{name} 40000 is more than {WINDOW_MAX} messages" in client.error().headers["message"]
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])
+@pytest.mark.parametrize("command", ["ACK", "NACK"])
+def test_an_acknowledgement_that_repeats_all_headers_of_its_message_is_taken(
+    broker: BrokerProcess, queue: str, version: str, command: str
+) -> None:
+    if (version, command) == ("1.0", "NACK"):
+        return
+    slips = {"truenext-numer": "1", "truenext-deliveries": "7", "truenext-": "x"}
+    dead = f"DLQ.{queue}"
+    fill(broker, queue, "a", headers=slips)
+    first = broker.connect()
+    follow(first, f"/queue/{queue}")
+    first.nack(first.message(), headers={"truenext-poison": "true"}, confirmed=True)
+    client = broker.connect(version=version)
+    follow(client, f"/queue/{dead}")
+    message = client.message()
+    assert {"truenext-numer", "truenext-original-attempts"} < message.headers.keys()
+    said = {name: value for name, value in message.headers.items() if name != "content-length"}
+    client.say(command, said | {"id": message.headers.get("ack", "")}, confirmed=True)
+    client.disconnect()
+    broker.await_facts(dead, waiting=int(command == "NACK"), unacknowledged=0)
+
+
+@pytest.mark.parametrize(
+    ("command", "headers", "fault"),
+    [
+        ("ABORT", {"truenext-number": "1"}, "unknown header 'truenext-number' of ABORT: it is for SEND and COMMIT"),
+        ("COMMIT", {"truenext-numer": "1"}, "there are truenext-number and truenext-producer"),
+        ("SUBSCRIBE", {"truenext-expres": "true"}, "unknown header 'truenext-expres' of SUBSCRIBE: there is"),
+        ("DISCONNECT", {"truenext-delay": "5"}, "unknown header 'truenext-delay' of DISCONNECT: it is for NACK"),
+    ],
+)
+def test_a_slip_in_one_of_our_own_names_is_refused_and_says_what_there_is(
+    broker: BrokerProcess, queue: str, command: str, headers: dict[str, str], fault: str
+) -> None:
+    client = broker.connect()
+    client.begin("t")
+    client.say(command, {"id": "1", "destination": f"/queue/{queue}", "transaction": "t"} | headers)
+    assert fault in client.error().headers["message"]
+
+
 def test_options_say_what_comes_and_who_goes_first(broker: BrokerProcess, queue: str) -> None:
     ordinary, preferred = broker.connect(), broker.connect()
     follow(ordinary, f"/queue/{queue}")

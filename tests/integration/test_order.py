@@ -233,6 +233,24 @@ def test_two_receivers_at_prefetch_1_share_the_messages_in_order(broker: BrokerP
 # ---- Commits in flight ----
 
 
+def test_each_subscription_of_one_connection_gets_what_is_its_in_order_whoever_else_shares_the_queue(
+    broker: BrokerProcess, queue: str
+) -> None:
+    client = broker.connect()
+    for subscription in "ab":
+        client.subscribe(queue, prefetch=10, subscription=subscription)
+    client.begin("t")
+    for number in range(20):
+        client.send(queue, b"%d" % number, persistent=number % 3 == 0, transaction="t")
+    client.commit("t")
+    messages = client.messages(20)
+    by_subscription = {
+        each: [int(message.body) for message in messages if message.headers["subscription"] == each] for each in "ab"
+    }
+    assert [len(numbers) for numbers in by_subscription.values()] == [10, 10]
+    assert all(numbers == sorted(numbers) for numbers in by_subscription.values())
+
+
 def test_what_is_being_committed_holds_back_its_equals_and_nobody_else(held_broker: BrokerProcess, queue: str) -> None:
     receiver, persistent, transient = held_broker.connect(), held_broker.connect(), held_broker.connect()
     receiver.subscribe(queue)

@@ -395,7 +395,7 @@ def test_what_a_consumer_holds_or_nobody_dead_lettered_is_left_alone(broker: Bro
     client.subscribe(f"DLQ.{queue}", prefetch=1)
     held = client.message()
     moved = broker.truenext("redrive", f"DLQ.{queue}")
-    left = "2 left: consumers hold them, or they do not say where they came from\n"
+    left = "2 left: consumers hold them, they are still being committed, or they do not say where they came from\n"
     assert (moved.returncode, moved.stdout) == (0, f"1 moved to {queue}\n{left}")
     client.ack(held, confirmed=True)
     assert client.message().body == b"sent there"

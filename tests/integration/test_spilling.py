@@ -93,6 +93,17 @@ def test_all_that_is_sent_faster_than_it_is_read_comes_in_order_and_memory_is_ke
 
 
 @SMALL
+def test_the_status_says_who_has_what_is_on_disk(own_broker: BrokerProcess) -> None:
+    reader = follow(own_broker)
+    publish(own_broker.connect(), 0, MANY)
+    (largest,) = own_broker.status()["temporary"]["largest"]
+    assert (largest["destination"], largest["waiting"] + largest["unacknowledged"]) == ("/topic/news", MANY)
+    assert MANY * BODY_BYTES < largest["bytes"] < 1.1 * MANY * BODY_BYTES
+    reader.close()
+    own_broker.stop()
+
+
+@SMALL
 def test_a_body_is_written_once_for_all_that_wait_for_it(own_broker: BrokerProcess) -> None:
     readers = [follow(own_broker) for _ in range(20)]
     publish(own_broker.connect(), 0, MANY)

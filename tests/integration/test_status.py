@@ -72,6 +72,29 @@ def test_the_status_counts_all_scheduled_sends_and_says_which_are_for_topics(own
     assert told() == ("3 sends, 1 of them for topics or several destinations", 3, 1)
 
 
+def test_the_status_says_for_whom_so_much_waits_that_no_queue_has(own_broker: BrokerProcess) -> None:
+    reader, sender = own_broker.connect(says_hello=False), own_broker.connect()
+    reader.say_hello("1.2", "0,0", client_id="billing")
+    topic = {"destination": "/topic/news"}
+    reader.say("SUBSCRIBE", topic | {"id": "1", "ack": "client", "activemq.prefetchSize": "2"}, confirmed=True)
+    for _ in range(10):
+        sender.say("SEND", topic, bytes(10_000), confirmed=True)
+
+    facts = own_broker.status()["temporary"]
+    (largest,) = facts["largest"]
+    assert (largest["destination"], largest["client_id"]) == ("/topic/news", "billing")
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", largest["client"])
+    for each in (facts, largest):
+        assert (each["waiting"], each["unacknowledged"]) == (8, 2)
+        assert 100_000 < each["bytes"] < 110_000
+    printed = status(own_broker.port).stdout
+    said = f"8 waiting, 2 unacknowledged, {facts['bytes']:,} bytes"
+    assert f"temporary  {said}, in what ends with its connection\n" in printed
+    assert f"           /topic/news of {largest['client']} (billing): {said}\n" in printed
+    reader.unsubscribe("1")
+    assert "temporary  0 waiting, 0 unacknowledged, 0 bytes, in what ends" in status(own_broker.port).stdout
+
+
 def test_a_broker_that_cannot_be_asked_is_told_from_one_that_is_stuck() -> None:
     printed = status(1)
     assert (printed.returncode, printed.stdout) == (2, "")

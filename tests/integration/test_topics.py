@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.raw_client import RawClient, bodies
+from tests.integration.raw_client import RawClient, Refused, bodies
 
 
 def follow(client: RawClient, address: str, *, name: str = "1", headers: dict[str, str] | None = None) -> None:
@@ -212,6 +212,37 @@ def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_
     assert sorted(bodies(reader.messages(2)), key=len)[0] == "bad"
 
 
+@pytest.mark.parametrize("verb", ["purge", "move"])
+def test_work_on_a_subscription_that_has_ended_between_two_pieces_is_refused_in_the_answer(
+    broker: BrokerProcess, queue: str, verb: str
+) -> None:
+    reader, operator = known(broker, queue), broker.connect()
+    follow(reader, f"/topic/{queue}", headers={"durable": "true"})
+    reader.unsubscribe("1")
+    for _ in range(3):
+        publish(operator, f"/topic/{queue}", "m", {"persistent": "true"})
+    follow(operator, "/temp-queue/answers", name="answers")
+    name = f"subscription,{queue},1,{queue}"
+    question = {"queue": name, "limit": 1} | ({"to": f"{queue}.new"} if verb == "move" else {})
+
+    def piece(**rest: object) -> dict[str, object]:
+        body = json.dumps(question | rest).encode()
+        operator.say("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"}, body)
+        answer: dict[str, object] = json.loads(operator.message().body)
+        return answer
+
+    first = piece()
+    assert (first["moved"], first["refused"]) == (1, "")
+    reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
+    for _ in range(2):
+        # The connection goes on.
+        second = piece(after=first["next"], until=first["until"])
+        assert (second["moved"], second["next"]) == (0, None)
+        assert second["refused"] == f"there is no queue {name!r}"
+    with pytest.raises(Refused, match="there is no queue"):
+        piece()
+
+
 @pytest.mark.parametrize("way", ["at once", "through a kill", "through a move", "given up twice"])
 @pytest.mark.parametrize("address", ["/topic/news.eu", "/queue/other,/topic/news.eu"])
 def test_a_redriven_message_of_a_durable_subscription_arrives_as_it_was_first_sent(
@@ -394,3 +425,32 @@ def test_dead_letters_of_a_subscription_with_a_long_selector_go_back_until_it_en
     reader.nack(message, headers={"truenext-poison": "true"}, confirmed=True)
     reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
     assert "1 left" in broker.said("redrive", f"DLQ.subscription.{queue}.1")
+
+
+def test_dead_letters_whose_subscription_has_gone_are_left_and_the_reason_and_the_way_out_are_said(
+    broker: BrokerProcess, queue: str
+) -> None:
+    reader = known(broker, queue)
+    dead = f"DLQ.subscription.{queue}.1"
+    # The first time it is taken up for another topic, the second time it ends.
+    for topic in (f"{queue}.old", f"{queue}.new"):
+        follow(reader, f"/topic/{topic}", headers={"durable": "true"})
+        publish(reader, f"/topic/{topic}", "bad", {"persistent": "true"})
+        reader.nack(reader.message(), headers={"truenext-poison": "true"}, confirmed=True)
+        reader.unsubscribe("1")
+    reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
+    reader.send(dead, b"no dead letter", confirmed=True)
+
+    ended = {f"subscription,{queue},1,{queue}.{topic}": 1 for topic in ("new", "old")}
+    facts = json.loads(broker.said("redrive", dead, "--json"))
+    assert facts == {"count": 0, "to": {}, "left": 3, "ended": ended, "dry_run": False}
+    why = "which is there no more; `truenext move` takes them to a queue"
+    assert broker.said("redrive", dead).splitlines() == [
+        "0 moved",
+        *(f"1 left: they failed in {name}, {why}" for name in ended),
+        "1 left: consumers hold them, they are still being committed, or they do not say where they came from",
+    ]
+    assert broker.said("move", dead, f"{queue}.saved", "--limit", "2") == f"2 moved to {queue}.saved\n"
+    assert broker.said("redrive", dead).splitlines()[1:] == [
+        "1 left: consumers hold them, they are still being committed, or they do not say where they came from"
+    ]

@@ -12,12 +12,14 @@ from truenext.destination import (
     Kind,
     accepted_address,
     dead_letter_name,
+    durable_key,
+    durable_subscription,
     parse,
     queue_called,
     split_options,
 )
 from truenext.errors import RemoteProtocolError
-from truenext.limits import DESTINATION_LENGTH_MAX
+from truenext.limits import DESTINATION_LENGTH_MAX, DURABLE_LENGTH_MAX
 
 LONGEST = "x" * (DESTINATION_LENGTH_MAX - len(DEAD_LETTER_PREFIX))
 
@@ -72,7 +74,14 @@ def test_an_address_means_one_destination(address: str, destination: Destination
         ("/temp-queue/", "has no name"),
         ("/control/", "has no name"),
         ("/remote-temp-queue/", "has no name"),
-        ("/remote-temp-queue/you", "has no name"),
+        (
+            "/remote-temp-queue/r",
+            "'/remote-temp-queue/r': here it is '/temp-queue/r' if it is one's own, and of others what",
+        ),
+        (
+            "/remote-temp-topic/t",
+            "'/remote-temp-topic/t': here it is '/temp-topic/t' if it is one's own, and of others what",
+        ),
         ("/remote-temp-queue/you/", "has no name"),
         ("/queue//a", "begin"),
         ("/temp-queue//you/r", "begin"),
@@ -117,6 +126,15 @@ def test_an_address_that_means_nothing_is_refused_and_says_why(address: str, rea
 def test_the_session_of_a_remote_address_obeys_the_rules_of_names(session: str) -> None:
     with pytest.raises(RemoteProtocolError):
         parse(f"/remote-temp-queue/{session}/r", "me")
+
+
+def test_a_durable_subscription_has_a_name_of_which_its_dead_letter_queue_can_have_one() -> None:
+    client, name = "c" * 37, "n" * (DURABLE_LENGTH_MAX - 37)
+    subscription = durable_subscription(durable_key(client, name), "t", "colour IN ('red', 'blue')")
+    assert subscription.name == f"subscription,{client},{name},t,colour IN ('red', 'blue')"
+    assert len(dead_letter_name(subscription.name)) == DESTINATION_LENGTH_MAX
+    with pytest.raises(RemoteProtocolError, match=f"of {DURABLE_LENGTH_MAX + 1} characters together; at most"):
+        durable_key(client, name + "n")
 
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="*>,/?"), min_size=1, max_size=20)

@@ -7,10 +7,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
 from tests.unit.looking import looked
 from truenext.broker import slices as slices_module
-from truenext.broker.control import LOOKED_AT_AT_ONCE, SORTED_AT_ONCE, VERBS, Asked
+from truenext.broker.control import LARGEST_SHOWN, LOOKED_AT_AT_ONCE, SORTED_AT_ONCE, VERBS, Asked, Caller
 from truenext.broker.pager import Pager
 from truenext.broker.questions import Questions
 from truenext.broker.reload import NO_FILE
@@ -41,16 +42,23 @@ class World:
         self.audit = StuckAudit()
 
     def send(self, queue: str) -> None:
-        message = Message(4, False, 0, b"content-length:0\n", b"")
-        self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message))
+        self.send_to(f"/queue/{queue}")
 
-    def subscribe(self, address: str, session: Session | None = None) -> None:
-        subscribe = Subscribe(address, parse(address, "s"), AckMode.INDIVIDUAL, 1000)
+    def send_to(self, address: str, body: bytes = b"") -> None:
+        message = Message(4, False, 0, b"content-length:0\n", body)
+        self.engine.send(self.session, Send(parse(address, "s"), message))
+
+    def subscribe(self, address: str, session: Session | None = None, window: int = 1000) -> None:
+        subscribe = Subscribe(address, parse(address, session.id if session else "s"), AckMode.INDIVIDUAL, window)
         self.engine.subscribe(session or self.session, subscribe)
 
     def begin(self, verb: str) -> Generator[None, None, bytes]:
         pager = mock.Mock(spec=Pager, under_way=set())
-        return VERBS[verb](Asked(self.engine, self.audit, pager, lambda: NO_FILE))
+        return VERBS[verb](Asked(self.engine, self.audit, pager, lambda: NO_FILE, self.caller))
+
+    @staticmethod
+    def caller(session: Session) -> Caller:
+        return Caller(f"host of {session.id}", f"id of {session.id}")
 
     def answer(self, verb: str) -> Any:
         return json.loads(finished(self.begin(verb)))
@@ -96,6 +104,73 @@ def test_what_somebody_holds_who_takes_from_many_queues_is_counted_in_each() -> 
     ]
     status = world.answer("status")
     assert (status["waiting"], status["in_memory"], status["queues"]) == (1, 7, 3)
+
+
+def test_what_ends_with_its_connection_is_summed_and_the_largest_are_named() -> None:
+    world = World()
+    nothing = {"waiting": 0, "unacknowledged": 0, "bytes": 0, "largest": []}
+    assert world.answer("status")["temporary"] == nothing
+    slow, slower = world.engine.connect("slow"), world.engine.connect("slower")
+    world.subscribe("/topic/news.*", slow, window=1)
+    world.subscribe("/temp-topic/own", slower)
+    world.subscribe("/temp-queue/answers", slower, window=1)
+    world.subscribe("/queue/q", window=1)
+    assert world.answer("status")["temporary"] == nothing
+    for _ in range(3):
+        for address in ("/topic/news.eu", "/queue/q", "/remote-temp-queue/slower/answers"):
+            world.send_to(address, bytes(1000))
+            world.engine.turn()
+    world.send_to("/remote-temp-queue/slower/answers", bytes(1000))
+    status = world.answer("status")
+    temporary = status["temporary"]
+    assert (temporary["waiting"], temporary["unacknowledged"]) == (5, 2)
+    assert 7 * 1000 < temporary["bytes"] < 7 * 1500
+    first, second = temporary["largest"]
+    assert 4 * 1000 < first.pop("bytes") < 4 * 1500
+    assert 3 * 1000 < second.pop("bytes") < 3 * 1500
+    assert (first, second) == (
+        {
+            "destination": "/temp-queue/answers",
+            "client": "host of slower",
+            "client_id": "id of slower",
+            "waiting": 3,
+            "unacknowledged": 1,
+        },
+        {
+            "destination": "/topic/news.*",
+            "client": "host of slow",
+            "client_id": "id of slow",
+            "waiting": 2,
+            "unacknowledged": 1,
+        },
+    )
+    # What is said of queues is of these alone.
+    assert (status["queues"], status["waiting"]) == (1, 2)
+    world.send_to("/remote-temp-topic/slower/own")
+    assert "/temp-topic/own" in [each["destination"] for each in world.answer("status")["temporary"]["largest"]]
+
+
+def test_of_many_that_end_with_their_connection_only_the_largest_are_named_those_that_are_left() -> None:
+    world = World()
+    sessions = [world.engine.connect(f"s{number}") for number in range(2 * LARGEST_SHOWN)]
+    for number, session in enumerate(sessions):
+        world.subscribe("/topic/t", session)
+        world.send_to("/topic/t", bytes(1000 * number))
+    answer = world.begin("status")
+    next(answer)
+    world.engine.disconnect(sessions[0], is_clean=True)
+    largest = json.loads(finished(answer))["temporary"]["largest"]
+    assert [each["client"] for each in largest] == [f"host of s{number}" for number in range(1, LARGEST_SHOWN)]
+
+
+@pytest.mark.parametrize("verb", ["queues", "status"])
+def test_no_step_looks_at_more_than_a_few_consumers_of_one_queue(verb: str) -> None:
+    world = World()
+    subscribe = Subscribe("", parse("/temp-queue/q" if verb == "status" else "/queue/q", "s"), AckMode.INDIVIDUAL, 1)
+    for number in range(1000):
+        world.engine.subscribe(world.session, structs.replace(subscribe, subscription=str(number)))
+    steps = sum(1 for _ in world.begin(verb))
+    assert steps >= 1000 // LOOKED_AT_AT_ONCE
 
 
 @pytest.mark.parametrize("verb", ["queues", "status"])

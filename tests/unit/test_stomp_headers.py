@@ -1,5 +1,6 @@
 """Is each name of SUBSCRIBE that some broker knows understood, or asks for nothing, or is refused by name?"""
 
+import re
 from itertools import product
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from truenext.commands import Browse, Command, Nack, Subscribe, Unsubscribe
 from truenext.destination import Kind
+from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import RemoteProtocolError
 from truenext.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame, Version, encode
@@ -145,7 +147,16 @@ UNKNOWN = [
         "activemq.",
         "activemq.prefetchsize",
     ),
-    *("consumer.prefetchSize", "consumer.noLocal", "Durable", "requeue", "prefetch", "truenext-delay", "login"),
+    *(
+        "consumer.prefetchSize",
+        "consumer.noLocal",
+        "Durable",
+        "requeue",
+        "prefetch",
+        "Truenext-delay",
+        "truenext",
+        "login",
+    ),
 ]
 
 
@@ -367,6 +378,85 @@ def test_whoever_subscribed_to_a_queue_durable_unsubscribes_with_the_same_header
     if client_id:
         # Of no queue any more: a durable subscription that nobody uses now.
         assert ask(server, "UNSUBSCRIBE", headers) == [Unsubscribe("s", "c,s")]
+
+
+# ---- Our own ----
+
+OF_MESSAGE = ["truenext-sequence", "truenext-deliveries", "truenext-attempts", *sorted(DEAD_LETTER_HEADERS)]
+FRAMES = {
+    # what each asks for, and our names that it may have
+    "SUBSCRIBE": ({"id": "s", "destination": "/queue/a", "ack": "client-individual"}, ["truenext-express"]),
+    "UNSUBSCRIBE": ({"id": "s"}, ["truenext-express"]),
+    "ACK": ({"id": "5@s", "message-id": "truenext-b1-5", "subscription": "s"}, OF_MESSAGE),
+    "NACK": (
+        {"id": "5@s", "message-id": "truenext-b1-5", "subscription": "s"},
+        [*OF_MESSAGE, "truenext-delay", "truenext-poison"],
+    ),
+    "BEGIN": ({"transaction": "t"}, []),
+    "COMMIT": ({"transaction": "t"}, ["truenext-producer", "truenext-number"]),
+    "ABORT": ({"transaction": "t"}, []),
+    "DISCONNECT": ({}, []),
+}
+BELONGS = {
+    "truenext-producer": "SEND and COMMIT",
+    "truenext-number": "SEND and COMMIT",
+    "truenext-delay": "NACK",
+    "truenext-poison": "NACK",
+    "truenext-express": "SUBSCRIBE",
+}
+SLIPS = ["truenext-numer", "truenext-Number", "truenext-", "truenext-number ", "truenext-login", "truenext-repeat"]
+
+
+@pytest.mark.parametrize("version", [Version.V1_1, Version.V1_2])
+@pytest.mark.parametrize("name", [*OF_MESSAGE, *BELONGS, *SLIPS])
+@pytest.mark.parametrize("command", FRAMES)
+def test_one_of_our_own_names_is_for_this_frame_or_refused_by_name(command: str, name: str, version: Version) -> None:
+    headers, ours = FRAMES[command]
+    if name in ours:
+        both = {"truenext-producer": "p", "truenext-number": "1"} if command == "COMMIT" else {}
+        value = "true" if name in ("truenext-express", "truenext-poison") else "7"
+        assert ask(connected(version), command, headers | {name: value} | both)
+        return
+    with pytest.raises(RemoteProtocolError) as refusal:
+        ask(connected(version), command, headers | {name: "7"})
+    reason = str(refusal.value)
+    assert reason.startswith(f"unknown header {name!r} of {command}: ")
+    if name in BELONGS:
+        assert reason.endswith(f": it is for {BELONGS[name]}; leave it out")
+    elif name in OF_MESSAGE:
+        assert reason.endswith(": only the broker says it; leave it out")
+    else:
+        assert reason.endswith("; leave it out")
+        assert command == "UNSUBSCRIBE" or all(each in reason for each in ours if each not in OF_MESSAGE)
+
+
+def test_before_the_login_a_slip_is_refused_and_nothing_of_it_said() -> None:
+    server = StompServer(session_id="me", identity="b1", server_name="truenext/1")
+    with pytest.raises(RemoteProtocolError) as refusal:
+        list(server.receive(b"CONNECT\naccept-version:1.2\ntruenext-secret:x\n\n\0"))
+    assert str(refusal.value) == "CONNECT has no header that begins with truenext-; leave it out"
+
+
+@pytest.mark.parametrize("command", ["ACK", "NACK"])
+@pytest.mark.parametrize("version", [Version.V1_1, Version.V1_2])
+def test_whatever_a_message_said_its_acknowledgement_may_repeat(command: str, version: Version) -> None:
+    said = {"truenext-sequence": "5", "truenext-numer": "1", "truenext-express": "maybe", "truenext-producers": ""}
+    assert ask(connected(version), command, FRAMES[command][0] | said)
+
+
+@pytest.mark.parametrize("name", [*SLIPS, "truenext-express", "truenext-delay"])
+def test_on_send_our_own_names_are_the_user_s_but_for_those_that_are_understood(name: str) -> None:
+    (send,) = ask(connected(), "SEND", {"destination": "/queue/a", name: "whatever"})
+    assert f"{name}:whatever\n".encode() in send.message.header  # type: ignore[union-attr]
+
+
+def test_the_decision_names_all_of_our_own() -> None:
+    page = Path(__file__).parents[2] / "docs" / "decisions" / "0038-other-brokers-headers.md"
+    table = page.read_text().partition("## Our own")[2].partition("##")[0]
+    for command, (_, ours) in FRAMES.items():
+        (line,) = [line for line in table.splitlines() if line.startswith("|") and command in re.findall(r"\w+", line)]
+        assert set(re.findall(r"`(.*?)`", line)) == set(ours) - set(OF_MESSAGE)
+        assert ("what a MESSAGE says" in line) == (set(OF_MESSAGE) <= set(ours))
 
 
 # ---- NACK ----

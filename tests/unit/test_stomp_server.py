@@ -951,7 +951,7 @@ def test_a_receipt_is_about_the_numbered_frame_that_asks_for_it_and_no_other() -
         (_, confirm) = ask(server, command, *lines, "receipt:r")
         assert isinstance(confirm, Confirm) and confirm.numbered is None
     for command, lines in (("BEGIN", ["transaction:t"]), ("ABORT", ["transaction:t"]), ("SUBSCRIBE", [QUEUE, "id:1"])):
-        (_, confirm) = ask(server, command, *lines, *numbered)
+        (_, confirm) = ask(server, command, *lines, "receipt:r")
         assert isinstance(confirm, Confirm) and confirm.numbered is None
 
 

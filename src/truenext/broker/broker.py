@@ -99,6 +99,10 @@ class Peer(Protocol):
     def bytes_taken(self) -> int:
         """By its socket, since the connection began."""
 
+    @property
+    def caller(self) -> control.Caller:
+        """Who the client is."""
+
 
 class Broker:
     def __init__(
@@ -530,7 +534,11 @@ class Broker:
         self._questions.ask(session, question)
 
     def _begin_answer(self, verb: str) -> AnswerInTheMaking:
-        return control.VERBS[verb](control.Asked(self._engine, self._stuck_audit, self._pager, self.reload))
+        asked = control.Asked(self._engine, self._stuck_audit, self._pager, self.reload, self._caller)
+        return control.VERBS[verb](asked)
+
+    def _caller(self, session: Session) -> control.Caller:
+        return self._peers[session].caller
 
     def _answer_question(self, session: Session, question: Control, body: bytes) -> None:
         self._asking.goes_on(session)

@@ -5,9 +5,10 @@ are from different moments, none of them before the question. Source: docs/decis
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from heapq import merge
+from collections.abc import Callable, Generator, Iterator
+from heapq import heappush, heappushpop, merge
 from io import BytesIO
+from itertools import count
 from sys import maxsize
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,9 +20,11 @@ from truenext.broker.questions import AnswerInTheMaking
 from truenext.broker.reload import Outcome
 from truenext.broker.slices import Steps
 from truenext.commands import Control, Send
+from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.engine import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.queue import Queue
+from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message
@@ -36,8 +39,20 @@ LOOKED_AT_AT_ONCE = 50
 SORTED_AT_ONCE = 1000
 """Names that are sorted in one step."""
 
+LARGEST_SHOWN = 10
+"""Of what ends with its connection: those that have most are named."""
+
 _T = TypeVar("_T")
 _encode = msgspec.json.Encoder().encode
+
+
+class Caller(NamedTuple):
+    """Who a client is."""
+
+    address: str
+    """Of its socket."""
+    client_id: str
+    """What it calls itself; "" if nothing."""
 
 
 class Asked(NamedTuple):
@@ -47,6 +62,7 @@ class Asked(NamedTuple):
     stuck_audit: StuckAudit
     pager: Pager
     reload: Callable[[], Outcome]
+    caller: Callable[[Session], Caller]
 
 
 def check(verb: str) -> None:
@@ -110,11 +126,7 @@ def _queues(asked: Asked) -> AnswerInTheMaking:
     answer.write(b"[")
     for number, name in enumerate(merge(*in_order)):
         queue = lasting.pop(name)
-        held = 0
-        for consumers in _pieces(queue.consumers[:]):
-            held += sum(len(consumer.held) for consumer in consumers)
-            if len(consumers) == LOOKED_AT_AT_ONCE:
-                yield
+        held = yield from _held_of_one(queue)
         row: dict[str, Any] = {
             "name": name,
             "waiting": queue.waiting(),
@@ -137,11 +149,13 @@ def _queues(asked: Asked) -> AnswerInTheMaking:
 def _status(asked: Asked) -> AnswerInTheMaking:
     engine = asked.engine
     lasting = durable = others = waiting = in_memory = 0
+    temporary = _Temporary()
     for queues in _pieces(list(engine.queues())):
         for queue in queues:
             is_subscription = bool(queue.destination.topic)
             if queue.is_temporary:
                 others += is_subscription
+                yield from temporary.add(queue)
             else:
                 lasting += 1
                 durable += is_subscription
@@ -174,6 +188,7 @@ def _status(asked: Asked) -> AnswerInTheMaking:
             "scheduled_for_topics": engine.scheduled(""),
             "waiting": waiting,
             "in_memory": in_memory,
+            "temporary": temporary.facts(asked),
         }
     )
 
@@ -182,6 +197,65 @@ def _reload(asked: Asked) -> AnswerInTheMaking:
     # Its steps cannot be taken one by one: all queues get their policies between two dispatches.
     yield
     return _encode(asked.reload())
+
+
+class _Temporary:
+    """What ends with its connection: how much that is, and of whom most of it is."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._unacknowledged = 0
+        self._bytes = 0
+        self._largest: list[tuple[int, int, Destination, int, int]] = []
+        """A heap, the least first: bytes, a number that tells equals apart, and what they are of; waiting, held."""
+        self._numbers = count()
+
+    def add(self, queue: Queue) -> Steps:
+        held = yield from _held_of_one(queue)
+        waiting, size = queue.waiting(), queue.resident + queue.spilled
+        self._waiting += waiting
+        self._unacknowledged += held
+        self._bytes += size
+        if size:
+            keep = heappush if len(self._largest) < LARGEST_SHOWN else heappushpop
+            keep(self._largest, (size, next(self._numbers), queue.destination, waiting, held))
+
+    def facts(self, asked: Asked) -> dict[str, Any]:
+        # Some may have gone since.
+        sessions = {session.id: session for session in asked.engine.sessions()} if self._largest else {}
+        rows = []
+        for size, _, destination, waiting, held in sorted(self._largest, reverse=True):
+            if destination.session in sessions:
+                address, client_id = asked.caller(sessions[destination.session])
+                of_whom = {"destination": _as_said(destination), "client": address, "client_id": client_id}
+                rows.append(of_whom | {"waiting": waiting, "unacknowledged": held, "bytes": size})
+        return {
+            "waiting": self._waiting,
+            "unacknowledged": self._unacknowledged,
+            "bytes": self._bytes,
+            "largest": rows,
+        }
+
+
+def _as_said(destination: Destination) -> str:
+    """How its client has called a queue that ends with its connection. The name of its session is kept from others, who
+    could send there."""
+    prefix = f"/{destination.session}/"
+    if not destination.topic:
+        return TEMPORARY_PREFIX + destination.name.removeprefix(prefix)
+    if destination.topic.startswith("/"):
+        return TEMPORARY_TOPIC_PREFIX + destination.topic.removeprefix(prefix)
+    return f"/topic/{destination.topic}"
+
+
+def _held_of_one(queue: Queue) -> Generator[None, None, int]:
+    """How many messages of a queue those have who take from it alone."""
+    held = 0
+    for consumers in _pieces(queue.consumers[:]):
+        held += sum(len(consumer.held) for consumer in consumers)
+        if len(consumers) == LOOKED_AT_AT_ONCE:
+            yield
+    return held
 
 
 def _count_held_of_many(engine: Engine, held: Counter[Queue]) -> Steps:

@@ -31,10 +31,11 @@ def redrive(
 ) -> None:
     """Move the dead letters of QUEUE (DLQ.orders) back to where they came from, each once.
 
-    What consumers hold is left alone, and said. Whatever ends it, a second call goes on where it ended. Exits 1 if one
-    of --id was not moved.
+    What consumers hold is left alone, and said; so is what failed in a durable subscription that is there no more,
+    which `truenext move` takes to a queue. Whatever ends it, a second call goes on where it ended. Exits 1 if one of
+    --id was not moved.
     """
-    why_left = "consumers hold them, or they do not say where they came from"
+    why_left = "consumers hold them, they are still being committed, or they do not say where they came from"
     work = Work("redrive", "moved", {"queue": queue}, why_left, numbers, selector, limit, is_dry=dry_run)
     work.run(url, as_json=as_json)
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import click
 import msgspec
@@ -140,7 +141,10 @@ def _print_message(message: Frame, *, with_headers: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 @url_option
 def queues(as_json: bool, url: str) -> None:
-    """List the queues: what waits, what consumers hold, who consumes."""
+    """List the queues: what waits, what consumers hold, who consumes.
+
+    What ends with its connection, as a subscription to a topic that is not durable, is in `truenext status`.
+    """
     try:
         with Connection(url) as connection:
             answer = connection.ask("queues")
@@ -158,10 +162,15 @@ def queues(as_json: bool, url: str) -> None:
     terminal.show(table)
 
 
+def _held_for(facts: dict[str, Any]) -> str:
+    return f"{facts['waiting']:,} waiting, {facts['unacknowledged']:,} unacknowledged, {facts['bytes']:,} bytes"
+
+
 @click.command()
 @url_option
 def status(url: str) -> None:
-    """Say how the broker is: whether a queue is stuck, and what its memory and disk are used for.
+    """Say how the broker is: whether a queue is stuck, what its memory and disk are used for, and for which clients it
+    keeps what ends with their connections.
 
     A queue is stuck if a message is ready, a consumer has credit for it, and nothing happens: a fault of the broker's.
     Exits 0 if none is, 1 if one is, 2 if the broker could not be asked.
@@ -178,6 +187,11 @@ def status(url: str) -> None:
     subscriptions = facts["subscriptions"]
     durable = counted(subscriptions["durable"], "durable subscription")
     terminal.say(f"topics     {durable}, {counted(subscriptions['others'], 'other')}")
+    terminal.say(f"temporary  {_held_for(facts['temporary'])}, in what ends with its connection")
+    for each in facts["temporary"]["largest"]:
+        called = f" ({terminal.line(each['client_id'])})" if each["client_id"] else ""
+        of_whom = f"{terminal.line(each['destination'])} of {each['client']}{called}"
+        terminal.say(f"           {of_whom}: {_held_for(each)}")
     scheduled = counted(facts["scheduled"], "send")
     terminal.say(
         f"scheduled  {scheduled}, {facts['scheduled_for_topics']:,} of them for topics or several destinations"

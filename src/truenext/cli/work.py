@@ -107,6 +107,7 @@ class Work:
         self._count = 0
         self._to = Counter[str]()
         self._left = 0
+        self._ended = Counter[str]()
         self._refused = ""
 
     def run(self, url: str, *, as_json: bool) -> None:
@@ -119,8 +120,8 @@ class Work:
                 terminal.say(f"{self._count:,} {self._done}; the same command goes on", err=True)
             raise Failure(error) from error
         if as_json:
-            facts = {"count": self._count, "to": dict(self._to), "left": self._left, "dry_run": self._is_dry}
-            terminal.write_json(facts)
+            facts = {"count": self._count, "to": dict(self._to), "left": self._left}
+            terminal.write_json(facts | {"ended": dict(self._ended), "dry_run": self._is_dry})
         else:
             self._say()
         if self._refused:
@@ -141,6 +142,7 @@ class Work:
                 self._count += answer["moved"]
                 self._to.update(answer["to"])
                 self._left += answer["left"]
+                self._ended.update(answer["ended"])
                 self._missing -= set(answer["sequences"])
                 self._refused = answer["refused"]
                 if self._limit is not None:
@@ -153,5 +155,8 @@ class Work:
             terminal.say(f"{count:,} {self._done} to {name}")
         if not self._to:
             terminal.say(f"{self._count:,} {self._done}")
-        if self._left:
-            terminal.say(f"{self._left:,} left: {self._why_left}")
+        for name, count in sorted(self._ended.items()):
+            why = f"they failed in {terminal.line(name)}, which is there no more"
+            terminal.say(f"{count:,} left: {why}; `truenext move` takes them to a queue")
+        if left := self._left - self._ended.total():
+            terminal.say(f"{left:,} left: {self._why_left}")

@@ -122,13 +122,15 @@ class Done(msgspec.Struct):
     """Those of them that went to each queue."""
     left: int
     """Wanted, and left where they are: they are still being committed, or (re-drive) they do not say where they came
-    from, or that is no more; at the end also what consumers and open transactions have (`left_with`)."""
+    from, or are `ended`; at the end also what consumers and open transactions have (`left_with`)."""
     next: tuple[int, int] | None
     """Where to go on; None at the end."""
     until: int
     """What was accepted behind this is not looked at."""
     sequences: list[int] = []
     """Which ones were moved, if single ones were wanted."""
+    ended: dict[str, int] = msgspec.field(default_factory=dict)
+    """Those of `left` whose durable subscription is no more, by the name that its queue had."""
     refused: str = ""
     """Why nothing more can be done, if that turned out only after it was asked for; such as that the queue was that of
     a durable subscription, which has ended."""
@@ -267,14 +269,16 @@ def take(
     in_memory = _in_memory(lane, read.after_sequence, last)
     on_page = {found.sequence: found for found in page.found if found.sequence <= last}
     wants = selector.selector(asked.selector).matches if asked.selector is not None else None
-    become = _deed(asked, now_ms, has_ended)
+    become = _deed(asked, now_ms)
     sequences = asked.sequences and set(asked.sequences)
     here: list[Taken] = []
     answer = Done(moved=0, to={}, left=0, next=None, until=read.until)
     at = read.after_sequence
     for looked_at, at in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):
         if sequences is None or at in sequences:
-            _take_one(lane, in_memory.get(at), on_page.get(at), committed, now_ms, wants, become, here, answer)
+            _take_one(
+                lane, in_memory.get(at), on_page.get(at), committed, now_ms, wants, become, has_ended, here, answer
+            )
         if looked_at == read.limit or len(here) == asked.limit:
             break
     else:
@@ -294,6 +298,7 @@ def _take_one(
     now_ms: int,
     wants: Callable[[Message], bool] | None,
     become: Callable[[Message], tuple[Destination, Message] | None] | None,
+    has_ended: Callable[[str], bool],
     here: list[Taken],
     answer: Done,
 ) -> None:
@@ -321,24 +326,19 @@ def _take_one(
             answer.left += 1
             return
         name = arrival[0].name
+        if has_ended(name):
+            answer.left += 1
+            answer.ended[name] = answer.ended.get(name, 0) + 1
+            return
         answer.to[name] = answer.to.get(name, 0) + 1
     here.append(Taken(entry, arrival))
 
 
-def _deed(
-    asked: Wanted, now_ms: int, has_ended: Callable[[str], bool]
-) -> Callable[[Message], tuple[Destination, Message] | None] | None:
+def _deed(asked: Wanted, now_ms: int) -> Callable[[Message], tuple[Destination, Message] | None] | None:
     """What a message becomes, and where; None if it is removed."""
     if isinstance(asked, Move):
         return partial(moved, destination=target_of(asked))
-    if not isinstance(asked, Redrive):
-        return None
-
-    def back(letter: Message) -> tuple[Destination, Message] | None:
-        arrival = revived(letter, now_ms)
-        return None if arrival is None or has_ended(arrival[0].name) else arrival
-
-    return back
+    return partial(revived, now_ms=now_ms) if isinstance(asked, Redrive) else None
 
 
 def _in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:

@@ -766,11 +766,13 @@ class Engine:
     # ---- Bulk work ----
 
     def check_bulk(self, asked: bulk.Wanted) -> None:
-        """Whether messages can be moved or removed.
+        """Whether messages can be moved or removed. Of work that has begun, and whose queue is no more, the answer says
+        what is so.
 
         Raises: RemoteProtocolError if there is no such queue or too many, NoRoomError
         """
-        if not (isinstance(asked, bulk.OfScheduled) and asked.queue == "") and not self._has_gone_since(asked):
+        is_gone = asked.until is not None and asked.queue not in self._queues
+        if not (isinstance(asked, bulk.OfScheduled) and asked.queue == "") and not is_gone:
             self._queue_of_bulk(asked)
 
     def _has_gone_since(self, asked: bulk.Wanted) -> bool:

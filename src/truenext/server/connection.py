@@ -15,6 +15,7 @@ from itertools import chain
 
 from truenext.answers import Answer, Farewell, Fault, Receipt
 from truenext.broker.broker import Broker
+from truenext.broker.control import Caller
 from truenext.commands import AckMode, Command
 from truenext.engine.browse import Showing
 from truenext.engine.consumer import Consumer
@@ -100,6 +101,10 @@ class Connection:
         self._timers: dict[str, TimerHandle] = {}
         self._after(LOGIN_SECONDS_MAX, "login", self._on_login_overdue)
         loop.add_reader(sock, self._on_readable)
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self._name, self._stomp.client_id)
 
     # ---- Reading ----
 

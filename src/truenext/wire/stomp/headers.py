@@ -9,6 +9,9 @@ A name that one of these brokers knows is understood, or passes because what it 
 Two names of one thing that disagree are refused, too. Names are exact, never prefixes. Any other name is the user's:
 gateways pass on what browsers add. On SEND all of these are the user's.
 
+Names that begin with OURS are this broker's own, so there one that a frame does not have is a slip, and refused
+(`check_ours`).
+
 Source: docs/decisions/0038-other-brokers-headers.md
 """
 
@@ -18,6 +21,7 @@ from enum import Enum
 from typing import TypeVar
 
 from truenext.destination import Destination, Kind
+from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import RemoteProtocolError
 from truenext.limits import CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
 from truenext.wire.stomp.values import read_boolean, read_number
@@ -41,6 +45,32 @@ OPTIONS = (
     *("consumer.dispatchAsync", "consumer.maximumPendingMessageLimit", "consumer.noLocal", "consumer.retroactive"),
 )
 """What may stand behind the ? of a destination: ActiveMQ's."""
+
+
+OURS = "truenext-"
+"""How the names begin that no other broker has."""
+
+SEQUENCE = "truenext-sequence"
+"""Each MESSAGE has it."""
+
+OF_MESSAGE = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-attempts"}
+"""What only the broker says, of a message."""
+
+_NUMBERED = ("truenext-number", "truenext-producer")
+UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
+    "SEND": _NUMBERED,
+    "SUBSCRIBE": ("truenext-express",),
+    "NACK": ("truenext-delay", "truenext-poison"),
+    "COMMIT": _NUMBERED,
+}
+"""Those of OURS that each frame has. On SEND others are the user's."""
+
+SILENT: Mapping[str, frozenset[str]] = {
+    "UNSUBSCRIBE": frozenset(UNDERSTOOD["SUBSCRIBE"]),
+    "ACK": OF_MESSAGE,
+    "NACK": OF_MESSAGE,
+}
+"""Those that are repeated there by clients that hand on the headers of a SUBSCRIBE, or of a MESSAGE."""
 
 
 class To(Enum):
@@ -209,6 +239,37 @@ def wishes(
         selector=_agreed(said, SELECTOR, lambda _, text: text or None) or "",
         durable=durable,
     )
+
+
+def check_ours(command: str, headers: Mapping[str, str]) -> None:
+    """Whether a frame other than SEND and the login has only those of our own names that it may have.
+
+    Raises: RemoteProtocolError at the first that it may not have.
+    """
+    for name in headers:
+        if name.startswith(OURS) and name not in UNDERSTOOD.get(command, ()) and name not in SILENT.get(command, ()):
+            if OF_MESSAGE is SILENT.get(command) and SEQUENCE in headers:
+                # It repeats a whole MESSAGE, whose producer may have said anything.
+                return
+            raise RemoteProtocolError(f"unknown header {name[:50]!r} of {command}: {_instead(command, name)}")
+
+
+def check_login(headers: Mapping[str, str]) -> None:
+    """Raises: RemoteProtocolError if one of our own names is in a login, of which nothing is repeated."""
+    if any(name.startswith(OURS) for name in headers):
+        raise RemoteProtocolError(f"CONNECT has no header that begins with {OURS}; leave it out")
+
+
+def _instead(command: str, name: str) -> str:
+    belongs = [each for each, names in UNDERSTOOD.items() if name in names]
+    if belongs:
+        return f"it is for {' and '.join(belongs)}; leave it out"
+    if name in OF_MESSAGE:
+        return "only the broker says it; leave it out"
+    there_are = UNDERSTOOD.get(command, ())
+    if not there_are:
+        return f"there is none that begins with {OURS}; leave it out"
+    return f"there {'is' if len(there_are) == 1 else 'are'} {' and '.join(there_are)}; leave it out"
 
 
 def durable_name(said: Mapping[str, str], by_id: str | None) -> str | None:

@@ -42,7 +42,7 @@ from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.schedule import FOR_EVER, Schedule, checked
 from truenext.selector import selector
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
-from truenext.wire.stomp.headers import durable_name, nack_wishes, wishes
+from truenext.wire.stomp.headers import check_login, check_ours, durable_name, nack_wishes, wishes
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
 from truenext.wire.stomp.values import read_boolean, read_name, read_number
 
@@ -112,7 +112,7 @@ class StompServer:
         self._message_id_prefix = f"truenext-{identity}-"
         self._server_name = server_name
         self._protocol = Protocol(Side.SERVER)
-        self._client_id = ""
+        self.client_id = ""
         """What the client calls itself, whichever of its connections it is."""
         self._version = Version.V1_0
         """The agreed one, once there is one."""
@@ -171,6 +171,8 @@ class StompServer:
                         self._connect(frame)
                         steady = protocol.steady
                         continue
+                if frame.command != "SEND":
+                    check_ours(frame.command, frame.headers)
                 command = requests[frame.command](self, frame)
                 yield command
                 if receipt is not None:
@@ -182,12 +184,13 @@ class StompServer:
     def _connect(self, frame: Frame) -> None:
         headers = frame.headers
         version = choose_version(headers.get("accept-version"))
+        check_login(headers)
         if "receipt" in headers:
             raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt: CONNECTED is the answer")
         can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
         self.sends_every_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
         self.expects_every_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
-        self._client_id = headers.get("client-id", "")
+        self.client_id = headers.get("client-id", "")
         self._protocol.agree(version)
         self._version = version
         answer = {
@@ -360,9 +363,9 @@ class StompServer:
         """Of the client's durable subscription of this name; "" if None is meant."""
         if name is None:
             return ""
-        if not self._client_id:
+        if not self.client_id:
             raise RemoteProtocolError("a durable subscription needs a client-id, which CONNECT did not name")
-        return durable_key(self._client_id, name)
+        return durable_key(self.client_id, name)
 
     def _subscription_id(self, frame: Frame) -> str:
         """STOMP 1.0 lets a subscription be known by its destination."""
