@@ -3,17 +3,17 @@
 import pytest
 
 from tests.property.disk import found_of
-from tests.unit.test_engine import commit, dispatched, send, started, subscribe
+from tests.unit.test_engine import commit, send, started, subscribe
 from tests.unit.test_schedule import NOON_MS, Run
 from truenext import selector
 from truenext.broker.pager import page_of
 from truenext.commands import AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
 from truenext.destination import parse, queue_called
-from truenext.engine import bulk
+from truenext.engine import bulk, topics
 from truenext.engine.engine import Engine
 from truenext.engine.paging import PageRead
 from truenext.engine.session import Session
-from truenext.engine.topics import KNOWN_MAX, virtual_topic
+from truenext.engine.topics import virtual_topic
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message
 from truenext.policy import Policies, Policy
@@ -85,14 +85,22 @@ def test_only_its_own_connection_subscribes_to_a_temporary_topic_and_no_pattern_
     assert [consumer.session for consumer in deliveries] == [owner]
 
 
-def test_many_topics_that_are_sent_to_once_are_not_all_kept_in_mind() -> None:
+@pytest.mark.parametrize("subscriptions", [1, 30])
+def test_of_many_topics_that_are_sent_to_once_few_are_kept_in_mind_and_fewer_the_more_have_subscribed(
+    subscriptions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "KNOWN_MAX", 1000)
     engine = started()
     session = engine.connect("s")
-    subscribe(engine, session, "/topic/*")
-    for number in range(KNOWN_MAX + 10):
+    for number in range(subscriptions):
+        engine.subscribe(session, Subscribe(str(number), parse("/topic/*", session.id), AckMode.AUTO, 30_000))
+    most = 0
+    for number in range(200):
         send(engine, session, f"/topic/t{number}")
-    assert len(engine._topics._known) <= KNOWN_MAX
-    assert len(dispatched(engine)) == KNOWN_MAX + 10
+        most = max(most, sum(map(len, engine._topics._known.values())))
+        assert engine._topics._known_size <= 1000
+    assert (most == 58) if subscriptions == 1 else (600 < most < 680)
+    assert all(queue.waiting() == 200 for queue in engine.queues())
 
 
 @pytest.mark.parametrize(

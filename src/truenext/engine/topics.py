@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from truenext.message import Message
     from truenext.selector import Selector
 
-KNOWN_MAX = 4096
-"""Topics for which the answer is kept until subscriptions change: names that are sent to once must not pile up."""
+KNOWN_MAX = 65_536
+"""Queues in the answers that are kept until subscriptions change: names that are sent to once must not pile up."""
+
+KNOWN_TOPIC = 16
+"""As so many of these a topic itself counts."""
 
 
 class Topics:
-    __slots__ = ("_by_pattern", "_by_topic", "_known", "_selectors")
+    __slots__ = ("_by_pattern", "_by_topic", "_known", "_known_size", "_selectors")
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[Queue, None]] = {}
@@ -32,6 +35,7 @@ class Topics:
         self._selectors: dict[Queue, Selector] = {}
         """Of subscriptions that have one."""
         self._known: dict[str, list[Queue]] = {}
+        self._known_size = 0
 
     def add(self, queue: Queue) -> None:
         """A queue was made; most have nothing to do with topics."""
@@ -45,7 +49,7 @@ class Topics:
             self._by_pattern[queue] = topic.split(".")
         else:
             self._by_topic.setdefault(topic, {})[queue] = None
-        self._known.clear()
+        self._forget()
 
     def remove(self, queue: Queue) -> None:
         """A subscription ends."""
@@ -58,19 +62,26 @@ class Topics:
             del of_topic[queue]
             if not of_topic:
                 del self._by_topic[topic]
-        self._known.clear()
+        self._forget()
 
     def queues_of(self, topic: str, message: Message) -> list[Queue]:
         """Where a message sent to a topic stands."""
         queues = self._known.get(topic)
         if queues is None:
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            queues = self._known[topic] = [*self._by_topic.get(topic, ()), *self._by_patterns(topic)]
+            queues = [*self._by_topic.get(topic, ()), *self._by_patterns(topic)]
+            size = KNOWN_TOPIC + len(queues)
+            if self._known_size + size > KNOWN_MAX:
+                self._forget()
+            self._known[topic] = queues
+            self._known_size += size
         selectors = self._selectors
         if not selectors:
             return queues
         return [queue for queue in queues if queue not in selectors or selectors[queue].matches(message)]
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._known_size = 0
 
     def _by_patterns(self, topic: str) -> list[Queue]:
         if topic.startswith("/"):
