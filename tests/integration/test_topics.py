@@ -91,6 +91,27 @@ def test_a_virtual_topic_fills_the_queues_of_its_consumers(own_broker: BrokerPro
     assert bodies(client.only(2)) == ["after the restart"] * 2
 
 
+@pytest.mark.parametrize("is_clean", [True, False], ids=["a clean stop", "a kill"])
+@pytest.mark.parametrize("is_subscribed", [True, False], ids=["by SUBSCRIBE", "by a transient SEND"])
+def test_a_queue_of_a_virtual_topic_that_never_had_a_message_on_disk_collects_after_a_restart(
+    own_broker: BrokerProcess, is_subscribed: bool, is_clean: bool
+) -> None:
+    address = "/queue/Consumer.a.VirtualTopic.orders"
+    client = own_broker.connect()
+    if is_subscribed:
+        follow(client, address)
+    else:
+        publish(client, address, "transient")
+        follow(client, address)
+        client.ack(client.message())
+    client.disconnect()
+    own_broker.restart(is_clean=is_clean)
+    publish(own_broker.connect(), "/topic/VirtualTopic.orders", "m", {"persistent": "true"})
+    client = own_broker.connect()
+    follow(client, address)
+    assert bodies(client.only(1)) == ["m"]
+
+
 def test_a_question_can_name_a_temporary_topic_for_its_answer(broker: BrokerProcess, queue: str) -> None:
     asker, other = broker.connect(), broker.connect()
     follow(asker, "/temp-topic/answers")

@@ -271,6 +271,8 @@ OF_TOPICS = [
     "/topic/VirtualTopic.t",
     "a,/topic/news.eu",
     "/topic/news.us,/topic/news.eu,a,/queue/a",
+    "Consumer.x.VirtualTopic.t",
+    "a,Consumer.y.VirtualTopic.t",
     "a",
 ]
 """Addresses to send to."""
@@ -626,6 +628,9 @@ class BrokerMachine(RuleBasedStateMachine):
             session, Subscribe(name, destination, mode, window, selector=wanted, **extras, durable=key)
         )
         self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, **extras)
+        if queue.startswith("Consumer.") or durable:
+            # From its receipt on it collects.
+            self.ask_receipt(who)
 
     def unsubscribe(self, which: int) -> None:
         reader = _one_of(self.oracle.readers, which)
@@ -1388,7 +1393,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._begin_run_with(self.disk.restart())
 
     def _begin_run_with(self, recovered: Recovered) -> None:
-        self.oracle.queues = {name for name in recovered.queues.values() if "," not in name}
+        self.oracle.recovered_queues({name for name in recovered.queues.values() if "," not in name})
         self.oracle.recovered([self._stored_letter(key, each.message)[0] for key, each in self.disk.contents().items()])
         self._begin_run(recovered)
 
@@ -1846,10 +1851,10 @@ class BusyTopicsMachine(TopicsMachine):
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = TopicsMachine.ARGUMENTS | {
         "schedule": {"queue": OneOf(OF_TOPICS)},
         "read_for_bulk": {"queue": OneOf(OF_BULK)},
-        "do_bulk": {"to": OneOf(["b", None])},
-        "move_at_once": {"queue": OneOf(OF_BULK), "to": OneOf(["b"])},
+        "do_bulk": {"to": OneOf(["b", "Consumer.z.VirtualTopic.t", None])},
+        "move_at_once": {"queue": OneOf(OF_BULK), "to": OneOf(["b", "Consumer.z.VirtualTopic.t"])},
         "purge_at_once": {"queue": OneOf([*OF_BULK, "subscription,c,o,>", "a"])},
-        "pause": {"queue": OneOf([*OF_BULK, "subscription,c,o,>", "a"])},
+        "pause": {"queue": OneOf([*OF_BULK, "subscription,c,o,>", "a", "Consumer.x.VirtualTopic.t"])},
     }
 
 

@@ -373,6 +373,8 @@ class Oracle:
         """All that a crash may leave."""
         self.queues: set[str] = set()
         """Ordinary ones that are known to exist."""
+        self.made_in: dict[str, int] = {}
+        """Those of virtual topics, with the batch that makes each."""
         self.peers: list[Peer] = []
         self.ended: list[Peer] = []
         self.sequences: dict[Letter, int] = {}
@@ -434,7 +436,9 @@ class Oracle:
             # Topics: what its selector does not want is not copied; from there on it has none.
             selector = None
         elif "*" not in queue and ">" not in queue:
-            self.queues.add(queue)
+            self._name(peer, queue)
+            # Topics: so does the receipt of any SUBSCRIBE to it.
+            self._wait(peer, must=self.made_in.get(queue, AT_ONCE))
         reader = Reader(peer, subscription, queue, mode, window, step, priority, is_exclusive, has_express)
         reader.selector = selector
         self.readers.append(reader)
@@ -446,7 +450,7 @@ class Oracle:
             peer.transactions[transaction].sends.append((queue, parcel))
             return
         self._event += 1
-        self._accept(peer, queue, parcel, block=self._event)
+        self._accept(peer, self.copied_to(queue, parcel, peer), parcel, block=self._event)
 
     def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> bool:
         """Whether it is a repeat, which its receipt says."""
@@ -456,8 +460,9 @@ class Oracle:
             self.producers.repeated(producer, self.now_ms, self.gathering)
             self._wait(peer, must=first.batch, may=self.gathering)
             return True
+        made = len(self.made_in)
         self.send(peer, queue, parcel)
-        self._use(producer, number, is_stored=self._is_stored(queue, parcel))
+        self._use(producer, number, is_stored=self._is_stored(queue, parcel), has_made=len(self.made_in) > made)
         self._wait(peer, may=self.gathering)
         return False
 
@@ -506,18 +511,21 @@ class Oracle:
         self._event += 1
         work = peer.transactions.pop(transaction)
         # Ready: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
-        is_lasting = any(self._is_stored(queue, parcel) for queue, parcel in work.sends)
+        made = len(self.made_in)
+        spread = [self.copied_to(queue, parcel, peer) for queue, parcel in work.sends]
+        parcels = [parcel for _, parcel in work.sends]
+        is_lasting = any(_is_stored(parcel, queues) for parcel, queues in zip(parcels, spread, strict=True))
         is_lasting |= any(letter.persistent and not _is_temporary(letter.queue) for letter in work.acknowledged)
         visible_from = self.gathering if is_lasting else AT_ONCE
-        for queue, parcel in work.sends:
-            self._accept(peer, queue, parcel, visible_from=visible_from, block=self._event)
+        for parcel, queues in zip(parcels, spread, strict=True):
+            self._accept(peer, queues, parcel, visible_from=visible_from, block=self._event)
         for letter in work.acknowledged:
             self._acknowledged(peer, letter)
         if is_lasting or work.refused or producer is not None:
             self._wait(peer, may=self.gathering)
         self._give_back(work.refused, charged=work.refused, is_tried_later=True)
         if producer is not None:
-            self._use(producer, number, is_stored=is_lasting, is_commit=True)
+            self._use(producer, number, is_stored=is_lasting, has_made=len(self.made_in) > made, is_commit=True)
         return False
 
     def abort(self, peer: Peer, transaction: str) -> None:
@@ -554,7 +562,8 @@ class Oracle:
             durable = Durable(queue, topic, selector, self.gathering)
             self.durables.append(durable)
             self._begin_subscription(queue, topic, selector)
-            self._wait(peer, must=self.gathering)
+        # Topics: durably with that batch, which its receipt waits for.
+        self._wait(peer, must=durable.made_in)
         return durable.queue
 
     def _begin_subscription(self, queue: str, topic: str, selector: str | None) -> None:
@@ -774,6 +783,17 @@ class Oracle:
             raise Disagreement(f"recovered were not {lost}, but {undead}")
         self.letters = found
 
+    def recovered_queues(self, found: set[str]) -> None:
+        """Ordinary queues that the store knew of when the broker began again.
+
+        Raises: Disagreement
+        """
+        # Topics: that of a virtual topic survives every end of the broker.
+        of_topics = {queue for queue in found if _topic_of(queue)}
+        if of_topics != self.made_in.keys():
+            raise Disagreement(f"of virtual topics there are {of_topics}, not {list(self.made_in)}")
+        self.queues = found
+
     def _begin_again(self) -> None:
         for letter in self.letters:
             self._release(letter)
@@ -790,6 +810,7 @@ class Oracle:
         self.durables = [one for one in kept if one.ended_in is None or one.ended_in > self.durable]
         for one in self.durables:
             one.made_in, one.ended_in = AT_ONCE, None
+        self.made_in = {queue: AT_ONCE for queue, batch in self.made_in.items() if batch <= self.durable}
         self.topics, self.wants = {}, {}
         for one in self.durables:
             self._begin_subscription(one.queue, one.topic, one.selector)
@@ -850,7 +871,7 @@ class Oracle:
         if parcel.persistent:
             self._wait(peer, must=self.gathering)
         # Whatever queue is named is there from now on.
-        self.copied_to(queue, parcel)
+        self.copied_to(queue, parcel, peer)
         self._order += 1
         self.planned.append(Planned(parcel, queue, self.now_ms + delay_ms, self._order, self.gathering))
 
@@ -870,7 +891,8 @@ class Oracle:
         self._event += 1
         first.removed_in = self.gathering
         # Topics: it is sent now, to whoever subscribes now.
-        self._accept(None, queue, first.parcel, visible_from=self.gathering, block=self._event)
+        queues = self.copied_to(queue, first.parcel)
+        self._accept(None, queues, first.parcel, visible_from=self.gathering, block=self._event)
 
     def planned_of(self, queue: str, labels: list[str], priorities: set[int]) -> list[Planned]:
         """Of these, in this order, those that still wait for a queue and have one of these priorities."""
@@ -962,6 +984,8 @@ class Oracle:
         if moved != len(here):
             raise Disagreement(f"{moved} are taken; by the contract {here}")
         self._event += 1
+        if here and to is not None:
+            self._name(None, to)
         for letter in here:
             self._remove(letter)
             if to is None:
@@ -1007,6 +1031,8 @@ class Oracle:
 
     def pause(self, queue: str, *, is_paused: bool) -> None:
         """Bulk work: nothing is dispatched from a paused queue; durable with the gathering batch."""
+        if is_paused and "," not in queue:
+            self._name(None, queue)
         if (queue in self.paused) == is_paused:
             return
         self.pauses.append((self.gathering, queue, is_paused))
@@ -1388,13 +1414,12 @@ class Oracle:
     def _accept(
         self,
         peer: Peer | None,
-        queue: str,
+        queues: list[str],
         parcel: Parcel,
         *,
         visible_from: int | None = None,
         block: int = 0,
     ) -> None:
-        queues = self.copied_to(queue, parcel)
         copies = range(self._order + 1, self._order + 1 + len(queues))
         for each in queues:
             is_stored = parcel.persistent and not _is_temporary(each)
@@ -1417,8 +1442,8 @@ class Oracle:
                 )
             )
 
-    def copied_to(self, address: str, parcel: Parcel) -> list[str]:
-        """Topics: which queues what is sent to an address, or to a queue, is copied to now."""
+    def copied_to(self, address: str, parcel: Parcel, peer: Peer | None = None) -> list[str]:
+        """Topics: which queues what is sent to an address, or to a queue, is copied to now; by this connection."""
         queues: dict[str, None] = {}
         for part in address.split(","):
             if part.startswith(TOPIC):
@@ -1431,12 +1456,26 @@ class Oracle:
                 queues |= {queue: None for queue in sorted(self.queues) if _consumes(queue, topic)}
             else:
                 queue = part.removeprefix("/queue/")
-                self.queues.add(queue)
+                self._name(peer, queue)
                 queues[queue] = None
         return list(queues)
 
+    def _name(self, peer: Peer | None, queue: str) -> None:
+        """Queues that come and go: one is made when somebody names it."""
+        if queue in self.queues:
+            if peer is not None:
+                # Somebody else may have made it, and what is sent to several may wait until that is durable.
+                self._wait(peer, may=self.made_in.get(queue, AT_ONCE))
+            return
+        self.queues.add(queue)
+        if _topic_of(queue):
+            # Topics: it is durable with the batch in which it is made, which the receipt of what made it waits for.
+            self.made_in[queue] = self.gathering
+            if peer is not None:
+                self._wait(peer, must=self.gathering)
+
     def _is_stored(self, address: str, parcel: Parcel) -> bool:
-        return parcel.persistent and not all(map(_is_temporary, self.copied_to(address, parcel)))
+        return _is_stored(parcel, self.copied_to(address, parcel))
 
     def _remove(self, letter: Letter) -> None:
         letter.is_gone = True
@@ -1453,13 +1492,16 @@ class Oracle:
         elif letter.persistent or self.leave_memory:
             self._wait(peer, may=self.gathering)
 
-    def _use(self, producer: str, number: int, *, is_stored: bool, is_commit: bool = False) -> None:
+    def _use(
+        self, producer: str, number: int, *, is_stored: bool, has_made: bool = False, is_commit: bool = False
+    ) -> None:
+        """If it `has_made` the queue of a virtual topic, a repeat waits for that."""
         gone = self.producers.used(producer, self.now_ms, self.gathering, is_stored=is_stored, is_commit=is_commit)
         if gone is not None:
             numbers = {key: use for key, use in self.used_numbers.items() if key[0] == gone}
             self.forgotten.append((self.gathering, numbers))
             self.used_numbers = {key: use for key, use in self.used_numbers.items() if key not in numbers}
-        self.used_numbers[producer, number] = Use(self.gathering if is_stored else AT_ONCE, is_stored)
+        self.used_numbers[producer, number] = Use(self.gathering if is_stored or has_made else AT_ONCE, is_stored)
 
     def _must_be_written(self) -> list[object]:
         """Why the gathering batch cannot be empty."""
@@ -1474,6 +1516,7 @@ class Oracle:
         ]
         reasons += [move for move in self.moves if move.since == now]
         reasons += [one for one in self.durables if now in (one.made_in, one.ended_in)]
+        reasons += [queue for queue, batch in self.made_in.items() if batch == now]
         reasons += [each for each in self.planned if now in (each.stored_in, each.removed_in)]
         reasons += [pause for pause in self.pauses if pause[0] == now]
         reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
@@ -1785,5 +1828,15 @@ def _is_meant(pattern: str, topic: str) -> bool:
 
 def _consumes(queue: str, topic: str) -> bool:
     """Topics: Consumer.ANY.VirtualTopic.NAME, *ANY* being one word."""
+    return _topic_of(queue) == topic
+
+
+def _topic_of(queue: str) -> str:
+    """Topics: the virtual topic whose messages are copied to a queue; empty if there is none."""
     words = queue.split(".")
-    return words[0] == "Consumer" and ".".join(words[2:]) == topic and topic.startswith("VirtualTopic.")
+    topic = ".".join(words[2:])
+    return topic if words[0] == "Consumer" and topic.startswith("VirtualTopic.") else ""
+
+
+def _is_stored(parcel: Parcel, queues: list[str]) -> bool:
+    return parcel.persistent and not all(map(_is_temporary, queues))

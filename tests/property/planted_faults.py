@@ -2023,6 +2023,71 @@ def a_durable_subscription_is_forgotten_unless_something_is_in_it(patch: Patch) 
 
 
 @shows_in(TopicsMachine)
+def the_queue_of_a_virtual_topic_is_forgotten_unless_something_is_in_it(patch: Patch) -> None:
+    patch.setattr(engine_module, "remembers", lambda queue: bool(queue.destination.topic))
+
+
+@shows_in(TopicsMachine)
+def who_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
+    await_introduction = Engine._await_introduction
+
+    def faulty(engine: Engine, session: Session, destination: Destination) -> None:
+        if destination.topic:
+            await_introduction(engine, session, destination)
+
+    patch.setattr(Engine, "_await_introduction", faulty)
+
+
+@shows_in(TopicsMachine)
+def who_sends_what_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
+    patch.setattr(Engine, "send", _without_awaiting_introductions(Engine.send))
+
+
+@shows_in(TopicsMachine)
+def whose_commit_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
+    patch.setattr(Engine, "commit", _without_awaiting_introductions(Engine.commit))
+
+
+def _without_awaiting_introductions(command: Callable[..., None]) -> Callable[..., None]:
+    def faulty(engine: Engine, session: Session, one: object) -> None:
+        engine._await_introduction = lambda session, destination: None  # type: ignore[method-assign]
+        try:
+            command(engine, session, one)
+        finally:
+            del engine._await_introduction
+
+    return faulty
+
+
+@shows_in(TopicsMachine)
+def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_durable(patch: Patch) -> None:
+    subscribe = Engine.subscribe
+
+    def faulty(engine: Engine, session: Session, one: Subscribe) -> None:
+        introduced = dict(engine._introduced)
+        before = session.batch
+        subscribe(engine, session, one)
+        if engine._introduced == introduced:
+            session.batch = before
+
+    patch.setattr(Engine, "subscribe", faulty)
+
+
+@shows_in(TopicsMachine)
+def who_repeats_what_made_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
+    is_repeat = Engine._is_repeat
+
+    def faulty(engine: Engine, session: Session, producer: str, number: int) -> bool:
+        introduced, engine._introduced = engine._introduced, {}
+        try:
+            return is_repeat(engine, session, producer, number)
+        finally:
+            engine._introduced = introduced
+
+    patch.setattr(Engine, "_is_repeat", faulty)
+
+
+@shows_in(TopicsMachine)
 def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) -> None:
     end = Engine._end
 
@@ -2107,7 +2172,7 @@ def a_queue_that_is_paused_goes(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def the_queue_of_a_virtual_topic_goes(patch: Patch) -> None:
-    patch.setattr(unused_module, "virtual_topic", lambda name: "")
+    patch.setattr(unused_module, "remembers", lambda queue: queue.is_paused or bool(queue.destination.topic))
 
 
 @shows_in(WildcardMachine)

@@ -1,11 +1,15 @@
 """What of topics the state machines cannot see: limits, memory, who is ended, what is kept in mind."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.property.disk import found_of
 from tests.unit.test_engine import commit, send, started, subscribe
 from tests.unit.test_schedule import NOON_MS, Run
 from truenext import selector
+from truenext.answers import Receipt
+from truenext.batch import Batch
 from truenext.broker.pager import page_of
 from truenext.commands import AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
 from truenext.destination import parse, queue_called
@@ -117,6 +121,168 @@ def test_of_many_topics_that_are_sent_to_once_few_are_kept_in_mind_and_fewer_the
 )
 def test_a_queue_belongs_to_a_virtual_topic_by_its_name_alone(queue: str, topic: str) -> None:
     assert virtual_topic(queue) == topic
+
+
+# ---- Queues of virtual topics ----
+
+COLLECTS = "Consumer.a.VirtualTopic.t"
+
+
+def take_from_it(engine: Engine, session: Session) -> None:
+    subscribe(engine, session, f"/queue/{COLLECTS}")
+
+
+def take_from_it_under_another_name(engine: Engine, session: Session) -> None:
+    subscribe_as(engine, session, "again", f"/queue/{COLLECTS}")
+
+
+def send_to_it(engine: Engine, session: Session) -> None:
+    send(engine, session, f"/queue/{COLLECTS}")
+
+
+def send_to_it_and_others(engine: Engine, session: Session) -> None:
+    send(engine, session, f"/queue/q,/queue/{COLLECTS},/topic/t")
+
+
+def send_to_it_in_a_transaction(engine: Engine, session: Session) -> None:
+    engine.begin(session, Begin("x"))
+    send(engine, session, f"/queue/{COLLECTS}", transaction="x")
+    engine.commit(session, Commit("x"))
+
+
+def send_to_it_later(engine: Engine, session: Session) -> None:
+    send(engine, session, f"/queue/{COLLECTS}", schedule=Schedule(delay_ms=1_000_000))
+
+
+def send_to_it_later_in_a_transaction(engine: Engine, session: Session) -> None:
+    engine.begin(session, Begin("x"))
+    send(engine, session, f"/queue/{COLLECTS}", transaction="x", schedule=Schedule(delay_ms=1_000_000))
+    engine.commit(session, Commit("x"))
+
+
+def send_to_it_with_a_number(engine: Engine, session: Session) -> None:
+    send(engine, session, f"/queue/{COLLECTS}", producer="p", number=1)
+
+
+def ask_for_it(engine: Engine, session: Session) -> None:
+    engine.pause(COLLECTS)
+    engine.resume(COLLECTS)
+
+
+def move_to_it(engine: Engine, session: Session) -> None:
+    send(engine, session, "/queue/q")
+    asked = bulk.Move("q", to=COLLECTS)
+    read = engine.read_for_bulk(asked)
+    assert read is not None
+    engine.do_bulk(asked, read, PageRead([], 0, True))
+
+
+MAKES = [
+    take_from_it,
+    send_to_it,
+    send_to_it_and_others,
+    send_to_it_in_a_transaction,
+    send_to_it_later,
+    send_to_it_later_in_a_transaction,
+    send_to_it_with_a_number,
+]
+"""What is confirmed with a receipt, stores nothing itself, and makes the queue of a virtual topic."""
+
+
+@pytest.mark.parametrize("make", [*MAKES, ask_for_it, move_to_it])
+def test_the_queue_of_a_virtual_topic_collects_after_a_crash_whatever_made_it(
+    make: Callable[[Engine, Session], None],
+) -> None:
+    run = Run()
+    make(run.engine, run.session)
+    run.settle()
+    run.begin()
+    run.settle()
+    before = waiting(run)[COLLECTS]
+    publish(run, "m", to="/topic/VirtualTopic.t")
+    run.settle()
+    run.begin()
+    assert waiting(run)[COLLECTS] == before + 1
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_who_makes_the_queue_of_a_virtual_topic_is_answered_when_that_is_durable(
+    make: Callable[[Engine, Session], None],
+) -> None:
+    engine = started()
+    session = engine.connect("s")
+    make(engine, session)
+    engine.answer(session, Receipt("r"))
+    assert engine.turn().answers == [] and engine.is_batch_awaited
+    commit(engine)
+    assert engine.turn().answers == [(session, Receipt("r"))]
+
+
+@pytest.mark.parametrize("name_it", [send_to_it, send_to_it_and_others, send_to_it_in_a_transaction])
+def test_who_names_the_queue_of_a_virtual_topic_that_is_there_is_answered_at_once(
+    name_it: Callable[[Engine, Session], None],
+) -> None:
+    engine = started()
+    session = engine.connect("s")
+    send_to_it(engine, session)
+    commit(engine)
+    name_it(engine, session)
+    engine.answer(session, Receipt("r"))
+    assert engine.turn().answers == [(session, Receipt("r"))]
+    assert not engine.has_batch
+
+
+@pytest.mark.parametrize("is_handed_over", [False, True])
+def test_who_subscribes_to_the_queue_of_a_virtual_topic_before_that_is_durable_waits_for_it_too(
+    is_handed_over: bool,
+) -> None:
+    engine = started()
+    maker, other = engine.connect("maker"), engine.connect("other")
+    send_to_it(engine, maker)
+    batch = engine.take_batch() if is_handed_over else None
+    take_from_it(engine, other)
+    engine.answer(other, Receipt("r"))
+    assert engine.turn().answers == []
+    batch = batch or engine.take_batch()
+    assert batch is not None
+    engine.committed(batch)
+    assert engine.turn().answers == [(other, Receipt("r"))]
+
+
+def test_who_takes_up_a_durable_subscription_before_that_is_durable_waits_for_it_too() -> None:
+    engine = started()
+    maker, other = engine.connect("maker"), engine.connect("other")
+    engine.subscribe(maker, Subscribe("1", parse("/topic/t", "maker"), AckMode.INDIVIDUAL, 100, durable="me,n"))
+    engine.disconnect(maker, is_clean=True)
+    engine.subscribe(other, Subscribe("1", parse("/topic/t", "other"), AckMode.INDIVIDUAL, 100, durable="me,n"))
+    engine.answer(other, Receipt("r"))
+    assert engine.turn().answers == []
+    commit(engine)
+    assert engine.turn().answers == [(other, Receipt("r"))]
+
+
+def test_who_repeats_what_made_the_queue_of_a_virtual_topic_waits_for_it_too() -> None:
+    engine = started()
+    maker, other = engine.connect("maker"), engine.connect("other")
+    send_to_it_with_a_number(engine, maker)
+    send_to_it_with_a_number(engine, other)
+    engine.answer(other, Receipt("r", is_repeat=True))
+    assert engine.turn().answers == []
+    commit(engine)
+    assert engine.turn().answers == [(other, Receipt("r", is_repeat=True))]
+
+
+def test_a_queue_that_a_start_makes_for_what_is_scheduled_is_durable_with_its_first_batch() -> None:
+    run = Run()
+    send(run.engine, run.session, f"/queue/{COLLECTS}", persistent=True, schedule=Schedule(delay_ms=1000))
+    run.settle()
+    # An earlier version wrote down what is scheduled and nothing else.
+    (number,) = (number for number, name in run.store.recover().queues.items() if name == COLLECTS)
+    without = Batch(run.engine.last_committed + 1)
+    without.queues[number] = ""
+    run.store.apply(without)
+    run.begin()
+    assert COLLECTS in run.store.recover().queues.values()
 
 
 # ---- Durable subscriptions, with what else there is ----

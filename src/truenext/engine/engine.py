@@ -62,7 +62,7 @@ from truenext.engine.spilling import Spilling
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
 from truenext.engine.transaction import Transaction, begin, make_room
-from truenext.engine.unused import Unused, no_room, no_room_for_consumer
+from truenext.engine.unused import Unused, no_room, no_room_for_consumer, remembers
 from truenext.engine.wildcard import Wildcard, Wildcards
 from truenext.engine.writing import introduce, mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
@@ -149,6 +149,8 @@ class Engine:
         self._paging.begin_spilling = self._begin_spilling
         self._numbered: dict[int, Queue] = {}
         """Those that the store may know."""
+        self._introduced: dict[Queue, int] = {}
+        """Those that remember of which the store does not know durably yet, and the batch that tells it."""
         self._unused = Unused(self._queues, self.memory, is_needed_elsewhere=self._is_needed, let_go=self._let_go)
         self._producers = Producers()
         self._timers = Timers(end=DUE_TIMERS)
@@ -462,14 +464,20 @@ class Engine:
         if send.schedule is not None:
             # Whatever can be refused is refused now.
             self._queues_for(send)
+            self._await_introduction(session, destination)
             is_stored = message.persistent
             self._schedule(destination, message, send.schedule)
         elif destination.is_spread:
             is_stored = self._spread(send)
+            if self._introduced:
+                self._await_introduction(session, destination)
         else:
             is_stored = message.persistent and destination.kind is _QUEUE
             # Most queues are there.
-            queue = self._queues.get(destination.name) or self._queue(destination)
+            queue = self._queues.get(destination.name)
+            if queue is None:
+                queue = self._queue(destination)
+                self._await_introduction(session, destination)
             if queue is not None:
                 visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
                 self._accept(queue, message, 0 if visible_at_once else self._batch.number)
@@ -505,6 +513,7 @@ class Engine:
                 )
             queue = self._queue(destination)
         assert queue is not None, "the owner of a temporary queue is connected"
+        self._await_introduction(session, queue.destination)
         consumer = self._new_consumer(Consumer, session, queue, subscribe)
         if queue.destination.topic:
             # What waits in a subscription to a topic is what its selector wants.
@@ -621,8 +630,6 @@ class Engine:
         if queue is None:
             self._check_room_for_queue()
             queue = self._durable[key] = self._make_queue(wanted)
-            introduce(self._batch, queue)
-            session.batch = self._batch.number
         return queue
 
     def _unsubscribe_durable(self, session: Session, unsubscribe: Unsubscribe) -> None:
@@ -757,6 +764,9 @@ class Engine:
             )
         if is_stored or transaction.refused:
             session.batch = self._latest_batch()
+        elif self._introduced:
+            for send in transaction.sends:
+                self._await_introduction(session, send.destination)
 
     def abort(self, session: Session, abort: Abort) -> None:
         """Raises: RemoteProtocolError if the transaction is not open."""
@@ -1174,6 +1184,8 @@ class Engine:
         self._wildcards.committed(batch.number)
         self._timers.let_go(batch.number)
         self._numbers.committed(batch.number)
+        if self._introduced:
+            self._introduced = {queue: number for queue, number in self._introduced.items() if number > batch.number}
         self._expiry.committed()
         self._scheduler.committed(batch.number)
         self._touched.update(self._waiting_queues.pop(batch.number, {}))
@@ -1485,7 +1497,8 @@ class Engine:
         known = self._producers.repeated(producer, number, self.now_ms, self._batch)
         if known is None:
             return False
-        session.batch = max(session.batch, known.batch)
+        # The first may have made a queue that remembers, though nothing else of it is stored.
+        session.batch = max(session.batch, known.batch, *self._introduced.values())
         return True
 
     def _acknowledged(self, entry: Entry) -> bool:
@@ -1576,6 +1589,14 @@ class Engine:
         self._check_room_for_queue()
         return True
 
+    def _await_introduction(self, session: Session, destination: Destination) -> None:
+        """A queue that remembers must not be forgotten once it is confirmed to whoever made it."""
+        if self._introduced:
+            for part in destination.parts or (destination,):
+                queue = self._queues.get(part.name)
+                if queue in self._introduced:
+                    session.batch = max(session.batch, self._introduced[queue])
+
     def _check_room_for_queue(self) -> None:
         """Raises: RemoteProtocolError if there is none, and no other queue can go"""
         if not self.memory.has_room_for_queue:
@@ -1618,6 +1639,9 @@ class Engine:
         self._topics.add(queue)
         if number:
             self._numbered[number] = queue
+            if remembers(queue):
+                introduce(self._batch, queue)
+                self._introduced[queue] = self._batch.number
         self._account.named(queue)
         self._wildcards.made(queue)
         return queue

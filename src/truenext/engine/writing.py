@@ -20,6 +20,7 @@ def introduce(batch: Batch, queue: Queue) -> None:
     """The store is to know a queue, though nothing is in it."""
     queue.is_known_to_store = True
     batch.queues[queue.number] = queue.name
+    batch.size += len(queue.name)
 
 
 def put(batch: Batch, entry: Entry) -> None:
