@@ -163,6 +163,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     ),
     "repeat_send": (3, SENDING | {"which": PICK}),
     "acknowledge": (8, ANSWERING | {"wants_receipt": YES_OR_NO}),
+    "acknowledge_and_end": (0, {"which": PICK}),
     "acknowledge_and_read_on": (2, {"which": PICK, "is_written": YES_OR_NO, "is_squeezed": YES_OR_NO}),
     "refuse": (
         6,
@@ -552,6 +553,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "show_scheduled": not can_do_bulk,
             "resume": not self.oracle.paused,
             "acknowledge": not self._answerable(),
+            "acknowledge_and_end": not self._answerable(),
             "acknowledge_and_read_on": not self._answerable(),
             "refuse": not self._answerable(),
             "commit": not self._open_transactions(),
@@ -800,6 +802,18 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.acknowledge(reader.peer, letter, transaction)
         if wants_receipt:
             self.ask_receipt(list(self.sessions).index(reader.peer))
+
+    def acknowledge_and_end(self, which: int) -> None:
+        """In a transaction that is committed while what is left of the durable subscription is removed."""
+        reader = _one_of(self._answerable(), which).holder
+        durable = next((one for one in self.oracle.durables if reader is not None and one.queue == reader.queue), None)
+        if durable is None:
+            return
+        assert reader is not None
+        self.acknowledge(which, True, True, False)
+        self.end_durable(list(self.sessions).index(reader.peer), durable.queue.split(",")[2])
+        self.all_becomes_durable()
+        self._commit(reader.peer, list(reader.peer.transactions)[-1])
 
     def acknowledge_and_read_on(self, which: int, is_written: bool, is_squeezed: bool) -> None:
         """The pages that are wanted then come before anything else, with or without the batch in flight; messages may
@@ -1802,6 +1816,7 @@ class TopicsMachine(BrokerMachine):
         "subscribe": 4,
         "unsubscribe": 3,
         "end_durable": 3,
+        "acknowledge_and_end": 1,
         "send": 12,
         "refuse": 3,
         "send_in_transaction": 5,

@@ -2073,7 +2073,7 @@ def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_dura
     patch.setattr(Engine, "subscribe", faulty)
 
 
-@shows_in(TopicsMachine)
+@shows_rarely_in(TopicsMachine)
 def who_repeats_what_made_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
     is_repeat = Engine._is_repeat
 
