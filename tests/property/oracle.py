@@ -799,8 +799,10 @@ class Oracle:
             self._release(letter)
             letter.removed_in = None
             letter.visible_from = AT_ONCE
-            letter.is_restored = self.is_waiting_for_next_try(letter)
-            due_ms = self.now_ms + letter.due - self.steady_ms if letter.is_restored else 0
+            is_waiting = self.is_waiting_for_next_try(letter)
+            # Nor is the store told of a try that changed nothing.
+            letter.is_restored |= is_waiting
+            due_ms = self.now_ms + letter.due - self.steady_ms if is_waiting else 0
             letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
         self.forgotten = []
