@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from truenext.batch import Mark
+from truenext.engine.memory import ENTRY_BYTES
 from truenext.record import content_key, encode, encode_reference, message_key
 
 if TYPE_CHECKING:
@@ -37,7 +38,14 @@ def put(batch: Batch, entry: Entry) -> None:
         record = encode(key, _as_stored(message, persistent=entry.persistent))
     (batch.puts if entry.persistent else batch.transient_puts)[key] = record
     batch.size += len(record)
+    batch.size += _beside(entry)
     entry.stored = batch.number
+
+
+def _beside(entry: Entry) -> int:
+    """What a message takes in memory beside its record for as long as its batch does: of copies and of transients that
+    leave memory there may be very many in one batch."""
+    return ENTRY_BYTES if entry.content or not entry.persistent else 0
 
 
 def share(batch: Batch, number: int, message: Message, copies: int, *, persistent: bool) -> None:
@@ -75,7 +83,7 @@ def remove(batch: Batch, entry: Entry) -> None:
     """A stored message is gone; one that is still to be written with this batch is not written at all."""
     key = message_key(entry.lane.key, entry.sequence)
     if entry.stored == batch.number:
-        batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key))
+        batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key)) + _beside(entry)
         if entry.marked:
             batch.marks.pop(key, None)
         if entry.content:

@@ -68,7 +68,8 @@ SEGMENT_RECORDS_MAX = 50_000
 """Changes in one segment, or one batch: times all segments, what a restart has to replay."""
 
 SEGMENT_MEMORY_MAX = 2_600_000
-"""Bytes that one segment may cost in memory, roughly, but for its last batch: times all segments, 40 MB."""
+"""Bytes that one segment may cost in memory, roughly, but for its last batch: times all segments, 40 MB. Where these
+are more, as batches are that large, older segments are moved sooner."""
 
 MOVE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of records in one transaction of the checkpoint, or one message: its dirty pages are private memory."""
@@ -331,7 +332,12 @@ class EmbeddedStore:
 
     def _is_behind(self) -> bool:
         # While nothing can move, acknowledgements go on as long as the journal finds a place for them.
-        return not self._is_disk_full and len(self._journal.segments) >= self._segments_max + SEGMENTS_BEHIND_MAX
+        if self._is_disk_full:
+            return False
+        segments, segments_max = self._journal.segments, self._segments_max + SEGMENTS_BEHIND_MAX
+        # One batch may be large: a message for all subscriptions to a topic.
+        is_large = len(segments) > 1 and self._overlay.memory > segments_max * SEGMENT_MEMORY_MAX
+        return len(segments) >= segments_max or is_large
 
     # ---- Moving what the journal still says into the checkpoint ----
 
@@ -368,7 +374,9 @@ class EmbeddedStore:
         segments = self._journal.segments
         if len(segments) < 2 or not self._has_begun:
             return False
-        return len(segments) > self._segments_max or not self._overlay.has_messages(segments[0])
+        if len(segments) > self._segments_max or self._overlay.memory > self._segments_max * SEGMENT_MEMORY_MAX:
+            return True
+        return not self._overlay.has_messages(segments[0])
 
     def _move(self, segment: int) -> None:
         overlay = self._overlay

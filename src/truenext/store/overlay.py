@@ -298,6 +298,11 @@ class Overlay:
 
     # ---- What a batch does ----
 
+    @property
+    def memory(self) -> int:
+        """Bytes that all layers take, at the most and roughly."""
+        return sum(layer.memory for layer in self.layers)
+
     def add(self, changes: Changes, segment: int, offset: int) -> None:
         """A batch that stands at `offset` in `segment` is in force."""
         for view in self.views:
