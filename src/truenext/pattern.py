@@ -3,10 +3,6 @@
 Names and patterns are of words with dots between them: `*` stands for one word, `>` at the end for one or more.
 """
 
-from __future__ import annotations
-
-import re
-
 
 def is_pattern(name: str) -> bool:
     """No name of a queue or topic has these characters."""
@@ -41,13 +37,3 @@ def matches(pattern: list[str], words: list[str]) -> bool:
             return False
         words = words[: len(pattern)]
     return len(pattern) == len(words) and all(one in ("*", word) for one, word in zip(pattern, words, strict=True))
-
-
-def regular(pattern: str) -> re.Pattern[str]:
-    """A regular expression that fits whole names, as `matches` does: for one pattern and many names.
-
-    >>> regular("orders.>").fullmatch("orders.new.eu") is not None, regular("orders.*").fullmatch("orders") is not None
-    (True, False)
-    """
-    meanings = {"*": "[^.]*", ">": ".*"}
-    return re.compile(r"\.".join(meanings.get(word) or re.escape(word) for word in pattern.split(".")), re.DOTALL)

@@ -8,12 +8,14 @@ from collections.abc import Collection, Iterator
 
 from truenext.engine.engine import Engine
 from truenext.engine.groups import GroupPlace
+from truenext.engine.keyed import keys_of
 from truenext.engine.lane import Entry
 from truenext.engine.memory import (
     ASIDE_BYTES,
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
     JOIN_BYTES,
+    KEYED_BYTES,
     LANE_BYTES,
     PLACES_BYTES,
     SELECTING_BYTES,
@@ -66,7 +68,7 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
 def _bytes_of(queue: Queue) -> int:
     asides = sum(lane.aside is not None for lane in queue.lanes)
     joins = JOIN_BYTES * max(0, len(queue.wildcards) - 1)
-    size = queue_size(queue.name) + LANE_BYTES * len(queue.lanes) + ASIDE_BYTES * asides + joins
+    size = queue_size(queue.destination) + LANE_BYTES * len(queue.lanes) + ASIDE_BYTES * asides + joins
     if queue.groups is not None:
         size += GROUPS_BYTES
     if queue.selecting is not None:
@@ -74,6 +76,7 @@ def _bytes_of(queue: Queue) -> int:
         places = [place for scan in scans for place in scan.places.values()]
         groups = sum(isinstance(place, GroupPlace) for place in places)
         size += SELECTING_BYTES + SELECTOR_BYTES * len(scans)
+        size += KEYED_BYTES * sum(keys_of(scan.selector) for scan in scans)
         size += GROUP_LANE_BYTES * groups + SELECTOR_LANE_BYTES * (len(places) - groups)
     return size
 
@@ -84,7 +87,11 @@ def _bytes_of_consumers(engine: Engine, sessions: Collection[Session]) -> int:
     selectors = {id(one.wanted): one.wanted.size for one in consumers if one.wanted is not None}
     selectors |= {id(one): one.size for one in engine._topics._selectors.values()}
     to_join = sum(engine._wildcards._joining.values())
-    return sum(consumer_size(one.subscription) for one in consumers) + sum(selectors.values()) + to_join
+    return (
+        sum(consumer_size(one.subscription, one.queue.destination) for one in consumers)
+        + sum(selectors.values())
+        + to_join
+    )
 
 
 def names_left_over(engine: Engine, names: dict[int, str]) -> dict[int, str]:

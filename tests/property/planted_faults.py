@@ -2712,7 +2712,7 @@ def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> 
 def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
     def faulty(wildcard: Wildcard, queue: Queue) -> bool:
         is_ordinary = queue.destination.kind is Kind.QUEUE and not queue.destination.topic
-        return is_ordinary and wildcard._fits(queue.name) is not None
+        return is_ordinary and matches(wildcard.words, queue.name.split("."))
 
     patch.setattr(Wildcard, "is_meant", faulty)
 

@@ -3,6 +3,7 @@
 import gc
 import re
 import tracemalloc
+from collections.abc import Callable
 from weakref import ref
 
 import pytest
@@ -12,7 +13,7 @@ from truenext import selector as selector_module
 from truenext.commands import AckMode, Browse, Subscribe, Unsubscribe
 from truenext.destination import durable_key, parse
 from truenext.engine import memory as memory_module
-from truenext.engine.memory import CONSUMER_BYTES
+from truenext.engine.memory import CONSUMER_BYTES, JOIN_BYTES, WILDCARD_BYTES
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
 from truenext.selector import Selector, selector
@@ -90,7 +91,7 @@ def test_a_browser_takes_memory_until_it_ends_though_it_was_shown_all() -> None:
     wanted = long_selector()
     run.engine.browse(run.session, Browse("1", parse("/queue/q", "s"), wanted))
     run.settle()
-    assert run.engine.memory.queues == before + wanted.size + memory_module.consumer_size("1")
+    assert run.engine.memory.queues == before + wanted.size + memory_module.consumer_size("1", parse("/queue/q", "s"))
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     assert run.engine.memory.queues == before
 
@@ -142,7 +143,7 @@ def test_only_the_first_pattern_of_a_queue_is_never_refused(monkeypatch: pytest.
     before = run.engine.memory.queues
     subscribe(run, "/queue/a.*", name="a")
     subscribe(run, "/queue/b.*", name="b")
-    assert run.engine.memory.queues < before + 2 * CONSUMER_BYTES + 200, "queues have room for it"
+    assert run.engine.memory.queues < before + 2 * (CONSUMER_BYTES + WILDCARD_BYTES) + 500, "queues have room for it"
     with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
         subscribe(run, "/queue/>", name="all")
 
@@ -193,3 +194,51 @@ def test_a_long_name_is_counted_with_its_queue_and_given_back() -> None:
     assert run.engine.memory.queues - before - short > short + 3 * 250
     run.pass_time(70)
     assert run.engine.memory.queues == before
+
+
+def traced(run: Passing, act: Callable[[], object]) -> tuple[int, int]:
+    """Bytes that something takes, and as how many it is counted."""
+    gc.collect()
+    before = run.engine.memory.queues
+    tracemalloc.start()
+    try:
+        act()
+        re.purge()
+        parse.cache_clear()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0], run.engine.memory.queues - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("texts", [1, 8, 9, 300])
+def test_what_a_list_of_texts_takes_in_each_queue_of_a_pattern_is_counted(texts: int) -> None:
+    """Fixed: five lists of 550 over 2000 queues took 1.4 GiB, and were counted as 20 MiB."""
+    run = Passing()
+    for number in range(300):
+        run.publish(f"q{number}")
+    run.settle()
+    wanted = selector("x in (" + ",".join(f"'{number}'" for number in range(texts)) + ")")
+    taken, counted = traced(run, lambda: subscribe(run, "/queue/>", wanted))
+    assert taken < counted + 300 * JOIN_BYTES + 100_000
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.settle()
+    assert not run.engine.memory.selectors
+
+
+@pytest.mark.parametrize("address", ["/queue/{}.*", "/topic/{}.*", "/topic/{}", "/queue/{}"])
+@pytest.mark.parametrize("name", ["a", "a" * 200, "長" * 200, "😀" * 200])
+def test_what_a_subscription_takes_is_counted_whatever_it_is_to(address: str, name: str) -> None:
+    """Fixed: patterns of queues of which there are none were counted as 700 bytes, and took up to 9 KiB."""
+    run = Passing()
+    many = 300
+
+    def subscribe_to_all() -> None:
+        for number in range(many):
+            subscribe(run, address.format(f"{name}{number}"), name=str(number))
+
+    taken, counted = traced(run, subscribe_to_all)
+    assert taken < 1.1 * counted + 50_000
+    run.engine.disconnect(run.session, is_clean=True)
+    run.pass_time(70)
+    assert run.engine.memory.queues < 10_000

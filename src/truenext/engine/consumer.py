@@ -33,6 +33,9 @@ class Consumer:
     is_of_many = False
     """It takes from more queues than one, see wildcard.py."""
 
+    is_joining: bool = False
+    """It gets nothing yet, for it has not joined all of its queues."""
+
     __slots__ = (
         "answered_at",
         "auto",
@@ -104,11 +107,6 @@ class Consumer:
 
     def all_queues(self) -> list[Queue]:
         return [self.queue]
-
-    @property
-    def is_joining(self) -> bool:
-        """It gets nothing yet, for it has not joined all of its queues."""
-        return False
 
     @property
     def is_subscribed(self) -> bool:

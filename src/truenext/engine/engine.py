@@ -547,7 +547,8 @@ class Engine:
 
         Raises: RemoteProtocolError if there is no room for it, and no queue can go
         """
-        size += consumer_size(subscribe.subscription) + self.memory.bytes_to_use(subscribe.selector)
+        size += consumer_size(subscribe.subscription, subscribe.destination)
+        size += self.memory.bytes_to_use(subscribe.selector)
         if not self.memory.has_room_for_consumer(size):
             self._unused.make_room(self.delays.now_us)
             if not self.memory.has_room_for_consumer(size):
@@ -555,11 +556,11 @@ class Engine:
 
     def _begin_use(self, subscribe: Subscribe | Browse) -> None:
         """A consumer or a browser is there; to be followed by `_end_use`."""
-        self.memory.queues += consumer_size(subscribe.subscription)
+        self.memory.queues += consumer_size(subscribe.subscription, subscribe.destination)
         self.memory.use(subscribe.selector)
 
     def _end_use(self, consumer: Consumer | Browser) -> None:
-        self.memory.queues -= consumer_size(consumer.subscription)
+        self.memory.queues -= consumer_size(consumer.subscription, consumer.queue.destination)
         self.memory.no_longer_use(consumer.wanted)
 
     def _new_consumer(self, kind: type[_C], session: Session, queue: Queue, subscribe: Subscribe) -> _C:

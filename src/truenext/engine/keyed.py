@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from truenext.selector import Property, Selector
 
 
+KEYED_MAX = 8
+"""Texts up to which a selector is kept by each: more take more memory in each queue than they save time."""
+
+
 class KeyedScans:
     __slots__ = ("_by_property", "_others")
 
@@ -61,5 +65,12 @@ class KeyedScans:
         return found
 
 
+def keys_of(selector: Selector | None) -> int:
+    """As how many texts it is kept."""
+    required = _required(selector)
+    return 0 if required is None else len(required[1])
+
+
 def _required(selector: Selector | None) -> tuple[Property, frozenset[str]] | None:
-    return None if selector is None else selector.required
+    required = None if selector is None else selector.required
+    return None if required is None or len(required[1]) > KEYED_MAX else required

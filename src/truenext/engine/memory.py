@@ -12,9 +12,11 @@ from __future__ import annotations
 from sys import getsizeof, maxsize
 from typing import TYPE_CHECKING
 
+from truenext.destination import Kind
 from truenext.limits import UNSENT_BYTES_MAX
 
 if TYPE_CHECKING:
+    from truenext.destination import Destination
     from truenext.message import Message
     from truenext.selector import Selector
 
@@ -52,6 +54,9 @@ GROUPS_BYTES = 600
 SELECTOR_BYTES = 400
 """Of each selector of a queue; where there are groups those without one have one that wants all."""
 
+KEYED_BYTES = 350
+"""Of each text that one asks for and that is looked up (keyed.py)."""
+
 SELECTOR_LANE_BYTES = 500
 """Of each lane of which a selector may want anything."""
 
@@ -60,6 +65,12 @@ GROUP_LANE_BYTES = 1800
 
 CONSUMER_BYTES = 700
 """A subscription to a queue, beside its name and that queue."""
+
+WILDCARD_BYTES = 3000
+"""What a wildcard takes more, without its pattern and its queues."""
+
+PATTERN_BYTES = 8
+"""What each character of that takes, as a whole and in words."""
 
 CONSUMERS_RESERVE = 2 * 1024 * 1024
 """Bytes that consumers may take when queues have taken all there is: somebody must be able to empty them."""
@@ -153,11 +164,15 @@ def size_of(message: Message) -> int:
     return len(message.body) + len(message.header) + ENTRY_BYTES
 
 
-def queue_size(name: str) -> int:
-    """Bytes of memory that a queue of this name takes, roughly, without lanes."""
-    return QUEUE_BYTES + NAME_COPIES * max(0, len(name.encode()) - NAME_BYTES)
+def queue_size(destination: Destination) -> int:
+    """Bytes of memory that a queue takes, roughly, without lanes."""
+    names = len(destination.name.encode()) + len(destination.topic.encode())
+    return QUEUE_BYTES + NAME_COPIES * max(0, names - NAME_BYTES)
 
 
-def consumer_size(subscription: str) -> int:
+def consumer_size(subscription: str, destination: Destination) -> int:
     """The same of a subscription of this name."""
-    return CONSUMER_BYTES + getsizeof(subscription)
+    size = CONSUMER_BYTES + getsizeof(subscription)
+    if destination.kind is not Kind.QUEUES:
+        return size
+    return size + WILDCARD_BYTES + PATTERN_BYTES * len(destination.name)

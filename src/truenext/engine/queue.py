@@ -80,7 +80,7 @@ class Queue:
         self.destination = destination
         self.memory = memory
         """What it takes of this it gives back with `let_go`."""
-        memory.queues += queue_size(destination.name)
+        memory.queues += queue_size(destination)
         self.policy = policy
         self.number = 0 if destination.kind is Kind.TEMPORARY else number
         """What the history calls it; 0 if it is not there."""
@@ -184,7 +184,7 @@ class Queue:
         for lane in self.lanes:
             self.memory.queues -= LANE_BYTES
             lane.clear()
-        self.memory.queues -= queue_size(self.name)
+        self.memory.queues -= queue_size(self.destination)
         self.lanes = ()
         self._places = _places_of(())
 

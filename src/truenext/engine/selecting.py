@@ -20,12 +20,13 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from truenext.engine.groups import GroupPlace, Groups
-from truenext.engine.keyed import KeyedScans
+from truenext.engine.keyed import KeyedScans, keys_of
 from truenext.engine.lane import WHOLE, Entry
 from truenext.engine.memory import (
     ASIDE_BYTES,
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
+    KEYED_BYTES,
     SELECTING_BYTES,
     SELECTOR_BYTES,
     SELECTOR_LANE_BYTES,
@@ -147,7 +148,7 @@ class Selecting:
 
     def _bytes_of(self, scan: Scan) -> int:
         of_lane = SELECTOR_LANE_BYTES if self.queue.groups is None else GROUP_LANE_BYTES
-        return SELECTOR_BYTES + len(scan.places) * of_lane
+        return SELECTOR_BYTES + KEYED_BYTES * keys_of(scan.selector) + len(scan.places) * of_lane
 
     def end(self) -> None:
         """Nobody needs it any more, or there is no queue."""
@@ -318,7 +319,7 @@ def _needs_groups(queue: Queue) -> bool:
 def bytes_to_join(queue: Queue, selector: Selector) -> int:
     """Bytes that one consumer more, with this selector, makes a queue take."""
     selecting = queue.selecting
-    size = SELECTOR_BYTES
+    size = SELECTOR_BYTES + KEYED_BYTES * keys_of(selector)
     if selecting is None:
         size += SELECTING_BYTES + len(queue.lanes) * ASIDE_BYTES
     elif selector.text in selecting.scans:

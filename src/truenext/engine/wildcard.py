@@ -24,7 +24,7 @@ from truenext.engine.selecting import bytes_to_join
 from truenext.engine.topics import virtual_topic
 from truenext.limits import JOIN_PIECE
 from truenext.order import RANKS
-from truenext.pattern import is_pattern, regular
+from truenext.pattern import is_pattern, matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,7 +50,7 @@ class Wildcard(Consumer):
     Its `queue` is one in which nothing ever stands: to touch it says that it may have credit again.
     """
 
-    __slots__ = ("_fits", "_has_first_word", "_pushed", "_scans", "_standing_at", "heads", "queues", "to_join")
+    __slots__ = ("_pushed", "_scans", "_standing_at", "heads", "is_joining", "queues", "words")
 
     is_of_many = True
 
@@ -66,14 +66,12 @@ class Wildcard(Consumer):
         now_ms: int,
     ) -> None:
         super().__init__(session, queue, subscribe, memory, number=number, served_at=served_at, now_ms=now_ms)
-        pattern = subscribe.destination.name
-        self._fits = regular(pattern).fullmatch
-        self._has_first_word = not is_pattern(pattern.split(".")[0])
-        """It means queues that only a pattern with their own first word means."""
+        self.words = subscribe.destination.name.split(".")
+        """Of its pattern."""
         self.queues: dict[Queue, None] = {}
         """Those that it has joined."""
-        self.to_join: list[Queue] = []
-        """Those that were there when it came and are still to be looked at."""
+        self.is_joining = True
+        """Some that were there when it came are still to be looked at."""
         self._standing_at: list[dict[Queue, int]] = [{} for _ in RANKS]
         """By rank, the sequence where what is next for it begins in that lane of a queue: of a message, or from which
         on something has to be read or tested. Where nothing is there is no entry: most queues are empty."""
@@ -101,12 +99,8 @@ class Wildcard(Consumer):
         for standing in self._standing_at:
             standing.pop(queue, None)
 
-    @property
-    def is_joining(self) -> bool:
-        return bool(self.to_join)
-
     def is_open(self) -> bool:
-        return not self.to_join and super().is_open()
+        return not self.is_joining and super().is_open()
 
     def all_queues(self) -> list[Queue]:
         return list(self.queues)
@@ -115,11 +109,13 @@ class Wildcard(Consumer):
         """Its pattern means this queue."""
         destination = queue.destination
         name = destination.name
-        if destination.kind is not Kind.QUEUE or destination.topic or self._fits(name) is None:
+        if destination.kind is not Kind.QUEUE or destination.topic or not matches(self.words, name.split(".")):
             return False
-        if name.startswith(DEAD_LETTER_PREFIX):
-            return self._has_first_word
-        return not queue.holds_dead_letters and (self._has_first_word or not virtual_topic(name))
+        is_called_so = name.startswith(DEAD_LETTER_PREFIX)
+        if queue.holds_dead_letters and not is_called_so:
+            return False
+        # These are meant by a pattern with their own first word alone.
+        return not (is_called_so or virtual_topic(name)) or not is_pattern(self.words[0])
 
     def stands(self, queue: Queue, rank: int, sequence: int) -> None:
         """What is next for it in a lane begins here."""
@@ -147,7 +143,17 @@ class Wildcard(Consumer):
 class Wildcards:
     """All of them, and what of their queues is being committed."""
 
-    __slots__ = ("_account", "_consumers", "_joining", "_queues", "_selections", "expressive", "in_flight")
+    __slots__ = (
+        "_account",
+        "_begun",
+        "_consumers",
+        "_joining",
+        "_left",
+        "_queues",
+        "_selections",
+        "expressive",
+        "in_flight",
+    )
 
     def __init__(self, queues: Mapping[str, Queue], account: Account, selections: Selections) -> None:
         self._queues = queues
@@ -156,7 +162,12 @@ class Wildcards:
         self._selections = selections
         self._consumers: list[Wildcard] = []
         self._joining: dict[Wildcard, int] = {}
-        """Those that have not joined all their queues yet, with the bytes that are counted for those."""
+        """Those that have not joined all their queues yet, with the bytes that are counted for those; one after the
+        other does."""
+        self._begun: Wildcard | None = None
+        """The one whose turn it is, if it has begun."""
+        self._left: list[Queue] = []
+        """Queues that were there when it had, at which it is still to look."""
         self.in_flight: list[deque[Entry]] = [deque() for _ in RANKS]
         """By rank, in the order of sequences; some may be durable by now."""
         self.expressive: dict[Queue, None] = {}
@@ -175,7 +186,6 @@ class Wildcards:
         """`go_on` joins it to the queues that it means; `size_to_join` is counted for them until it has."""
         self._consumers.append(wildcard)
         wildcard.queue.join_of_many(wildcard)
-        wildcard.to_join = list(self._queues.values())
         self._joining[wildcard] = size
         wildcard.memory.queues += size
 
@@ -189,23 +199,27 @@ class Wildcards:
         for him once these were all. What was accepted from sequence `since` on may be in flight; `committed` is the
         last durable batch."""
         wildcard = next(iter(self._joining))
-        to_join = wildcard.to_join
+        if wildcard is not self._begun:
+            self._begun, self._left = wildcard, list(self._queues.values())
         # The last ones, which are let go of for nothing.
-        some = to_join[-JOIN_PIECE:]
-        del to_join[-JOIN_PIECE:]
-        known = self._queues
-        meant = [queue for queue in some if known.get(queue.name) is queue and wildcard.is_meant(queue)]
+        some = self._left[-JOIN_PIECE:]
+        del self._left[-JOIN_PIECE:]
+        known, joined = self._queues, wildcard.queues
+        there = (queue for queue in some if known.get(queue.name) is queue and queue not in joined)
+        meant = [queue for queue in there if wildcard.is_meant(queue)]
         self._note_in_flight((queue for queue in meant if not queue.wildcards), since, committed)
         for queue in meant:
             self._join(wildcard, queue)
-        if not to_join:
+        if not self._left:
             self._end_joining(wildcard)
             meant.append(wildcard.queue)
         return meant
 
     def _end_joining(self, wildcard: Wildcard) -> None:
-        wildcard.to_join = []
+        wildcard.is_joining = False
         wildcard.memory.queues -= self._joining.pop(wildcard, 0)
+        if wildcard is self._begun:
+            self._begun, self._left = None, []
 
     def made(self, queue: Queue) -> None:
         """There is a new queue; nothing is in it."""
