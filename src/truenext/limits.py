@@ -149,6 +149,16 @@ timers are exact."""
 STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 """Bytes in one batch of a clean stop: the dirty pages of a write transaction stay in private memory."""
 
+ANSWERS_OUT_BYTES = 8 * 1024 * 1024
+"""Bytes of large answers to questions that may be on their way to clients at once, or one that is larger."""
+
+ANSWERS_OUT_SECONDS = 10
+"""Seconds after which a client is ended that takes nothing of its answer while others wait for theirs."""
+
+REPLIES_BYTES = 24 * 1024 * 1024
+"""Bytes by which messages may exceed their part of the memory, or three quarters of that if it is less, before the
+connection with the largest reply queue is ended: an answer counts twice while it is on its way."""
+
 BROWSE_SIZE = 250
 BROWSE_BYTES = 256 * 1024
 """Messages that a browser looks at in one turn, and bytes: nobody else is served meanwhile. Read from the store, those
@@ -172,6 +182,9 @@ groups there are; if they are few it is a fair share of SCAN_FOUND_MAX."""
 
 GROUPS_MAX = 10_000
 """Groups of one queue of which is known whose they are, as far as nothing of them is held: some 300 bytes each."""
+
+GROUPS_MIN = 100
+"""The same where queues take all their room."""
 
 BROWSERS_MAX = 100
 """Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""

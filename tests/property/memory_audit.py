@@ -7,7 +7,7 @@ that with the numbers by which the engine decides what has to leave.
 from collections.abc import Collection, Iterator
 
 from truenext.engine.engine import Engine
-from truenext.engine.groups import GroupPlace
+from truenext.engine.groups import GroupPlace, group_size
 from truenext.engine.keyed import keys_of
 from truenext.engine.lane import Entry
 from truenext.engine.memory import (
@@ -70,7 +70,7 @@ def _bytes_of(queue: Queue) -> int:
     joins = JOIN_BYTES * max(0, len(queue.wildcards) - 1)
     size = queue_size(queue.destination) + LANE_BYTES * len(queue.lanes) + ASIDE_BYTES * asides + joins
     if queue.groups is not None:
-        size += GROUPS_BYTES
+        size += GROUPS_BYTES + sum(map(group_size, queue.groups.owners))
     if queue.selecting is not None:
         scans = queue.selecting.scans.values()
         places = [place for scan in scans for place in scan.places.values()]

@@ -11,7 +11,7 @@ from truenext.commands import Ack, Nack, Send, Unsubscribe
 from truenext.engine import groups as groups_of_engine
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.envelope import closes_group, group_of
-from truenext.limits import SCAN_FOUND_MAX, SCAN_PAGE_SIZE
+from truenext.limits import GROUPS_MIN, SCAN_FOUND_MAX, SCAN_PAGE_SIZE
 from truenext.message import Message
 from truenext.policy import Policies, Policy, WhileWaiting
 
@@ -173,6 +173,38 @@ def test_the_group_of_a_message_that_was_dead_lettered_or_purged_while_it_waited
     assert world.settle() == {}
     world.engine.change_policies(Policies(Policy(attempts_max=1)))
     assert world.settle() == {"one": ["g2"]}
+
+
+def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_their_room() -> None:
+    """Fixed: forty queues of 10,000 groups with long names took 457 MiB that nobody accounted for."""
+    world = World()
+    world.subscribe("one", window=1000)
+    memory = world.engine.memory
+    send(world, "held", "first")
+    world.settle()
+    before = memory.queues
+
+    def take(numbers: range) -> None:
+        for number in numbers:
+            send(world, f"{'長' * 200}{number}", "")
+            world.settle()
+            for entry in world.entries["one"][1:]:
+                world.engine.acknowledge(world.session, Ack("one", entry.sequence))
+            del world.entries["one"][1:]
+
+    take(range(300))
+    (queue,) = world.engine.queues()
+    assert queue.groups is not None
+    assert len(queue.groups.owners) == 301 and memory.queues > before + 300 * 400
+    memory.queues_limit = memory.queues
+    take(range(300, 700))
+    assert "held" in queue.groups.owners
+    assert GROUPS_MIN < len(queue.groups.owners) < 3 * GROUPS_MIN
+    world.engine.acknowledge(world.session, Ack("one", world.entries["one"][0].sequence))
+    world.engine.unsubscribe(world.session, Unsubscribe("one"))
+    world.settle()
+    world.engine.let_unused_go()
+    assert memory.queues < before
 
 
 def test_of_more_groups_than_are_remembered_those_of_which_something_is_held_stay(

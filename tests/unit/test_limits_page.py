@@ -30,6 +30,7 @@ PUT_TOGETHER = {
 """What is said stands nowhere as a whole; the last tests here ask for it."""
 
 TUNING = {
+    "ANSWERS_OUT_BYTES",
     "BROKER_BYTES",
     "BROWSE_BYTES",
     "BROWSE_SIZE",
@@ -49,6 +50,7 @@ TUNING = {
     "PAGE_SIZE_SHORT",
     "PAUSE_BYTES",
     "READ_BYTES",
+    "REPLIES_BYTES",
     "ROOM_SECONDS",
     "SCAN_BYTES",
     "SCAN_FOUND_MAX",

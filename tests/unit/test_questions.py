@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -24,7 +25,7 @@ from truenext.engine.queue import Queue
 from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError
-from truenext.limits import PIECES_MAX
+from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, PIECES_MAX
 from truenext.message import Message
 from truenext.order import RANKS
 
@@ -281,21 +282,24 @@ def test_a_slice_ends_when_its_time_is_over_and_the_next_one_goes_on() -> None:
 
 
 class Asking:
-    """Questions whose answers are numbers, each made in two steps."""
+    """Questions whose answers are numbers, each made in two steps, and as long as somebody says."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 0) -> None:
         self.slices = Slices(Clock())
         self.made = 0
+        self.size = size
+        self.gone: set[Session] = set()
         self.replies: list[tuple[str, str | None, bytes]] = []
         self.questions = Questions(self.slices, self.begin, self.reply)
 
     def begin(self, verb: str) -> Generator[None, None, bytes]:
         yield
         self.made += 1
-        return f"{verb} {self.made}".encode()
+        return f"{verb} {self.made}".encode().ljust(self.size)
 
-    def reply(self, session: Session, question: Control, body: bytes) -> None:
-        self.replies.append((session.id, question.correlation, body))
+    def reply(self, session: Session, question: Control, body: bytes) -> bool:
+        self.replies.append((session.id, question.correlation, body.strip()))
+        return session not in self.gone
 
     def ask(self, session: Session, correlation: str, verb: str = "queues") -> None:
         self.questions.ask(session, Control(verb, b"", parse("/temp-queue/a", session.id), correlation))
@@ -332,3 +336,70 @@ def test_a_connection_may_wait_for_a_hundred_answers_and_no_more() -> None:
     asking.slices.go_on()
     asking.ask(one, "again")
     assert len(asking.replies) == PIECES_MAX + 1
+
+
+def asked_by(asking: Asking, count: int) -> list[Session]:
+    sessions = [Session(str(number)) for number in range(count)]
+    for session in sessions:
+        asking.ask(session, "1")
+    while asking.slices.begun:
+        asking.slices.go_on()
+    return sessions
+
+
+def test_of_large_answers_only_some_are_on_their_way_at_once_and_the_next_come_when_those_are_taken() -> None:
+    """Fixed: two hundred who asked at once made the broker take 783 MiB, and ended those who read."""
+    asking = Asking(size=ANSWERS_OUT_BYTES // 3)
+    sessions = asked_by(asking, 7)
+    assert [session for session, _, _ in asking.replies] == ["0", "1", "2"]
+    asking.questions.taken(sessions[5])
+    assert len(asking.replies) == 3, "it has got nothing yet"
+    asking.questions.taken(sessions[1])
+    assert len(asking.replies) == 4 and asking.questions.owed(sessions[4]) == 1
+    asking.questions.ended(sessions[0])
+    asking.gone.add(sessions[5])
+    asking.questions.taken(sessions[2])
+    # Who has gone meanwhile stands in nobody's way.
+    assert len(asking.replies) == 7
+    for session in (*sessions[3:5], sessions[6]):
+        asking.questions.taken(session)
+    assert not asking.questions.out
+
+
+def test_an_answer_that_is_larger_than_all_that_may_be_on_its_way_goes_alone_and_small_ones_wait_for_nobody() -> None:
+    asking = Asking(size=3 * ANSWERS_OUT_BYTES)
+    first, second = asked_by(asking, 2)
+    assert len(asking.replies) == 1
+    asking.questions.taken(first)
+    assert len(asking.replies) == 2 and list(asking.questions.out) == [second]
+    small = Asking(size=1000)
+    asked_by(small, 100)
+    assert len(small.replies) == 100 and not small.questions.out
+
+
+def test_who_has_credit_for_no_more_of_its_answers_has_not_taken_them() -> None:
+    asking = Asking(size=ANSWERS_OUT_BYTES)
+    first, _ = asked_by(asking, 2)
+    queue = mock.Mock(waiting=lambda: 1)
+    first.temporary_queues.append(queue)
+    asking.questions.taken(first)
+    assert len(asking.replies) == 1
+    first.temporary_queues.clear()
+    asking.questions.taken(first)
+    assert len(asking.replies) == 2
+
+
+def test_who_takes_nothing_of_its_answer_while_others_wait_is_ended_after_ten_seconds() -> None:
+    asking = Asking(size=ANSWERS_OUT_BYTES)
+    taken = Counter[Session]()
+    hindering = partial(asking.questions.hindering, bytes_taken=lambda session: taken[session])
+    deaf, waiting = asked_by(asking, 2)
+    assert hindering(0.0) is None
+    taken[deaf] = 1
+    assert hindering(9.0) is None and hindering(18.0) is None, "it took something meanwhile"
+    assert hindering(9.0 + ANSWERS_OUT_SECONDS) is deaf
+    asking.questions.ended(deaf)
+    assert [session for session, _, _ in asking.replies] == ["0", "1"]
+    for now_s in (30.0, 60.0):
+        assert hindering(now_s) is None, "nobody waits for another to be taken"
+    assert asking.questions.owed(waiting) == 0

@@ -55,7 +55,7 @@ from truenext.engine.stuck import StuckAudit
 from truenext.engine.timers import TimerRead, TimersRead
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError, TruenextError
 from truenext.history.writer import History
-from truenext.limits import LAZY_COMMIT_SECONDS, PIECES_MAX, ROOM_SECONDS
+from truenext.limits import ANSWERS_OUT_SECONDS, LAZY_COMMIT_SECONDS, PIECES_MAX, ROOM_SECONDS
 from truenext.policy import Policies
 from truenext.room import Room
 from truenext.store.store import Store
@@ -218,6 +218,8 @@ class Broker:
     def taken(self, session: Session) -> None:
         """The connection's socket has taken everything delivered to it so far."""
         self._engine.taken(session)
+        if self._questions.out:
+            self._questions.taken(session)
         # In a turn that is decided at its end.
         if not self._is_turn_due and (self._engine.has_batch or self._engine.has_work):
             self._schedule_turn()
@@ -230,6 +232,7 @@ class Broker:
         self._tick()
         self._settle(session, None)
         self._engine.disconnect(session, is_clean=is_blameless)
+        self._questions.ended(session)
         self._schedule_turn()
 
     def forget(self, session: Session) -> None:
@@ -237,6 +240,7 @@ class Broker:
         self._set_right(session, is_taken=False)
         self._peers.pop(session, None)
         self._asking.remove(session)
+        self._questions.ended(session)
         self._waiting_for_room.pop(session, None)
 
     def finished(self, session: Session) -> None:
@@ -416,6 +420,12 @@ class Broker:
         if stalled is not None:
             session, reason = stalled
             self._peers[session].cut(reason)
+        hindering = self._questions.hindering(self._loop.time(), lambda session: self._peers[session].bytes_taken)
+        if hindering is not None:
+            self._peers[hindering].cut(
+                f"took nothing of the answer to its question for {ANSWERS_OUT_SECONDS} seconds, and others wait for "
+                "theirs: read what comes, and acknowledge it"
+            )
         self._schedule_turn()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 
@@ -540,9 +550,12 @@ class Broker:
     def _caller(self, session: Session) -> control.Caller:
         return self._peers[session].caller
 
-    def _answer_question(self, session: Session, question: Control, body: bytes) -> None:
+    def _answer_question(self, session: Session, question: Control, body: bytes) -> bool:
+        """False if the connection has ended."""
         self._asking.goes_on(session)
         self._engine.reply(control.reply(question, body, self._engine.now_ms))
+        self._schedule_turn()
+        return session in self._peers
 
     def _begin_piece(self) -> None:
         """One piece after the other, each once the one before is durable."""

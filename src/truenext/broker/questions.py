@@ -2,19 +2,26 @@
 
 An answer is made in slices, one after the other. All who asked the same before it was begun get the same; who asks
 later gets another one, as what he did before may not be in this one any more.
+
+An answer about many queues has megabytes, and each who gets it has a copy on its way. So of large ones only as many are
+handed out at once as fit ANSWERS_OUT_BYTES; the others wait until those are taken. Source:
+docs/decisions/0037-asking-a-full-broker.md
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator
 
 from truenext.broker.slices import Slices, Steps
 from truenext.commands import Control
 from truenext.engine.session import Session
 from truenext.errors import RemoteProtocolError
-from truenext.limits import PIECES_MAX
+from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, PIECES_MAX
 
 AnswerInTheMaking = Generator[None, None, bytes]
 """What comes out of it is JSON."""
+
+SMALL = 64 * 1024
+"""Bytes of an answer up to which nobody waits for it to be taken."""
 
 
 class Questions:
@@ -22,14 +29,21 @@ class Questions:
         self,
         slices: Slices,
         begin: Callable[[str], AnswerInTheMaking],
-        reply: Callable[[Session, Control, bytes], None],
+        reply: Callable[[Session, Control, bytes], bool],
     ) -> None:
+        """`begin` begins the answer to a verb; `reply` hands one out, and says whether whoever asked is still there."""
         self._slices = slices
         self._begin = begin
         self._reply = reply
         self._waiting: dict[str, list[tuple[Session, Control]]] = {}
         """By verb, of answers that are not begun yet."""
         self._owed: Counter[Session] = Counter()
+        self._made: deque[tuple[Session, Control, bytes]] = deque()
+        """Answers that are to be handed out."""
+        self.out: dict[Session, int] = {}
+        """Bytes of large answers that were handed out, and are not taken yet."""
+        self._seen: dict[Session, tuple[int, float]] = {}
+        """What the sockets of these had taken when that was looked at, and when it was less."""
 
     def owed(self, session: Session) -> int:
         """How many answers it waits for."""
@@ -52,8 +66,43 @@ class Questions:
         asked = self._waiting.pop(verb)
         body = yield from self._begin(verb)
         for session, question in asked:
+            self._made.append((session, question, body))
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._made:
+            session, question, body = self._made[0]
+            if self.out and sum(self.out.values()) + len(body) > ANSWERS_OUT_BYTES:
+                return
+            self._made.popleft()
             self._owed[session] -= 1
             if not self._owed[session]:
                 del self._owed[session]
-            self._reply(session, question, body)
-            yield
+            if self._reply(session, question, body) and len(body) > SMALL:
+                self.out[session] = self.out.get(session, 0) + len(body)
+
+    def taken(self, session: Session) -> None:
+        """Its socket has taken everything; there may be more for it, for which it has no credit."""
+        if session in self.out and not any(queue.waiting() for queue in session.temporary_queues):
+            self.ended(session)
+
+    def ended(self, session: Session) -> None:
+        """Nothing is on its way to it any more, or it has gone."""
+        self._seen.pop(session, None)
+        if self.out.pop(session, 0):
+            self._hand_out()
+
+    def hindering(self, now_s: float, bytes_taken: Callable[[Session], int]) -> Session | None:
+        """To be called once a second or so: who has taken nothing of its answers for ANSWERS_OUT_SECONDS while others
+        wait for theirs. `bytes_taken` says how much its socket has ever taken."""
+        if not self._made:
+            self._seen.clear()
+            return None
+        for session in self.out:
+            taken = bytes_taken(session)
+            before, since_s = self._seen.get(session, (-1, now_s))
+            if taken != before:
+                self._seen[session] = (taken, now_s)
+            elif now_s - since_s >= ANSWERS_OUT_SECONDS:
+                return session
+        return None

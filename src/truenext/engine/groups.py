@@ -19,19 +19,22 @@ that have room; meanwhile those wait that could take them, and nobody else. Sour
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from truenext.engine.empty import with_sequence
 from truenext.engine.lane import WHOLE
+from truenext.engine.memory import GROUP_BYTES
 from truenext.engine.place import Place
 from truenext.envelope import closes_group
-from truenext.limits import GROUP_FOUND_MIN, GROUPS_MAX, SCAN_FOUND_MAX
+from truenext.limits import GROUP_FOUND_MIN, GROUPS_MAX, GROUPS_MIN, SCAN_FOUND_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from truenext.engine.consumer import Consumer
     from truenext.engine.lane import Entry, Lane
+    from truenext.engine.memory import Memory
     from truenext.message import Message
     from truenext.selector import Selector
 
@@ -39,15 +42,31 @@ if TYPE_CHECKING:
 class Groups:
     """The groups of one queue."""
 
-    __slots__ = ("_delayed", "_first_delayed", "_forget_at", "_places", "owners", "times_freed", "times_owned")
+    __slots__ = (
+        "_delayed",
+        "_first_delayed",
+        "_forget_at",
+        "_forget_at_if_short",
+        "_memory",
+        "_places",
+        "owners",
+        "size",
+        "times_freed",
+        "times_owned",
+    )
 
-    def __init__(self, places: Callable[[], Iterable[GroupPlace]]) -> None:
+    def __init__(self, places: Callable[[], Iterable[GroupPlace]], memory: Memory) -> None:
         """`places` are those of all selectors."""
         self._places = places
+        self._memory = memory
+        self.size = 0
+        """Bytes that are counted for the owned ones."""
         self.owners: dict[str, Consumer] = {}
         """Whose a group is, the one that was dispatched last at the end; others are free."""
         self._forget_at = GROUPS_MAX + GROUPS_MAX // 4
         """With more owned groups than these some are forgotten."""
+        self._forget_at_if_short = GROUPS_MIN
+        """The same where there is no room for them."""
         self.times_owned = self.times_freed = 0
         """How often a group became somebody's, and how often one could be had that could not before."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
@@ -71,11 +90,15 @@ class Groups:
         if not closes_group(entry.message.header):
             self.owners[group] = consumer
             if owner is None:
+                self._count(group_size(group))
                 self.times_owned += 1
                 self._stand(group)
                 if len(self.owners) > self._forget_at:
-                    self._forget_some()
+                    self._forget_some(GROUPS_MAX)
+                elif len(self.owners) > self._forget_at_if_short and not self._memory.has_room_for_queue:
+                    self._forget_some(len(self.owners) // 2)
         elif owner is not None:
+            self._count(-group_size(group))
             self._freed(group)
 
     def left(self, consumer: Consumer) -> None:
@@ -84,8 +107,7 @@ class Groups:
         for place in self._places():
             place.heads.pop(consumer, None)
         for group in freed:
-            del self.owners[group]
-            self._freed(group)
+            self._free(group)
 
     def delayed(self, entry: Entry) -> None:
         """A message waits for its next try, in `Lane.delayed`."""
@@ -113,16 +135,30 @@ class Groups:
         for place in self._places():
             place.stand(group)
 
-    def _forget_some(self) -> None:
-        """Let the groups be free that were dispatched longest ago, if nothing of them is held."""
+    def _count(self, size: int) -> None:
+        self.size += size
+        self._memory.queues += size
+
+    def _free(self, group: str) -> None:
+        del self.owners[group]
+        self._count(-group_size(group))
+        self._freed(group)
+
+    def _forget_some(self, count: int) -> None:
+        """Let all but so many groups be free, those that were dispatched longest ago, if nothing of them is held."""
         held = {entry.group for consumer in set(self.owners.values()) for entry in consumer.held.values()}
-        oldest = list(self.owners)[: len(self.owners) - GROUPS_MAX]
+        oldest = list(self.owners)[: len(self.owners) - count]
         for group in oldest:
             if group not in held:
-                del self.owners[group]
-                self._freed(group)
+                self._free(group)
         # Not at once again, should all be held.
-        self._forget_at = len(self.owners) + GROUPS_MAX // 4
+        self._forget_at = max(GROUPS_MAX, len(self.owners)) + GROUPS_MAX // 4
+        self._forget_at_if_short = GROUPS_MIN + len(self.owners) * 5 // 4
+
+
+def group_size(group: str) -> int:
+    """Bytes that it takes to know whose a group is, roughly."""
+    return GROUP_BYTES + getsizeof(group)
 
 
 class GroupPlace(Place):

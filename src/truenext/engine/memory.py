@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 400
 """What a message costs beside its header and body, roughly: objects of this language, and their places in lists."""
 
+GROUP_BYTES = 150
+"""Of each group of which is known whose it is, without its name."""
+
 JOIN_BYTES = 300
 """A queue of a wildcard's: what that knows of it while something waits there."""
 

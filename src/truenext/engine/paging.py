@@ -29,7 +29,13 @@ from truenext.engine.memory import ENTRY_BYTES, size_of
 from truenext.engine.redelivery import is_given_up
 from truenext.engine.writing import put
 from truenext.errors import StoreError
-from truenext.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT, STORE_TRANSACTION_BYTES_MAX
+from truenext.limits import (
+    PAGE_BYTES,
+    PAGE_BYTES_SHORT,
+    PAGE_SIZE_SHORT,
+    REPLIES_BYTES,
+    STORE_TRANSACTION_BYTES_MAX,
+)
 from truenext.order import PRIORITY_MAX, RANKS
 from truenext.record import split_lane_key
 
@@ -573,7 +579,8 @@ class Paging:
             self._shrink(together, needed, batch, committed)
         if memory.excess + memory.limit // 4 > 0:
             self._futile = (committed, memory.used)
-        if memory.excess <= 0:
+        if memory.excess <= min(REPLIES_BYTES, memory.limit * 3 // 4):
+            # Somebody has asked for something large, and reads it.
             return too_slow
         return too_slow + [queue for queue in largest_first[:1] if queue.is_reply_queue]
 

@@ -155,7 +155,7 @@ class Selecting:
         queue = self.queue
         self._memory.queues -= SELECTING_BYTES + sum(map(self._bytes_of, self.scans.values()))
         if queue.groups is not None:
-            self._memory.queues -= GROUPS_BYTES
+            self._memory.queues -= GROUPS_BYTES + queue.groups.size
         self.scans.clear()
         queue.selecting = queue.groups = None
         for lane in queue.lanes:
@@ -165,7 +165,7 @@ class Selecting:
         """All is tested anew, for all consumers."""
         queue = self.queue
         self._memory.queues += GROUPS_BYTES - sum(map(self._bytes_of, self.scans.values()))
-        queue.groups = Groups(self.group_places)
+        queue.groups = Groups(self.group_places, self._memory)
         self.scans.clear()
         self._keyed.clear()
         self.behind.clear()
