@@ -475,3 +475,31 @@ def test_no_name_with_a_comma_becomes_a_queue(name: str) -> None:
         queue_called(name)
     with pytest.raises(RemoteProtocolError, match="comma"):
         Run().engine.pause(name)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("a.*", ["a.b"]),
+        ("*.b", ["a.b", "c.b"]),
+        (">", ["a", "a.b", "a.b.c", "c.b"]),
+        ("*", ["a"]),
+        ("a.>", ["a.b", "a.b.c"]),
+        ("c.*", ["c.b"]),
+    ],
+)
+def test_a_pattern_of_topics_means_what_its_words_say_beside_many_others(pattern: str, meant: list[str]) -> None:
+    engine = started()
+    session = engine.connect("s")
+    for number, each in enumerate(["a.*", "c.>", "*", "*.*.*", "b.*", pattern]):
+        address = parse(f"/topic/{each}", session.id)
+        engine.subscribe(session, Subscribe(str(number), address, AckMode.AUTO, 30_000))
+    queue = session.consumers["5"].queue
+    for topic in ("a", "a.b", "a.b.c", "c.b"):
+        send(engine, session, f"/topic/{topic}")
+        assert queue.waiting() == (topic in meant)
+        engine.turn()
+        engine.taken(session)
+    for number in range(6):
+        engine.unsubscribe(session, Unsubscribe(str(number)))
+    assert not engine._topics._by_pattern

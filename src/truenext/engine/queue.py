@@ -194,16 +194,21 @@ class Queue:
 
     def join(self, consumer: Consumer) -> None:
         """It takes from this queue alone."""
-        self.consumers = [*self.consumers, consumer]
-        self.choose_owner()
+        if self.consumers is _NOBODY:
+            self.consumers = []
+        self.consumers.append(consumer)
+        if consumer.is_exclusive:
+            self.choose_owner()
 
     def join_of_many(self, wildcard: Wildcard) -> None:
         self.wildcards = [*self.wildcards, wildcard]
-        self.choose_owner()
+        if wildcard.is_exclusive:
+            self.choose_owner()
 
     def leave(self, consumer: Consumer) -> None:
         """It takes from this queue no more; to be followed by `choose_owner` if it was exclusive."""
-        self.consumers = [one for one in self.consumers if one is not consumer] or _NOBODY
+        self.consumers.remove(consumer)
+        self.consumers = self.consumers or _NOBODY
 
     def leave_of_many(self, wildcard: Wildcard) -> None:
         self.wildcards = [one for one in self.wildcards if one is not wildcard] or _NO_WILDCARDS

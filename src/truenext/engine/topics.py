@@ -8,7 +8,7 @@ called `Consumer.*.` and its name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from truenext.pattern import is_pattern, matches
 from truenext.selector import selector
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from truenext.engine.queue import Queue
     from truenext.message import Message
     from truenext.selector import Selector
+
+_T = TypeVar("_T")
 
 KNOWN_MAX = 65_536
 """Queues in the answers that are kept until subscriptions change: names that are sent to once must not pile up."""
@@ -30,8 +32,8 @@ class Topics:
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[Queue, None]] = {}
-        self._by_pattern: dict[Queue, list[str]] = {}
-        """Subscriptions to patterns, with the words of these."""
+        self._by_pattern: dict[str, dict[Queue, list[str]]] = {}
+        """Subscriptions to patterns, with the words of these, by their first word."""
         self._selectors: dict[Queue, Selector] = {}
         """Of subscriptions that have one."""
         self._known: dict[str, list[Queue]] = {}
@@ -46,7 +48,8 @@ class Topics:
             its = self._selectors[queue] = selector(queue.destination.selector)
             queue.memory.use(its)
         if is_pattern(topic):
-            self._by_pattern[queue] = topic.split(".")
+            words = topic.split(".")
+            self._by_pattern.setdefault(words[0], {})[queue] = words
         else:
             self._by_topic.setdefault(topic, {})[queue] = None
         self._forget()
@@ -56,12 +59,9 @@ class Topics:
         topic = queue.destination.topic
         queue.memory.no_longer_use(self._selectors.pop(queue, None))
         if is_pattern(topic):
-            del self._by_pattern[queue]
+            _remove(self._by_pattern, topic.split(".")[0], queue)
         else:
-            of_topic = self._by_topic[topic]
-            del of_topic[queue]
-            if not of_topic:
-                del self._by_topic[topic]
+            _remove(self._by_topic, topic, queue)
         self._forget()
 
     def queues_of(self, topic: str, message: Message) -> list[Queue]:
@@ -88,7 +88,16 @@ class Topics:
             # A temporary topic is the private business of one connection.
             return []
         words = topic.split(".")
-        return [queue for queue, pattern in self._by_pattern.items() if matches(pattern, words)]
+        found: list[Queue] = []
+        for first in (words[0], "*", ">"):
+            found += [queue for queue, pattern in self._by_pattern.get(first, {}).items() if matches(pattern, words)]
+        return found
+
+
+def _remove(queues: dict[str, dict[Queue, _T]], key: str, queue: Queue) -> None:
+    del queues[key][queue]
+    if not queues[key]:
+        del queues[key]
 
 
 def virtual_topic(queue: str) -> str:
