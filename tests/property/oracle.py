@@ -244,8 +244,8 @@ class Letter:
     wish: Wish = field(default_factory=Wish)
     """Of the NACK inside the transaction that refused it."""
     is_restored: bool = False
-    """It waited for its next try when the broker began again, and has not failed since. By the wall clock it is due, so
-    that must not jump: a page may not have shown it yet, nor before the broker begins once more."""
+    """It had failed when the broker began again, and has not since. By the wall clock it is due, so that must not jump:
+    a page may not have shown it yet, nor before the broker begins once more."""
     written: list[Written] = field(default_factory=list)
 
     @property
@@ -800,8 +800,8 @@ class Oracle:
             letter.removed_in = None
             letter.visible_from = AT_ONCE
             is_waiting = self.is_waiting_for_next_try(letter)
-            # Nor is the store told of a try that changed nothing.
-            letter.is_restored |= is_waiting
+            # Also if it is due by now: the store is not told of that, nor of a try that changed nothing.
+            letter.is_restored |= letter.attempts > 0
             due_ms = self.now_ms + letter.due - self.steady_ms if is_waiting else 0
             letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
