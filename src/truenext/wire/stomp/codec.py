@@ -240,7 +240,7 @@ class Decoder:
         if command not in COMMANDS_WITHOUT_BODY:
             raise RemoteProtocolError(unknown_command(command, self.version))
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
-            raise RemoteProtocolError(f"{command} must not have a body")
+            raise RemoteProtocolError(f"{command} must not have a body, nor a content-length that says so")
 
     def _said(self, text: str) -> str:
         """What the peer said, for an error. Nothing of a login: whatever is wrong in one may be a passcode."""
