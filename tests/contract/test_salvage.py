@@ -41,7 +41,7 @@ from truenext.store import export as export_module
 from truenext.store import salvage as salvage_module
 from truenext.store.checkpoint import DATABASES, DATABASES_MAX, FORMAT_VERSION, Checkpoint
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.journal import FRAME
+from truenext.store.journal import FRAME, SECTOR, is_flipped
 from truenext.store.lmdb_file import LmdbFile, Tree, metas
 from truenext.store.store import Recovered
 
@@ -947,3 +947,26 @@ def test_damage_names_the_commands_and_the_folder(data: Path, name: str) -> None
     with path.open("r+b") as file:
         file.write(bytes(PAGE))
     assert f"`truenext store {name} {data}" in refused(data)
+
+
+@pytest.mark.parametrize("is_used_again", [False, True])
+@pytest.mark.parametrize("old", ["zeros", "one bit less"])
+def test_a_sector_that_a_crash_left_as_it_was_is_no_flipped_bit_though_one_bit_is_all_that_differs(
+    old: str, is_used_again: bool
+) -> None:
+    """Fixed: one in fifty thousand crashes was taken for a flipped bit, and the broker did not start."""
+    salt, segment, number = 7, 3, 9
+    # All but one byte of it is in the first sector.
+    payload = bytes(range(256)) * 2
+    payload = payload[: SECTOR - FRAME.size] + (b"\x40" if old == "zeros" else b"\x41")
+    rest = struct.pack("<IQQ", len(payload), segment, number) + payload
+    frame = struct.pack("<I", crc32(rest, salt)) + rest
+    behind = (b"what an earlier life left" if is_used_again else b"").ljust(2 * SECTOR, b"\0")
+
+    def flipped(at: int, bit: int) -> bool:
+        content = bytearray(frame + behind)
+        content[at] ^= bit
+        return is_flipped(memoryview(content), 0, segment, number, salt)
+
+    assert flipped(SECTOR, 0x40) is (old == "one bit less" and not is_used_again)
+    assert flipped(100, 1) and flipped(FRAME.size, 0x80) and flipped(0, 1), "the first sector says which frame it is"

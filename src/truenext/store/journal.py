@@ -55,6 +55,12 @@ one in 500, and takes a quarter of a second."""
 WRITE_BYTES_MAX = 1024 * 1024
 """Bytes of a payload that are copied to be written together; a larger one takes several writes."""
 
+SECTOR = 512
+"""Bytes of a file that are written as a whole or not at all."""
+
+OLD_BYTES = 64 * 1024
+"""Bytes behind a frame in which is looked for what an earlier life of the file has left."""
+
 READ_BYTES_MAX = 256 * 1024
 """Bytes read together, or one record."""
 
@@ -379,7 +385,7 @@ def cut(segment: int, size: int, made: int) -> str:
 
 def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:
     """The frame at `offset` is this one but for a single bit. So it was written as a whole, and then damaged: a crash
-    does not leave that.
+    does not leave that, but for one that leaves the old content of a sector that differs from the new one by that bit.
     """
     payload = offset + FRAME.size
     if payload > len(content):
@@ -403,8 +409,24 @@ def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt
         return True
     if wrong is None:
         return False
+    if wrong.bit_count() == 1:
+        return True
     at = wrong_bit(wrong, _REST.size + size)
-    return wrong.bit_count() == 1 or (at is not None and at[0] >= _REST.size)
+    if at is None or at[0] < _REST.size:
+        return False
+    return not _may_be_old(content, offset, payload + size, payload + at[0] - _REST.size)
+
+
+def _may_be_old(content: memoryview, offset: int, end: int, at: int) -> bool:
+    """A crash may have left the sector with byte `at` of the frame from `offset` to `end` as it was before.
+
+    Not the one that says of which segment the frame is. Others were zeros, or, where a file is used again, anything;
+    then there is more of that behind the frame.
+    """
+    sector = at - at % SECTOR
+    if sector < offset + FRAME.size:
+        return False
+    return not any(content[sector : min(end, sector + SECTOR)]) or any(content[end : end + OLD_BYTES])
 
 
 def _blocks(parts: list[bytes]) -> Iterator[bytes]:
