@@ -1016,7 +1016,8 @@ class Oracle:
 
     def _is_there(self, letter: Letter) -> bool:
         is_taken = letter.holder or letter.acknowledged_by or letter.refused_by
-        return not letter.is_gone and (is_taken is not None or not self.is_expired(letter))
+        # Policies: one that has failed too often may have moved already; `arrived` shows it later.
+        return not letter.is_gone and (is_taken is not None or not (self.is_expired(letter) or self.is_doomed(letter)))
 
     def gone(self, queue: str) -> None:
         """A queue is there no more."""
