@@ -86,7 +86,7 @@ def _bytes_of_consumers(engine: Engine, sessions: Collection[Session]) -> int:
     consumers = [one for session in sessions for one in (*session.consumers.values(), *session.browsers.values())]
     selectors = {id(one.wanted): one.wanted.size for one in consumers if one.wanted is not None}
     selectors |= {id(one): one.size for one in engine._topics._selectors.values()}
-    to_join = sum(engine._wildcards._joining.values())
+    to_join = sum(engine._wildcards.joining.values())
     return (
         sum(consumer_size(one.subscription, one.queue.destination) for one in consumers)
         + sum(selectors.values())

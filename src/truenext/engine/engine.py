@@ -319,7 +319,7 @@ class Engine:
             bool(self._touched or self._answers)
             or self._browsing.has_work
             or self._selections.has_work
-            or self._wildcards.has_work
+            or bool(self._wildcards.joining)
             or (bool(self._timers.in_memory) and self._expiry.is_due(self.now_ms, self._batch))
             or self._endings.is_due(self._committed, self._batch)
             or (
@@ -980,7 +980,7 @@ class Engine:
             self._scheduler.step(self.now_ms, self._committed, self._batch, self.room)
             self._is_awaited |= self._scheduler.awaits(self.now_ms, self._batch)
         deliveries: Deliveries = {}
-        if self._wildcards.has_work:
+        if self._wildcards.joining:
             self._join_some()
         if not self._is_stopped:
             for entry in self.delays.take_due():

@@ -147,12 +147,12 @@ class Wildcards:
         "_account",
         "_begun",
         "_consumers",
-        "_joining",
         "_left",
         "_queues",
         "_selections",
         "expressive",
         "in_flight",
+        "joining",
     )
 
     def __init__(self, queues: Mapping[str, Queue], account: Account, selections: Selections) -> None:
@@ -161,7 +161,7 @@ class Wildcards:
         self._account = account
         self._selections = selections
         self._consumers: list[Wildcard] = []
-        self._joining: dict[Wildcard, int] = {}
+        self.joining: dict[Wildcard, int] = {}
         """Those that have not joined all their queues yet, with the bytes that are counted for those; one after the
         other does."""
         self._begun: Wildcard | None = None
@@ -186,19 +186,14 @@ class Wildcards:
         """`go_on` joins it to the queues that it means; `size_to_join` is counted for them until it has."""
         self._consumers.append(wildcard)
         wildcard.queue.join_of_many(wildcard)
-        self._joining[wildcard] = size
+        self.joining[wildcard] = size
         wildcard.memory.queues += size
-
-    @property
-    def has_work(self) -> bool:
-        """Somebody has queues to join."""
-        return bool(self._joining)
 
     def go_on(self, since: int, committed: int) -> list[Queue]:
         """Look at some of the queues that somebody has to join: those that he has joined now, and the one that stands
         for him once these were all. What was accepted from sequence `since` on may be in flight; `committed` is the
         last durable batch."""
-        wildcard = next(iter(self._joining))
+        wildcard = next(iter(self.joining))
         if wildcard is not self._begun:
             self._begun, self._left = wildcard, list(self._queues.values())
         # The last ones, which are let go of for nothing.
@@ -217,7 +212,7 @@ class Wildcards:
 
     def _end_joining(self, wildcard: Wildcard) -> None:
         wildcard.is_joining = False
-        wildcard.memory.queues -= self._joining.pop(wildcard, 0)
+        wildcard.memory.queues -= self.joining.pop(wildcard, 0)
         if wildcard is self._begun:
             self._begun, self._left = None, []
 

@@ -36,9 +36,13 @@ def put(batch: Batch, entry: Entry) -> None:
         record = encode_reference(key, entry.content, persistent=entry.persistent)
     else:
         record = encode(key, _as_stored(message, persistent=entry.persistent))
-    (batch.puts if entry.persistent else batch.transient_puts)[key] = record
-    batch.size += len(record)
-    batch.size += _beside(entry)
+    if entry.persistent and not entry.content:
+        # Most are; the rest is for the others.
+        batch.puts[key] = record
+        batch.size += len(record)
+    else:
+        (batch.puts if entry.persistent else batch.transient_puts)[key] = record
+        batch.size += len(record) + _beside(entry)
     entry.stored = batch.number
 
 
