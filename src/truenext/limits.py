@@ -153,7 +153,10 @@ ANSWERS_OUT_BYTES = 8 * 1024 * 1024
 """Bytes of large answers to questions that may be on their way to clients at once, or one that is larger."""
 
 ANSWERS_OUT_SECONDS = 10
-"""Seconds after which a client is ended that takes nothing of its answer while others wait for theirs."""
+"""Seconds after which a client is ended that takes next to nothing of its answer while others wait for theirs."""
+
+ANSWERS_OUT_SECONDS_MAX = 60
+"""The same if it has not taken all of it."""
 
 REPLIES_BYTES = 24 * 1024 * 1024
 """Bytes by which messages may exceed their part of the memory, or three quarters of that if it is less, before the

@@ -14,7 +14,7 @@ from tests.unit.looking import looked
 from truenext.broker import slices as slices_module
 from truenext.broker.control import LARGEST_SHOWN, LOOKED_AT_AT_ONCE, SORTED_AT_ONCE, VERBS, Asked, Caller
 from truenext.broker.pager import Pager
-from truenext.broker.questions import Questions
+from truenext.broker.questions import SMALL, Questions
 from truenext.broker.reload import NO_FILE
 from truenext.broker.slices import Slices, Steps
 from truenext.commands import AckMode, Control, Send, Subscribe
@@ -25,7 +25,7 @@ from truenext.engine.queue import Queue
 from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError
-from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, PIECES_MAX
+from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, PIECES_MAX
 from truenext.message import Message
 from truenext.order import RANKS
 
@@ -380,13 +380,36 @@ def test_an_answer_that_is_larger_than_all_that_may_be_on_its_way_goes_alone_and
 def test_who_has_credit_for_no_more_of_its_answers_has_not_taken_them() -> None:
     asking = Asking(size=ANSWERS_OUT_BYTES)
     first, _ = asked_by(asking, 2)
-    queue = mock.Mock(waiting=lambda: 1)
-    first.temporary_queues.append(queue)
+    first.temporary_queues.append(mock.Mock(waiting=lambda: 1, is_reply_queue=True))
     asking.questions.taken(first)
     assert len(asking.replies) == 1
-    first.temporary_queues.clear()
+    # What waits in its subscriptions to topics is something else.
+    first.temporary_queues[0] = mock.Mock(waiting=lambda: 1, is_reply_queue=False)
     asking.questions.taken(first)
     assert len(asking.replies) == 2
+
+
+def test_a_small_answer_waits_for_no_large_one_but_of_its_own_connection() -> None:
+    asking = Asking(size=ANSWERS_OUT_BYTES)
+    _, second = asked_by(asking, 2)
+    asking.size = 10
+    asking.ask(second, "2", "status")
+    asking.ask(Session("other"), "3", "status")
+    while asking.slices.begun:
+        asking.slices.go_on()
+    assert [correlation for _, correlation, _ in asking.replies] == ["1", "3"]
+
+
+def test_who_is_ended_gets_no_other_answer_that_would_keep_those_of_others() -> None:
+    asking = Asking(size=ANSWERS_OUT_BYTES)
+    first, second = Session("first"), Session("second")
+    for session, correlation in ((first, "1"), (first, "2"), (second, "3")):
+        asking.ask(session, correlation)
+    while asking.slices.begun:
+        asking.slices.go_on()
+    asking.questions.ended(first)
+    assert [correlation for _, correlation, _ in asking.replies] == ["1", "3"]
+    assert asking.questions.owed(first) == 0
 
 
 def test_who_takes_nothing_of_its_answer_while_others_wait_is_ended_after_ten_seconds() -> None:
@@ -395,11 +418,22 @@ def test_who_takes_nothing_of_its_answer_while_others_wait_is_ended_after_ten_se
     hindering = partial(asking.questions.hindering, bytes_taken=lambda session: taken[session])
     deaf, waiting = asked_by(asking, 2)
     assert hindering(0.0) is None
-    taken[deaf] = 1
+    taken[deaf] = SMALL
     assert hindering(9.0) is None and hindering(18.0) is None, "it took something meanwhile"
-    assert hindering(9.0 + ANSWERS_OUT_SECONDS) is deaf
+    taken[deaf] += 40
+    assert hindering(9.0 + ANSWERS_OUT_SECONDS) is deaf, "those were heart-beats"
     asking.questions.ended(deaf)
     assert [session for session, _, _ in asking.replies] == ["0", "1"]
     for now_s in (30.0, 60.0):
         assert hindering(now_s) is None, "nobody waits for another to be taken"
     assert asking.questions.owed(waiting) == 0
+
+
+def test_who_has_not_all_of_its_answer_after_a_minute_is_ended_if_others_wait() -> None:
+    asking = Asking(size=ANSWERS_OUT_BYTES)
+    slow, _ = asked_by(asking, 2)
+    taken = Counter[Session]()
+    for second in range(ANSWERS_OUT_SECONDS_MAX):
+        assert asking.questions.hindering(second, taken.__getitem__) is None
+        taken[slow] += SMALL
+    assert asking.questions.hindering(ANSWERS_OUT_SECONDS_MAX, taken.__getitem__) is slow

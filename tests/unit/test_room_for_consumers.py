@@ -15,7 +15,7 @@ from truenext.destination import durable_key, parse
 from truenext.engine import memory as memory_module
 from truenext.engine.memory import CONSUMER_BYTES, JOIN_BYTES, WILDCARD_BYTES
 from truenext.errors import RemoteProtocolError
-from truenext.limits import SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
+from truenext.limits import JOIN_PIECE, SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
 from truenext.selector import Selector, selector
 
 KEY = durable_key("client", "reader")
@@ -146,6 +146,21 @@ def test_only_the_first_pattern_of_a_queue_is_never_refused(monkeypatch: pytest.
     assert run.engine.memory.queues < before + 2 * (CONSUMER_BYTES + WILDCARD_BYTES) + 500, "queues have room for it"
     with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
         subscribe(run, "/queue/>", name="all")
+
+
+def test_what_somebody_takes_is_counted_once_while_it_joins() -> None:
+    run = Passing()
+    for number in range(5 * JOIN_PIECE):
+        run.publish(f"q{number}")
+    before, counted = run.engine.memory.queues, []
+    subscribed = Subscribe("1", parse("/queue/>", "s"), AckMode.INDIVIDUAL, 1, selector=selector("x = 1"))
+    run.engine.subscribe(run.session, subscribed)
+    while run.session.consumers["1"].is_joining:
+        counted.append(run.engine.memory.queues - before)
+        run.engine.turn()
+    run.settle()
+    at_last = run.engine.memory.queues - before
+    assert len(counted) == 4 and all(0.99 * at_last < each < 1.01 * at_last for each in counted)
 
 
 LISTS = {

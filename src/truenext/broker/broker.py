@@ -55,7 +55,7 @@ from truenext.engine.stuck import StuckAudit
 from truenext.engine.timers import TimerRead, TimersRead
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError, TruenextError
 from truenext.history.writer import History
-from truenext.limits import ANSWERS_OUT_SECONDS, LAZY_COMMIT_SECONDS, PIECES_MAX, ROOM_SECONDS
+from truenext.limits import ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, LAZY_COMMIT_SECONDS, PIECES_MAX, ROOM_SECONDS
 from truenext.policy import Policies
 from truenext.room import Room
 from truenext.store.store import Store
@@ -423,8 +423,9 @@ class Broker:
         hindering = self._questions.hindering(self._loop.time(), lambda session: self._peers[session].bytes_taken)
         if hindering is not None:
             self._peers[hindering].cut(
-                f"took nothing of the answer to its question for {ANSWERS_OUT_SECONDS} seconds, and others wait for "
-                "theirs: read what comes, and acknowledge it"
+                f"took next to nothing of the answer to its question for {ANSWERS_OUT_SECONDS} seconds, "
+                f"or not all of it for {ANSWERS_OUT_SECONDS_MAX}, and others wait for theirs: read what comes, and "
+                "acknowledge it"
             )
         self._schedule_turn()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
@@ -555,7 +556,7 @@ class Broker:
         self._asking.goes_on(session)
         self._engine.reply(control.reply(question, body, self._engine.now_ms))
         self._schedule_turn()
-        return session in self._peers
+        return self._engine.is_connected(session)
 
     def _begin_piece(self) -> None:
         """One piece after the other, each once the one before is durable."""

@@ -15,7 +15,7 @@ from truenext.broker.slices import Slices, Steps
 from truenext.commands import Control
 from truenext.engine.session import Session
 from truenext.errors import RemoteProtocolError
-from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, PIECES_MAX
+from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, PIECES_MAX
 
 AnswerInTheMaking = Generator[None, None, bytes]
 """What comes out of it is JSON."""
@@ -42,8 +42,9 @@ class Questions:
         """Answers that are to be handed out."""
         self.out: dict[Session, int] = {}
         """Bytes of large answers that were handed out, and are not taken yet."""
-        self._seen: dict[Session, tuple[int, float]] = {}
-        """What the sockets of these had taken when that was looked at, and when it was less."""
+        self._seen: dict[Session, tuple[int, float, float]] = {}
+        """What the sockets of these had taken when it had become much more, when that was, and when it was first looked
+        at."""
 
     def owed(self, session: Session) -> int:
         """How many answers it waits for."""
@@ -66,7 +67,10 @@ class Questions:
         asked = self._waiting.pop(verb)
         body = yield from self._begin(verb)
         for session, question in asked:
-            self._made.append((session, question, body))
+            if len(body) > SMALL or any(one[0] is session for one in self._made):
+                self._made.append((session, question, body))
+            else:
+                self._give(session, question, body)
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -75,34 +79,47 @@ class Questions:
             if self.out and sum(self.out.values()) + len(body) > ANSWERS_OUT_BYTES:
                 return
             self._made.popleft()
-            self._owed[session] -= 1
-            if not self._owed[session]:
-                del self._owed[session]
-            if self._reply(session, question, body) and len(body) > SMALL:
-                self.out[session] = self.out.get(session, 0) + len(body)
+            self._give(session, question, body)
+
+    def _give(self, session: Session, question: Control, body: bytes) -> None:
+        self._owed[session] -= 1
+        if not self._owed[session]:
+            del self._owed[session]
+        if self._reply(session, question, body) and len(body) > SMALL:
+            self.out[session] = self.out.get(session, 0) + len(body)
 
     def taken(self, session: Session) -> None:
         """Its socket has taken everything; there may be more for it, for which it has no credit."""
-        if session in self.out and not any(queue.waiting() for queue in session.temporary_queues):
-            self.ended(session)
+        if session in self.out and not any(
+            queue.waiting() for queue in session.temporary_queues if queue.is_reply_queue
+        ):
+            self._has_come(session)
 
     def ended(self, session: Session) -> None:
-        """Nothing is on its way to it any more, or it has gone."""
+        """The connection is no more."""
+        self._made = deque(one for one in self._made if one[0] is not session)
+        self._owed.pop(session, None)
+        self._has_come(session)
+
+    def _has_come(self, session: Session) -> None:
         self._seen.pop(session, None)
         if self.out.pop(session, 0):
             self._hand_out()
 
     def hindering(self, now_s: float, bytes_taken: Callable[[Session], int]) -> Session | None:
-        """To be called once a second or so: who has taken nothing of its answers for ANSWERS_OUT_SECONDS while others
-        wait for theirs. `bytes_taken` says how much its socket has ever taken."""
+        """To be called once a second or so: who takes next to nothing of a large answer, or has it for a minute, while
+        others wait for theirs. `bytes_taken` says how much its socket has ever taken."""
         if not self._made:
             self._seen.clear()
             return None
         for session in self.out:
             taken = bytes_taken(session)
-            before, since_s = self._seen.get(session, (-1, now_s))
-            if taken != before:
-                self._seen[session] = (taken, now_s)
+            before, since_s, first_s = self._seen.get(session, (-SMALL, now_s, now_s))
+            if now_s - first_s >= ANSWERS_OUT_SECONDS_MAX:
+                return session
+            # Heart-beats alone are no progress.
+            if taken - before >= SMALL:
+                self._seen[session] = (taken, now_s, first_s)
             elif now_s - since_s >= ANSWERS_OUT_SECONDS:
                 return session
         return None

@@ -365,6 +365,9 @@ class Engine:
         session = self._sessions[session_id] = Session(session_id)
         return session
 
+    def is_connected(self, session: Session) -> bool:
+        return session.id in self._sessions
+
     def disconnect(self, session: Session, *, is_clean: bool) -> None:
         """End a connection: what it held goes back in one step.
 

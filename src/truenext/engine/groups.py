@@ -96,7 +96,7 @@ class Groups:
                 if len(self.owners) > self._forget_at:
                     self._forget_some(GROUPS_MAX)
                 elif len(self.owners) > self._forget_at_if_short and not self._memory.has_room_for_queue:
-                    self._forget_some(len(self.owners) // 2)
+                    self._forget_some(max(GROUPS_MIN, len(self.owners) // 2))
         elif owner is not None:
             self._count(-group_size(group))
             self._freed(group)
@@ -153,7 +153,7 @@ class Groups:
                 self._free(group)
         # Not at once again, should all be held.
         self._forget_at = max(GROUPS_MAX, len(self.owners)) + GROUPS_MAX // 4
-        self._forget_at_if_short = GROUPS_MIN + len(self.owners) * 5 // 4
+        self._forget_at_if_short = min(GROUPS_MIN + len(self.owners) * 5 // 4, self._forget_at - 1)
 
 
 def group_size(group: str) -> int:

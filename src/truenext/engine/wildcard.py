@@ -200,11 +200,17 @@ class Wildcards:
         some = self._left[-JOIN_PIECE:]
         del self._left[-JOIN_PIECE:]
         known, joined = self._queues, wildcard.queues
-        there = (queue for queue in some if known.get(queue.name) is queue and queue not in joined)
-        meant = [queue for queue in there if wildcard.is_meant(queue)]
+        current = (queue for queue in some if known.get(queue.name) is queue and queue not in joined)
+        meant = [queue for queue in current if wildcard.is_meant(queue)]
         self._note_in_flight((queue for queue in meant if not queue.wildcards), since, committed)
+        memory = wildcard.memory
+        before = memory.queues
         for queue in meant:
             self._join(wildcard, queue)
+        # What was counted for that before is not counted twice.
+        there = min(self.joining[wildcard], memory.queues - before)
+        self.joining[wildcard] -= there
+        memory.queues -= there
         if not self._left:
             self._end_joining(wildcard)
             meant.append(wildcard.queue)
