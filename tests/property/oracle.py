@@ -243,6 +243,8 @@ class Letter:
     is_poison: bool = False
     wish: Wish = field(default_factory=Wish)
     """Of the NACK inside the transaction that refused it."""
+    may_move_as: tuple[int, int] | None = None
+    """It had expired when by a new policy it had failed too often as well: order and event, if it was still there."""
     is_restored: bool = False
     """It had failed when the broker began again, and has not since. By the wall clock it is due, so that must not jump:
     a page may not have shown it yet, nor before the broker begins once more."""
@@ -683,8 +685,11 @@ class Oracle:
             # Those in memory move now, the others when they are read: `arrived` shows when.
             return
         for letter in sorted(self._doomed_and_waiting(), key=lambda each: each.key):
-            # Expiry: removed when dispatch comes upon it; nobody can see when that was.
-            if not self.is_expired(letter):
+            if self.is_expired(letter):
+                # Expiry: removed when dispatch comes upon it, nobody can see when. If it is still there it moves.
+                self._order += 1
+                letter.may_move_as = (self._order, self._event)
+            else:
                 self._move(letter)
 
     @property
@@ -1312,13 +1317,18 @@ class Oracle:
         self._remove(origin)
         parcel = origin.parcel if DEAD_LETTERS_EXPIRE else replace(origin.parcel, expires_ms=0)
         self._order += 1
-        is_late = self.leave_memory or move is None
+        order, event = self._order, self._event
+        if not self.leave_memory:
+            if move is not None:
+                order, event = move.order, move.event
+            elif origin.may_move_as is not None:
+                order, event = origin.may_move_as
         letter = Letter(
             parcel,
             queue,
             True,
-            self._order if is_late or move is None else move.order,
-            self._event if is_late or move is None else move.event,
+            order,
+            event,
             0,
             self.gathering,
             stored_in=self.gathering,
