@@ -377,6 +377,29 @@ def test_an_answer_that_is_larger_than_all_that_may_be_on_its_way_goes_alone_and
     assert len(small.replies) == 100 and not small.questions.out
 
 
+def test_who_is_ended_before_its_answer_is_made_is_owed_nothing_after_that() -> None:
+    asking = Asking(size=ANSWERS_OUT_BYTES)
+    session = Session("one")
+    asking.ask(session, "1")
+    asking.ask(session, "2", "status")
+    asking.questions.ended(session)
+    asking.gone.add(session)
+    while asking.slices.begun:
+        asking.slices.go_on()
+    assert not asking.questions._owed and not asking.questions.out
+
+
+def test_those_who_asked_the_same_are_answered_one_in_each_step() -> None:
+    asking = Asking()
+    for number in range(5):
+        asking.ask(Session(str(number)), "1")
+    (work,) = asking.slices.begun
+    answered = []
+    for _ in work:
+        answered.append(len(asking.replies))
+    assert answered == [0, 1, 2, 3, 4, 5]
+
+
 def test_who_has_credit_for_no_more_of_its_answers_has_not_taken_them() -> None:
     asking = Asking(size=ANSWERS_OUT_BYTES)
     first, _ = asked_by(asking, 2)

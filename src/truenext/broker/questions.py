@@ -69,9 +69,10 @@ class Questions:
         for session, question in asked:
             if len(body) > SMALL or any(one[0] is session for one in self._made):
                 self._made.append((session, question, body))
+                self._hand_out()
             else:
                 self._give(session, question, body)
-        self._hand_out()
+            yield
 
     def _hand_out(self) -> None:
         while self._made:
@@ -82,11 +83,14 @@ class Questions:
             self._give(session, question, body)
 
     def _give(self, session: Session, question: Control, body: bytes) -> None:
+        self._is_answered(session)
+        if self._reply(session, question, body) and len(body) > SMALL:
+            self.out[session] = self.out.get(session, 0) + len(body)
+
+    def _is_answered(self, session: Session) -> None:
         self._owed[session] -= 1
         if not self._owed[session]:
             del self._owed[session]
-        if self._reply(session, question, body) and len(body) > SMALL:
-            self.out[session] = self.out.get(session, 0) + len(body)
 
     def taken(self, session: Session) -> None:
         """Its socket has taken everything; there may be more for it, for which it has no credit."""
@@ -97,8 +101,9 @@ class Questions:
 
     def ended(self, session: Session) -> None:
         """The connection is no more."""
-        self._made = deque(one for one in self._made if one[0] is not session)
-        self._owed.pop(session, None)
+        for one in [one for one in self._made if one[0] is session]:
+            self._made.remove(one)
+            self._is_answered(session)
         self._has_come(session)
 
     def _has_come(self, session: Session) -> None:

@@ -472,8 +472,7 @@ class Engine:
             self._schedule(destination, message, send.schedule)
         elif destination.is_spread:
             is_stored = self._spread(send)
-            if self._introduced:
-                self._await_introduction(session, destination)
+            self._await_introduction(session, destination)
         else:
             is_stored = message.persistent and destination.kind is _QUEUE
             # Most queues are there.
@@ -525,7 +524,7 @@ class Engine:
             self._selections.subscribe(consumer, queue, selector)
         self._account.subscribed(consumer, queue)
         session.consumers[subscribe.subscription] = consumer
-        self._begin_use(subscribe)
+        self._begin_use(consumer)
         queue.join(consumer)
         self._touched[queue] = None
 
@@ -538,7 +537,7 @@ class Engine:
         self._check_room_for_consumer(subscribe, size)
         self._wildcards.subscribe(wildcard, size)
         session.consumers[subscribe.subscription] = wildcard
-        self._begin_use(subscribe)
+        self._begin_use(wildcard)
         self._join_some()
 
     def _join_some(self) -> None:
@@ -557,12 +556,12 @@ class Engine:
             if not self.memory.has_room_for_consumer(size):
                 raise no_room_for_consumer(size, self.memory)
 
-    def _begin_use(self, subscribe: Subscribe | Browse) -> None:
+    def _begin_use(self, consumer: Consumer) -> None:
         """A consumer or a browser is there; to be followed by `_end_use`."""
-        self.memory.queues += consumer_size(subscribe.subscription, subscribe.destination)
-        self.memory.use(subscribe.selector)
+        self.memory.queues += consumer_size(consumer.subscription, consumer.queue.destination)
+        self.memory.use(consumer.wanted)
 
-    def _end_use(self, consumer: Consumer | Browser) -> None:
+    def _end_use(self, consumer: Consumer) -> None:
         self.memory.queues -= consumer_size(consumer.subscription, consumer.queue.destination)
         self.memory.no_longer_use(consumer.wanted)
 
@@ -596,7 +595,7 @@ class Engine:
         browser = Browser(session, queue, browse, self.memory, last_sequence=self._next_sequence - 1)
         session.browsers[browse.subscription] = browser
         browsing[browser] = None
-        self._begin_use(browse)
+        self._begin_use(browser)
 
     def unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         """Raises: RemoteProtocolError if there is no such subscription, or somebody else uses it."""
