@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, Refused, bodies
+from truenext.wire.stomp.frame import Frame, Version, encode
 
 
 def follow(client: RawClient, address: str, *, name: str = "1", headers: dict[str, str] | None = None) -> None:
@@ -191,6 +192,19 @@ def test_an_ended_subscription_leaves_nothing_on_disk_whatever_it_held(own_broke
     assert waiting == [("news", 3001)]
     status = asked(reader, "status")
     assert status["subscriptions"] == {"durable": 1, "others": 0}  # type: ignore[index]
+    own_broker.stop()
+
+
+def test_a_durable_subscription_may_end_in_one_breath_with_what_is_sent_to_it(own_broker: BrokerProcess) -> None:
+    """Its history was not written down yet: a broker that had one ended."""
+    reader = known(own_broker)
+    follow(reader, "/topic/news", headers={"durable": "true"})
+    reader.unsubscribe("1")
+    send = Frame("SEND", {"destination": "/topic/news", "persistent": "true"}, b"m")
+    end = Frame("UNSUBSCRIBE", {"id": "1", "durable": "true", "receipt": "ended"}, b"")
+    reader.write(encode(send, Version.V1_2) + encode(end, Version.V1_2))
+    reader.await_receipt("ended")
+    assert asked(reader, "queues") == []
     own_broker.stop()
 
 

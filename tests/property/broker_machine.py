@@ -47,6 +47,7 @@ from truenext.destination import Kind, parse
 from truenext.engine import engine as engine_module
 from truenext.engine import groups, producers, schedule, selecting, wildcard
 from truenext.engine import place as places
+from truenext.engine.account import Account
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
 from truenext.engine.bulk import Showing as ShownSends
@@ -444,6 +445,8 @@ class BrokerMachine(RuleBasedStateMachine):
             redelivered_below=0 if recovered.clean_stop else recovered.sequence_limit,
             memory_limit=self.memory_limit,
             policies=Policies(self.policy),
+            # What it is told of it may ask for when nobody expects it.
+            account=Account(),
         )
         scheduler = self.engine._scheduler
         scheduler._send = partial(self._becomes_a_message, scheduler._send)

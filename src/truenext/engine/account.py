@@ -116,7 +116,7 @@ class Account:
     def tick(self, now_us: int) -> None:
         """It is so many microseconds since the epoch."""
         if self.entries and now_us - self._opened_us > BLOCK_US_MAX:
-            self._close()
+            self.end_block()
         self._now_us = now_us
 
     # ---- What happens to many messages ----
@@ -226,7 +226,7 @@ class Account:
     def named(self, queue: Queue) -> None:
         """To be told of every queue before anything happens in it."""
         if queue.number:
-            self._close()
+            self.end_block()
             self._names[queue.number] = queue.name
             self._add(_name(queue.number, queue.name, self._now_us))
 
@@ -257,7 +257,7 @@ class Account:
     def take(self, *, of_batch: bool = False) -> bytes:
         """Everything since the last call, as one chunk of a history file; nothing if nothing happened. `of_batch` says
         that it goes with a batch that the store writes."""
-        self._close()
+        self.end_block()
         if not self._blocks:
             self._forget()
             return b""
@@ -291,11 +291,12 @@ class Account:
         self._forgotten.clear()
 
     def _open(self, kind: int, queue: int, other: int = 0, code: int = 0) -> None:
-        self._close()
+        self.end_block()
         self._kind, self._queue, self._other, self._code = kind, queue, other, code
         self._opened_us = self._now_us
 
-    def _close(self) -> None:
+    def end_block(self) -> None:
+        """Write down what is in the open block. To be called before messages go of which nothing is told."""
         entries = self.entries
         kind, self._kind = self._kind, -1
         self.accepting = self.acknowledging = None
@@ -339,7 +340,7 @@ class Account:
         return _ONE.pack(*head)
 
     def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
-        self._close()
+        self.end_block()
         self._next_event += 1
         self._add(BLOCK.pack(kind, code, 1, queue, other, self._now_us) + columns)
 

@@ -664,6 +664,8 @@ class Engine:
         for session in self._sessions.values():
             for transaction in session.transactions.values():
                 acknowledged += transaction.leave_out(queue)
+        # Some may have been accepted just now, and what is told of that asks their messages.
+        self._account.end_block()
         for entry in chain(*queue.lanes, *(lane.recent for lane in queue.lanes), acknowledged):
             if entry.stored is None:
                 # The others are on the pages that will be read.
