@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from random import Random
 from sys import maxsize
 from typing import Any, ClassVar, TypeVar
@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec import structs
 
 import truenext.selector
+from tests.property import rooms
 from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
 from tests.property.draws import Draw, Each, Named, OneOf, Several, Some
 from tests.property.memory_audit import left_in_memory, miscounted, names_left_over
@@ -44,9 +45,6 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Kind, parse
-from truenext.engine import engine as engine_module
-from truenext.engine import groups, producers, schedule, selecting, wildcard
-from truenext.engine import place as places
 from truenext.engine.account import Account
 from truenext.engine.browse import Showing
 from truenext.engine.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
@@ -448,8 +446,7 @@ class BrokerMachine(RuleBasedStateMachine):
             # What it is told of it may ask for when nobody expects it.
             account=Account(),
         )
-        scheduler = self.engine._scheduler
-        scheduler._send = partial(self._becomes_a_message, scheduler._send)
+        rooms.hear_of_due(self.engine, self._becomes_a_message)
         self.redriving = self.piece = self.cancelling = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
         self._tick()
@@ -1153,7 +1150,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def read_scheduled(self, queue: str, rank: int) -> None:
         """The page of a piece, at the first lane from `rank` on that has anything."""
-        if queue in self.engine._scheduler.names():
+        if queue in rooms.names_of_scheduled(self.engine):
             read = self._read_scheduled(Unschedule(queue, after=(rank, 0)))
             if read is not None:
                 page = self.disk.read_at_once(read)
@@ -1183,7 +1180,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def show_scheduled(self, queue: str) -> None:
         """Without anything in between: each page of what is in the store by then."""
-        if queue not in self.engine._scheduler.names():
+        if queue not in rooms.names_of_scheduled(self.engine):
             return
         asked = Scheduled(queue)
         shown: list[tuple[str, int]] = []
@@ -1379,7 +1376,7 @@ class BrokerMachine(RuleBasedStateMachine):
             at_least, at_most = self.oracle.waiting(queue.name)
             if not at_least <= queue.waiting() <= at_most:
                 raise Disagreement(f"{queue.name} counts {queue.waiting()} messages, not {at_least} to {at_most}")
-        for name in self.engine._scheduler.names():
+        for name in rooms.names_of_scheduled(self.engine):
             planned = self.oracle.count_planned(name)
             if self.engine.scheduled(name) != planned:
                 raise Disagreement(f"{name} counts {self.engine.scheduled(name)} scheduled sends, not {planned}")
@@ -1564,7 +1561,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._drain()
         with pytest.MonkeyPatch.context() as patch:
             # Hardly more than one message in each.
-            patch.setattr(engine_module, "STORE_TRANSACTION_BYTES_MAX", 100)
+            rooms.STORE_TRANSACTION_BYTES_MAX.replace(patch, 100)
             for batch in self.engine.last_batches():
                 self.disk.hand_over(batch)
                 self.engine.committed(self.disk.done())
@@ -1971,7 +1968,7 @@ class ScheduledMachine(BrokerMachine):
     def _comparing(self) -> Iterator[None]:
         # Of two records that are due the second is left out, of many most.
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
-            patch.setattr(schedule, "PAGE_BYTES", 150)
+            rooms.DUE_PAGE_BYTES.replace(patch, 150)
             yield
 
 
@@ -2014,7 +2011,7 @@ class ProducersMachine(BrokerMachine):
     @contextmanager
     def _comparing(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
-            patch.setattr(producers, "PRODUCERS_MAX", self.PRODUCERS_MAX)
+            rooms.PRODUCERS_MAX.replace(patch, self.PRODUCERS_MAX)
             yield
 
     def _later(self) -> None:
@@ -2062,12 +2059,12 @@ class SelectingMachine(BrokerMachine):
         # So few that more than one slice is needed, and too much can be found.
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
             size, found_max = self.SLICES
-            patch.setattr(selecting, "SCAN_SIZE", size)
-            patch.setattr(selecting, "SCAN_PAGE_SIZE", size)
-            patch.setattr(places, "SCAN_FOUND_MAX", found_max)
-            patch.setattr(places, "CHUNK", 2 * size)
-            patch.setattr(groups, "SCAN_FOUND_MAX", found_max)
-            patch.setattr(groups, "GROUP_FOUND_MIN", 1)
+            rooms.SCAN_SIZE.replace(patch, size)
+            rooms.SCAN_PAGE_SIZE.replace(patch, size)
+            rooms.SCAN_FOUND_MAX.replace(patch, found_max)
+            rooms.SCAN_CHUNK.replace(patch, 2 * size)
+            rooms.SCAN_FOUND_MAX_OF_GROUPS.replace(patch, found_max)
+            rooms.GROUP_FOUND_MIN.replace(patch, 1)
             yield
 
 
@@ -2187,7 +2184,7 @@ class WildcardMachine(BrokerMachine):
     def _comparing(self) -> Iterator[None]:
         # So few that more than one turn is needed to join all.
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
-            patch.setattr(wildcard, "JOIN_PIECE", 1)
+            rooms.JOIN_PIECE.replace(patch, 1)
             yield
 
 
@@ -2236,7 +2233,7 @@ MACHINES: list[type[BrokerMachine]] = [
 @contextmanager
 def _noting_who_waits(waited: dict[Consumer, int]) -> Iterator[None]:
     """Where there are groups: up to which rank a consumer waited at any time for what is compared or read."""
-    first_for = GroupPlace.first_for
+    first_for = rooms.FIRST_OF_GROUPS.current
 
     def noting(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
@@ -2246,7 +2243,7 @@ def _noting_who_waits(waited: dict[Consumer, int]) -> Iterator[None]:
         return entry, must_wait
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GroupPlace, "first_for", noting)
+        rooms.FIRST_OF_GROUPS.replace(patch, noting)
         yield
 
 

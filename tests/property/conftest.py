@@ -4,23 +4,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.property import broker_machine
-from truenext import record
-from truenext.engine import copies, expiry, timers
+from tests.property import broker_machine, rooms
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks_and_few_timers_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "BLOCK_BITS", 2)
-    monkeypatch.setattr(expiry, "BLOCK", 4)
-    monkeypatch.setattr(timers, "TIMERS_MAX", 4)
-    monkeypatch.setattr(timers, "PAGE_SIZE", 2)
+    rooms.BLOCK_BITS.replace(monkeypatch, 2)
+    rooms.BLOCK.replace(monkeypatch, 4)
+    rooms.TIMERS_MAX.replace(monkeypatch, 4)
+    rooms.TIMERS_PAGE_SIZE.replace(monkeypatch, 2)
 
 
 @pytest.fixture(autouse=True)
 def _small_contents_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not all: messages with a colour are."""
-    monkeypatch.setattr(copies, "CONTENT_BYTES_MIN", 28)
+    rooms.CONTENT_BYTES_MIN.replace(monkeypatch, 28)
 
 
 @pytest.fixture

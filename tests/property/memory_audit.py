@@ -6,6 +6,7 @@ that with the numbers by which the engine decides what has to leave.
 
 from collections.abc import Collection, Iterator
 
+from tests.property import rooms
 from truenext.engine.engine import Engine
 from truenext.engine.groups import GroupPlace, group_size
 from truenext.engine.keyed import keys_of
@@ -41,7 +42,7 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
                 if entry.lane.queue not in counted:
                     counted[entry.lane.queue] = _size(_all(entry.lane.queue, sessions))
     memory = engine.memory
-    queues = [*engine.queues(), *engine._scheduler._queues.values(), *engine._endings.queues()]
+    queues = [*engine.queues(), *rooms.queues_of_scheduled(engine), *rooms.queues_that_ended(engine)]
     books = [
         (f"resident of {queue.name}", queue.resident, in_memory) for queue, in_memory in counted.items()
     ]  # fmt: skip
@@ -85,8 +86,8 @@ def _bytes_of_consumers(engine: Engine, sessions: Collection[Session]) -> int:
     """Of them, of their selectors and those of subscriptions to topics, and of what they have yet to join."""
     consumers = [one for session in sessions for one in (*session.consumers.values(), *session.browsers.values())]
     selectors = {id(one.wanted): one.wanted.size for one in consumers if one.wanted is not None}
-    selectors |= {id(one): one.size for one in engine._topics._selectors.values()}
-    to_join = sum(engine._wildcards.joining.values())
+    selectors |= {id(one): one.size for one in rooms.selectors_of_topics(engine)}
+    to_join = sum(rooms.joining(engine).values())
     return (
         sum(consumer_size(one.subscription, one.queue.destination) for one in consumers)
         + sum(selectors.values())
@@ -96,7 +97,7 @@ def _bytes_of_consumers(engine: Engine, sessions: Collection[Session]) -> int:
 
 def names_left_over(engine: Engine, names: dict[int, str]) -> dict[int, str]:
     """What the store calls queues that the engine does not know; to be asked with nothing under way."""
-    known = [*engine.queues(), *engine._scheduler._queues.values(), *engine._endings.queues()]
+    known = [*engine.queues(), *rooms.queues_of_scheduled(engine), *rooms.queues_that_ended(engine)]
     numbers = {queue.stored_number for queue in known}
     return {number: name for number, name in names.items() if number not in numbers}
 

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import pytest
 from msgspec import structs
 
+from tests.property import rooms
 from tests.property.broker_machine import (
     BrokerMachine,
     BulkMachine,
@@ -36,30 +37,18 @@ from tests.property.disk import Disk, Stored
 from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import Destination, Kind, stored_queue
-from truenext.engine import browse, spilling, topics
-from truenext.engine import bulk as bulk_module
-from truenext.engine import endings as endings_module
-from truenext.engine import engine as engine_module
-from truenext.engine import groups as groups_of_engine
-from truenext.engine import paging as paging_module
-from truenext.engine import producers as producers_module
-from truenext.engine import unused as unused_module
-from truenext.engine import writing as writing_module
-from truenext.engine.aside import Aside
+from truenext.destination import Destination, Kind
 from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
-from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted, take
+from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted
 from truenext.engine.choosing import HOLDS, Asker, Choosing, GroupChoosing
 from truenext.engine.consumer import Consumer
 from truenext.engine.copies import NONE, Contents
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
-from truenext.engine.endings import Endings
 from truenext.engine.engine import Effects, Engine
 from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.joint import JointDispatch
-from truenext.engine.keyed import KeyedScans
 from truenext.engine.lane import NO_ENTRIES, WHOLE, Entry, Lane
 from truenext.engine.memory import size_of
 from truenext.engine.numbers import Numbers
@@ -67,24 +56,21 @@ from truenext.engine.paging import Found, PageRead, Paging, Read
 from truenext.engine.place import Place
 from truenext.engine.producers import Producer, Producers
 from truenext.engine.queue import Queue
-from truenext.engine.redelivery import Reason, is_given_up
+from truenext.engine.redelivery import Reason
 from truenext.engine.schedule import DueLook, Scheduler
-from truenext.engine.selecting import Scan, ScanRead, Selecting, Selections
+from truenext.engine.selecting import Scan, ScanRead, Selecting
 from truenext.engine.session import Session
 from truenext.engine.spilling import Spilling
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
-from truenext.engine.transaction import Transaction
 from truenext.engine.unused import Unused
-from truenext.engine.wildcard import Wildcard, Wildcards
-from truenext.engine.writing import mark, put, remove
+from truenext.engine.wildcard import Wildcard
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
 from truenext.pattern import matches
 from truenext.policy import Policies, WhileWaiting
-from truenext.record import DUE_TIMERS, due_timer, message_key, sequence_of, split_due_timer
+from truenext.record import DUE_TIMERS, message_key, sequence_of, split_due_timer
 from truenext.schedule import Schedule
-from truenext.selector import Selector
 
 Patch = pytest.MonkeyPatch
 QueueOf = Callable[[Destination], Queue | None]
@@ -165,13 +151,14 @@ class Choice:
         return (consumer.standing, len(consumer.held), consumer.served_at)
 
     def install(self, patch: Patch) -> None:
-        with_selectors = Dispatcher.dispatch
+        with_selectors = rooms.DISPATCH.original
 
         def dispatch(
             dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries
         ) -> Lane | None:
             if queue.selecting is not None:
                 return with_selectors(dispatcher, queue, committed, now_ms, deliveries)
+            memory = rooms.memory(dispatcher)
             consumers = self.who_takes(queue)
             for consumer in consumers:
                 consumer.adjust_window(now_ms)
@@ -183,7 +170,7 @@ class Choice:
                 entry = candidates[0]
                 _take_out(queue, entry)
                 if self.is_expired(entry, now_ms):
-                    dispatcher._expire(entry)
+                    rooms.expire(dispatcher, entry)
                     continue
                 consumer = min(takers, key=self.preference)
                 entry.deliveries += 1
@@ -194,20 +181,20 @@ class Choice:
                 message = _message_of(entry)
                 size = len(message.body) + len(message.header) + consumer.frame_bytes
                 consumer.session.unsent_bytes += size
-                dispatcher._memory.unsent += size
-                if dispatcher._memory.unsent > dispatcher._memory.unsent_mark:
-                    dispatcher._memory.unsent_max = 1
+                memory.unsent += size
+                if memory.unsent > memory.unsent_mark:
+                    memory.unsent_max = 1
                 dispatcher.dispatches += 1
                 consumer.served_at = dispatcher.dispatches
                 deliveries.setdefault(consumer, []).append(entry)
             given: list[Entry] = []
             getters: list[int] = []
-            lane = dispatcher._express(queue, consumers, committed, now_ms, deliveries, given, getters)
+            lane = rooms.EXPRESS.of(dispatcher)(queue, consumers, committed, now_ms, deliveries, given, getters)
             if given:
                 dispatcher.account.dispatched(queue, given, getters)
             return lane
 
-        patch.setattr(Dispatcher, "dispatch", dispatch)
+        rooms.DISPATCH.replace(patch, dispatch)
 
 
 def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[list[Waiting], Lane | None]:
@@ -216,7 +203,7 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
     for lane in queue.lanes:
         rank = lane.rank
         if lane.unread and not lane.needs_page:
-            dispatcher._paging.take_in_recent(lane)
+            rooms.TAKE_RECENT_IN.of(dispatcher)(lane)
         is_held_back = False
         # What came back above the horizon, out of its turn, waits for what is unread below it.
         known = sorted((entry for entry in lane if entry.sequence <= lane.horizon), key=lambda entry: entry.sequence)
@@ -294,13 +281,13 @@ def what_is_given_back_goes_to_the_end(patch: Patch) -> None:
 
 
 def what_is_given_back_loses_its_sequence(patch: Patch) -> None:
-    give_back = Lane.give_back
+    give_back = rooms.RETURN_TO_LANE.original
 
     def faulty(lane: Lane, entry: Entry) -> None:
         entry.sequence += 1000
         give_back(lane, entry)
 
-    patch.setattr(Lane, "give_back", faulty)
+    rooms.RETURN_TO_LANE.replace(patch, faulty)
 
 
 def a_commit_in_flight_is_overtaken_by_its_equals(patch: Patch) -> None:
@@ -370,13 +357,13 @@ def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None
 
 
 def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
-    subscribe = Engine.subscribe
+    subscribe = rooms.SUBSCRIBE.original
 
     def faulty(engine: Engine, session: Session, command: Subscribe) -> None:
         subscribe(engine, session, command)
         session.consumers[command.subscription].served_at = 0
 
-    patch.setattr(Engine, "subscribe", faulty)
+    rooms.SUBSCRIBE.replace(patch, faulty)
 
 
 @shows_in(WindowsMachine)
@@ -420,12 +407,12 @@ def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
     def faulty(queue: Queue) -> None:
         queue.owner = max((each for each in queue.consumers if each.is_exclusive), key=_number, default=None)
 
-    patch.setattr(Queue, "choose_owner", faulty)
+    rooms.CHOOSE_OWNER.replace(patch, faulty)
 
 
 @shows_in(WindowsMachine)
 def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> None:
-    choose_owner = Queue.choose_owner
+    choose_owner = rooms.CHOOSE_OWNER.original
 
     def faulty(queue: Queue) -> None:
         owner = queue.owner
@@ -434,7 +421,7 @@ def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> No
             queue.owner = owner
             owner.window = 0
 
-    patch.setattr(Queue, "choose_owner", faulty)
+    rooms.CHOOSE_OWNER.replace(patch, faulty)
 
 
 def _number(consumer: Consumer) -> int:
@@ -443,17 +430,17 @@ def _number(consumer: Consumer) -> int:
 
 @shows_in(WindowsMachine)
 def nothing_comes_by_the_express_lane(patch: Patch) -> None:
-    patch.setattr(Consumer, "has_express_credit", lambda consumer, rank: False)
+    rooms.HAS_EXPRESS_CREDIT.replace(patch, lambda consumer, rank: False)
 
 
 @shows_in(WindowsMachine)
 def the_express_lane_has_no_end(patch: Patch) -> None:
-    patch.setattr("truenext.engine.consumer.EXPRESS_MAX", maxsize)
+    rooms.EXPRESS_MAX.replace(patch, maxsize)
 
 
 @shows_in(WindowsMachine)
 def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
-    express = Dispatcher._express
+    express = rooms.EXPRESS.original
 
     def faulty(dispatcher: Dispatcher, queue: Queue, consumers: list[Consumer], *rest: Any) -> Lane | None:
         answered = [consumer.answered_at for consumer in consumers]
@@ -465,14 +452,13 @@ def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
             for consumer, answered_at in zip(consumers, answered, strict=True):
                 consumer.answered_at = answered_at
 
-    patch.setattr(Dispatcher, "_express", faulty)
+    rooms.EXPRESS.replace(patch, faulty)
 
 
 def _change_express(patch: Patch, change: Callable[[Consumer, int], bool]) -> None:
-    has_express_credit = Consumer.has_express_credit
-    patch.setattr(
-        Consumer,
-        "has_express_credit",
+    has_express_credit = rooms.HAS_EXPRESS_CREDIT.original
+    rooms.HAS_EXPRESS_CREDIT.replace(
+        patch,
         lambda consumer, rank: has_express_credit(consumer, rank) or (consumer.has_express and change(consumer, rank)),
     )
 
@@ -531,24 +517,24 @@ def the_room_of_a_connection_has_no_end(patch: Patch) -> None:
 
 
 def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
-    refuse = Engine.refuse
+    refuse = rooms.REFUSE.original
 
     def faulty(engine: Engine, session: Session, nack: Nack) -> None:
         queue = session.consumer_of(nack.subscription, nack.sequence).queue
-        was_touched = queue in engine._touched
+        was_touched = queue in rooms.touched(engine)
         waiting = queue.waiting()
         refuse(engine, session, nack)
         if nack.transaction is None and queue.waiting() == waiting and not was_touched:
-            engine._touched.pop(queue, None)
+            rooms.touched(engine).pop(queue, None)
 
-    patch.setattr(Engine, "refuse", faulty)
+    rooms.REFUSE.replace(patch, faulty)
 
 
 # Returns and attempts -------------------------------------------------------------------------------------------------
 
 
 def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) -> None:
-    acknowledge, disconnect = Engine.acknowledge, Engine.disconnect
+    acknowledge, disconnect = rooms.ACKNOWLEDGE.original, rooms.DISCONNECT.original
     acknowledged: WeakKeyDictionary[Engine, list[tuple[Session, Entry, Message | None]]] = WeakKeyDictionary()
 
     def faulty_acknowledge(engine: Engine, session: Session, ack: Ack) -> None:
@@ -565,15 +551,15 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
             if theirs is session and not is_clean:
                 entry.message = message
                 if message is not None:
-                    engine._paging.came(entry, message)
-                engine._give_back(entry, Reason.RELEASED)
+                    rooms.CAME.of(engine)(entry, message)
+                rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
 
-    patch.setattr(Engine, "acknowledge", faulty_acknowledge)
-    patch.setattr(Engine, "disconnect", faulty_disconnect)
+    rooms.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
+    rooms.DISCONNECT.replace(patch, faulty_disconnect)
 
 
 def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
-    acknowledge, abort = Engine.acknowledge, Engine.abort
+    acknowledge, abort = rooms.ACKNOWLEDGE.original, rooms.ABORT.original
 
     def faulty_acknowledge(engine: Engine, session: Session, ack: Ack) -> None:
         held = session.consumer_of(ack.subscription, ack.sequence).held
@@ -585,15 +571,15 @@ def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
     def faulty_abort(engine: Engine, session: Session, command: Abort) -> None:
         abort(engine, session, command)
         for entry in outside.pop(engine, []):
-            engine._give_back(entry, Reason.RELEASED)
+            rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
 
     outside: WeakKeyDictionary[Engine, list[Entry]] = WeakKeyDictionary()
-    patch.setattr(Engine, "acknowledge", faulty_acknowledge)
-    patch.setattr(Engine, "abort", faulty_abort)
+    rooms.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
+    rooms.ABORT.replace(patch, faulty_abort)
 
 
 def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
-    unsubscribe, turn = Engine.unsubscribe, Engine.turn
+    unsubscribe, turn = rooms.UNSUBSCRIBE.original, rooms.TURN.original
     late: WeakKeyDictionary[Engine, list[Entry]] = WeakKeyDictionary()
 
     def faulty_unsubscribe(engine: Engine, session: Session, command: Unsubscribe) -> None:
@@ -605,15 +591,15 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     def faulty_turn(engine: Engine) -> Effects:
         effects = turn(engine)
         for entry in late.pop(engine, []):
-            engine._give_back(entry, Reason.RELEASED)
+            rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
         return effects
 
-    patch.setattr(Engine, "unsubscribe", faulty_unsubscribe)
-    patch.setattr(Engine, "turn", faulty_turn)
+    rooms.UNSUBSCRIBE.replace(patch, faulty_unsubscribe)
+    rooms.TURN.replace(patch, faulty_turn)
 
 
 def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
-    release = Engine._release
+    release = rooms.RELEASE.original
 
     def faulty(engine: Engine, consumer: Consumer, *, has_begun: bool) -> None:
         rest = list(consumer.held.values())[1:] if has_begun else []
@@ -621,13 +607,13 @@ def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
             del consumer.held[entry.sequence]
         release(engine, consumer, has_begun=has_begun)
         for entry in rest:
-            engine._give_back(entry, Reason.LOST)
+            rooms.GIVE_BACK.of(engine)(entry, Reason.LOST)
 
-    patch.setattr(Engine, "_release", faulty)
+    rooms.RELEASE.replace(patch, faulty)
 
 
 def a_lost_connection_charges_what_an_auto_consumer_never_got(patch: Patch) -> None:
-    disconnect = Engine.disconnect
+    disconnect = rooms.DISCONNECT.original
 
     def faulty(engine: Engine, session: Session, *, is_clean: bool) -> None:
         for consumer in session.consumers.values():
@@ -635,86 +621,91 @@ def a_lost_connection_charges_what_an_auto_consumer_never_got(patch: Patch) -> N
                 consumer.mode = AckMode.INDIVIDUAL
         disconnect(engine, session, is_clean=is_clean)
 
-    patch.setattr(Engine, "disconnect", faulty)
+    rooms.DISCONNECT.replace(patch, faulty)
 
 
 def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
-    patch.setattr(Consumer, "covered_by", lambda consumer, sequence: [sequence])
+    rooms.COVERED_BY.replace(patch, lambda consumer, sequence: [sequence])
 
 
 def _abort_without_an_attempt(engine: Engine, session: Session, name: str) -> None:
     transaction = session.transactions.pop(name)
     engine.memory.open -= transaction.size
     for entry in transaction.acknowledged + transaction.refused:
-        engine._give_back(entry, Reason.RELEASED)
+        rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
     if len(transaction) > len(transaction.sends):
-        session.batch = engine._latest_batch()
+        session.batch = rooms.LATEST_BATCH.of(engine)()
 
 
 def an_abort_charges_no_attempt(patch: Patch) -> None:
-    patch.setattr(
-        Engine, "abort", lambda engine, session, abort: _abort_without_an_attempt(engine, session, abort.transaction)
+    rooms.ABORT.replace(
+        patch, lambda engine, session, abort: _abort_without_an_attempt(engine, session, abort.transaction)
     )
 
 
 def a_clean_end_charges_an_attempt(patch: Patch) -> None:
-    disconnect = Engine.disconnect
-    patch.setattr(Engine, "disconnect", lambda engine, session, is_clean: disconnect(engine, session, is_clean=False))
+    disconnect = rooms.DISCONNECT.original
+    rooms.DISCONNECT.replace(patch, lambda engine, session, is_clean: disconnect(engine, session, is_clean=False))
 
 
 # Transactions and repeats ---------------------------------------------------------------------------------------------
 
 
 def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
-    commit, accept = Engine.commit, Engine._accept
-    committing: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+    commit, accept = rooms.COMMIT.original, rooms.ACCEPT.original
+    is_first = False
 
     def faulty_commit(engine: Engine, session: Session, command: Commit) -> None:
-        committing[engine] = True
+        nonlocal is_first
+        is_first = True
         try:
             commit(engine, session, command)
         finally:
-            committing[engine] = False
+            is_first = False
 
     def faulty_accept(engine: Engine, queue: Queue, message: Message, batch: int, contents: Contents = NONE) -> None:
-        is_first = committing.get(engine, False)
-        committing[engine] = False
-        accept(engine, queue, message, 0 if is_first else batch, contents)
+        nonlocal is_first
+        seen_at, is_first = 0 if is_first else batch, False
+        accept(engine, queue, message, seen_at, contents)
 
-    patch.setattr(Engine, "commit", faulty_commit)
-    patch.setattr(Engine, "_accept", faulty_accept)
+    rooms.COMMIT.replace(patch, faulty_commit)
+    rooms.ACCEPT.replace(patch, faulty_accept)
 
 
 def a_transaction_has_the_sequences_of_its_sends(patch: Patch) -> None:
-    send = Engine.send
+    send = rooms.SEND.original
 
     def faulty(engine: Engine, session: Session, command: Send) -> None:
         if command.transaction is not None:
-            engine._next_sequence += 1
+            rooms.skip_sequence(engine)
         send(engine, session, command)
         if command.transaction is not None:
             session.transaction(command.transaction).sends.sort(key=lambda each: each.message.priority)
 
-    patch.setattr(Engine, "send", faulty)
+    rooms.SEND.replace(patch, faulty)
 
 
 def a_repeat_is_accepted_again(patch: Patch) -> None:
-    patch.setattr(Engine, "_is_repeat", lambda engine, session, producer, number: False)
+    rooms.IS_REPEAT.replace(patch, lambda engine, session, producer, number: False)
 
 
 def _change_repeated_commit(patch: Patch, end: Callable[[Engine, Session, str], None]) -> None:
     """A repeated COMMIT ends its open transaction otherwise."""
-    commit = Engine.commit
+    commit = rooms.COMMIT.original
 
     def faulty(engine: Engine, session: Session, command: Commit) -> None:
         is_open = command.transaction in session.transactions
-        if is_open and command.producer is not None and engine._is_repeat(session, command.producer, command.number):
+        if (
+            is_open
+            and command.producer is not None
+            and rooms.IS_REPEAT.of(engine)(session, command.producer, command.number)
+        ):
             command.is_repeat = True
             end(engine, session, command.transaction)
             return
         commit(engine, session, command)
 
-    patch.setattr(Engine, "commit", faulty)
+    rooms.COMMIT.replace(patch, faulty)
 
 
 def a_repeated_commit_charges_no_attempt_for_what_it_gives_back(patch: Patch) -> None:
@@ -725,35 +716,35 @@ def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None
     def faulty(engine: Engine, session: Session, name: str) -> None:
         transaction = session.transactions[name]
         for entry in transaction.acknowledged:
-            engine._acknowledged(entry)
+            rooms.ACKNOWLEDGED.of(engine)(entry)
         transaction.acknowledged = []
-        engine._abort(session, name)
+        rooms.ABORT_TRANSACTION.of(engine)(session, name)
 
     _change_repeated_commit(patch, faulty)
 
 
 def a_repeated_send_is_not_said_to_be_one(patch: Patch) -> None:
-    send = Engine.send
+    send = rooms.SEND.original
 
     def faulty(engine: Engine, session: Session, command: Send) -> None:
         send(engine, session, command)
         command.is_repeat = False
 
-    patch.setattr(Engine, "send", faulty)
+    rooms.SEND.replace(patch, faulty)
 
 
 def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
-    commit = Engine.commit
+    commit = rooms.COMMIT.original
 
     def faulty(engine: Engine, session: Session, command: Commit) -> None:
         commit(engine, session, command)
         command.is_repeat = False
 
-    patch.setattr(Engine, "commit", faulty)
+    rooms.COMMIT.replace(patch, faulty)
 
 
 def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
-    is_repeat = Engine._is_repeat
+    is_repeat = rooms.IS_REPEAT.original
 
     def faulty(engine: Engine, session: Session, producer: str, number: int) -> bool:
         batch = session.batch
@@ -761,49 +752,49 @@ def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
         session.batch = batch
         return answer
 
-    patch.setattr(Engine, "_is_repeat", faulty)
+    rooms.IS_REPEAT.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def a_producer_of_a_commit_is_forgotten_early(patch: Patch) -> None:
-    record = Producers.record
+    record = rooms.RECORD_PRODUCER.original
 
     def faulty(producers: Producers, *arguments: Any, is_stored: bool, is_send: bool = True) -> None:
         record(producers, *arguments, is_stored=is_stored, is_send=True)
 
-    patch.setattr(Producers, "record", faulty)
+    rooms.RECORD_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def a_producer_of_two_sends_is_forgotten_early(patch: Patch) -> None:
-    record = Producers.record
+    record = rooms.RECORD_PRODUCER.original
 
     def faulty(producers: Producers, name: str, *arguments: Any, is_stored: bool, is_send: bool = True) -> None:
-        was_once = name in producers._once
+        was_once = name in rooms.sent_once(producers)
         record(producers, name, *arguments, is_stored=is_stored, is_send=is_send)
         if was_once and is_send:
-            producers._once[name] = None
+            rooms.sent_once(producers)[name] = None
 
-    patch.setattr(Producers, "record", faulty)
+    rooms.RECORD_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def a_producer_that_repeated_its_send_is_forgotten_early(patch: Patch) -> None:
-    repeated = Producers.repeated
+    repeated = rooms.FIND_REPEATED.original
 
     def faulty(producers: Producers, name: str, *arguments: Any) -> Producer | None:
-        was_once = name in producers._once
+        was_once = name in rooms.sent_once(producers)
         known = repeated(producers, name, *arguments)
         if was_once:
-            producers._once[name] = None
+            rooms.sent_once(producers)[name] = None
         return known
 
-    patch.setattr(Producers, "repeated", faulty)
+    rooms.FIND_REPEATED.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_not(patch: Patch) -> None:
-    repeated = Producers.repeated
+    repeated = rooms.FIND_REPEATED.original
 
     def faulty(producers: Producers, name: str, number: int, now_ms: int, batch: Batch) -> Producer | None:
         written = batch.producers.get(name)
@@ -813,37 +804,41 @@ def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_no
             batch.producers[name] = written
         return known
 
-    patch.setattr(Producers, "repeated", faulty)
+    rooms.FIND_REPEATED.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def a_producer_is_forgotten_within_the_hour(patch: Patch) -> None:
-    patch.setattr(producers_module, "PRODUCER_MEMORY_MS_MIN", 45 * 60 * 1000)
+    rooms.PRODUCER_MEMORY_MS_MIN.replace(patch, 45 * 60 * 1000)
 
 
 @shows_in(ProducersMachine)
 def a_producer_is_not_forgotten_for_a_new_one_after_an_hour(patch: Patch) -> None:
-    patch.setattr(producers_module, "PRODUCER_MEMORY_MS_MIN", 3600 * 1000 + 1)
+    rooms.PRODUCER_MEMORY_MS_MIN.replace(patch, 3600 * 1000 + 1)
 
 
 @shows_in(ProducersMachine)
 def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
     def faulty(producers: Producers, now_ms: int) -> str | None:
-        old = [name for name in producers._once if producers._producers[name].used_ms + 3600 * 1000 <= now_ms]
+        old = [
+            name
+            for name in rooms.sent_once(producers)
+            if rooms.producers(producers)[name].used_ms + 3600 * 1000 <= now_ms
+        ]
         return old[-1] if old else None
 
-    patch.setattr(Producers, "_dispensable", faulty)
+    rooms.DISPENSABLE_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> None:
-    forget = Producers._forget
+    forget = rooms.FORGET_PRODUCER.original
 
     def faulty(producers: Producers, name: str, batch: Batch) -> None:
         forget(producers, name, batch)
         batch.forgotten_producers.remove(name)
 
-    patch.setattr(Producers, "_forget", faulty)
+    rooms.FORGET_PRODUCER.replace(patch, faulty)
 
 
 # Durability -----------------------------------------------------------------------------------------------------------
@@ -851,46 +846,47 @@ def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> No
 
 def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
     def faulty(engine: Engine, session: Session, answer: Answer) -> None:
-        engine._answers.append((session, answer))
+        rooms.ready_answers(engine).append((session, answer))
 
-    patch.setattr(Engine, "answer", faulty)
+    rooms.ANSWER.replace(patch, faulty)
 
 
 def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
-    answer = Engine.answer
+    answer = rooms.ANSWER.original
 
     def faulty(engine: Engine, session: Session, said: Answer) -> None:
-        if session.batch < engine._batch.number:
-            engine._answers.append((session, said))
+        if session.batch < rooms.gathering(engine).number:
+            rooms.ready_answers(engine).append((session, said))
         else:
             answer(engine, session, said)
 
-    patch.setattr(Engine, "answer", faulty)
+    rooms.ANSWER.replace(patch, faulty)
 
 
 def a_receipt_does_not_wait_for_an_acknowledgement(patch: Patch) -> None:
-    acknowledge = Engine.acknowledge
+    acknowledge = rooms.ACKNOWLEDGE.original
 
     def faulty(engine: Engine, session: Session, ack: Ack) -> None:
         batch = session.batch
         acknowledge(engine, session, ack)
         session.batch = batch
 
-    patch.setattr(Engine, "acknowledge", faulty)
+    rooms.ACKNOWLEDGE.replace(patch, faulty)
 
 
 def a_receipt_waits_for_a_batch_too_many(patch: Patch) -> None:
-    answer = Engine.answer
+    answer = rooms.ANSWER.original
 
     def faulty(engine: Engine, session: Session, said: Answer) -> None:
-        session.batch = max(session.batch, engine._batch.number)
+        session.batch = max(session.batch, rooms.gathering(engine).number)
         answer(engine, session, said)
 
-    patch.setattr(Engine, "answer", faulty)
+    rooms.ANSWER.replace(patch, faulty)
 
 
 def attempts_are_not_written(patch: Patch) -> None:
-    last_batches, start = Engine.last_batches, Engine.start
+    last_batches, start = rooms.LAST_BATCHES.original, rooms.START.original
+    mark = rooms.WRITE_MARK.original
     is_stopped = False
 
     def faulty_mark(batch: Batch, entry: Entry, due_ms: int) -> None:
@@ -907,13 +903,13 @@ def attempts_are_not_written(patch: Patch) -> None:
         is_stopped = False
         start(engine)
 
-    patch.setattr("truenext.engine.engine.mark", faulty_mark)
-    patch.setattr(Engine, "last_batches", faultless_last_batches)
-    patch.setattr(Engine, "start", starting)
+    rooms.WRITE_MARK.replace(patch, faulty_mark)
+    rooms.LAST_BATCHES.replace(patch, faultless_last_batches)
+    rooms.START.replace(patch, starting)
 
 
 def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> None:
-    give_back = Engine._give_back
+    give_back, remove = rooms.GIVE_BACK.original, rooms.WRITE_REMOVAL.original
     is_giving_back = False
 
     def faulty_give_back(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
@@ -928,51 +924,53 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
         if not is_giving_back:
             remove(batch, entry)
 
-    patch.setattr(Engine, "_give_back", faulty_give_back)
-    patch.setattr("truenext.engine.engine.remove", faulty_remove)
+    rooms.GIVE_BACK.replace(patch, faulty_give_back)
+    rooms.WRITE_REMOVAL.replace(patch, faulty_remove)
 
 
 def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
-    write_down = Engine._write_down
+    write_down = rooms.WRITE_DOWN.original
 
     def faulty(engine: Engine, entry: Entry) -> None:
         if entry.stored:
             write_down(engine, entry)
 
-    patch.setattr(Engine, "_write_down", faulty)
+    rooms.WRITE_DOWN.replace(patch, faulty)
 
 
 def what_is_recovered_after_a_crash_is_not_flagged(patch: Patch) -> None:
-    entry_of = Paging.entry
+    entry_of = rooms.ENTRY_OF_FOUND.original
 
     def faulty(paging: Paging, lane: Lane, found: Found, message: Message) -> Entry:
-        paging._redelivered_below = 0
+        rooms.forget_what_may_be_redelivered(paging)
         return entry_of(paging, lane, found, message)
 
-    patch.setattr(Paging, "entry", faulty)
+    rooms.ENTRY_OF_FOUND.replace(patch, faulty)
 
 
 def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
-    init = Engine.__init__
+    init = rooms.MAKE_ENGINE.original
 
     def faulty(engine: Engine, **arguments: Any) -> None:
         arguments["sequence_limit"] = max(1, arguments["sequence_limit"] - SEQUENCE_BLOCK)
         init(engine, **arguments)
 
-    patch.setattr(Engine, "__init__", faulty)
+    rooms.MAKE_ENGINE.replace(patch, faulty)
 
 
 def the_mark_of_a_clean_stop_is_left_standing(patch: Patch) -> None:
-    start = Engine.start
+    start = rooms.START.original
 
     def faulty(engine: Engine) -> None:
         start(engine)
-        engine._batch.clean_stop = None
+        rooms.gathering(engine).clean_stop = None
 
-    patch.setattr(Engine, "start", faulty)
+    rooms.START.replace(patch, faulty)
 
 
 def the_removal_of_a_write_that_was_cancelled_is_written(patch: Patch) -> None:
+    remove = rooms.WRITE_REMOVAL.original
+
     def faulty(batch: Batch, entry: Entry) -> None:
         is_cancelled = entry.stored == batch.number
         remove(batch, entry)
@@ -980,7 +978,7 @@ def the_removal_of_a_write_that_was_cancelled_is_written(patch: Patch) -> None:
             key = message_key(entry.lane.key, entry.sequence)
             (batch.removes if entry.persistent else batch.transient_removes).append(key)
 
-    patch.setattr("truenext.engine.engine.remove", faulty)
+    rooms.WRITE_REMOVAL.replace(patch, faulty)
 
 
 # Pages ----------------------------------------------------------------------------------------------------------------
@@ -988,7 +986,7 @@ def the_removal_of_a_write_that_was_cancelled_is_written(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
-    write, read_page = Disk.write, Disk.read
+    write, read_page = rooms.WRITE_TO_DISK.original, rooms.READ_FROM_DISK.original
     before: WeakKeyDictionary[Disk, dict[bytes, Stored]] = WeakKeyDictionary()
 
     def faulty_write(disk: Disk) -> None:
@@ -1007,23 +1005,23 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
         ]
         return read, page
 
-    patch.setattr(Disk, "write", faulty_write)
-    patch.setattr(Disk, "read", faulty_read)
+    rooms.WRITE_TO_DISK.replace(patch, faulty_write)
+    rooms.READ_FROM_DISK.replace(patch, faulty_read)
 
 
 @shows_in(PagingMachine)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(engine: Engine, read: Read, page: PageRead) -> None:
-        for entry in engine._paging.page_read(read, page, engine._committed):
-            engine._dead_letter(entry, entry.message)
-        engine._touched[read.lane.queue] = None
+        for entry in rooms.TAKE_PAGE_IN.of(engine)(read, page, rooms.committed(engine)):
+            rooms.DEAD_LETTER.of(engine)(entry, entry.message)
+        rooms.touched(engine)[read.lane.queue] = None
 
-    patch.setattr(Engine, "page_read", faulty)
+    rooms.PAGE_READ.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
-    page_read = Paging.page_read
+    page_read = rooms.TAKE_PAGE_IN.original
 
     def faulty(paging: Paging, read: Read, page: PageRead, committed: int) -> list[Entry]:
         lane = read.lane
@@ -1035,7 +1033,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
                 lane.horizon = again[0].sequence - 1
         return page_read(paging, read, page, committed)
 
-    patch.setattr(Paging, "page_read", faulty)
+    rooms.TAKE_PAGE_IN.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
@@ -1049,7 +1047,7 @@ def a_page_that_is_the_end_loses_what_a_commit_brings_meanwhile(patch: Patch) ->
 
 
 def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
-    move_horizon = Paging._move_horizon
+    move_horizon = rooms.MOVE_HORIZON.original
 
     def faulty(paging: Paging, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
         recent = [entry for entry in lane.recent if entry.sequence <= up_to]
@@ -1060,7 +1058,7 @@ def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
                     _take_out(lane.queue, entry)
                     paging.went(entry)
 
-    patch.setattr(Paging, "_move_horizon", faulty)
+    rooms.MOVE_HORIZON.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
@@ -1074,24 +1072,24 @@ def a_commit_in_flight_holds_back_lower_priorities_above_a_horizon(patch: Patch)
 
 
 def _change_give_out(patch: Patch, change: Callable[[Lane, list[Taker], bool], bool]) -> None:
-    give_out = Dispatcher._give_out
+    give_out = rooms.GIVE_OUT.original
 
     def faulty(dispatcher: Dispatcher, lane: Lane, takers: list[Taker], *rest: Any) -> bool:
         return change(lane, takers, give_out(dispatcher, lane, takers, *rest))
 
-    patch.setattr(Dispatcher, "_give_out", faulty)
+    rooms.GIVE_OUT.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def a_page_that_is_being_read_holds_back_higher_priorities(patch: Patch) -> None:
-    dispatch = Dispatcher.dispatch
+    dispatch = rooms.DISPATCH.original
 
     def faulty(dispatcher: Dispatcher, queue: Queue, *rest: Any) -> Lane | None:
         if any(lane.reading is not None for lane in queue.lanes):
             return None
         return dispatch(dispatcher, queue, *rest)
 
-    patch.setattr(Dispatcher, "dispatch", faulty)
+    rooms.DISPATCH.replace(patch, faulty)
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
@@ -1106,22 +1104,18 @@ def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
         lane.reading = None
         return entry
 
-    patch.setattr(Lane, "lower_horizon", faulty)
+    rooms.LOWER_HORIZON.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
-    lower_horizon = Paging._lower_horizon
-    patch.setattr(
-        Paging,
-        "_lower_horizon",
-        lambda paging, lane, committed: lower_horizon(paging, lane, maxsize),
-    )
+    lower_horizon = rooms.LOWER_HORIZON_OF_ONE.original
+    rooms.LOWER_HORIZON_OF_ONE.replace(patch, lambda paging, lane, committed: lower_horizon(paging, lane, maxsize))
 
 
 @shows_in(PagingMachine)
 def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
-    let_go = Lane.let_go
+    let_go = rooms.LET_RECENT_GO.original
 
     def faulty(lane: Lane, committed: int) -> list[Entry]:
         reading, lane.reading = lane.reading, None
@@ -1129,7 +1123,7 @@ def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
         lane.reading = reading
         return gone
 
-    patch.setattr(Lane, "let_go", faulty)
+    rooms.LET_RECENT_GO.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
@@ -1138,51 +1132,51 @@ def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
         for entry in copies:
             entry.stored = batch.number - 1
 
-    patch.setattr("truenext.engine.paging.put_all", faulty)
+    rooms.WRITE_WHAT_LEAVES.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
-    disembody = Paging._disembody
+    disembody = rooms.DISEMBODY.original
 
     def faulty(paging: Paging, entries: list[Entry], needed: int, batch: Batch, committed: int) -> int:
-        used = paging._memory.used
+        used = rooms.memory(paging).used
         for entry in [entry for entry in entries if entry.stored is None]:
             entries.remove(entry)
             paging.went(entry)
-        left = used - paging._memory.used
+        left = used - rooms.memory(paging).used
         return left + disembody(paging, entries, needed - left, batch, committed)
 
-    patch.setattr(Paging, "_disembody", faulty)
+    rooms.DISEMBODY.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
-    give_back = Lane.give_back
+    give_back = rooms.RETURN_TO_LANE.original
 
     def faulty(lane: Lane, entry: Entry) -> None:
         if entry.message is not None:
             give_back(lane, entry)
 
-    patch.setattr(Lane, "give_back", faulty)
+    rooms.RETURN_TO_LANE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
-    patch.setattr(Paging, "doom", lambda paging, entry: None)
+    rooms.DOOM.replace(patch, lambda paging, entry: None)
 
 
 @shows_in(PagingMachine)
 def what_is_read_again_is_not_counted(patch: Patch) -> None:
-    embody, came = Paging._embody, Paging.came
+    embody, came = rooms.EMBODY.original, rooms.CAME.original
 
     def faulty(paging: Paging, entry: Entry, message: Message | None) -> bool:
-        patch.setattr(Paging, "came", lambda paging, entry, message: None)
+        rooms.CAME.replace(patch, lambda paging, entry, message: None)
         was_doomed = embody(paging, entry, message)
-        patch.setattr(Paging, "came", came)
+        rooms.CAME.replace(patch, came)
         return was_doomed
 
-    patch.setattr(Paging, "_embody", faulty)
+    rooms.EMBODY.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -1191,25 +1185,25 @@ def a_delayed_message_loses_its_place(patch: Patch) -> None:
         lane = entry.lane
         if lane.delayed.pop(entry.sequence, None) is not None:
             _arrived_of(lane).append(entry)
-        engine._touched[lane.queue] = None
+        rooms.touched(engine)[lane.queue] = None
 
-    patch.setattr(Engine, "_end_delay", faulty)
+    rooms.END_DELAY.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
-    delay = Delays.delay
+    delay = rooms.DELAY.original
 
     def faulty(delays: Delays, entry: Entry, delay_ms: int) -> bool:
         delay(delays, entry, delay_ms)
         return True
 
-    patch.setattr(Delays, "delay", faulty)
+    rooms.DELAY.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch) -> None:
-    dispatch = Dispatcher.dispatch
+    dispatch = rooms.DISPATCH.original
 
     def faulty(
         dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries
@@ -1218,64 +1212,67 @@ def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch
             return None
         return dispatch(dispatcher, queue, committed, now_ms, deliveries)
 
-    patch.setattr(Dispatcher, "dispatch", faulty)
+    rooms.DISPATCH.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_delay_is_lost_by_a_restart(patch: Patch) -> None:
-    patch.setattr(Delays, "restore", lambda delays, entry, due_ms: False)
+    rooms.RESTORE_DELAY.replace(patch, lambda delays, entry, due_ms: False)
 
 
 @shows_in(FailingMachine)
 def a_delay_is_not_written(patch: Patch) -> None:
-    patch.setattr(Delays, "due_ms", lambda delays, entry, now_ms: 0)
+    rooms.DUE_MS.replace(patch, lambda delays, entry, now_ms: 0)
 
 
 @shows_in(FailingMachine)
 def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
-    tick = Engine.tick
-    patch.setattr(Engine, "tick", lambda engine, now_us, steady_us: tick(engine, now_us, now_us))
+    tick = rooms.TICK.original
+    rooms.TICK.replace(patch, lambda engine, now_us, steady_us: tick(engine, now_us, now_us))
 
 
 @shows_rarely_in(FailingMachine)
 def what_was_due_waits_again_when_the_wall_clock_is_set_back(patch: Patch) -> None:
-    tick = Delays.tick
+    tick = rooms.TICK_OF_DELAYS.original
 
     def faulty(delays: Delays, wall_us: int, steady_us: int) -> None:
-        delays._ahead_us = 0
+        rooms.forget_how_far_time_is_ahead(delays)
         tick(delays, wall_us, steady_us)
 
-    patch.setattr(Delays, "tick", faulty)
+    rooms.TICK_OF_DELAYS.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
-    end_delay = Engine._end_delay
+    end_delay = rooms.END_DELAY.original
 
     def faulty(engine: Engine, entry: Entry) -> None:
-        touched = dict(engine._touched)
+        touched = dict(rooms.touched(engine))
         end_delay(engine, entry)
-        engine._touched = touched
+        rooms.touched(engine).clear()
+        rooms.touched(engine).update(touched)
 
-    patch.setattr(Engine, "_end_delay", faulty)
+    rooms.END_DELAY.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
+    is_given_up = rooms.IS_GIVEN_UP.original
+
     def faulty(queue: Queue, attempts: int, due: int) -> bool:
         return is_given_up(queue, attempts, due) and attempts != queue.policy.attempts_max
 
-    patch.setattr("truenext.engine.engine.is_given_up", faulty)
+    rooms.IS_GIVEN_UP.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
-    give_back = Engine._give_back
+    give_back = rooms.GIVE_BACK.original
 
     def faulty(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
         give_back(engine, entry, reason, delay_ms=delay_ms or 5)
 
-    patch.setattr(Engine, "_give_back", faulty)
+    rooms.GIVE_BACK.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -1283,29 +1280,29 @@ def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
     def faulty(engine: Engine, session: Session, nack: Nack) -> None:
         refuse(engine, session, Nack(nack.subscription, nack.sequence, nack.transaction) if nack.transaction else nack)
 
-    refuse = Engine.refuse
-    patch.setattr(Engine, "refuse", faulty)
+    refuse = rooms.REFUSE.original
+    rooms.REFUSE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
-    fail = Engine._fail
+    fail = rooms.FAIL.original
     nacks: dict[int, Nack] = {}
-    refuse = Engine.refuse
+    refuse = rooms.REFUSE.original
 
     def noting(engine: Engine, session: Session, nack: Nack) -> None:
         nacks[nack.sequence] = nack
         refuse(engine, session, nack)
 
-    patch.setattr(Engine, "refuse", noting)
-    patch.setattr(
-        Engine, "_fail", lambda engine, entry, reason, nack=None: fail(engine, entry, reason, nacks.get(entry.sequence))
+    rooms.REFUSE.replace(patch, noting)
+    rooms.FAIL.replace(
+        patch, lambda engine, entry, reason, nack=None: fail(engine, entry, reason, nacks.get(entry.sequence))
     )
 
 
 @shows_in(FailingMachine)
 def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
-    patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
+    rooms.TAKE_OUT.replace(patch, _taken_out_without_a_trace)
 
 
 def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry], batch: int) -> None:
@@ -1316,8 +1313,8 @@ def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry],
 @shows_in(FailingMachine)
 def a_re_drive_moves_one_twice(patch: Patch) -> None:
     """A page that was read before the last move was durable, and nobody remembers what moved."""
-    patch.setattr(Engine, "can_do_bulk", property(lambda engine: True))
-    patch.setattr(Paging, "take_out", _taken_out_without_a_trace)
+    rooms.CAN_DO_BULK.replace(patch, property(lambda engine: True))
+    rooms.TAKE_OUT.replace(patch, _taken_out_without_a_trace)
 
 
 @shows_in(FailingMachine)
@@ -1327,27 +1324,27 @@ def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
         taken = {each.sequence: held[each.sequence] for each in page.found if each.sequence in held}
         if taken:
             read.lane.delayed = {**read.lane.delayed, **taken}
-        return take(asked, read, page, committed, now_ms, has_ended)
+        return rooms.TAKE_IN_BULK.original(asked, read, page, committed, now_ms, has_ended)
 
-    patch.setattr("truenext.engine.bulk.take", faulty)
+    rooms.TAKE_IN_BULK.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
-    do_bulk = Engine.do_bulk
+    do_bulk = rooms.DO_BULK.original
 
     def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Engine, "_forget", lambda engine, entry: engine._paging.went(entry))
+            rooms.FORGET.replace(inner, lambda engine, entry: rooms.WENT.of(engine)(entry))
             return do_bulk(engine, asked, read, page)
 
-    patch.setattr(Engine, "do_bulk", faulty)
+    rooms.DO_BULK.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> tuple[list[Taken], Done]:
-        here, answer = take(asked, read, page, *rest)
+        here, answer = rooms.TAKE_IN_BULK.original(asked, read, page, *rest)
         taken = {each.entry.sequence for each in here}
         for consumer in read.lane.queue.consumers if isinstance(asked, Purge) else ():
             for entry in consumer.held.values():
@@ -1355,66 +1352,66 @@ def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
                     here.append(Taken(entry, None))
         return here, answer
 
-    patch.setattr("truenext.engine.bulk.take", faulty)
+    rooms.TAKE_IN_BULK.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def a_move_doubles(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> tuple[list[Taken], Done]:
-        here, answer = take(asked, read, page, *rest)
+        here, answer = rooms.TAKE_IN_BULK.original(asked, read, page, *rest)
         return here + here[-1:] if isinstance(asked, Move) else here, answer
 
-    patch.setattr("truenext.engine.bulk.take", faulty)
-    patch.setattr("truenext.engine.engine.remove", _removed_once)
+    rooms.TAKE_IN_BULK.replace(patch, faulty)
+    rooms.WRITE_REMOVAL.replace(patch, _removed_once)
 
 
 def _removed_once(batch: Batch, entry: Entry) -> None:
     key = message_key(entry.lane.key, entry.sequence)
     if key not in batch.removes and key not in batch.transient_removes:
-        remove(batch, entry)
+        rooms.WRITE_REMOVAL.original(batch, entry)
 
 
 @shows_in(BulkMachine)
 def a_move_forgets_what_is_in_memory_alone(patch: Patch) -> None:
-    patch.setattr("truenext.engine.bulk._in_memory", lambda lane, after, last: {})
+    rooms.IN_MEMORY_OF_BULK.replace(patch, lambda lane, after, last: {})
 
 
 @shows_in(BulkMachine)
 def a_piece_misses_what_leaves_memory_while_its_page_is_read(patch: Patch) -> None:
-    patch.setattr(Lane, "is_pinned", property(lambda lane: False, lambda lane, value: None), raising=False)
+    rooms.IS_LANE_PINNED.replace(patch, property(lambda lane: False, lambda lane, value: None))
 
 
 @shows_in(BulkMachine)
 def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, *rest: Any) -> object:
-        return take(asked, read, page, maxsize, *rest)
+        return rooms.TAKE_IN_BULK.original(asked, read, page, maxsize, *rest)
 
-    patch.setattr("truenext.engine.bulk.take", faulty)
+    rooms.TAKE_IN_BULK.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
-    patch.setattr("truenext.engine.bulk.is_given_up", lambda queue, attempts, due_ms: False)
+    rooms.IS_GIVEN_UP_IN_BULK.replace(patch, lambda queue, attempts, due_ms: False)
 
 
 @shows_in(BulkMachine)
 def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> object:
-        return take(structs.replace(asked, selector=None), read, page, *rest)
+        return rooms.TAKE_IN_BULK.original(structs.replace(asked, selector=None), read, page, *rest)
 
-    patch.setattr("truenext.engine.bulk.take", faulty)
+    rooms.TAKE_IN_BULK.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def what_is_moved_is_visible_at_once(patch: Patch) -> None:
-    do_bulk, accept = Engine.do_bulk, Engine._accept
+    do_bulk, accept = rooms.DO_BULK.original, rooms.ACCEPT.original
 
     def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Engine, "_accept", lambda engine, queue, message, batch: accept(engine, queue, message, 0))
+            rooms.ACCEPT.replace(inner, lambda engine, queue, message, batch: accept(engine, queue, message, 0))
             return do_bulk(engine, asked, read, page)
 
-    patch.setattr(Engine, "do_bulk", faulty)
+    rooms.DO_BULK.replace(patch, faulty)
 
 
 # Scheduled sends ------------------------------------------------------------------------------------------------------
@@ -1423,71 +1420,69 @@ def what_is_moved_is_visible_at_once(patch: Patch) -> None:
 @shows_in(ScheduledMachine)
 def what_is_due_stays_in_the_store(patch: Patch) -> None:
     """It is sent once more after a crash."""
-    patch.setattr("truenext.engine.schedule.remove", lambda batch, entry: None)
+    rooms.REMOVE_SCHEDULED.replace(patch, lambda batch, entry: None)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
-    patch.setattr(
-        "truenext.engine.schedule.due_timer", lambda due_ms, number, lane: due_timer(due_ms, number ^ 1, lane)
-    )
-    split = split_due_timer
+    due_timer, split = rooms.DUE_TIMER.original, rooms.SPLIT_DUE_TIMER.original
+    rooms.DUE_TIMER.replace(patch, lambda due_ms, number, lane: due_timer(due_ms, number ^ 1, lane))
 
     def faulty(timer: bytes) -> tuple[int, int, bytes]:
         due_ms, number, lane = split(timer)
         return due_ms, number ^ 1, lane
 
-    patch.setattr("truenext.engine.schedule.split_due_timer", faulty)
+    rooms.SPLIT_DUE_TIMER.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
-    accept = Engine._accept
+    accept = rooms.ACCEPT.original
 
     def faulty(engine: Engine, name: str, to: str, message: Message) -> None:
-        accept(engine, engine._queues[name], message, 0)
+        accept(engine, rooms.queues(engine)[name], message, 0)
 
-    patch.setattr(Engine, "_send_scheduled", faulty)
+    rooms.SEND_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def what_is_not_durable_yet_is_overtaken_by_what_is_due_later(patch: Patch) -> None:
     """As it is passed over, it is never sent."""
-    patch.setattr(Scheduler, "_unwritten", property(lambda scheduler: {}, lambda scheduler, value: None), raising=False)
+    rooms.UNWRITTEN_SCHEDULED.replace(patch, property(lambda scheduler: {}, lambda scheduler, value: None))
 
 
 @shows_in(ScheduledMachine)
 def a_scheduled_send_is_due_by_the_clock_that_does_not_jump(patch: Patch) -> None:
-    is_due = Scheduler.is_due
+    is_due = rooms.IS_SCHEDULED_DUE.original
     latest: WeakKeyDictionary[Scheduler, int] = WeakKeyDictionary()
 
     def faulty(scheduler: Scheduler, now_ms: int, *rest: Any) -> bool:
         latest[scheduler] = max(now_ms, latest.get(scheduler, 0))
         return is_due(scheduler, latest[scheduler], *rest)
 
-    page_read = Scheduler.page_read
+    page_read = rooms.SEND_WHAT_IS_DUE.original
 
     def reading(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, *rest: Any) -> None:
         page_read(scheduler, look, page, max(now_ms, latest.get(scheduler, 0)), *rest)
 
-    patch.setattr(Scheduler, "is_due", faulty)
-    patch.setattr(Scheduler, "page_read", reading)
+    rooms.IS_SCHEDULED_DUE.replace(patch, faulty)
+    rooms.SEND_WHAT_IS_DUE.replace(patch, reading)
 
 
 @shows_in(ScheduledMachine)
 def a_transient_scheduled_send_is_not_written_down(patch: Patch) -> None:
-    put_ = put
+    put = rooms.WRITE_SCHEDULED.original
 
     def faulty(batch: Batch, entry: Entry) -> None:
         if entry.persistent:
-            put_(batch, entry)
+            put(batch, entry)
 
-    patch.setattr("truenext.engine.schedule.put", faulty)
+    rooms.WRITE_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def timers_of_scheduled_sends_are_forgotten_with_a_crash(patch: Patch) -> None:
-    patch.setattr(Timers, "page_read", _only_expiry(Timers.page_read))
+    rooms.TAKE_TIMERS_IN.replace(patch, _only_expiry(rooms.TAKE_TIMERS_IN.original))
 
 
 def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> Callable[..., None]:
@@ -1501,8 +1496,8 @@ def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> 
 @shows_in(ScheduledMachine)
 def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> None:
     """Its timer stays as well: without that a page of it hardly matters."""
-    patch.setattr(Timers, "remove", lambda timers, timer, batch: None)
-    look_at = Scheduler.look_at
+    rooms.REMOVE_TIMER.replace(patch, lambda timers, timer, batch: None)
+    look_at = rooms.LOOK_AT_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, *rest: Any) -> Any:
         gone = dict(read.lane.taken_out)
@@ -1510,12 +1505,12 @@ def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> No
         read.lane.taken_out = gone
         return answer
 
-    patch.setattr(Scheduler, "look_at", faulty)
+    rooms.LOOK_AT_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
-    look_at = Scheduler.look_at
+    look_at = rooms.LOOK_AT_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, *rest: Any) -> Any:
         gone, read.lane.taken_out = read.lane.taken_out, {}
@@ -1523,22 +1518,22 @@ def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
         read.lane.taken_out |= gone
         return answer
 
-    patch.setattr(Scheduler, "look_at", faulty)
+    rooms.LOOK_AT_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def what_is_cancelled_comes_back_with_a_crash(patch: Patch) -> None:
-    look_at = Scheduler.look_at
+    look_at = rooms.LOOK_AT_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, page: PageRead, batch: Batch) -> Any:
         return look_at(scheduler, asked, read, page, Batch(batch.number))
 
-    patch.setattr(Scheduler, "look_at", faulty)
+    rooms.LOOK_AT_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def a_piece_goes_on_behind_what_it_did_not_look_at(patch: Patch) -> None:
-    patch.setattr(BulkLook, "next", lambda read, at, *, is_end: None)
+    rooms.NEXT_OF_BULK.replace(patch, lambda read, at, *, is_end: None)
 
 
 # Pausing --------------------------------------------------------------------------------------------------------------
@@ -1547,47 +1542,47 @@ def a_piece_goes_on_behind_what_it_did_not_look_at(patch: Patch) -> None:
 @shows_in(BulkMachine)
 def a_paused_queue_dispatches(patch: Patch) -> None:
     """What a turn comes upon for another reason than a send."""
-    commit = Engine.committed
+    commit = rooms.COMMITTED.original
 
     def faulty(engine: Engine, batch: Batch) -> None:
         commit(engine, batch)
         for queue in engine.queues():
             queue.is_paused = False
 
-    patch.setattr(Engine, "committed", faulty)
+    rooms.COMMITTED.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def a_pause_is_forgotten_with_a_crash(patch: Patch) -> None:
-    patch.setattr(Engine, "restore_pause", lambda engine, queue: None)
+    rooms.RESTORE_PAUSE.replace(patch, lambda engine, queue: None)
 
 
 @shows_in(BulkMachine)
 def a_queue_that_is_resumed_is_not_looked_at(patch: Patch) -> None:
-    resume = Engine.resume
+    resume = rooms.RESUME.original
 
     def faulty(engine: Engine, name: str) -> None:
         resume(engine, name)
-        engine._touched.clear()
+        rooms.touched(engine).clear()
 
-    patch.setattr(Engine, "resume", faulty)
+    rooms.RESUME.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def nothing_that_waits_leaves_memory(patch: Patch) -> None:
-    patch.setattr(Paging, "_lower_horizons", lambda paging, lanes, needed, batch, committed: 0)
+    rooms.LOWER_HORIZONS.replace(patch, lambda paging, lanes, needed, batch, committed: 0)
 
 
 @shows_in(PagingMachine)
 def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
-    patch.setattr(Paging, "_disembody", lambda paging, entries, needed, batch, committed: 0)
+    rooms.DISEMBODY.replace(patch, lambda paging, entries, needed, batch, committed: 0)
 
 
 # Browsing -------------------------------------------------------------------------------------------------------------
 
 
 def a_page_of_a_browser_is_taken_into_the_lane(patch: Patch) -> None:
-    page_read = Browsing.page_read
+    page_read = rooms.PAGE_READ_FOR_BROWSER.original
 
     def faulty(browsing: Browsing, read: BrowseRead, page: PageRead) -> None:
         lane = read.lane
@@ -1596,21 +1591,21 @@ def a_page_of_a_browser_is_taken_into_the_lane(patch: Patch) -> None:
             lane.take_in([], taken, max(lane.horizon, page.found[-1].sequence), page.as_of)
         page_read(browsing, read, page)
 
-    patch.setattr(Browsing, "page_read", faulty)
+    rooms.PAGE_READ_FOR_BROWSER.replace(patch, faulty)
 
 
 def a_browser_sees_one_page_of_a_lane(patch: Patch) -> None:
-    show_page = Browsing._show_page
+    show_page = rooms.SHOW_PAGE.original
 
     def faulty(browsing: Browsing, read: BrowseRead, *rest: Any) -> None:
         show_page(browsing, read, *rest)
         read.browser.next_lane()
 
-    patch.setattr(Browsing, "_show_page", faulty)
+    rooms.SHOW_PAGE.replace(patch, faulty)
 
 
 def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
-    show_slice = Browsing._show_slice
+    show_slice = rooms.SHOW_SLICE.original
 
     def faulty(browsing: Browsing, browser: Browser, *rest: Any) -> BrowseRead | None:
         while (read := show_slice(browsing, browser, *rest)) is not None:
@@ -1618,48 +1613,48 @@ def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
                 browser.next_lane()
         return None
 
-    patch.setattr(Browsing, "_show_slice", faulty)
+    rooms.SHOW_SLICE.replace(patch, faulty)
 
 
 def the_last_message_of_a_browsers_page_is_shown_again(patch: Patch) -> None:
-    show_page = Browsing._show_page
+    show_page = rooms.SHOW_PAGE.original
 
     def faulty(browsing: Browsing, read: BrowseRead, page: PageRead, *rest: Any) -> None:
         show_page(browsing, read, page, *rest)
         read.browser.after_sequence = page.found[-1].sequence - 1 if page.found else read.browser.after_sequence
 
-    patch.setattr(Browsing, "_show_page", faulty)
+    rooms.SHOW_PAGE.replace(patch, faulty)
 
 
 def a_browser_is_shown_a_lane_in_the_order_in_which_it_lies_in_memory(patch: Patch) -> None:
     def faulty(lane: Lane, after_sequence: int) -> list[Entry]:
         return [entry for entry in lane if entry.sequence > after_sequence]
 
-    patch.setattr("truenext.engine.browse._in_memory", faulty)
+    rooms.IN_MEMORY_OF_BROWSER.replace(patch, faulty)
 
 
 def a_browser_misses_what_is_being_written(patch: Patch) -> None:
-    init = BrowseRead.__init__
+    init = rooms.READ_FOR_BROWSER.original
 
     def faulty(read: BrowseRead, *arguments: Any) -> None:
         init(read, *arguments)
         read.recent = {}
 
-    patch.setattr(BrowseRead, "__init__", faulty)
+    rooms.READ_FOR_BROWSER.replace(patch, faulty)
 
 
 def a_browser_misses_what_left_memory_while_its_page_was_read(patch: Patch) -> None:
-    show_page = Browsing._show_page
+    show_page = rooms.SHOW_PAGE.original
 
     def faulty(browsing: Browsing, read: BrowseRead, page: PageRead, *rest: Any) -> None:
         read.recent = {sequence: entry for sequence, entry in read.recent.items() if entry.message is not None}
         show_page(browsing, read, page, *rest)
 
-    patch.setattr(Browsing, "_show_page", faulty)
+    rooms.SHOW_PAGE.replace(patch, faulty)
 
 
 def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> None:
-    show_page = Browsing._show_page
+    show_page = rooms.SHOW_PAGE.original
 
     def faulty(browsing: Browsing, read: BrowseRead, page: PageRead, *rest: Any) -> None:
         if isinstance(read, BrowseReadOne):
@@ -1667,7 +1662,7 @@ def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> No
             page.is_end = True
         show_page(browsing, read, page, *rest)
 
-    patch.setattr(Browsing, "_show_page", faulty)
+    rooms.SHOW_PAGE.replace(patch, faulty)
 
 
 def a_browser_is_shown_what_is_not_visible(patch: Patch) -> None:
@@ -1687,62 +1682,62 @@ def being_shown_counts_as_a_delivery(patch: Patch) -> None:
 
 
 def _change_show(patch: Patch, change: Callable[[Entry, int, int], tuple[int, int]]) -> None:
-    show = Browsing._show
+    show = rooms.SHOW.original
 
     def faulty(
         browsing: Browsing, browser: Browser, entry: Entry, committed: int, now_ms: int, shown: list[Entry]
     ) -> None:
         show(browsing, browser, entry, *change(entry, committed, now_ms), shown)
 
-    patch.setattr(Browsing, "_show", faulty)
+    rooms.SHOW.replace(patch, faulty)
 
 
 def a_browser_is_shown_what_consumers_hold(patch: Patch) -> None:
-    in_memory = browse._in_memory
+    in_memory = rooms.IN_MEMORY_OF_BROWSER.original
 
     def faulty(lane: Lane, after_sequence: int) -> list[Entry]:
         held = [entry for consumer in lane.queue.consumers for entry in consumer.held.values()]
         here = [entry for entry in held if entry.lane is lane and entry.sequence > after_sequence]
         return sorted([*here, *in_memory(lane, after_sequence)], key=lambda entry: entry.sequence)
 
-    patch.setattr(browse, "_in_memory", faulty)
+    rooms.IN_MEMORY_OF_BROWSER.replace(patch, faulty)
 
 
 def a_browser_never_has_enough(patch: Patch) -> None:
-    patch.setattr(Browser, "is_open", lambda browser: True)
+    rooms.IS_BROWSER_OPEN.replace(patch, lambda browser: True)
 
 
 def the_selector_of_a_browser_is_asked_for_priorities_alone(patch: Patch) -> None:
-    patch.setattr(Selector, "matches", lambda selector, message: True)
+    rooms.MATCHES_SELECTOR.replace(patch, lambda selector, message: True)
 
 
 def queues_that_are_there_keep_their_policy(patch: Patch) -> None:
     def faulty(engine: Engine, policies: Policies) -> None:
-        engine._policies = policies
+        rooms.set_policies(engine, policies)
 
-    patch.setattr(Engine, "change_policies", faulty)
+    rooms.CHANGE_POLICIES.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
-    patch.setattr(Engine, "_give_up", lambda engine, lane: None)
+    rooms.GIVE_UP.replace(patch, lambda engine, lane: None)
 
 
 @shows_rarely_in(FailingMachine)
 def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
-    give_up = Engine._give_up
+    give_up = rooms.GIVE_UP.original
 
     def faulty(engine: Engine, lane: Lane) -> None:
-        known = dict(engine._batch.marks)
+        known = dict(rooms.gathering(engine).marks)
         give_up(engine, lane)
-        engine._batch.marks = known
+        rooms.gathering(engine).marks = known
 
-    patch.setattr(Engine, "_give_up", faulty)
+    rooms.GIVE_UP.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
-    give_back = Engine._give_back
+    give_back = rooms.GIVE_BACK.original
 
     def faulty(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
         queue = entry.lane.queue
@@ -1752,12 +1747,12 @@ def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
         give_back(engine, entry, reason, delay_ms=delay_ms)
         queue.policy = policy
 
-    patch.setattr(Engine, "_give_back", faulty)
+    rooms.GIVE_BACK.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
-    patch.setattr(Paging, "policy_changed", lambda paging, queue: None)
+    rooms.MEMORY_LIMIT_CHANGED.replace(patch, lambda paging, queue: None)
 
 
 # Expiry ---------------------------------------------------------------------------------------------------------------
@@ -1765,31 +1760,31 @@ def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
 
 @shows_in(ExpiringMachine)
 def nothing_expires_unless_dispatch_comes_upon_it(patch: Patch) -> None:
-    patch.setattr(Expiry, "step", lambda *_: None)
+    rooms.EXPIRE_STEP.replace(patch, lambda *_: None)
 
 
 @shows_in(ExpiringMachine)
 def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
-    page_read = Expiry.page_read
+    page_read = rooms.EXPIRE_IN_PAGE.original
 
     def faulty(expiry: Expiry, look: BlockLook, page: PageRead, *rest: Any) -> None:
         page_read(expiry, look, page, *rest)
         lane = look.lane
         for found in page.found:
             if lane.horizon < found.sequence not in lane.taken_out and found.message is not None:
-                _arrived_of(lane).append(expiry._paging.entry(lane, found, found.message))
+                _arrived_of(lane).append(rooms.ENTRY_OF_FOUND.of(expiry)(lane, found, found.message))
 
-    patch.setattr(Expiry, "page_read", faulty)
+    rooms.EXPIRE_IN_PAGE.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
 def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
-    entry_of = Expiry._entry_of
+    entry_of = rooms.ENTRY_THAT_EXPIRES.original
 
     def faulty(expiry: Expiry, lane: Lane, found: Found) -> list[Entry]:
         return entry_of(expiry, lane, found) if found.sequence <= lane.horizon else []
 
-    patch.setattr(Expiry, "_entry_of", faulty)
+    rooms.ENTRY_THAT_EXPIRES.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -1797,12 +1792,12 @@ def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_be
     def faulty(lane: Lane, committed: int) -> None:
         lane.taken_out = {sequence: batch for sequence, batch in lane.taken_out.items() if batch > committed}
 
-    patch.setattr(Lane, "forget_taken_out", faulty)
+    rooms.FORGET_TAKEN_OUT.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
 def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None:
-    step, page_read = Expiry.step, Expiry.page_read
+    step, page_read = rooms.EXPIRE_STEP.original, rooms.EXPIRE_IN_PAGE.original
 
     def without_delayed(queues: dict[str, Queue], call: Callable[[], None]) -> None:
         lanes = [lane for queue in queues.values() for lane in queue.lanes]
@@ -1813,52 +1808,52 @@ def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None
         for lane, before in zip(lanes, delayed, strict=True):
             lane.delayed = before
 
-    turn = Engine.turn
+    turn = rooms.TURN.original
 
     def faulty(engine: Engine) -> Effects:
-        patch.setattr(Expiry, "step", lambda *a: without_delayed(engine._queues, lambda: step(*a)))
-        patch.setattr(Expiry, "page_read", lambda *a: without_delayed(engine._queues, lambda: page_read(*a)))
+        rooms.EXPIRE_STEP.replace(patch, lambda *a: without_delayed(rooms.queues(engine), lambda: step(*a)))
+        rooms.EXPIRE_IN_PAGE.replace(patch, lambda *a: without_delayed(rooms.queues(engine), lambda: page_read(*a)))
         return turn(engine)
 
-    patch.setattr(Engine, "turn", faulty)
+    rooms.TURN.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
 def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
-    committed = Expiry.committed
+    committed = rooms.EXPIRE_WHAT_IS_COMMITTED.original
 
     def faulty(expiry: Expiry) -> None:
-        expiry._waiting.clear()
+        rooms.waiting_for_commit(expiry).clear()
         committed(expiry)
 
-    patch.setattr(Expiry, "committed", faulty)
+    rooms.EXPIRE_WHAT_IS_COMMITTED.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
 def what_was_held_when_it_was_due_never_expires(patch: Patch) -> None:
-    patch.setattr(Engine, "_is_held", lambda *_: False)
+    rooms.IS_HELD.replace(patch, lambda *_: False)
 
 
 @shows_in(ExpiringMachine)
 def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
-    page_read = Timers.page_read
+    page_read = rooms.TAKE_TIMERS_IN.original
 
     def faulty(timers: Timers, read: TimerRead, page: TimersRead) -> None:
-        timers._recent.clear()
+        rooms.timers_being_written(timers).clear()
         page_read(timers, read, page)
 
-    patch.setattr(Timers, "page_read", faulty)
+    rooms.TAKE_TIMERS_IN.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
 def timers_are_only_in_memory(patch: Patch) -> None:
-    set_ = Timers.set
+    set_ = rooms.SET_TIMER.original
 
     def faulty(timers: Timers, timer: bytes, batch: Batch) -> None:
         set_(timers, timer, batch)
         batch.timers.clear()
 
-    patch.setattr(Timers, "set", faulty)
+    rooms.SET_TIMER.replace(patch, faulty)
 
 
 # Topics
@@ -1872,40 +1867,40 @@ def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None
             queue
             for part in parts
             for queue in (
-                engine._topics.queues_of(part.name, send.message)
+                rooms.QUEUES_OF_TOPIC.of(engine)(part.name, send.message)
                 if part.kind is Kind.TOPIC
-                else filter(None, [(queue_of or engine._queue)(part)])
+                else filter(None, [(queue_of or rooms.QUEUE_OF.of(engine))(part)])
             )
         ]
 
-    patch.setattr(Engine, "_queues_for", faulty)
+    rooms.QUEUES_FOR.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def whoever_subscribes_to_a_topic_that_was_sent_to_gets_nothing(patch: Patch) -> None:
-    add = Topics.add
+    add = rooms.ADD_TO_TOPICS.original
 
     def faulty(topics: Topics, queue: Queue) -> None:
-        known = dict(topics._known)
+        known = dict(rooms.known_topics(topics))
         add(topics, queue)
-        topics._known.update(known)
+        rooms.known_topics(topics).update(known)
 
-    patch.setattr(Topics, "add", faulty)
+    rooms.ADD_TO_TOPICS.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def a_word_of_a_pattern_is_the_rest_of_a_name(patch: Patch) -> None:
-    patch.setattr(topics, "matches", lambda pattern, words: matches([*pattern[:-1], ">"], words))
+    rooms.MATCHES_TOPIC.replace(patch, lambda pattern, words: rooms.MATCHES_TOPIC.original([*pattern[:-1], ">"], words))
 
 
 @shows_in(TopicsMachine)
 def a_copy_that_was_read_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
-    patch.setattr(paging_module, "Entry", _of_no_content)
+    rooms.NEW_ENTRY_OF_PAGE.replace(patch, _of_no_content)
 
 
 @shows_in(BusyTopicsMachine)
 def a_copy_that_bulk_work_takes_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
-    patch.setattr(bulk_module, "Entry", _of_no_content)
+    rooms.NEW_ENTRY_OF_BULK.replace(patch, _of_no_content)
 
 
 def _of_no_content(content: int, **said: Any) -> Entry:
@@ -1914,7 +1909,7 @@ def _of_no_content(content: int, **said: Any) -> Entry:
 
 @shows_in(TopicsMachine)
 def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
-    patch.setattr(endings_module, "release", lambda batch, content, persistent: None)
+    rooms.RELEASE_CONTENT_OF_ENDED.replace(patch, lambda batch, content, persistent: None)
 
 
 @shows_in(TopicsMachine)
@@ -1922,75 +1917,77 @@ def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
     def faulty(engine: Engine, message: Message, queues: list[Queue]) -> Contents:
         if not message.persistent or len(queues) < 2:
             return NONE
-        writing_module.share(engine._batch, engine._next_sequence, message, len(queues), persistent=True)
-        return Contents(engine._next_sequence, 0)
+        rooms.SHARE_CONTENT.original(
+            rooms.gathering(engine), rooms.next_sequence(engine), message, len(queues), persistent=True
+        )
+        return Contents(rooms.next_sequence(engine), 0)
 
-    patch.setattr(Engine, "_share", faulty)
+    rooms.SHARE.replace(patch, faulty)
 
 
 @shows_in(SpillingMachine)
 def copies_that_leave_together_are_counted_as_one(patch: Patch) -> None:
     def faulty(batch: Batch, number: int, message: Message, copies: int, *, persistent: bool) -> None:
-        writing_module.share(batch, number, message, copies if persistent else 1, persistent=persistent)
+        rooms.SHARE_CONTENT.original(batch, number, message, copies if persistent else 1, persistent=persistent)
 
-    patch.setattr("truenext.engine.copies.share", faulty)
+    rooms.SHARE_CONTENT.replace(patch, faulty)
 
 
 @shows_in(SpillingMachine)
 def what_is_on_disk_of_a_subscription_has_a_name_that_a_start_takes_for_a_queue(patch: Patch) -> None:
-    patch.setattr(spilling, "ENDED_PREFIX", "")
+    rooms.ENDED_PREFIX_OF_SPILLED.replace(patch, "")
 
 
 @shows_in(SpillingMachine)
 def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: Patch) -> None:
     def faulty(one: Spilling, queue: Queue, batch: int) -> bool:
-        if queue in one._queues:
-            del one._queues[queue]
-            one._endings._numbers._free.append(queue.stored_number)
+        if queue in rooms.spilling_queues(one):
+            del rooms.spilling_queues(one)[queue]
+            rooms.free_numbers(rooms.numbers_of(one)).append(queue.stored_number)
         return False
 
-    patch.setattr(Spilling, "end", faulty)
+    rooms.END_SPILLING.replace(patch, faulty)
 
 
 @shows_in(SpillingMachine)
 def what_is_on_disk_of_a_subscription_does_not_count_towards_its_limit(patch: Patch) -> None:
-    patch.setattr(Paging, "_leave", lambda paging, entry, is_known: paging.went(entry))
-    patch.setattr(Paging, "_is_back", Paging.came)
+    rooms.LEFT_FOR_DISK.replace(patch, lambda paging, entry, is_known: paging.went(entry))
+    rooms.BACK_FROM_DISK.replace(patch, rooms.CAME.original)
 
 
 @shows_in(SpillingMachine)
 def what_is_read_again_counts_as_on_disk(patch: Patch) -> None:
-    patch.setattr(Paging, "_is_back", Paging.came)
+    rooms.BACK_FROM_DISK.replace(patch, rooms.CAME.original)
 
 
 @shows_in(TopicsMachine)
 def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
-    spread = Engine._spread
+    accept, spread = rooms.ACCEPT.original, rooms.SPREAD.original
 
     def faulty(engine: Engine, send: Send) -> bool:
-        accept = engine._accept
-        engine._accept = lambda queue, message, batch, contents=NONE: accept(queue, message, 0, contents)  # type: ignore[method-assign]
-        is_stored = spread(engine, send)
-        del engine._accept
-        return is_stored
+        with pytest.MonkeyPatch.context() as inner:
+            rooms.ACCEPT.replace(
+                inner, lambda engine, queue, message, batch, contents=NONE: accept(engine, queue, message, 0, contents)
+            )
+            return spread(engine, send)
 
-    patch.setattr(Engine, "_spread", faulty)
+    rooms.SPREAD.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def the_receipt_of_a_copied_message_does_not_wait_for_its_batch(patch: Patch) -> None:
-    spread = Engine._spread
+    spread = rooms.SPREAD.original
 
     def faulty(engine: Engine, send: Send) -> bool:
         spread(engine, send)
         return False
 
-    patch.setattr(Engine, "_spread", faulty)
+    rooms.SPREAD.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> None:
-    send, queues_for = Engine.send, Engine._queues_for
+    send, queues_for = rooms.SEND.original, rooms.QUEUES_FOR.original
     asked: dict[int, list[Queue]] = {}
 
     def faulty_send(engine: Engine, session: Session, one: Send) -> None:
@@ -2001,278 +1998,275 @@ def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> No
     def faulty_queues_for(engine: Engine, one: Send, queue_of: QueueOf | None = None) -> list[Queue]:
         return asked.pop(id(one), None) or queues_for(engine, one, queue_of)
 
-    patch.setattr(Engine, "send", faulty_send)
-    patch.setattr(Engine, "_queues_for", faulty_queues_for)
+    rooms.SEND.replace(patch, faulty_send)
+    rooms.QUEUES_FOR.replace(patch, faulty_queues_for)
 
 
 @shows_in(TopicsMachine)
 def a_virtual_topic_is_not_one_after_a_restart(patch: Patch) -> None:
-    restore_queue = Engine.restore_queue
+    restore_queue = rooms.RESTORE_QUEUE.original
 
     def faulty(engine: Engine, number: int, name: str) -> Queue:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(topics, "virtual_topic", lambda queue: "")
+            rooms.VIRTUAL_TOPIC.replace(inner, lambda queue: "")
             return restore_queue(engine, number, name)
 
-    patch.setattr(Engine, "restore_queue", faulty)
+    rooms.RESTORE_QUEUE.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def a_durable_subscription_is_forgotten_unless_something_is_in_it(patch: Patch) -> None:
-    patch.setattr(engine_module, "introduce", lambda batch, queue: None)
+    rooms.INTRODUCE.replace(patch, lambda batch, queue: None)
 
 
 @shows_in(TopicsMachine)
 def the_queue_of_a_virtual_topic_is_forgotten_unless_something_is_in_it(patch: Patch) -> None:
-    patch.setattr(engine_module, "remembers", lambda queue: bool(queue.destination.topic))
+    rooms.REMEMBERS.replace(patch, lambda queue: bool(queue.destination.topic))
 
 
 @shows_in(TopicsMachine)
 def who_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
-    await_introduction = Engine._await_introduction
+    await_introduction = rooms.AWAIT_INTRODUCTION.original
 
     def faulty(engine: Engine, session: Session, destination: Destination) -> None:
         if destination.topic:
             await_introduction(engine, session, destination)
 
-    patch.setattr(Engine, "_await_introduction", faulty)
+    rooms.AWAIT_INTRODUCTION.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def who_sends_what_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
-    patch.setattr(Engine, "send", _without_awaiting_introductions(Engine.send))
+    rooms.SEND.replace(patch, _without_awaiting_introductions(rooms.SEND.original))
 
 
 @shows_in(TopicsMachine)
 def whose_commit_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
-    patch.setattr(Engine, "commit", _without_awaiting_introductions(Engine.commit))
+    rooms.COMMIT.replace(patch, _without_awaiting_introductions(rooms.COMMIT.original))
 
 
 def _without_awaiting_introductions(command: Callable[..., None]) -> Callable[..., None]:
     def faulty(engine: Engine, session: Session, one: object) -> None:
-        engine._await_introduction = lambda session, destination: None  # type: ignore[method-assign]
-        try:
+        with pytest.MonkeyPatch.context() as inner:
+            rooms.AWAIT_INTRODUCTION.replace(inner, lambda engine, session, destination: None)
             command(engine, session, one)
-        finally:
-            del engine._await_introduction
 
     return faulty
 
 
 @shows_in(TopicsMachine)
 def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_durable(patch: Patch) -> None:
-    subscribe = Engine.subscribe
+    subscribe = rooms.SUBSCRIBE.original
 
     def faulty(engine: Engine, session: Session, one: Subscribe) -> None:
-        introduced = dict(engine._introduced)
+        introduced = dict(rooms.introduced(engine))
         before = session.batch
         subscribe(engine, session, one)
-        if engine._introduced == introduced:
+        if rooms.introduced(engine) == introduced:
             session.batch = before
 
-    patch.setattr(Engine, "subscribe", faulty)
+    rooms.SUBSCRIBE.replace(patch, faulty)
 
 
 @shows_rarely_in(TopicsMachine)
 def who_repeats_what_made_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
-    is_repeat = Engine._is_repeat
+    is_repeat = rooms.IS_REPEAT.original
 
     def faulty(engine: Engine, session: Session, producer: str, number: int) -> bool:
-        introduced, engine._introduced = engine._introduced, {}
+        introduced = dict(rooms.introduced(engine))
+        rooms.introduced(engine).clear()
         try:
             return is_repeat(engine, session, producer, number)
         finally:
-            engine._introduced = introduced
+            rooms.introduced(engine).update(introduced)
 
-    patch.setattr(Engine, "_is_repeat", faulty)
+    rooms.IS_REPEAT.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) -> None:
-    end = Engine._end
+    end = rooms.END_SUBSCRIPTION.original
 
     def faulty(engine: Engine, queue: Queue) -> None:
         end(engine, queue)
-        del engine._batch.queues[queue.number]
+        del rooms.gathering(engine).queues[queue.number]
 
-    patch.setattr(Engine, "_end", faulty)
+    rooms.END_SUBSCRIPTION.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> None:
-    patch.setattr(Transaction, "leave_out", lambda transaction, queue: [])
+    rooms.LEAVE_OUT_OF_TRANSACTION.replace(patch, lambda transaction, queue: [])
 
 
 @shows_in(TopicsMachine)
 def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
-    forget = Paging.forget
+    forget = rooms.FORGET_LANE.original
 
     def faulty(paging: Paging, lane: Lane) -> None:
-        paging._memory.leaving += sum(size_of(_message_of(entry)) for entry in lane.recent if entry.message is not None)
+        rooms.memory(paging).leaving += sum(
+            size_of(_message_of(entry)) for entry in lane.recent if entry.message is not None
+        )
         forget(paging, lane)
 
-    patch.setattr(Paging, "forget", faulty)
+    rooms.FORGET_LANE.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
-    add = Endings.add
-    patch.setattr(Endings, "add", lambda endings, queue, batch: add(endings, queue, 0))
+    add = rooms.ADD_ENDING.original
+    rooms.ADD_ENDING.replace(patch, lambda endings, queue, batch: add(endings, queue, 0))
 
 
 @shows_in(TopicsMachine)
 def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
-    lane_of = Engine._lane_of
+    lane_of = rooms.LANE_OF.original
 
     def faulty(engine: Engine, key: bytes) -> Lane | None:
-        lanes = [lane for queue in engine._endings.queues() for lane in queue.lanes if lane.key == key]
+        lanes = [lane for queue in rooms.queues_that_ended(engine) for lane in queue.lanes if lane.key == key]
         return lanes[0] if lanes else lane_of(engine, key)
 
-    patch.setattr(Engine, "_lane_of", faulty)
+    rooms.LANE_OF.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_goes_while_somebody_has_a_message_of_it(patch: Patch) -> None:
     """Nothing waits in it, and nobody takes from it alone."""
-    patch.setattr(
-        Queue,
-        "is_needed",
-        property(lambda queue: bool(queue.consumers) or any(lane.is_needed for lane in queue.lanes)),
+    rooms.IS_QUEUE_NEEDED.replace(
+        patch, property(lambda queue: bool(queue.consumers) or any(lane.is_needed for lane in queue.lanes))
     )
 
 
 @shows_in(WildcardMachine)
 def a_queue_goes_while_what_was_sent_to_it_is_being_written(patch: Patch) -> None:
-    may_go = unused_module.Unused._may_go
+    may_go = rooms.MAY_QUEUE_GO.original
 
     def faulty(unused: Unused, queue: Queue) -> bool:
-        engine = unused._let_go.__self__  # type: ignore[attr-defined]
+        engine = rooms.engine_of(unused)
         entries = [entry for lane in queue.lanes for entry in lane]
-        if entries and not queue.consumers and all(entry.batch > engine._committed for entry in entries):
+        if entries and not queue.consumers and all(entry.batch > rooms.committed(engine) for entry in entries):
             return True
         return may_go(unused, queue)
 
-    patch.setattr(Unused, "_may_go", faulty)
+    rooms.MAY_QUEUE_GO.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_with_a_consumer_of_its_own_goes(patch: Patch) -> None:
-    patch.setattr(
-        Queue,
-        "is_needed",
-        property(lambda queue: bool(queue.resident) or any(lane.is_needed for lane in queue.lanes)),
+    rooms.IS_QUEUE_NEEDED.replace(
+        patch, property(lambda queue: bool(queue.resident) or any(lane.is_needed for lane in queue.lanes))
     )
 
 
 @shows_in(WildcardMachine)
 def a_queue_that_is_paused_goes(patch: Patch) -> None:
-    remembers = unused_module.remembers
-    patch.setattr(unused_module, "remembers", lambda queue: not queue.is_paused and remembers(queue))
+    remembers = rooms.REMEMBERS_TOO_MUCH_TO_GO.original
+    rooms.REMEMBERS_TOO_MUCH_TO_GO.replace(patch, lambda queue: not queue.is_paused and remembers(queue))
 
 
 @shows_in(WildcardMachine)
 def the_queue_of_a_virtual_topic_goes(patch: Patch) -> None:
-    patch.setattr(unused_module, "remembers", lambda queue: queue.is_paused or bool(queue.destination.topic))
+    rooms.REMEMBERS_TOO_MUCH_TO_GO.replace(patch, lambda queue: queue.is_paused or bool(queue.destination.topic))
 
 
 @shows_in(WildcardMachine)
 def a_queue_goes_and_a_wildcard_keeps_it(patch: Patch) -> None:
-    patch.setattr(Wildcards, "gone", lambda wildcards, queue: None)
+    rooms.QUEUE_HAS_GONE.replace(patch, lambda wildcards, queue: None)
 
 
 @shows_in(WildcardMachine)
 def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
-    give_back = Numbers.give_back
+    give_back = rooms.GIVE_NUMBER_BACK.original
 
     def faulty(numbers: Numbers, queue: Queue, batch: Batch) -> None:
         give_back(numbers, queue, batch)
         batch.queues.pop(queue.number, None)
 
-    patch.setattr(Numbers, "give_back", faulty)
+    rooms.GIVE_NUMBER_BACK.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
-    give_back = Numbers.give_back
+    give_back = rooms.GIVE_NUMBER_BACK.original
 
     def faulty(numbers: Numbers, queue: Queue, batch: Batch) -> None:
         give_back(numbers, queue, batch)
-        numbers._free += [number for _, number in numbers._going]
-        numbers._going.clear()
+        rooms.free_numbers(numbers).extend(number for _, number in rooms.numbers_that_go(numbers))
+        rooms.numbers_that_go(numbers).clear()
 
-    patch.setattr(Numbers, "give_back", faulty)
+    rooms.GIVE_NUMBER_BACK.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def what_a_queue_takes_is_not_given_back_when_it_goes(patch: Patch) -> None:
-    patch.setattr(Queue, "let_go", lambda queue: None)
+    rooms.LET_GO_OF_QUEUE.replace(patch, lambda queue: None)
 
 
 def a_queue_that_nobody_needs_stays(patch: Patch) -> None:
-    patch.setattr(Unused, "_may_go", lambda unused, queue: False)
+    rooms.MAY_QUEUE_GO.replace(patch, lambda unused, queue: False)
 
 
 @shows_in(ScheduledMachine)
 def a_queue_for_which_something_is_scheduled_goes(patch: Patch) -> None:
-    is_needed = Engine._is_needed
+    is_needed = rooms.IS_QUEUE_NEEDED_ELSEWHERE.original
 
     def faulty(engine: Engine, queue: Queue) -> bool:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(engine._scheduler, "count", lambda name: 0)
+            rooms.COUNT_SCHEDULED.replace(inner, lambda scheduler, name: 0)
             return is_needed(engine, queue)
 
-    patch.setattr(Engine, "_is_needed", faulty)
+    rooms.IS_QUEUE_NEEDED_ELSEWHERE.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def what_a_subscription_does_not_want_is_copied_to_it(patch: Patch) -> None:
-    patch.setattr(Topics, "_selectors", property(lambda topics: {}, lambda topics, value: None), raising=False)
+    rooms.SELECTORS_OF_TOPICS.replace(patch, property(lambda topics: {}, lambda topics, value: None))
 
 
 @shows_in(TopicsMachine)
 def another_selector_finds_the_durable_subscription_as_it_was(patch: Patch) -> None:
-    durable_subscription = Engine._durable_subscription
+    durable_subscription = rooms.DURABLE_SUBSCRIPTION.original
 
     def faulty(engine: Engine, session: Session, key: str, destination: Destination, selector: str) -> Queue:
-        known = engine._durable.get(key)
+        known = rooms.durable_subscriptions(engine).get(key)
         if known is not None and known.destination.topic == destination.name:
             selector = known.destination.selector
         return durable_subscription(engine, session, key, destination, selector)
 
-    patch.setattr(Engine, "_durable_subscription", faulty)
+    rooms.DURABLE_SUBSCRIPTION.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> None:
-    patch.setattr(engine_module, "stored_queue", lambda name: structs.replace(stored_queue(name), selector=""))
+    rooms.STORED_QUEUE.replace(patch, lambda name: structs.replace(rooms.STORED_QUEUE.original(name), selector=""))
 
 
 @shows_in(BusyTopicsMachine)
 def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
-    do_bulk = Engine.do_bulk
+    do_bulk = rooms.DO_BULK.original
 
     def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
         queue = read.lane.queue
         with pytest.MonkeyPatch.context() as inner:
-            inner.setitem(engine._queues, queue.name, queue)
+            inner.setitem(rooms.queues(engine), queue.name, queue)
             return do_bulk(engine, asked, read, page)
 
-    patch.setattr(Engine, "do_bulk", faulty)
+    rooms.DO_BULK.replace(patch, faulty)
 
 
 @shows_in(BusyTopicsMachine)
 def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: Patch) -> None:
-    schedule = Engine._schedule
+    schedule = rooms.SCHEDULE.original
 
     def faulty(engine: Engine, destination: Destination, message: Message, wanted: Schedule) -> None:
         if not destination.is_spread:
             schedule(engine, destination, message, wanted)
             return
-        for queue in engine._queues_of_parts(destination, message, engine._queue):
+        for queue in rooms.QUEUES_OF_PARTS.of(engine)(destination, message, rooms.QUEUE_OF.of(engine)):
             if not queue.is_temporary:
-                engine._scheduler.accept(queue.name, message, wanted, engine.now_ms, engine._batch)
+                rooms.ACCEPT_SCHEDULED.of(engine)(queue.name, message, wanted, engine.now_ms, rooms.gathering(engine))
 
-    patch.setattr(Engine, "_schedule", faulty)
+    rooms.SCHEDULE.replace(patch, faulty)
 
 
 # Selectors of consumers
@@ -2280,23 +2274,23 @@ def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: 
 
 @shows_in(SelectingMachine)
 def of_selectors_that_may_want_a_message_one_is_asked(patch: Patch) -> None:
-    that_may_want = KeyedScans.that_may_want
-    patch.setattr(KeyedScans, "that_may_want", lambda keyed, message: that_may_want(keyed, message)[:1])
+    that_may_want = rooms.THAT_MAY_WANT.original
+    rooms.THAT_MAY_WANT.replace(patch, lambda keyed, message: that_may_want(keyed, message)[:1])
 
 
 @shows_in(SelectingMachine)
 def a_selector_sees_one_page(patch: Patch) -> None:
-    test_page = Selecting.test_page
+    test_page = rooms.TEST_PAGE.original
 
     def faulty(selecting: Selecting, read: ScanRead, found: list[Found], last: int, pluck: Any) -> None:
         test_page(selecting, read, found, WHOLE, pluck)
 
-    patch.setattr(Selecting, "test_page", faulty)
+    rooms.TEST_PAGE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -> None:
-    let_go = Lane.let_go
+    let_go = rooms.LET_RECENT_GO.original
 
     def faulty(lane: Lane, committed: int) -> list[Entry]:
         if lane.aside is None:
@@ -2306,24 +2300,24 @@ def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -
         lane.aside.scanning = scanning
         return gone
 
-    patch.setattr(Lane, "let_go", faulty)
+    rooms.LET_RECENT_GO.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_is_being_written_is_not_compared(patch: Patch) -> None:
-    test_above = Selecting._test_above
+    test_above = rooms.TEST_ABOVE.original
 
     def faulty(selecting: Selecting, lane: Lane, *rest: Any) -> None:
         recent, lane.recent = lane.recent, deque()
         test_above(selecting, lane, *rest)
         lane.recent = recent
 
-    patch.setattr(Selecting, "_test_above", faulty)
+    rooms.TEST_ABOVE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
-    page_read = Paging.page_read
+    page_read = rooms.TAKE_PAGE_IN.original
 
     def faulty(paging: Paging, read: Read, page: PageRead, *rest: Any) -> list[Entry]:
         aside, read.lane.aside = read.lane.aside, None
@@ -2331,7 +2325,7 @@ def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
         read.lane.aside = aside
         return failed
 
-    patch.setattr(Paging, "page_read", faulty)
+    rooms.TAKE_PAGE_IN.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
@@ -2340,52 +2334,52 @@ def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
         assert entry.lane.aside is not None
         entry.lane.aside.strays.pop(entry.sequence, None)
 
-    patch.setattr(Paging, "forgot_stray", faulty)
+    rooms.FORGOT_STRAY.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
-    first = Place.first
+    first = rooms.FIRST_OF_PLACE.original
 
     def faulty(place: Place) -> Entry | None:
         right = first(place)
         others = [one for one in place.found.values() if not one.is_taken and one.message is not None]
         return right and max([right, *others], key=lambda entry: entry.sequence)
 
-    patch.setattr(Place, "first", faulty)
+    rooms.FIRST_OF_PLACE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_is_wanted_is_handed_out_before_all_before_it_is_compared(patch: Patch) -> None:
-    first_wanted = Choosing._first_wanted
+    first_wanted = rooms.FIRST_WANTED.original
 
     def faulty(choosing: Choosing, scan: Scan) -> Entry | None:
-        patch.setattr(Place, "is_behind", False)
+        rooms.IS_PLACE_BEHIND.replace(patch, False)
         entry = first_wanted(choosing, scan)
-        patch.setattr(Place, "is_behind", property(lambda place: place.position < WHOLE))
+        rooms.IS_PLACE_BEHIND.replace(patch, property(lambda place: place.position < WHOLE))
         return entry
 
-    patch.setattr(Choosing, "_first_wanted", faulty)
+    rooms.FIRST_WANTED.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_commit_in_flight_that_a_consumer_could_not_take_holds_it_back(patch: Patch) -> None:
-    first_wanted = Choosing._first_wanted
+    first_wanted = rooms.FIRST_WANTED.original
 
     def faulty(choosing: Choosing, scan: Scan) -> Entry | None:
         entry = first_wanted(choosing, scan)
         if entry is not None and any(
-            one.batch > choosing._committed and one.sequence < entry.sequence for one in entry.lane
+            one.batch > rooms.committed_of(choosing) and one.sequence < entry.sequence for one in entry.lane
         ):
             return None
         return entry
 
-    patch.setattr(Choosing, "_first_wanted", faulty)
+    rooms.FIRST_WANTED.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patch: Patch) -> None:
-    first = Place.first
+    first = rooms.FIRST_OF_PLACE.original
 
     def faulty(place: Place) -> Entry | None:
         entry = first(place)
@@ -2394,72 +2388,72 @@ def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patc
             entry = min(later, key=lambda one: one.sequence, default=None)
         return entry
 
-    patch.setattr(Place, "first", faulty)
+    rooms.FIRST_OF_PLACE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_comes_back_is_not_compared(patch: Patch) -> None:
-    patch.setattr(Selecting, "came_back", lambda selecting, entry: None)
+    rooms.COMPARE_WHAT_CAME_BACK.replace(patch, lambda selecting, entry: None)
 
 
 @shows_in(SelectingMachine)
 def what_comes_back_without_its_body_is_taken_for_wanted(patch: Patch) -> None:
-    patch.setattr(Place, "_is_wanted", lambda place, entry: True)
+    rooms.IS_WANTED.replace(patch, lambda place, entry: True)
 
 
 @shows_in(SelectingMachine)
 def what_arrives_is_not_compared(patch: Patch) -> None:
-    patch.setattr(Selecting, "arrived", lambda selecting, entry: None)
+    rooms.COMPARE_WHAT_ARRIVED.replace(patch, lambda selecting, entry: None)
 
 
 @shows_in(SelectingMachine)
 def a_lane_that_is_made_later_is_missed_by_selectors(patch: Patch) -> None:
-    patch.setattr(Selecting, "made", lambda selecting, lane: lane.begin_aside())
+    rooms.LANE_WAS_MADE.replace(patch, lambda selecting, lane: lane.begin_aside())
 
 
 @shows_in(SelectingMachine)
 def what_is_out_of_its_turn_is_forgotten_with_the_last_selector(patch: Patch) -> None:
-    patch.setattr(Aside, "is_empty", property(lambda aside: True))
+    rooms.HAS_NOTHING_ASIDE.replace(patch, property(lambda aside: True))
 
 
 @shows_in(SelectingMachine)
 def what_is_wanted_is_forgotten_when_it_leaves_memory(patch: Patch) -> None:
-    patch.setattr(Selecting, "has_found", lambda selecting, entry: False)
+    rooms.HAS_FOUND.replace(patch, lambda selecting, entry: False)
 
 
 @shows_in(SelectingMachine)
 def a_selector_waits_for_ever_once_too_much_was_found(patch: Patch) -> None:
-    patch.setattr(Selections, "go_on", lambda selections, selecting: None)
+    rooms.GO_ON_SELECTING.replace(patch, lambda selections, selecting: None)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_and_was_left_out_for_its_size_is_taken_for_gone(patch: Patch) -> None:
-    page_read = Scheduler.page_read
+    page_read = rooms.SEND_WHAT_IS_DUE.original
 
     def faulty(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, batch: Batch) -> None:
         page.is_end = True
         page_read(scheduler, look, page, now_ms, batch)
 
-    patch.setattr(Scheduler, "page_read", faulty)
+    rooms.SEND_WHAT_IS_DUE.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_is_looked_for_in_the_lane_of_the_first_alone(patch: Patch) -> None:
     keys = property(lambda look: [message_key(look.lane.key, number) for number in look.lanes])
-    patch.setattr(DueLook, "keys", keys)
+    rooms.KEYS_OF_DUE.replace(patch, keys)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
     """In that of its numbers, within what is read together."""
-    page_read = Scheduler.page_read
+    page_read = rooms.SEND_WHAT_IS_DUE.original
 
     def faulty(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, batch: Batch) -> None:
         first = scheduler.timers.in_memory[: len(look.lanes)]
         scheduler.timers.in_memory[: len(look.lanes)] = sorted(first, key=lambda timer: split_due_timer(timer)[1])
         page_read(scheduler, look, page, now_ms, batch)
 
-    patch.setattr(Scheduler, "page_read", faulty)
+    rooms.SEND_WHAT_IS_DUE.replace(patch, faulty)
 
 
 # Groups
@@ -2467,29 +2461,25 @@ def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def a_group_is_overtaken_while_one_of_it_waits_for_its_next_try(patch: Patch) -> None:
-    patch.setattr(Groups, "does_wait", lambda groups, group, rank, sequence: False)
+    rooms.DOES_GROUP_WAIT.replace(patch, lambda groups, group, rank, sequence: False)
 
 
 @shows_in(GroupsMachine)
 def a_group_that_waited_is_forgotten(patch: Patch) -> None:
-    freed = Groups._freed
+    freed = rooms.GROUP_FREED.original
 
     def faulty(groups: Groups, entry: Entry) -> None:
-        patch.setattr(Groups, "_freed", lambda groups, group: None)
+        rooms.GROUP_FREED.replace(patch, lambda groups, group: None)
         ended_delay(groups, entry)
-        patch.setattr(Groups, "_freed", freed)
+        rooms.GROUP_FREED.replace(patch, freed)
 
-    ended_delay = Groups.ended_delay
-    patch.setattr(Groups, "ended_delay", faulty)
+    ended_delay = rooms.ENDED_DELAY_IN_GROUP.original
+    rooms.ENDED_DELAY_IN_GROUP.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
 def a_group_that_waits_holds_back_the_whole_queue(patch: Patch) -> None:
-    patch.setattr(
-        Delays,
-        "delay",
-        _with_wait(Delays.delay),
-    )
+    rooms.DELAY.replace(patch, _with_wait(rooms.DELAY.original))
 
 
 def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays, Entry, int], bool]:
@@ -2502,41 +2492,42 @@ def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays,
 
 @shows_in(GroupsMachine)
 def a_busy_group_blocks_the_others(patch: Patch) -> None:
-    first_for = GroupPlace.first_for
+    first_for = rooms.FIRST_OF_GROUPS.original
 
     def faulty(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if entry is not None and any(
-            one.group and not one.is_taken and place._groups.owners.get(one.group, consumer) is not consumer
+            one.group and not one.is_taken and rooms.groups_of(place).owners.get(one.group, consumer) is not consumer
             for sequence, one in place.found.items()
             if sequence < entry.sequence
         ):
             return None, False
         return entry, must_wait
 
-    patch.setattr(GroupPlace, "first_for", faulty)
+    rooms.FIRST_OF_GROUPS.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
 def who_owns_a_group_is_offered_what_is_for_all(patch: Patch) -> None:
-    patch.setattr(GroupChoosing, "_is_alone", lambda choosing, consumer, scan: False)
+    rooms.IS_ASKED_ALONE.replace(patch, lambda choosing, consumer, scan: False)
 
 
 @shows_in(GroupsMachine)
 def who_was_held_back_by_a_group_that_became_anothers_stays_so(patch: Patch) -> None:
-    patch.setattr(GroupChoosing, "_asked_again", _without(GroupChoosing._asked_again, "times_owned"))
+    rooms.ASKED_AGAIN.replace(patch, _without(rooms.ASKED_AGAIN.original, "times_owned"))
 
 
 @shows_in(GroupsMachine)
 def what_a_group_that_was_closed_leaves_is_offered_too_late(patch: Patch) -> None:
-    patch.setattr(GroupChoosing, "_asked_again", _without(GroupChoosing._asked_again, "times_freed"))
+    rooms.ASKED_AGAIN.replace(patch, _without(rooms.ASKED_AGAIN.original, "times_freed"))
 
 
 def _without(asked_again: Callable[..., list[Asker]], name: str) -> Callable[..., list[Asker]]:
     def faulty(choosing: GroupChoosing, *rest: Any) -> list[Asker]:
-        groups = choosing._queue.known_groups
-        owned, freed = choosing._times
-        choosing._times = (groups.times_owned, freed) if name == "times_owned" else (owned, groups.times_freed)
+        groups = rooms.queue_of(choosing).known_groups
+        owned, freed = rooms.times(choosing)
+        times = (groups.times_owned, freed) if name == "times_owned" else (owned, groups.times_freed)
+        rooms.set_times(choosing, times)
         return asked_again(choosing, *rest)
 
     return faulty
@@ -2544,7 +2535,7 @@ def _without(asked_again: Callable[..., list[Asker]], name: str) -> Callable[...
 
 @shows_in(GroupsMachine)
 def a_group_stays_with_a_consumer_that_is_gone(patch: Patch) -> None:
-    patch.setattr(Groups, "left", lambda groups, consumer: None)
+    rooms.LEFT_GROUPS.replace(patch, lambda groups, consumer: None)
 
 
 @shows_in(GroupsMachine)
@@ -2554,16 +2545,16 @@ def a_group_is_handed_to_two_consumers(patch: Patch) -> None:
         took(groups, entry, consumer)
         if entry.sequence % 3 == 0:
             groups.owners.pop(entry.group, None)
-            groups._freed(entry.group)
+            rooms.GROUP_FREED.of(groups)(entry.group)
         entry.is_first_of_group = is_first
 
-    took = Groups.took
-    patch.setattr(Groups, "took", faulty)
+    took = rooms.TOOK_OF_GROUP.original
+    rooms.TOOK_OF_GROUP.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
 def a_group_that_is_closed_stays_its_consumers(patch: Patch) -> None:
-    patch.setattr(groups_of_engine, "closes_group", lambda header: False)
+    rooms.CLOSES_GROUP.replace(patch, lambda header: False)
 
 
 @shows_in(GroupsMachine)
@@ -2572,8 +2563,8 @@ def what_was_passed_over_of_a_busy_group_is_passed_over_for_good(patch: Patch) -
         sequence, is_known = stands(place, group)
         return (sequence, True) if is_known else (None, False)
 
-    stands = GroupPlace._stands
-    patch.setattr(GroupPlace, "_stands", faulty)
+    stands = rooms.WHERE_GROUP_STANDS.original
+    rooms.WHERE_GROUP_STANDS.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
@@ -2583,11 +2574,11 @@ def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
             return False
         if sequence % 2:
             # Only this one.
-            del place._skipped[group]
+            del rooms.passed_over(place)[group]
         return True
 
-    passes_over = GroupPlace._passes_over
-    patch.setattr(GroupPlace, "_passes_over", faulty)
+    passes_over = rooms.PASSES_OVER.original
+    rooms.PASSES_OVER.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
@@ -2597,13 +2588,13 @@ def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch
         if entry.group:
             entry.lane.queue.known_groups.ended_delay(entry)
 
-    delay_stray = Paging.delay_stray
-    patch.setattr(Paging, "delay_stray", faulty)
+    delay_stray = rooms.DELAY_STRAY.original
+    rooms.DELAY_STRAY.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
 def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
-    first_for = GroupPlace.first_for
+    first_for = rooms.FIRST_OF_GROUPS.original
 
     def faulty(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
@@ -2612,7 +2603,7 @@ def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
         later = [one for one in place.found.values() if one.group == entry.group and not one.is_taken and one.message]
         return max([entry, *later], key=lambda one: one.sequence), must_wait
 
-    patch.setattr(GroupPlace, "first_for", faulty)
+    rooms.FIRST_OF_GROUPS.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
@@ -2621,8 +2612,8 @@ def the_first_of_a_group_is_not_marked_as_that(patch: Patch) -> None:
         took(groups, entry, consumer)
         entry.is_first_of_group = False
 
-    took = Groups.took
-    patch.setattr(Groups, "took", faulty)
+    took = rooms.TOOK_OF_GROUP.original
+    rooms.TOOK_OF_GROUP.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -2635,20 +2626,20 @@ def a_wildcard_is_served_queue_by_queue(patch: Patch) -> None:
         for queue in wildcard.queues:
             if not queue.is_paused and queue.owner in (None, wildcard):
                 for rank in range(10):
-                    head = dispatch._way(queue).head_for(wildcard, rank)
+                    head = rooms.WAY_OF.of(dispatch)(queue).head_for(wildcard, rank)
                     if isinstance(head, Entry):
                         return head
                     if head is not None:
                         break
         return None
 
-    true_next = JointDispatch._true_next
-    patch.setattr(JointDispatch, "_true_next", faulty)
+    true_next = rooms.TRUE_NEXT.original
+    rooms.TRUE_NEXT.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_that_is_made_later_is_missed_by_wildcards(patch: Patch) -> None:
-    patch.setattr(Wildcards, "made", lambda wildcards, queue: None)
+    rooms.QUEUE_WAS_MADE.replace(patch, lambda wildcards, queue: None)
 
 
 @shows_in(WildcardMachine)
@@ -2657,7 +2648,7 @@ def a_wildcard_has_a_window_for_each_of_its_queues(patch: Patch) -> None:
         has_room = wildcard.session.unsent_bytes < wildcard.memory.unsent_max
         return has_room and len(wildcard.held) < wildcard.window * max(1, len(wildcard.queues))
 
-    patch.setattr(Wildcard, "is_open", faulty, raising=False)
+    rooms.IS_WILDCARD_OPEN.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -2672,8 +2663,8 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
             entry.lane = wrong.lane(entry.lane.rank)
         release(engine, consumer, has_begun=has_begun)
 
-    release = Engine._release
-    patch.setattr(Engine, "_release", faulty)
+    release = rooms.RELEASE.original
+    rooms.RELEASE.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -2681,17 +2672,17 @@ def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch
     def faulty(way: Choosing, consumer: Consumer, rank: int) -> Entry | int | None:
         head = head_for(way, consumer, rank)
         if isinstance(head, int) and head != HOLDS:
-            way._paging.ask(way._queue.lane(rank))
+            rooms.ASK_FOR_PAGE.of(way)(rooms.queue_of(way).lane(rank))
             return None
         return head
 
-    head_for = Choosing.head_for
-    patch.setattr(Choosing, "head_for", faulty)
+    head_for = rooms.HEAD_FOR.original
+    rooms.HEAD_FOR.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_wildcard_overtakes_what_is_being_committed_in_another_queue(patch: Patch) -> None:
-    patch.setattr(JointDispatch, "_limit", lambda dispatch, wildcard, rank: WHOLE)
+    rooms.LIMIT_OF_RANK.replace(patch, lambda dispatch, wildcard, rank: WHOLE)
 
 
 @shows_in(WildcardMachine)
@@ -2699,13 +2690,13 @@ def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(pa
     def faulty(dispatch: JointDispatch, wildcard: Wildcard, rank: int) -> int:
         return min(limit(dispatch, wildcard, each) for each in range(rank + 1))
 
-    limit = JointDispatch._limit
-    patch.setattr(JointDispatch, "_limit", faulty)
+    limit = rooms.LIMIT_OF_RANK.original
+    rooms.LIMIT_OF_RANK.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> None:
-    patch.setattr(Wildcards, "_note_in_flight", lambda wildcards, queues, since, committed: None)
+    rooms.NOTE_IN_FLIGHT.replace(patch, lambda wildcards, queues, since, committed: None)
 
 
 @shows_in(WildcardMachine)
@@ -2714,7 +2705,7 @@ def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
         is_ordinary = queue.destination.kind is Kind.QUEUE and not queue.destination.topic
         return is_ordinary and matches(wildcard.words, queue.name.split("."))
 
-    patch.setattr(Wildcard, "is_meant", faulty)
+    rooms.IS_MEANT.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -2722,18 +2713,18 @@ def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> No
     def faulty(engine: Engine, session: Session, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence)
         queue = consumer.held[ack.sequence].lane.queue
-        was_touched = consumer.queue in engine._touched
+        was_touched = consumer.queue in rooms.touched(engine)
         acknowledge(engine, session, ack)
         if consumer.is_of_many and not was_touched:
-            del engine._touched[consumer.queue]
-            engine._touched[queue] = None
+            del rooms.touched(engine)[consumer.queue]
+            rooms.touched(engine)[queue] = None
             for other in consumer.all_queues():
                 if isinstance(consumer, Wildcard) and other is not queue:
-                    for standing in consumer._standing_at:
+                    for standing in rooms.standings(consumer):
                         standing.pop(other, None)
 
-    acknowledge = Engine.acknowledge
-    patch.setattr(Engine, "acknowledge", faulty)
+    acknowledge = rooms.ACKNOWLEDGE.original
+    rooms.ACKNOWLEDGE.replace(patch, faulty)
 
 
 def faults() -> list[Fault]:

@@ -1,0 +1,560 @@
+"""Where in the engine is what the property tests replace, call or look at?
+
+The one file of these tests that knows. What is moved in the engine, or gets another name, changes its line here; what
+the tests do with it stays.
+
+A target is named for what it does. A fault replaces it, and takes what it replaced:
+
+    accept = rooms.ACCEPT.original
+    rooms.ACCEPT.replace(patch, faulty)
+    rooms.ACCEPT.of(engine)(queue, message, 0)      as it is now, faulty or not
+
+What the engine has noted is found by a function, at the end of this file: `rooms.touched(engine)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import pytest
+
+from tests.property.disk import Disk
+from truenext import record as record_module
+from truenext.answers import Answer
+from truenext.batch import Batch
+from truenext.destination import stored_queue
+from truenext.engine import browse as browse_module
+from truenext.engine import bulk as bulk_module
+from truenext.engine import consumer as consumer_module
+from truenext.engine import copies as copies_module
+from truenext.engine import endings as endings_module
+from truenext.engine import engine as engine_module
+from truenext.engine import expiry as expiry_module
+from truenext.engine import groups as groups_module
+from truenext.engine import paging as paging_module
+from truenext.engine import place as place_module
+from truenext.engine import producers as producers_module
+from truenext.engine import schedule as schedule_module
+from truenext.engine import selecting as selecting_module
+from truenext.engine import spilling as spilling_module
+from truenext.engine import timers as timers_module
+from truenext.engine import topics as topics_module
+from truenext.engine import unused as unused_module
+from truenext.engine import wildcard as wildcard_module
+from truenext.engine.aside import Aside
+from truenext.engine.browse import Browser, BrowseRead, Browsing
+from truenext.engine.bulk import BulkLook, take
+from truenext.engine.choosing import Choosing, GroupChoosing
+from truenext.engine.consumer import Consumer
+from truenext.engine.copies import put_all
+from truenext.engine.delays import Delays
+from truenext.engine.dispatch import Dispatcher
+from truenext.engine.endings import Endings
+from truenext.engine.engine import Engine
+from truenext.engine.expiry import Expiry
+from truenext.engine.groups import GroupPlace, Groups
+from truenext.engine.joint import JointDispatch
+from truenext.engine.keyed import KeyedScans
+from truenext.engine.lane import Entry, Lane
+from truenext.engine.memory import Memory
+from truenext.engine.numbers import Numbers
+from truenext.engine.paging import Paging
+from truenext.engine.place import Place
+from truenext.engine.producers import Producer, Producers
+from truenext.engine.queue import Queue
+from truenext.engine.redelivery import is_given_up
+from truenext.engine.schedule import DueLook, Scheduler
+from truenext.engine.selecting import Selecting, Selections
+from truenext.engine.session import Session
+from truenext.engine.spilling import Spilling
+from truenext.engine.timers import Timers
+from truenext.engine.topics import Topics, virtual_topic
+from truenext.engine.transaction import Transaction
+from truenext.engine.unused import Unused, remembers
+from truenext.engine.wildcard import Wildcard, Wildcards
+from truenext.engine.writing import introduce, mark, put, release, remove, share
+from truenext.envelope import closes_group
+from truenext.message import Message
+from truenext.pattern import matches
+from truenext.policy import Policies
+from truenext.record import due_timer, split_due_timer
+from truenext.selector import Selector
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Part = TypeVar("Part")
+Owner = type | ModuleType
+
+
+class Target(Generic[P, R]):
+    """A method, where it is defined, or a function, in the modules that call it."""
+
+    def __init__(self, original: Callable[Concatenate[Any, P], R], *owners: Owner) -> None:
+        """Raises: LookupError, if it is not what an owner has by this name."""
+        self.original = original
+        self.owners = owners
+        self.name = original.__name__
+        for owner in owners:
+            if getattr(owner, self.name, None) is not original:
+                raise LookupError(f"{owner.__name__} has no such {self.name}: the table of targets is to be changed")
+
+    @property
+    def current(self) -> Callable[Concatenate[Any, P], R]:
+        """The same, or what it was replaced by."""
+        found: Callable[Concatenate[Any, P], R] = getattr(self.owners[0], self.name)
+        return found
+
+    def replace(self, patch: pytest.MonkeyPatch, with_this: object) -> None:
+        for owner in self.owners:
+            patch.setattr(owner, self.name, with_this)
+
+    def of(self, one: object) -> Callable[P, R]:
+        """That of `one` itself, or of the part of it that has it; as it is now, replaced or not.
+
+        Raises: LookupError, if neither has it.
+        """
+        kinds = tuple(owner for owner in self.owners if isinstance(owner, type))
+        found: Callable[P, R] = getattr(_part(one, *kinds), self.name)
+        return found
+
+
+class Attribute:
+    """A property, a slot or a constant."""
+
+    def __init__(self, name: str, owner: Owner) -> None:
+        """Raises: LookupError, if the owner has nothing of this name."""
+        self.name = name
+        self.owner = owner
+        self.original: Any = getattr(owner, name, None)
+        """None of what only instances have."""
+        if not hasattr(owner, name) and not (isinstance(owner, type) and _is_set_by(owner, name)):
+            raise LookupError(f"{owner.__name__} has no {name}: the table of targets is to be changed")
+
+    def replace(self, patch: pytest.MonkeyPatch, with_this: object) -> None:
+        patch.setattr(self.owner, self.name, with_this, raising=False)
+
+
+def _is_set_by(owner: type, name: str) -> bool:
+    return name in owner.__init__.__code__.co_names  # type: ignore[misc]
+
+
+def _part(one: object, *kinds: type[Part]) -> Part:
+    """`one` itself, or what it has in an attribute."""
+    if isinstance(one, kinds):
+        return one
+    for part in _attributes(one):
+        if isinstance(part, kinds):
+            return part
+    raise LookupError(f"nothing in {type(one).__name__} is a {' or '.join(kind.__name__ for kind in kinds)}")
+
+
+def _attributes(one: object) -> Iterator[object]:
+    yield from getattr(one, "__dict__", {}).values()
+    for kind in type(one).__mro__:
+        yield from (getattr(one, slot, None) for slot in getattr(kind, "__slots__", ()))
+
+
+# The engine: what the shell asks of it --------------------------------------------------------------------------------
+MAKE_ENGINE = Target(Engine.__init__, Engine)
+RESTORE_QUEUE = Target(Engine.restore_queue, Engine)
+RESTORE_PAUSE = Target(Engine.restore_pause, Engine)
+TICK = Target(Engine.tick, Engine)
+START = Target(Engine.start, Engine)
+LAST_BATCHES = Target(Engine.last_batches, Engine)
+DISCONNECT = Target(Engine.disconnect, Engine)
+ANSWER = Target(Engine.answer, Engine)
+SEND = Target(Engine.send, Engine)
+SUBSCRIBE = Target(Engine.subscribe, Engine)
+UNSUBSCRIBE = Target(Engine.unsubscribe, Engine)
+ACKNOWLEDGE = Target(Engine.acknowledge, Engine)
+REFUSE = Target(Engine.refuse, Engine)
+COMMIT = Target(Engine.commit, Engine)
+ABORT = Target(Engine.abort, Engine)
+CAN_DO_BULK = Attribute("can_do_bulk", Engine)
+DO_BULK = Target(Engine.do_bulk, Engine)
+RESUME = Target(Engine.resume, Engine)
+TURN = Target(Engine.turn, Engine)
+PAGE_READ = Target(Engine.page_read, Engine)
+CHANGE_POLICIES = Target(Engine.change_policies, Engine)
+COMMITTED = Target(Engine.committed, Engine)
+
+# Accept ---------------------------------------------------------------------------------------------------------------
+ACCEPT = Target(Engine._accept, Engine)
+SPREAD = Target(Engine._spread, Engine)
+SHARE = Target(Engine._share, Engine)
+QUEUES_FOR = Target(Engine._queues_for, Engine)
+QUEUES_OF_PARTS = Target(Engine._queues_of_parts, Engine)
+QUEUES_OF_TOPIC = Target(Topics.queues_of, Topics)
+IS_REPEAT = Target(Engine._is_repeat, Engine)
+
+# Give back, give up, be done with -------------------------------------------------------------------------------------
+FAIL = Target(Engine._fail, Engine)
+GIVE_BACK = Target(Engine._give_back, Engine)
+RELEASE = Target(Engine._release, Engine)
+END_DELAY = Target(Engine._end_delay, Engine)
+GIVE_UP = Target(Engine._give_up, Engine)
+DEAD_LETTER = Target(Engine._dead_letter, Engine)
+ABORT_TRANSACTION = Target(Engine._abort, Engine)
+LEAVE_OUT_OF_TRANSACTION = Target(Transaction.leave_out, Transaction)
+ACKNOWLEDGED = Target(Engine._acknowledged, Engine)
+FORGET = Target(Engine._forget, Engine)
+WRITE_DOWN = Target(Engine._write_down, Engine)
+LATEST_BATCH = Target(Engine._latest_batch, Engine)
+WRITE_MARK = Target(mark, engine_module)
+WRITE_REMOVAL = Target(remove, engine_module)
+IS_GIVEN_UP = Target(is_given_up, engine_module)
+
+# Queues and subscriptions ---------------------------------------------------------------------------------------------
+QUEUE_OF = Target(Engine._queue, Engine)
+STORED_QUEUE = Target(stored_queue, engine_module)
+LANE_OF = Target(Engine._lane_of, Engine)
+DURABLE_SUBSCRIPTION = Target(Engine._durable_subscription, Engine)
+END_SUBSCRIPTION = Target(Engine._end, Engine)
+ADD_ENDING = Target(Endings.add, Endings)
+RELEASE_CONTENT_OF_ENDED = Target(release, endings_module)
+REMEMBERS = Target(remembers, engine_module)
+INTRODUCE = Target(introduce, engine_module)
+AWAIT_INTRODUCTION = Target(Engine._await_introduction, Engine)
+ADD_TO_TOPICS = Target(Topics.add, Topics)
+SELECTORS_OF_TOPICS = Attribute("_selectors", Topics)
+MATCHES_TOPIC = Target(matches, topics_module)
+VIRTUAL_TOPIC = Target(virtual_topic, topics_module)
+
+# Queues that go -------------------------------------------------------------------------------------------------------
+IS_QUEUE_NEEDED = Attribute("is_needed", Queue)
+IS_QUEUE_NEEDED_ELSEWHERE = Target(Engine._is_needed, Engine)
+MAY_QUEUE_GO = Target(Unused._may_go, Unused)
+REMEMBERS_TOO_MUCH_TO_GO = Target(remembers, unused_module)
+LET_GO_OF_QUEUE = Target(Queue.let_go, Queue)
+GIVE_NUMBER_BACK = Target(Numbers.give_back, Numbers)
+
+# Dispatch -------------------------------------------------------------------------------------------------------------
+DISPATCH = Target(Dispatcher.dispatch, Dispatcher)
+GIVE_OUT = Target(Dispatcher._give_out, Dispatcher)
+EXPRESS = Target(Dispatcher._express, Dispatcher)
+HAS_EXPRESS_CREDIT = Target(Consumer.has_express_credit, Consumer)
+EXPRESS_MAX = Attribute("EXPRESS_MAX", consumer_module)
+COVERED_BY = Target(Consumer.covered_by, Consumer)
+CHOOSE_OWNER = Target(Queue.choose_owner, Queue)
+
+# Lanes ----------------------------------------------------------------------------------------------------------------
+RETURN_TO_LANE = Target(Lane.give_back, Lane)
+LET_RECENT_GO = Target(Lane.let_go, Lane)
+LOWER_HORIZON = Target(Lane.lower_horizon, Lane)
+FORGET_TAKEN_OUT = Target(Lane.forget_taken_out, Lane)
+IS_LANE_PINNED = Attribute("is_pinned", Lane)
+HAS_NOTHING_ASIDE = Attribute("is_empty", Aside)
+
+# Paging ---------------------------------------------------------------------------------------------------------------
+TAKE_PAGE_IN = Target(Paging.page_read, Paging)
+TAKE_RECENT_IN = Target(Paging.take_in_recent, Paging)
+ASK_FOR_PAGE = Target(Paging.ask, Paging)
+ENTRY_OF_FOUND = Target(Paging.entry, Paging)
+NEW_ENTRY_OF_PAGE = Target(Entry, paging_module)
+MOVE_HORIZON = Target(Paging._move_horizon, Paging)
+LOWER_HORIZON_OF_ONE = Target(Paging._lower_horizon, Paging)
+LOWER_HORIZONS = Target(Paging._lower_horizons, Paging)
+DISEMBODY = Target(Paging._disembody, Paging)
+EMBODY = Target(Paging._embody, Paging)
+WRITE_WHAT_LEAVES = Target(put_all, paging_module)
+CAME = Target(Paging.came, Paging)
+WENT = Target(Paging.went, Paging)
+LEFT_FOR_DISK = Target(Paging._leave, Paging)
+BACK_FROM_DISK = Target(Paging._is_back, Paging)
+DOOM = Target(Paging.doom, Paging)
+TAKE_OUT = Target(Paging.take_out, Paging)
+FORGET_LANE = Target(Paging.forget, Paging)
+MEMORY_LIMIT_CHANGED = Target(Paging.policy_changed, Paging)
+DELAY_STRAY = Target(Paging.delay_stray, Paging)
+FORGOT_STRAY = Target(Paging.forgot_stray, Paging)
+
+# Spilling and contents that are shared --------------------------------------------------------------------------------
+END_SPILLING = Target(Spilling.end, Spilling)
+ENDED_PREFIX_OF_SPILLED = Attribute("ENDED_PREFIX", spilling_module)
+SHARE_CONTENT = Target(share, copies_module)
+
+# Delays ---------------------------------------------------------------------------------------------------------------
+DELAY = Target(Delays.delay, Delays)
+RESTORE_DELAY = Target(Delays.restore, Delays)
+DUE_MS = Target(Delays.due_ms, Delays)
+TICK_OF_DELAYS = Target(Delays.tick, Delays)
+
+# Expiry and timers ----------------------------------------------------------------------------------------------------
+EXPIRE_STEP = Target(Expiry.step, Expiry)
+EXPIRE_IN_PAGE = Target(Expiry.page_read, Expiry)
+ENTRY_THAT_EXPIRES = Target(Expiry._entry_of, Expiry)
+EXPIRE_WHAT_IS_COMMITTED = Target(Expiry.committed, Expiry)
+IS_HELD = Target(Engine._is_held, Engine)
+SET_TIMER = Target(Timers.set, Timers)
+REMOVE_TIMER = Target(Timers.remove, Timers)
+TAKE_TIMERS_IN = Target(Timers.page_read, Timers)
+
+# Scheduled sends ------------------------------------------------------------------------------------------------------
+SCHEDULE = Target(Engine._schedule, Engine)
+ACCEPT_SCHEDULED = Target(Scheduler.accept, Scheduler)
+COUNT_SCHEDULED = Target(Scheduler.count, Scheduler)
+IS_SCHEDULED_DUE = Target(Scheduler.is_due, Scheduler)
+SEND_WHAT_IS_DUE = Target(Scheduler.page_read, Scheduler)
+SEND_SCHEDULED = Target(Engine._send_scheduled, Engine)
+KEYS_OF_DUE = Attribute("keys", DueLook)
+UNWRITTEN_SCHEDULED = Attribute("_unwritten", Scheduler)
+LOOK_AT_SCHEDULED = Target(Scheduler.look_at, Scheduler)
+WRITE_SCHEDULED = Target(put, schedule_module)
+REMOVE_SCHEDULED = Target(remove, schedule_module)
+DUE_TIMER = Target(due_timer, schedule_module)
+SPLIT_DUE_TIMER = Target(split_due_timer, schedule_module)
+
+# Bulk work ------------------------------------------------------------------------------------------------------------
+TAKE_IN_BULK = Target(take, bulk_module)
+IN_MEMORY_OF_BULK = Target(bulk_module._in_memory, bulk_module)
+IS_GIVEN_UP_IN_BULK = Target(is_given_up, bulk_module)
+NEW_ENTRY_OF_BULK = Target(Entry, bulk_module)
+NEXT_OF_BULK = Target(BulkLook.next, BulkLook)
+
+# Browsing -------------------------------------------------------------------------------------------------------------
+SHOW_SLICE = Target(Browsing._show_slice, Browsing)
+SHOW_PAGE = Target(Browsing._show_page, Browsing)
+SHOW = Target(Browsing._show, Browsing)
+PAGE_READ_FOR_BROWSER = Target(Browsing.page_read, Browsing)
+READ_FOR_BROWSER = Target(BrowseRead.__init__, BrowseRead)
+IN_MEMORY_OF_BROWSER = Target(browse_module._in_memory, browse_module)
+IS_BROWSER_OPEN = Target(Browser.is_open, Browser)
+MATCHES_SELECTOR = Target(Selector.matches, Selector)
+
+# Producers ------------------------------------------------------------------------------------------------------------
+RECORD_PRODUCER = Target(Producers.record, Producers)
+FIND_REPEATED = Target(Producers.repeated, Producers)
+DISPENSABLE_PRODUCER = Target(Producers._dispensable, Producers)
+FORGET_PRODUCER = Target(Producers._forget, Producers)
+PRODUCER_MEMORY_MS_MIN = Attribute("PRODUCER_MEMORY_MS_MIN", producers_module)
+
+# Selectors of consumers -----------------------------------------------------------------------------------------------
+THAT_MAY_WANT = Target(KeyedScans.that_may_want, KeyedScans)
+TEST_PAGE = Target(Selecting.test_page, Selecting)
+TEST_ABOVE = Target(Selecting._test_above, Selecting)
+COMPARE_WHAT_ARRIVED = Target(Selecting.arrived, Selecting)
+COMPARE_WHAT_CAME_BACK = Target(Selecting.came_back, Selecting)
+LANE_WAS_MADE = Target(Selecting.made, Selecting)
+HAS_FOUND = Target(Selecting.has_found, Selecting)
+GO_ON_SELECTING = Target(Selections.go_on, Selections)
+FIRST_OF_PLACE = Target(Place.first, Place)
+IS_PLACE_BEHIND = Attribute("is_behind", Place)
+IS_WANTED = Target(Place._is_wanted, Place)
+FIRST_WANTED = Target(Choosing._first_wanted, Choosing)
+HEAD_FOR = Target(Choosing.head_for, Choosing)
+
+# Groups ---------------------------------------------------------------------------------------------------------------
+DOES_GROUP_WAIT = Target(Groups.does_wait, Groups)
+GROUP_FREED = Target(Groups._freed, Groups)
+ENDED_DELAY_IN_GROUP = Target(Groups.ended_delay, Groups)
+TOOK_OF_GROUP = Target(Groups.took, Groups)
+LEFT_GROUPS = Target(Groups.left, Groups)
+CLOSES_GROUP = Target(closes_group, groups_module)
+FIRST_OF_GROUPS = Target(GroupPlace.first_for, GroupPlace)
+WHERE_GROUP_STANDS = Target(GroupPlace._stands, GroupPlace)
+PASSES_OVER = Target(GroupPlace._passes_over, GroupPlace)
+IS_ASKED_ALONE = Target(GroupChoosing._is_alone, GroupChoosing)
+ASKED_AGAIN = Target(GroupChoosing._asked_again, GroupChoosing)
+
+# Wildcards ------------------------------------------------------------------------------------------------------------
+TRUE_NEXT = Target(JointDispatch._true_next, JointDispatch)
+WAY_OF = Target(JointDispatch._way, JointDispatch)
+LIMIT_OF_RANK = Target(JointDispatch._limit, JointDispatch)
+QUEUE_WAS_MADE = Target(Wildcards.made, Wildcards)
+QUEUE_HAS_GONE = Target(Wildcards.gone, Wildcards)
+NOTE_IN_FLIGHT = Target(Wildcards._note_in_flight, Wildcards)
+IS_WILDCARD_OPEN = Target(Wildcard.is_open, Wildcard)
+IS_MEANT = Target(Wildcard.is_meant, Wildcard)
+
+# The disk of these tests ----------------------------------------------------------------------------------------------
+WRITE_TO_DISK = Target(Disk.write, Disk)
+READ_FROM_DISK = Target(Disk.read, Disk)
+
+# Sizes that are made small, so that few messages make what needs many ------------------------------------------------
+BLOCK_BITS = Attribute("BLOCK_BITS", record_module)
+BLOCK = Attribute("BLOCK", expiry_module)
+TIMERS_MAX = Attribute("TIMERS_MAX", timers_module)
+TIMERS_PAGE_SIZE = Attribute("PAGE_SIZE", timers_module)
+CONTENT_BYTES_MIN = Attribute("CONTENT_BYTES_MIN", copies_module)
+STORE_TRANSACTION_BYTES_MAX = Attribute("STORE_TRANSACTION_BYTES_MAX", engine_module)
+DUE_PAGE_BYTES = Attribute("PAGE_BYTES", schedule_module)
+PRODUCERS_MAX = Attribute("PRODUCERS_MAX", producers_module)
+SCAN_SIZE = Attribute("SCAN_SIZE", selecting_module)
+SCAN_PAGE_SIZE = Attribute("SCAN_PAGE_SIZE", selecting_module)
+SCAN_FOUND_MAX = Attribute("SCAN_FOUND_MAX", place_module)
+SCAN_CHUNK = Attribute("CHUNK", place_module)
+SCAN_FOUND_MAX_OF_GROUPS = Attribute("SCAN_FOUND_MAX", groups_module)
+GROUP_FOUND_MIN = Attribute("GROUP_FOUND_MIN", groups_module)
+JOIN_PIECE = Attribute("JOIN_PIECE", wildcard_module)
+
+
+# What the engine has noted -------------------------------------------------------------------------------------------
+
+
+def touched(engine: Engine) -> dict[Queue, None]:
+    """Queues that the next turn looks at."""
+    return engine._touched
+
+
+def gathering(engine: Engine) -> Batch:
+    return engine._batch
+
+
+def committed(engine: Engine) -> int:
+    """The last batch that is known to be durable."""
+    return engine._committed
+
+
+def next_sequence(engine: Engine) -> int:
+    return engine._next_sequence
+
+
+def skip_sequence(engine: Engine) -> None:
+    engine._next_sequence += 1
+
+
+def ready_answers(engine: Engine) -> list[tuple[Session, Answer]]:
+    """Those that leave with the next turn."""
+    return engine._answers
+
+
+def queues(engine: Engine) -> dict[str, Queue]:
+    return engine._queues
+
+
+def introduced(engine: Engine) -> dict[Queue, int]:
+    """Queues that remember of which the store does not know durably yet, and the batch that tells it."""
+    return engine._introduced
+
+
+def durable_subscriptions(engine: Engine) -> dict[str, Queue]:
+    return engine._durable
+
+
+def queues_that_ended(engine: Engine) -> list[Queue]:
+    return engine._endings.queues()
+
+
+def queues_of_scheduled(engine: Engine) -> list[Queue]:
+    """The hidden ones in which scheduled sends wait."""
+    return list(engine._scheduler._queues.values())
+
+
+def names_of_scheduled(engine: Engine) -> list[str]:
+    """Of the queues for which something was scheduled."""
+    return engine._scheduler.names()
+
+
+def selectors_of_topics(engine: Engine) -> list[Selector]:
+    """Of the subscriptions to topics."""
+    return list(engine._topics._selectors.values())
+
+
+def joining(engine: Engine) -> dict[Wildcard, int]:
+    """Wildcards that have not joined all of their queues, and the bytes that each of them has for that."""
+    return engine._wildcards.joining
+
+
+def hear_of_due(engine: Engine, hear: Callable[[Callable[[str, str, Message], None], str, str, Message], None]) -> None:
+    """From now on `hear` is called instead of what makes a message of a scheduled send, and first gets that."""
+    engine._scheduler._send = partial(hear, engine._scheduler._send)
+
+
+def set_policies(engine: Engine, policies: Policies) -> None:
+    """Those of queues to come."""
+    engine._policies = policies
+
+
+def memory(of: Dispatcher | Paging) -> Memory:
+    return of._memory
+
+
+def expire(dispatcher: Dispatcher, entry: Entry) -> None:
+    dispatcher._expire(entry)
+
+
+def forget_what_may_be_redelivered(paging: Paging) -> None:
+    paging._redelivered_below = 0
+
+
+def forget_how_far_time_is_ahead(delays: Delays) -> None:
+    delays._ahead_us = 0
+
+
+def waiting_for_commit(expiry: Expiry) -> list[bytes]:
+    """Timers of what was not visible when it was due."""
+    return expiry._waiting
+
+
+def timers_being_written(timers: Timers) -> dict[bytes, int]:
+    return timers._recent
+
+
+def producers(of: Producers) -> Mapping[str, Producer]:
+    return of._producers
+
+
+def sent_once(of: Producers) -> dict[str, None]:
+    """Producers that may be forgotten early, the one used first first."""
+    return of._once
+
+
+def known_topics(topics: Topics) -> dict[str, list[Queue]]:
+    """Topics that were sent to, and who gets what is."""
+    return topics._known
+
+
+def engine_of(unused: Unused) -> Engine:
+    engine: Engine = unused._let_go.__self__  # type: ignore[attr-defined]
+    return engine
+
+
+def spilling_queues(spilling: Spilling) -> dict[Queue, None]:
+    return spilling._queues
+
+
+def numbers_of(spilling: Spilling) -> Numbers:
+    return spilling._endings._numbers
+
+
+def free_numbers(numbers: Numbers) -> list[int]:
+    return numbers._free
+
+
+def numbers_that_go(numbers: Numbers) -> list[tuple[int, int]]:
+    """Batches, and the number that is free once each is durable."""
+    return numbers._going
+
+
+def queue_of(choosing: Choosing) -> Queue:
+    return choosing._queue
+
+
+def committed_of(choosing: Choosing) -> int:
+    return choosing._committed
+
+
+def times(choosing: GroupChoosing) -> tuple[int, int]:
+    """How often a group had been owned, and freed, when the askers were asked last."""
+    return choosing._times
+
+
+def set_times(choosing: GroupChoosing, times: tuple[int, int]) -> None:
+    choosing._times = times
+
+
+def groups_of(place: GroupPlace) -> Groups:
+    return place._groups
+
+
+def passed_over(place: GroupPlace) -> dict[str, int]:
+    """Groups of which something was left where it is, and the first sequence of that."""
+    return place._skipped
+
+
+def standings(wildcard: Wildcard) -> list[dict[Queue, int]]:
+    """Per rank, where the earliest message stands that it may take of each queue."""
+    return wildcard._standing_at
