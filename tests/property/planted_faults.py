@@ -50,6 +50,7 @@ from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.joint import JointDispatch
 from truenext.engine.lane import NO_ENTRIES, WHOLE, Entry, Lane
+from truenext.engine.ledger import Ledger
 from truenext.engine.memory import size_of
 from truenext.engine.numbers import Numbers
 from truenext.engine.paging import Found, PageRead, Paging, Read
@@ -153,11 +154,11 @@ class Choice:
     def install(self, patch: Patch) -> None:
         with_selectors = rooms.DISPATCH.original
 
-        def dispatch(
-            dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries
-        ) -> Lane | None:
+        def dispatch(dispatcher: Dispatcher, queue: Queue, deliveries: Deliveries) -> Lane | None:
             if queue.selecting is not None:
-                return with_selectors(dispatcher, queue, committed, now_ms, deliveries)
+                return with_selectors(dispatcher, queue, deliveries)
+            ledger = rooms.ledger_of(dispatcher)
+            committed, now_ms = ledger.committed, ledger.now_ms
             memory = rooms.memory(dispatcher)
             consumers = self.who_takes(queue)
             for consumer in consumers:
@@ -189,7 +190,7 @@ class Choice:
                 deliveries.setdefault(consumer, []).append(entry)
             given: list[Entry] = []
             getters: list[int] = []
-            lane = rooms.EXPRESS.of(dispatcher)(queue, consumers, committed, now_ms, deliveries, given, getters)
+            lane = rooms.EXPRESS.of(dispatcher)(queue, consumers, deliveries, given, getters)
             if given:
                 dispatcher.account.dispatched(queue, given, getters)
             return lane
@@ -634,7 +635,7 @@ def _abort_without_an_attempt(engine: Engine, session: Session, name: str) -> No
     for entry in transaction.acknowledged + transaction.refused:
         rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
     if len(transaction) > len(transaction.sends):
-        session.batch = rooms.LATEST_BATCH.of(engine)()
+        session.batch = engine.ledger.latest_batch
 
 
 def an_abort_charges_no_attempt(patch: Patch) -> None:
@@ -796,9 +797,10 @@ def a_producer_that_repeated_its_send_is_forgotten_early(patch: Patch) -> None:
 def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_not(patch: Patch) -> None:
     repeated = rooms.FIND_REPEATED.original
 
-    def faulty(producers: Producers, name: str, number: int, now_ms: int, batch: Batch) -> Producer | None:
+    def faulty(producers: Producers, name: str, number: int) -> Producer | None:
+        batch = rooms.ledger_of(producers).batch
         written = batch.producers.get(name)
-        known = repeated(producers, name, number, now_ms, batch)
+        known = repeated(producers, name, number)
         batch.producers.pop(name, None)
         if written is not None:
             batch.producers[name] = written
@@ -819,7 +821,8 @@ def a_producer_is_not_forgotten_for_a_new_one_after_an_hour(patch: Patch) -> Non
 
 @shows_in(ProducersMachine)
 def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
-    def faulty(producers: Producers, now_ms: int) -> str | None:
+    def faulty(producers: Producers) -> str | None:
+        now_ms = rooms.ledger_of(producers).now_ms
         old = [
             name
             for name in rooms.sent_once(producers)
@@ -834,9 +837,9 @@ def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
 def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> None:
     forget = rooms.FORGET_PRODUCER.original
 
-    def faulty(producers: Producers, name: str, batch: Batch) -> None:
-        forget(producers, name, batch)
-        batch.forgotten_producers.remove(name)
+    def faulty(producers: Producers, name: str) -> None:
+        forget(producers, name)
+        rooms.ledger_of(producers).batch.forgotten_producers.remove(name)
 
     rooms.FORGET_PRODUCER.replace(patch, faulty)
 
@@ -1012,7 +1015,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
 @shows_in(PagingMachine)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(engine: Engine, read: Read, page: PageRead) -> None:
-        for entry in rooms.TAKE_PAGE_IN.of(engine)(read, page, rooms.committed(engine)):
+        for entry in rooms.TAKE_PAGE_IN.of(engine)(read, page):
             rooms.DEAD_LETTER.of(engine)(entry, entry.message)
         rooms.touched(engine)[read.lane.queue] = None
 
@@ -1023,7 +1026,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = rooms.TAKE_PAGE_IN.original
 
-    def faulty(paging: Paging, read: Read, page: PageRead, committed: int) -> list[Entry]:
+    def faulty(paging: Paging, read: Read, page: PageRead) -> list[Entry]:
         lane = read.lane
         if lane.reading is read:
             last = max(lane.bodiless, default=0)
@@ -1031,7 +1034,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
             if again:
                 lane.unread += len(again)
                 lane.horizon = again[0].sequence - 1
-        return page_read(paging, read, page, committed)
+        return page_read(paging, read, page)
 
     rooms.TAKE_PAGE_IN.replace(patch, faulty)
 
@@ -1110,7 +1113,12 @@ def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
 @shows_in(PagingMachine)
 def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
     lower_horizon = rooms.LOWER_HORIZON_OF_ONE.original
-    rooms.LOWER_HORIZON_OF_ONE.replace(patch, lambda paging, lane, committed: lower_horizon(paging, lane, maxsize))
+
+    def faulty(paging: Paging, lane: Lane) -> None:
+        with rooms.pretending(paging, committed=maxsize):
+            lower_horizon(paging, lane)
+
+    rooms.LOWER_HORIZON_OF_ONE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
@@ -1139,13 +1147,13 @@ def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
 def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     disembody = rooms.DISEMBODY.original
 
-    def faulty(paging: Paging, entries: list[Entry], needed: int, batch: Batch, committed: int) -> int:
+    def faulty(paging: Paging, entries: list[Entry], needed: int) -> int:
         used = rooms.memory(paging).used
         for entry in [entry for entry in entries if entry.stored is None]:
             entries.remove(entry)
             paging.went(entry)
         left = used - rooms.memory(paging).used
-        return left + disembody(paging, entries, needed - left, batch, committed)
+        return left + disembody(paging, entries, needed - left)
 
     rooms.DISEMBODY.replace(patch, faulty)
 
@@ -1205,12 +1213,10 @@ def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
 def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch) -> None:
     dispatch = rooms.DISPATCH.original
 
-    def faulty(
-        dispatcher: Dispatcher, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries
-    ) -> Lane | None:
+    def faulty(dispatcher: Dispatcher, queue: Queue, deliveries: Deliveries) -> Lane | None:
         if any(entry.due_us and entry.sequence not in lane.delayed for lane in queue.lanes for entry in lane):
             return None
-        return dispatch(dispatcher, queue, committed, now_ms, deliveries)
+        return dispatch(dispatcher, queue, deliveries)
 
     rooms.DISPATCH.replace(patch, faulty)
 
@@ -1222,24 +1228,24 @@ def a_delay_is_lost_by_a_restart(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def a_delay_is_not_written(patch: Patch) -> None:
-    rooms.DUE_MS.replace(patch, lambda delays, entry, now_ms: 0)
+    rooms.DUE_MS.replace(patch, lambda delays, entry: 0)
 
 
 @shows_in(FailingMachine)
 def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
     tick = rooms.TICK.original
-    rooms.TICK.replace(patch, lambda engine, now_us, steady_us: tick(engine, now_us, now_us))
+    rooms.TICK.replace(patch, lambda ledger, now_us, steady_us: tick(ledger, now_us, now_us))
 
 
 @shows_rarely_in(FailingMachine)
 def what_was_due_waits_again_when_the_wall_clock_is_set_back(patch: Patch) -> None:
-    tick = rooms.TICK_OF_DELAYS.original
+    tick = rooms.TICK.original
 
-    def faulty(delays: Delays, wall_us: int, steady_us: int) -> None:
-        rooms.forget_how_far_time_is_ahead(delays)
-        tick(delays, wall_us, steady_us)
+    def faulty(ledger: Ledger, now_us: int, steady_us: int) -> None:
+        rooms.forget_how_far_time_is_ahead(ledger)
+        tick(ledger, now_us, steady_us)
 
-    rooms.TICK_OF_DELAYS.replace(patch, faulty)
+    rooms.TICK.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -1305,8 +1311,8 @@ def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
     rooms.TAKE_OUT.replace(patch, _taken_out_without_a_trace)
 
 
-def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry], batch: int) -> None:
-    lane.take_out(entries, batch)
+def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry]) -> None:
+    lane.take_out(entries, rooms.ledger_of(paging).batch.number)
     lane.taken_out.clear()
 
 
@@ -1456,14 +1462,17 @@ def a_scheduled_send_is_due_by_the_clock_that_does_not_jump(patch: Patch) -> Non
     is_due = rooms.IS_SCHEDULED_DUE.original
     latest: WeakKeyDictionary[Scheduler, int] = WeakKeyDictionary()
 
-    def faulty(scheduler: Scheduler, now_ms: int, *rest: Any) -> bool:
-        latest[scheduler] = max(now_ms, latest.get(scheduler, 0))
-        return is_due(scheduler, latest[scheduler], *rest)
+    def faulty(scheduler: Scheduler) -> bool:
+        latest[scheduler] = max(rooms.ledger_of(scheduler).now_ms, latest.get(scheduler, 0))
+        with rooms.pretending(scheduler, now_ms=latest[scheduler]):
+            return is_due(scheduler)
 
     page_read = rooms.SEND_WHAT_IS_DUE.original
 
-    def reading(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, *rest: Any) -> None:
-        page_read(scheduler, look, page, max(now_ms, latest.get(scheduler, 0)), *rest)
+    def reading(scheduler: Scheduler, look: DueLook, page: PageRead) -> None:
+        now_ms = max(rooms.ledger_of(scheduler).now_ms, latest.get(scheduler, 0))
+        with rooms.pretending(scheduler, now_ms=now_ms):
+            page_read(scheduler, look, page)
 
     rooms.IS_SCHEDULED_DUE.replace(patch, faulty)
     rooms.SEND_WHAT_IS_DUE.replace(patch, reading)
@@ -1496,7 +1505,7 @@ def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> 
 @shows_in(ScheduledMachine)
 def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> None:
     """Its timer stays as well: without that a page of it hardly matters."""
-    rooms.REMOVE_TIMER.replace(patch, lambda timers, timer, batch: None)
+    rooms.REMOVE_TIMER.replace(patch, lambda timers, timer: None)
     look_at = rooms.LOOK_AT_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, *rest: Any) -> Any:
@@ -1525,8 +1534,9 @@ def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
 def what_is_cancelled_comes_back_with_a_crash(patch: Patch) -> None:
     look_at = rooms.LOOK_AT_SCHEDULED.original
 
-    def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, page: PageRead, batch: Batch) -> Any:
-        return look_at(scheduler, asked, read, page, Batch(batch.number))
+    def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, page: PageRead) -> Any:
+        with rooms.pretending(scheduler, batch=Batch(rooms.ledger_of(scheduler).batch.number)):
+            return look_at(scheduler, asked, read, page)
 
     rooms.LOOK_AT_SCHEDULED.replace(patch, faulty)
 
@@ -1570,12 +1580,12 @@ def a_queue_that_is_resumed_is_not_looked_at(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def nothing_that_waits_leaves_memory(patch: Patch) -> None:
-    rooms.LOWER_HORIZONS.replace(patch, lambda paging, lanes, needed, batch, committed: 0)
+    rooms.LOWER_HORIZONS.replace(patch, lambda paging, lanes, needed: 0)
 
 
 @shows_in(PagingMachine)
 def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
-    rooms.DISEMBODY.replace(patch, lambda paging, entries, needed, batch, committed: 0)
+    rooms.DISEMBODY.replace(patch, lambda paging, entries, needed: 0)
 
 
 # Browsing -------------------------------------------------------------------------------------------------------------
@@ -1666,28 +1676,29 @@ def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> No
 
 
 def a_browser_is_shown_what_is_not_visible(patch: Patch) -> None:
-    _change_show(patch, lambda entry, committed, now_ms: (maxsize, now_ms))
+    _change_show(patch, committed=maxsize)
 
 
 def a_browser_is_shown_what_is_expired(patch: Patch) -> None:
-    _change_show(patch, lambda entry, committed, now_ms: (committed, 0))
+    _change_show(patch, now_ms=0)
+
+
+def _change_show(patch: Patch, **moment: int) -> None:
+    show = rooms.SHOW.original
+
+    def faulty(browsing: Browsing, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
+        with rooms.pretending(browsing, **moment):
+            show(browsing, browser, entry, shown)
+
+    rooms.SHOW.replace(patch, faulty)
 
 
 def being_shown_counts_as_a_delivery(patch: Patch) -> None:
-    def change(entry: Entry, committed: int, now_ms: int) -> tuple[int, int]:
-        entry.deliveries += 1
-        return committed, now_ms
-
-    _change_show(patch, change)
-
-
-def _change_show(patch: Patch, change: Callable[[Entry, int, int], tuple[int, int]]) -> None:
     show = rooms.SHOW.original
 
-    def faulty(
-        browsing: Browsing, browser: Browser, entry: Entry, committed: int, now_ms: int, shown: list[Entry]
-    ) -> None:
-        show(browsing, browser, entry, *change(entry, committed, now_ms), shown)
+    def faulty(browsing: Browsing, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
+        entry.deliveries += 1
+        show(browsing, browser, entry, shown)
 
     rooms.SHOW.replace(patch, faulty)
 
@@ -1849,9 +1860,9 @@ def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
 def timers_are_only_in_memory(patch: Patch) -> None:
     set_ = rooms.SET_TIMER.original
 
-    def faulty(timers: Timers, timer: bytes, batch: Batch) -> None:
-        set_(timers, timer, batch)
-        batch.timers.clear()
+    def faulty(timers: Timers, timer: bytes) -> None:
+        set_(timers, timer)
+        rooms.ledger_of(timers).batch.timers.clear()
 
     rooms.SET_TIMER.replace(patch, faulty)
 
@@ -1940,7 +1951,7 @@ def what_is_on_disk_of_a_subscription_has_a_name_that_a_start_takes_for_a_queue(
 
 @shows_in(SpillingMachine)
 def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: Patch) -> None:
-    def faulty(one: Spilling, queue: Queue, batch: int) -> bool:
+    def faulty(one: Spilling, queue: Queue) -> bool:
         if queue in rooms.spilling_queues(one):
             del rooms.spilling_queues(one)[queue]
             rooms.free_numbers(rooms.numbers_of(one)).append(queue.stored_number)
@@ -2178,9 +2189,9 @@ def a_queue_goes_and_a_wildcard_keeps_it(patch: Patch) -> None:
 def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
     give_back = rooms.GIVE_NUMBER_BACK.original
 
-    def faulty(numbers: Numbers, queue: Queue, batch: Batch) -> None:
-        give_back(numbers, queue, batch)
-        batch.queues.pop(queue.number, None)
+    def faulty(numbers: Numbers, queue: Queue) -> None:
+        give_back(numbers, queue)
+        rooms.ledger_of(numbers).batch.queues.pop(queue.number, None)
 
     rooms.GIVE_NUMBER_BACK.replace(patch, faulty)
 
@@ -2189,8 +2200,8 @@ def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
 def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
     give_back = rooms.GIVE_NUMBER_BACK.original
 
-    def faulty(numbers: Numbers, queue: Queue, batch: Batch) -> None:
-        give_back(numbers, queue, batch)
+    def faulty(numbers: Numbers, queue: Queue) -> None:
+        give_back(numbers, queue)
         rooms.free_numbers(numbers).extend(number for _, number in rooms.numbers_that_go(numbers))
         rooms.numbers_that_go(numbers).clear()
 
@@ -2264,7 +2275,7 @@ def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: 
             return
         for queue in rooms.QUEUES_OF_PARTS.of(engine)(destination, message, rooms.QUEUE_OF.of(engine)):
             if not queue.is_temporary:
-                rooms.ACCEPT_SCHEDULED.of(engine)(queue.name, message, wanted, engine.now_ms, rooms.gathering(engine))
+                rooms.ACCEPT_SCHEDULED.of(engine)(queue.name, message, wanted)
 
     rooms.SCHEDULE.replace(patch, faulty)
 
@@ -2330,7 +2341,7 @@ def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
 
 @shows_in(SelectingMachine)
 def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
-    def faulty(paging: Paging, entry: Entry, batch: int) -> None:
+    def faulty(paging: Paging, entry: Entry) -> None:
         assert entry.lane.aside is not None
         entry.lane.aside.strays.pop(entry.sequence, None)
 
@@ -2369,7 +2380,7 @@ def a_commit_in_flight_that_a_consumer_could_not_take_holds_it_back(patch: Patch
     def faulty(choosing: Choosing, scan: Scan) -> Entry | None:
         entry = first_wanted(choosing, scan)
         if entry is not None and any(
-            one.batch > rooms.committed_of(choosing) and one.sequence < entry.sequence for one in entry.lane
+            one.batch > rooms.ledger_of(choosing).committed and one.sequence < entry.sequence for one in entry.lane
         ):
             return None
         return entry
@@ -2430,9 +2441,9 @@ def a_selector_waits_for_ever_once_too_much_was_found(patch: Patch) -> None:
 def what_is_due_and_was_left_out_for_its_size_is_taken_for_gone(patch: Patch) -> None:
     page_read = rooms.SEND_WHAT_IS_DUE.original
 
-    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, batch: Batch) -> None:
+    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead) -> None:
         page.is_end = True
-        page_read(scheduler, look, page, now_ms, batch)
+        page_read(scheduler, look, page)
 
     rooms.SEND_WHAT_IS_DUE.replace(patch, faulty)
 
@@ -2448,10 +2459,10 @@ def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
     """In that of its numbers, within what is read together."""
     page_read = rooms.SEND_WHAT_IS_DUE.original
 
-    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead, now_ms: int, batch: Batch) -> None:
+    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead) -> None:
         first = scheduler.timers.in_memory[: len(look.lanes)]
         scheduler.timers.in_memory[: len(look.lanes)] = sorted(first, key=lambda timer: split_due_timer(timer)[1])
-        page_read(scheduler, look, page, now_ms, batch)
+        page_read(scheduler, look, page)
 
     rooms.SEND_WHAT_IS_DUE.replace(patch, faulty)
 
@@ -2696,7 +2707,7 @@ def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(pa
 
 @shows_in(WildcardMachine)
 def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> None:
-    rooms.NOTE_IN_FLIGHT.replace(patch, lambda wildcards, queues, since, committed: None)
+    rooms.NOTE_IN_FLIGHT.replace(patch, lambda wildcards, queues: None)
 
 
 @shows_in(WildcardMachine)

@@ -15,6 +15,7 @@ What the engine has noted is found by a function, at the end of this file: `room
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -59,6 +60,7 @@ from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.joint import JointDispatch
 from truenext.engine.keyed import KeyedScans
 from truenext.engine.lane import Entry, Lane
+from truenext.engine.ledger import Ledger
 from truenext.engine.memory import Memory
 from truenext.engine.numbers import Numbers
 from truenext.engine.paging import Paging
@@ -161,7 +163,7 @@ def _attributes(one: object) -> Iterator[object]:
 MAKE_ENGINE = Target(Engine.__init__, Engine)
 RESTORE_QUEUE = Target(Engine.restore_queue, Engine)
 RESTORE_PAUSE = Target(Engine.restore_pause, Engine)
-TICK = Target(Engine.tick, Engine)
+TICK = Target(Ledger.tick, Ledger)
 START = Target(Engine.start, Engine)
 LAST_BATCHES = Target(Engine.last_batches, Engine)
 DISCONNECT = Target(Engine.disconnect, Engine)
@@ -202,7 +204,6 @@ LEAVE_OUT_OF_TRANSACTION = Target(Transaction.leave_out, Transaction)
 ACKNOWLEDGED = Target(Engine._acknowledged, Engine)
 FORGET = Target(Engine._forget, Engine)
 WRITE_DOWN = Target(Engine._write_down, Engine)
-LATEST_BATCH = Target(Engine._latest_batch, Engine)
 WRITE_MARK = Target(mark, engine_module)
 WRITE_REMOVAL = Target(remove, engine_module)
 IS_GIVEN_UP = Target(is_given_up, engine_module)
@@ -280,7 +281,6 @@ SHARE_CONTENT = Target(share, copies_module)
 DELAY = Target(Delays.delay, Delays)
 RESTORE_DELAY = Target(Delays.restore, Delays)
 DUE_MS = Target(Delays.due_ms, Delays)
-TICK_OF_DELAYS = Target(Delays.tick, Delays)
 
 # Expiry and timers ----------------------------------------------------------------------------------------------------
 EXPIRE_STEP = Target(Expiry.step, Expiry)
@@ -394,31 +394,48 @@ JOIN_PIECE = Attribute("JOIN_PIECE", wildcard_module)
 # What the engine has noted -------------------------------------------------------------------------------------------
 
 
+def ledger_of(part: object) -> Ledger:
+    """Of any part of the engine that has it."""
+    return _part(part, Ledger)
+
+
+@contextmanager
+def pretending(part: object, **moment: object) -> Iterator[None]:
+    """As if something else were committed, gathering, or the time."""
+    ledger = ledger_of(part)
+    before = {name: getattr(ledger, name) for name in moment}
+    for name, value in moment.items():
+        setattr(ledger, name, value)
+    yield
+    for name, value in before.items():
+        setattr(ledger, name, value)
+
+
 def touched(engine: Engine) -> dict[Queue, None]:
     """Queues that the next turn looks at."""
-    return engine._touched
+    return engine.ledger.touched
 
 
 def gathering(engine: Engine) -> Batch:
-    return engine._batch
+    return engine.ledger.batch
 
 
 def committed(engine: Engine) -> int:
     """The last batch that is known to be durable."""
-    return engine._committed
+    return engine.ledger.committed
 
 
 def next_sequence(engine: Engine) -> int:
-    return engine._next_sequence
+    return engine.ledger.next_sequence
 
 
 def skip_sequence(engine: Engine) -> None:
-    engine._next_sequence += 1
+    engine.ledger.next_sequence += 1
 
 
 def ready_answers(engine: Engine) -> list[tuple[Session, Answer]]:
     """Those that leave with the next turn."""
-    return engine._answers
+    return engine.ledger._answers
 
 
 def queues(engine: Engine) -> dict[str, Queue]:
@@ -480,8 +497,8 @@ def forget_what_may_be_redelivered(paging: Paging) -> None:
     paging._redelivered_below = 0
 
 
-def forget_how_far_time_is_ahead(delays: Delays) -> None:
-    delays._ahead_us = 0
+def forget_how_far_time_is_ahead(ledger: Ledger) -> None:
+    ledger.ahead_us = 0
 
 
 def waiting_for_commit(expiry: Expiry) -> list[bytes]:
@@ -531,10 +548,6 @@ def numbers_that_go(numbers: Numbers) -> list[tuple[int, int]]:
 
 def queue_of(choosing: Choosing) -> Queue:
     return choosing._queue
-
-
-def committed_of(choosing: Choosing) -> int:
-    return choosing._committed
 
 
 def times(choosing: GroupChoosing) -> tuple[int, int]:

@@ -157,9 +157,9 @@ def test_a_copy_that_is_acknowledged_before_it_is_written_is_not_written_and_doe
     for queue, left in (("b", 2), ("a", 1)):
         (sequence,) = session.consumers[queue].held
         engine.acknowledge(session, Ack(queue, sequence))
-        batch = engine._batch
+        batch = engine.ledger.batch
         (content,) = (key for key in batch.puts if key.startswith(CONTENTS))
         assert (batch.marks[content].attempts, len(batch.puts), batch.released) == (left, left + 1, [])
     (sequence,) = session.consumers["c"].held
     engine.acknowledge(session, Ack("c", sequence))
-    assert (engine._batch.puts, engine._batch.marks, engine._batch.released) == ({}, {}, [])
+    assert (engine.ledger.batch.puts, engine.ledger.batch.marks, engine.ledger.batch.released) == ({}, {}, [])

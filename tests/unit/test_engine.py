@@ -53,7 +53,7 @@ def test_a_message_without_a_reserved_sequence_waits_for_one_and_is_not_refused(
     engine = started()
     session = engine.connect("s")
     subscribe(engine, session)
-    engine._next_sequence = engine._sequence_limit - 1
+    engine.ledger.next_sequence = engine.ledger.sequence_limit - 1
     send(engine, session)
     send(engine, session)
     assert dispatched(engine) == [SEQUENCE_BLOCK]

@@ -21,7 +21,7 @@ NOW_MS = 1_000_000
 
 def started(**policy: Any) -> Engine:
     engine = Engine(policies=Policies(Policy(**policy)))
-    engine.now_ms = NOW_MS
+    engine.ledger.now_ms = NOW_MS
     engine.start()
     commit(engine)
     read = engine.turn().timer_reads[0]
@@ -76,10 +76,10 @@ def test_what_has_expired_is_dropped_and_its_timer_goes_with_it(persistent: bool
     engine = started()
     send(engine, 10, NOW_MS + 1000, persistent=persistent)
     commit(engine)
-    engine.now_ms += 999
+    engine.ledger.now_ms += 999
     engine.turn()
     assert waiting(engine) == {"a": 10}
-    engine.now_ms += 1
+    engine.ledger.now_ms += 1
     engine.turn()
     assert waiting(engine) == {"a": 0}
     batch = engine.take_batch()
@@ -92,7 +92,7 @@ def test_what_has_expired_is_dropped_and_its_timer_goes_with_it(persistent: bool
 def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
     engine = started(expired=Expired.DEAD_LETTER)
     send(engine, 2, NOW_MS + 1000)
-    engine.now_ms += 1000
+    engine.ledger.now_ms += 1000
     engine.turn()
     commit(engine)
     assert waiting(engine) == {"a": 0, "DLQ.a": 2}
@@ -107,7 +107,7 @@ def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
 def test_what_expires_in_a_dead_letter_queue_is_dropped_whatever_the_policy() -> None:
     engine = started(expired=Expired.DEAD_LETTER)
     send(engine, 1, NOW_MS + 1000, "/queue/DLQ.a")
-    engine.now_ms += 1000
+    engine.ledger.now_ms += 1000
     engine.turn()
     assert waiting(engine) == {"DLQ.a": 0}
 
@@ -116,7 +116,7 @@ def test_much_that_expires_at_once_goes_in_several_turns() -> None:
     engine = started()
     count = 10 * STEP_MAX
     send(engine, count, NOW_MS + 1000)
-    engine.now_ms += 1000
+    engine.ledger.now_ms += 1000
     turns = 0
     while engine.has_work:
         before = sum(waiting(engine).values())
@@ -140,7 +140,7 @@ def test_nothing_expires_while_the_last_batches_are_written() -> None:
     for batch in engine.last_batches():
         stored += len(batch.transient_puts)
         engine.committed(batch)
-        engine.now_ms += 1000
+        engine.ledger.now_ms += 1000
         engine.turn()
     assert stored == 12
 
@@ -185,14 +185,14 @@ def test_what_a_consumer_gives_back_behind_a_look_is_looked_at_again() -> None:
     engine.subscribe(reader, Subscribe("0", parse("/queue/a", "reader"), AckMode.INDIVIDUAL, 1))
     engine.turn()
     leave_memory(engine)
-    engine.now_ms += 1000
+    engine.ledger.now_ms += 1000
     first = look(engine)
     assert first.after_sequence == 1
     engine.unsubscribe(reader, Unsubscribe("0"))
     show(engine, first, 2)
     assert waiting(engine) == {"a": 1}
     commit(engine)
-    engine.now_ms += 60_000
+    engine.ledger.now_ms += 60_000
     show(engine, look(engine), 1)
     assert waiting(engine) == {"a": 0}
 
@@ -203,7 +203,7 @@ def test_what_becomes_visible_and_leaves_memory_behind_a_look_is_looked_at_again
     commit(engine)
     leave_memory(engine)
     send(engine, 1, NOW_MS + 1000, persistent=True)
-    engine.now_ms += 1000
+    engine.ledger.now_ms += 1000
     first = look(engine)
     early = page(1, as_of=engine.last_committed)
     commit(engine)

@@ -217,10 +217,10 @@ def test_nothing_becomes_due_while_there_is_no_room_on_the_disk() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=10))
     run.settle()
-    run.engine.room = Room.NONE
+    run.engine.ledger.room = Room.NONE
     run.at(NOON_MS + 20)
     assert run.waiting() == {"q": (0, 1)}
-    run.engine.room = Room.PLENTY
+    run.engine.ledger.room = Room.PLENTY
     run.settle()
     assert run.waiting() == {"q": (1, 0)}
 

@@ -251,7 +251,7 @@ def test_who_stands_still_is_ended_only_when_others_need_the_room_and_most_is_ke
     spill(world.run)
     world.run.engine.acknowledge(little.session, Ack("1", next(iter(little.held))))
     assert world.after(100) == ""
-    world.run.engine.room = Room.LITTLE
+    world.run.engine.ledger.room = Room.LITTLE
     told = world.after(1)
     assert told.startswith("much took and acknowledged nothing for 60 seconds")
     assert "its subscription to t:" in told and "stalled_subscriber_ms" in told
@@ -265,7 +265,7 @@ def test_whoever_moves_at_all_is_not_ended(does: str) -> None:
     consumer = world.follower("slow")
     publish(world.run, *map(str, range(100)))
     spill(world.run)
-    world.run.engine.room = Room.NONE
+    world.run.engine.ledger.room = Room.NONE
     for number in range(5):
         assert world.after(59) == ""
         if does == "takes bytes":
@@ -287,7 +287,7 @@ def test_how_long_one_may_stand_still_is_said_by_the_policy_of_the_topic() -> No
         world.follower(topic, f"/topic/{topic}")
         publish(world.run, *"0123", to=f"/topic/{topic}")
     spill(world.run)
-    world.run.engine.room = Room.LITTLE
+    world.run.engine.ledger.room = Room.LITTLE
     assert world.after(2) == ""
     assert world.after(1).startswith("quick took and acknowledged nothing for 2 seconds")
 

@@ -63,7 +63,7 @@ class World:
         said = []
         for _ in range(looks):
             said += [queue.name for queue in looked(self.audit, self.engine, self.read_lanes)]
-            self.engine.now_ms += LOOK_MS
+            self.engine.ledger.now_ms += LOOK_MS
         return said
 
     def read_lanes(self) -> set[Lane]:
@@ -203,7 +203,7 @@ def an_equal_behind_a_commit_under_way(world: World) -> None:
 
 
 def nothing_but_expired(world: World) -> None:
-    world.engine.now_ms = 10
+    world.engine.ledger.now_ms = 10
     world.send(expires_ms=5)
     with without_dispatch():
         world.subscribe()

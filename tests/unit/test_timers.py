@@ -7,6 +7,8 @@ import pytest
 
 from truenext.batch import Batch
 from truenext.engine import timers as module
+from truenext.engine.account import NoAccount
+from truenext.engine.ledger import Ledger
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.record import lane_key, split_timer, timer
 from truenext.store.memory import MemoryStore
@@ -20,15 +22,19 @@ class Shell:
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.store.recover()
-        self.timers = Timers()
-        self.batch = Batch(1)
-        self.in_flight: Batch | None = None
         self.pages: deque[tuple[TimerRead, TimersRead]] = deque()
+        self.begin_run()
+
+    def begin_run(self) -> None:
+        self.ledger = Ledger(NoAccount())
+        self.timers = Timers(self.ledger)
+        self.in_flight: Batch | None = None
 
     def write(self) -> None:
         if self.in_flight is not None:
-            self.timers.let_go(self.in_flight.number)
-        self.in_flight, self.batch = self.batch, Batch(self.batch.number + 1)
+            self.ledger.begin_committed(self.in_flight)
+            self.timers.committed()
+        self.in_flight = self.ledger.hand_over()
         self.store.apply(self.in_flight)
 
     def read(self) -> None:
@@ -43,10 +49,11 @@ class Shell:
 
     def all_due(self, now_ms: int) -> list[bytes]:
         """Taken and cleared, with all reading that it needs."""
+        self.ledger.now_ms = now_ms
         found = []
         while True:
-            while (due := self.timers.take(now_ms)) is not None:
-                self.timers.clear(due, self.batch)
+            while (due := self.timers.take()) is not None:
+                self.timers.clear(due)
                 found.append(due)
             self.read()
             if not self.pages:
@@ -59,12 +66,12 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "TIMERS_MAX", 6)
     monkeypatch.setattr(module, "PAGE_SIZE", 3)
     rng = random.Random(seed)
-    shell, expected, now_ms = Shell(), set[bytes](), 0
+    shell, expected = Shell(), set[bytes]()
     for _ in range(200):
         action = rng.random()
         if action < 0.5:
-            one = timer(now_ms + rng.randrange(30), LANE, rng.randrange(3) << 10)
-            shell.timers.set(one, shell.batch)
+            one = timer(shell.ledger.now_ms + rng.randrange(30), LANE, rng.randrange(3) << 10)
+            shell.timers.set(one)
             expected.add(one)
         elif action < 0.6:
             shell.write()
@@ -73,22 +80,24 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
         elif action < 0.8:
             shell.hand_over()
         elif action < 0.97:
-            now_ms += rng.randrange(4)
-            due = sorted(one for one in expected if split_timer(one)[0] <= now_ms)
+            shell.ledger.now_ms += rng.randrange(4)
+            due = sorted(one for one in expected if split_timer(one)[0] <= shell.ledger.now_ms)
             found = []
-            while (taken := shell.timers.take(now_ms)) is not None:
-                shell.timers.clear(taken, shell.batch)
+            while (taken := shell.timers.take()) is not None:
+                shell.timers.clear(taken)
                 found.append(taken)
             # Some may have to be read first.
             assert found == due[: len(found)]
             expected.difference_update(found)
         else:
             # The broker ends, and what was not durable with it.
-            shell.timers, shell.batch, shell.in_flight = Timers(), Batch(1), None
+            now_ms = shell.ledger.now_ms
+            shell.begin_run()
+            shell.ledger.now_ms = now_ms
             shell.pages.clear()
             shell.store.recover()
             expected = set(shell.store.timers(b"", 10**6).timers)
-    assert sorted(shell.all_due(now_ms + 100)) == sorted(expected)
+    assert sorted(shell.all_due(shell.ledger.now_ms + 100)) == sorted(expected)
     shell.write()
     assert shell.store.timers(b"", 10).timers == []
 
@@ -98,7 +107,7 @@ def test_no_more_of_them_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPat
     shell.read()
     shell.hand_over()
     for number in range(20_000):
-        shell.timers.set(timer(number * 7919 % 20_000, LANE, 0), shell.batch)
+        shell.timers.set(timer(number * 7919 % 20_000, LANE, 0))
         if number % 500 == 0:
             shell.write()
         assert len(shell.timers.in_memory) <= module.TIMERS_MAX
@@ -112,11 +121,11 @@ def test_one_that_is_set_already_is_not_written_again() -> None:
     shell.read()
     shell.hand_over()
     one = timer(5, LANE, 0)
-    shell.timers.set(one, shell.batch)
+    shell.timers.set(one)
     shell.write()
     shell.write()
-    shell.timers.set(one, shell.batch)
-    assert not shell.batch.timers
+    shell.timers.set(one)
+    assert not shell.ledger.batch.timers
 
 
 def test_one_that_is_set_again_while_it_is_obeyed_is_not_cleared() -> None:
@@ -124,11 +133,12 @@ def test_one_that_is_set_again_while_it_is_obeyed_is_not_cleared() -> None:
     shell.read()
     shell.hand_over()
     one = timer(5, LANE, 0)
-    shell.timers.set(one, shell.batch)
+    shell.timers.set(one)
     shell.write()
-    assert shell.timers.take(5) == one
-    shell.timers.set(one, shell.batch)
-    shell.timers.clear(one, shell.batch)
+    shell.ledger.now_ms = 5
+    assert shell.timers.take() == one
+    shell.timers.set(one)
+    shell.timers.clear(one)
     shell.write()
     assert shell.store.timers(b"", 10).timers == [one]
-    assert shell.timers.take(5) == one
+    assert shell.timers.take() == one

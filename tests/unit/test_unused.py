@@ -281,7 +281,7 @@ def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows
     run.pass_time(65)
     assert run.names() == ["q"]
     read.end()
-    run.engine._paging.unpin(read.lane, run.engine.last_committed)
+    run.engine._paging.unpin(read.lane)
     run.pass_time(5)
     assert run.names() == []
     with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
@@ -550,7 +550,7 @@ def test_names_used_once_each_leave_nothing_behind() -> None:
     memory = engine.memory
     assert (run.names(), stored(run), memory.queues, memory.places, memory.used) == ([], [], 0, 0, 0)
     assert engine._numbered == {} and engine._numbers._last < 120
-    assert not engine._topics._known and not engine._touched and not engine._waiting_queues
+    assert not engine._topics._known and not engine.ledger.touched and not engine.ledger.waiting_queues
 
 
 # Lanes

@@ -334,6 +334,6 @@ def test_when_somebody_leaves_queues_are_looked_at_only_where_that_may_change_so
     world.subscribe("q.7", name="one", window=1)
     world.turn()
     world.engine.unsubscribe(world.session, Unsubscribe("leaves"))
-    touched = {queue.name for queue in world.engine._touched}
+    touched = {queue.name for queue in world.engine.ledger.touched}
     # That of what it held, and the one from which somebody takes alone.
     assert "q.7" in touched and len(touched) <= 2

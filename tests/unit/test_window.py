@@ -43,7 +43,7 @@ class Simulated:
 class World:
     def __init__(self, *consumers: Simulated, start_ms: int = 1_000_000) -> None:
         self.engine = Engine()
-        self.engine.now_ms = start_ms
+        self.engine.ledger.now_ms = start_ms
         self.engine.start()
         batch = self.engine.take_batch()
         assert batch is not None
@@ -69,7 +69,7 @@ class World:
     def run(self, milliseconds: int, *, backlog: int = 3000) -> None:
         """Let time pass while there is always enough to do."""
         for _ in range(milliseconds):
-            self.engine.now_ms += 1
+            self.engine.ledger.now_ms += 1
             if (self.engine.now_ms - self.start_ms) % 1000 == 0:
                 list(self.engine.stretch_windows())
             (queue,) = self.engine.queues()
@@ -183,10 +183,10 @@ def test_a_full_window_is_stretched_only_when_nothing_came_for_a_while_and_no_fu
     world.turn()
     sizes = [world.window()]
     for _ in range(10):
-        world.engine.now_ms += 999
+        world.engine.ledger.now_ms += 999
         list(world.engine.stretch_windows())
         assert world.window() == sizes[-1]
-        world.engine.now_ms += 1
+        world.engine.ledger.now_ms += 1
         list(world.engine.stretch_windows())
         world.turn()
         sizes.append(world.window())
@@ -200,7 +200,7 @@ def test_a_refusal_is_an_answer_too() -> None:
     world.turn()
     session = world.sessions["0"]
     for _ in range(300):
-        world.engine.now_ms += 1
+        world.engine.ledger.now_ms += 1
         for sequence in list(session.consumers["c"].held):
             world.engine.refuse(session, Nack("c", sequence))
         world.turn()
@@ -211,7 +211,7 @@ def test_a_refusal_is_an_answer_too() -> None:
 def test_a_clock_that_is_set_does_no_harm(jump_ms: int) -> None:
     world = World(Simulated(takes_ms=1, network_ms=5))
     world.run(1000)
-    world.engine.now_ms += jump_ms
+    world.engine.ledger.now_ms += jump_ms
     world.consumers["0"].coming = deque((at + jump_ms, *rest) for at, *rest in world.consumers["0"].coming)  # type: ignore[misc]
     world.consumers["0"].busy = [(at + jump_ms, *rest) for at, *rest in world.consumers["0"].busy]  # type: ignore[misc]
     world.consumers["0"].acknowledged = deque((at + jump_ms, rest) for at, rest in world.consumers["0"].acknowledged)

@@ -198,8 +198,7 @@ class Broker:
         """
         engine = self._engine
         self._tick()
-        engine.room = self._store.room
-        is_short = engine.room is not Room.PLENTY
+        is_short = engine.ledger.room is not Room.PLENTY
         actions = self._actions
         self._schedule_turn()
         if self._asking.since and session in self._asking.since:
@@ -393,6 +392,7 @@ class Broker:
             self._slices.go_on()
 
     def _tick(self) -> None:
+        self._engine.ledger.room = self._store.room
         self._engine.tick(self._clock_us(), self._steady_ns() // 1000)
 
     def _answer(self, answers: list[tuple[Session, Answer]]) -> dict[Peer, None]:
@@ -414,8 +414,6 @@ class Broker:
         if forgotten:
             logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
         self._engine.let_unused_go()
-        # Scheduled sends wait for it, also if nobody asks for anything.
-        self._engine.room = self._store.room
         stalled = self._engine.stalled(lambda session: self._peers[session].bytes_taken)
         if stalled is not None:
             session, reason = stalled
@@ -568,7 +566,6 @@ class Broker:
                 continue
             if isinstance(asked, bulk.OfScheduled) and not self._engine.hold_scheduled():
                 return
-            self._engine.room = self._store.room
             try:
                 read = self._engine.read_for_bulk(asked)
             except NoRoomError:

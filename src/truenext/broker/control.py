@@ -180,7 +180,7 @@ def _status(asked: Asked) -> AnswerInTheMaking:
                 "unsent": memory.unsent,
                 "open": memory.open,
             },
-            "room": engine.room.name.lower(),
+            "room": engine.ledger.room.name.lower(),
             "page_reads": len(asked.pager.under_way),
             "queues": lasting,
             "subscriptions": {"durable": durable, "others": others},

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from truenext.commands import Browse
     from truenext.engine.lane import Lane
+    from truenext.engine.ledger import Ledger
     from truenext.engine.memory import Memory
     from truenext.engine.paging import Found, PageRead
     from truenext.engine.queue import Queue
@@ -111,10 +112,11 @@ class BrowseReadOne(BrowseRead):
 
 
 class Browsing:
-    __slots__ = ("_memory", "_page", "_reading", "_redelivered_below", "browsers")
+    __slots__ = ("_ledger", "_memory", "_page", "_reading", "_redelivered_below", "browsers")
 
-    def __init__(self, memory: Memory, *, redelivered_below: int) -> None:
+    def __init__(self, ledger: Ledger, memory: Memory, *, redelivered_below: int) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
+        self._ledger = ledger
         self._memory = memory
         self._redelivered_below = redelivered_below
         self.browsers: dict[Browser, None] = {}
@@ -148,7 +150,7 @@ class Browsing:
         page.found = [found for found in page.found if found.sequence not in gone]
         self._page = (read, page)
 
-    def turn(self, committed: int, now_ms: int) -> tuple[list[Showing], list[Look]]:
+    def turn(self) -> tuple[list[Showing], list[Look]]:
         """One slice for one browser that has room: what it is shown, and the page that it needs next."""
         shown: list[Entry] = []
         if self._page is not None:
@@ -156,7 +158,7 @@ class Browsing:
             browser = read.browser
             # Who has no room any more asks for the page again when it has.
             if browser in self.browsers and browser.is_open():
-                self._show_page(read, page, committed, now_ms, shown)
+                self._show_page(read, page, shown)
                 return [Showing(browser, shown, False)] if shown else [], []
         if self._reading is not None:
             return [], []
@@ -165,7 +167,7 @@ class Browsing:
                 break
         else:
             return [], []
-        self._reading = self._show_slice(browser, committed, now_ms, shown)
+        self._reading = self._show_slice(browser, shown)
         del self.browsers[browser]
         if not browser.is_done:
             self.browsers[browser] = None
@@ -176,7 +178,7 @@ class Browsing:
 
     # ---- Inside ----
 
-    def _show_slice(self, browser: Browser, committed: int, now_ms: int, shown: list[Entry]) -> BrowseRead | None:
+    def _show_slice(self, browser: Browser, shown: list[Entry]) -> BrowseRead | None:
         """Show what is in memory; returns the page that is needed next, if one is."""
         count = size = 0
         while not browser.is_done:
@@ -190,7 +192,7 @@ class Browsing:
                     break
                 if message is None:
                     return BrowseReadOne(browser, entry)
-                self._show(browser, entry, committed, now_ms, shown)
+                self._show(browser, entry, shown)
                 count += 1
                 size += len(message.header)
                 if count >= BROWSE_SIZE or size >= BROWSE_BYTES or not browser.is_open():
@@ -208,7 +210,7 @@ class Browsing:
             limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
         return BrowseRead(browser, lane, limit, size_max)
 
-    def _show_page(self, read: BrowseRead, page: PageRead, committed: int, now_ms: int, shown: list[Entry]) -> None:
+    def _show_page(self, read: BrowseRead, page: PageRead, shown: list[Entry]) -> None:
         browser = read.browser
         last = read.last_sequence
         in_page = {found.sequence: found for found in page.found if found.sequence <= last}
@@ -223,10 +225,10 @@ class Browsing:
             if sequence > last:
                 break
             recent, found = read.recent.get(sequence), in_page.get(sequence)
-            if recent is not None and (recent.message is not None or recent.batch > committed):
-                self._show(browser, recent, committed, now_ms, shown)
+            if recent is not None and (recent.message is not None or recent.batch > self._ledger.committed):
+                self._show(browser, recent, shown)
             elif found is not None and (entry := self._entry(read, found)) is not None:
-                self._show(browser, entry, committed, now_ms, shown)
+                self._show(browser, entry, shown)
             if not browser.is_open():
                 browser.after_sequence = sequence
                 return
@@ -247,10 +249,11 @@ class Browsing:
             deliveries = max(deliveries, 1)
         return Entry(found.sequence, message, lane, 0, message.persistent, 0, deliveries, attempts)
 
-    def _show(self, browser: Browser, entry: Entry, committed: int, now_ms: int, shown: list[Entry]) -> None:
+    def _show(self, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
         browser.after_sequence = entry.sequence
         message = entry.message
-        if message is None or entry.batch > committed or 0 < message.expires_ms <= now_ms:
+        ledger = self._ledger
+        if message is None or entry.batch > ledger.committed or 0 < message.expires_ms <= ledger.now_ms:
             return
         if browser.wanted is not None and not browser.wanted.matches(message):
             return

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from truenext.engine.consumer import Consumer
     from truenext.engine.lane import Entry, Lane
+    from truenext.engine.ledger import Ledger
     from truenext.engine.paging import Paging
     from truenext.engine.place import Place
     from truenext.engine.queue import Queue
@@ -68,16 +69,13 @@ class Asker:
 class Choosing:
     """One queue's dispatch in one turn."""
 
-    __slots__ = ("_committed", "_expire", "_has_passed_over", "_now_ms", "_paging", "_queue", "last")
+    __slots__ = ("_expire", "_has_passed_over", "_ledger", "_paging", "_queue", "last")
 
-    def __init__(
-        self, queue: Queue, paging: Paging, expire: Callable[[Entry], object], *, committed: int, now_ms: int
-    ) -> None:
+    def __init__(self, queue: Queue, ledger: Ledger, paging: Paging, expire: Callable[[Entry], object]) -> None:
+        self._ledger = ledger
         self._queue = queue
         self._paging = paging
         self._expire = expire
-        self._committed = committed
-        self._now_ms = now_ms
         self._has_passed_over = False
         """Whoever was asked last would have got something earlier, were it not being committed."""
         self.last: Lane | None = None
@@ -191,11 +189,11 @@ class Choosing:
                 if not lane.unread:
                     return None
                 first = lane.recent[0]
-                if first.batch > self._committed and not lane.has_plucked_before(first.sequence):
+                if first.batch > self._ledger.committed and not lane.has_plucked_before(first.sequence):
                     return None
                 self._paging.take_in_recent(lane)
                 continue
-            if entry.batch > self._committed:
+            if entry.batch > self._ledger.committed:
                 return None
             if entry.due_us:
                 return HOLDS
@@ -221,7 +219,7 @@ class Choosing:
 
     def _found(self, entry: Entry) -> Head:
         """What the first of what was found in a lane is for who waits for it."""
-        if entry.batch > self._committed:
+        if entry.batch > self._ledger.committed:
             self._has_passed_over = True
             return None
         if entry.message is None:
@@ -242,9 +240,9 @@ class Choosing:
     def _is_over(self, entry: Entry) -> bool:
         """It was ready, and has expired."""
         message = entry.message
-        if message is None or not 0 < message.expires_ms <= self._now_ms:
+        if message is None or not 0 < message.expires_ms <= self._ledger.now_ms:
             return False
-        if entry.batch > self._committed or entry.due_us:
+        if entry.batch > self._ledger.committed or entry.due_us:
             return False
         take(entry)
         self._expire(entry)

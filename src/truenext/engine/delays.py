@@ -18,16 +18,14 @@ from truenext.policy import WhileWaiting
 
 if TYPE_CHECKING:
     from truenext.engine.lane import Entry
+    from truenext.engine.ledger import Ledger
 
 
 class Delays:
-    __slots__ = ("_ahead_us", "_count", "_waiting", "now_us")
+    __slots__ = ("_count", "_ledger", "_waiting")
 
-    def __init__(self) -> None:
-        self.now_us = 0
-        """Microseconds since whenever, of a clock that does not jump."""
-        self._ahead_us = 0
-        """By how much the wall clock was ahead of that one, when it was most."""
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._waiting: list[tuple[int, int, Entry]] = []
         """A heap by due time. What became of a message in the meantime is not noticed here until then."""
         self._count = 0
@@ -37,15 +35,9 @@ class Delays:
         """When the first of those that wait is due."""
         return self._waiting[0][0] if self._waiting else None
 
-    def tick(self, wall_us: int, steady_us: int) -> None:
-        """It is so late by the wall clock, and by one that does not jump; to be said before commands and turns."""
-        self.now_us = steady_us
-        if wall_us - steady_us > self._ahead_us:
-            self._ahead_us = wall_us - steady_us
-
     def delay(self, entry: Entry, delay_ms: int) -> bool:
         """A message is due so many milliseconds from now. True if it has to be kept out of its lane until then."""
-        entry.due_us = self.now_us + delay_ms * 1000
+        entry.due_us = self._ledger.now_us + delay_ms * 1000
         self._count += 1
         heappush(self._waiting, (entry.due_us, self._count, entry))
         # One of a group holds back nothing but its group, which knows that.
@@ -57,7 +49,8 @@ class Delays:
             # Poison, in a queue that keeps its failures by now.
             return 0
         # No delay was ever longer: else it is the wall clock that has been somewhere else.
-        return max(0, min(due_ms - (self.now_us + self._ahead_us) // 1000, DELAY_MS_MAX))
+        ledger = self._ledger
+        return max(0, min(due_ms - (ledger.now_us + ledger.ahead_us) // 1000, DELAY_MS_MAX))
 
     def restore(self, entry: Entry, due_ms: int) -> bool:
         """The same for a message of the store, which is due at a time of the wall clock."""
@@ -66,17 +59,17 @@ class Delays:
         delay_ms = self.left_ms(due_ms)
         return delay_ms > 0 and self.delay(entry, delay_ms)
 
-    def due_ms(self, entry: Entry, now_ms: int) -> int:
+    def due_ms(self, entry: Entry) -> int:
         """When a message is due, for the store: milliseconds since the epoch, 0 if it does not wait."""
         if entry.due_us in (0, DUE_NEVER):
             return entry.due_us
-        return now_ms - (self.now_us - entry.due_us) // 1000
+        return self._ledger.now_ms - (self._ledger.now_us - entry.due_us) // 1000
 
     def take_due(self) -> list[Entry]:
         """Those whose time has come; they wait no longer."""
         due: list[Entry] = []
         waiting = self._waiting
-        while waiting and waiting[0][0] <= self.now_us:
+        while waiting and waiting[0][0] <= self._ledger.now_us:
             entry = heappop(waiting)[2]
             entry.due_us = 0
             due.append(entry)

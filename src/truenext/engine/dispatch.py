@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from truenext.engine.account import Account
     from truenext.engine.consumer import Consumer
     from truenext.engine.lane import Entry, Lane
+    from truenext.engine.ledger import Ledger
     from truenext.engine.memory import Memory
     from truenext.engine.paging import Paging
     from truenext.engine.queue import Queue
@@ -32,26 +33,30 @@ Deliveries = dict["Consumer", list["Entry"]]
 class Dispatcher:
     """Hands out messages; counts, so that it knows who has waited longest."""
 
-    __slots__ = ("_expire", "_memory", "_paging", "account", "dispatches")
+    __slots__ = ("_expire", "_ledger", "_memory", "_paging", "account", "dispatches")
 
-    def __init__(self, account: Account, memory: Memory, paging: Paging, expire: Callable[[Entry], object]) -> None:
+    def __init__(
+        self, ledger: Ledger, account: Account, memory: Memory, paging: Paging, expire: Callable[[Entry], object]
+    ) -> None:
         """What turns out to be expired is taken out of its lane and told to `expire`."""
+        self._ledger = ledger
         self.account = account
         self._memory = memory
         self._paging = paging
         self._expire = expire
         self.dispatches = 0
 
-    def dispatch(self, queue: Queue, committed: int, now_ms: int, deliveries: Deliveries) -> Lane | None:
+    def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
         """Give out true nexts until no consumer has credit or no message is ready.
 
-        `committed` is the last durable batch. What is given out is added to `deliveries`. Returns the lane that the
-        consumers wait for until it is read, or that they came to last.
+        What is given out is added to `deliveries`. Returns the lane that the consumers wait for until it is read, or
+        that they came to last.
         """
         consumers = queue.consumers if queue.owner is None else [queue.owner]
         if queue.selecting is not None:
-            return self._choose(queue, consumers, committed, now_ms, deliveries)
+            return self._choose(queue, consumers, deliveries)
         takers: list[Taker] = []
+        now_ms = self._ledger.now_ms
         for index, consumer in enumerate(consumers):
             consumer.adjust_window(now_ms)
             if consumer.is_open():
@@ -64,19 +69,17 @@ class Dispatcher:
             for lane in queue.lanes:
                 if lane.arrived or lane.returned or lane.unread:
                     last = lane
-                    if not self._give_out(lane, takers, committed, now_ms, deliveries, given, getters):
+                    if not self._give_out(lane, takers, deliveries, given, getters):
                         break
                 elif lane.arrived is not NO_ENTRIES:
                     lane.end_arrived()
         if not takers and any(consumer.has_express for consumer in consumers):
-            last = self._express(queue, consumers, committed, now_ms, deliveries, given, getters) or last
+            last = self._express(queue, consumers, deliveries, given, getters) or last
         if given:
             self.account.dispatched(queue, given, getters)
         return last
 
-    def _choose(
-        self, queue: Queue, consumers: list[Consumer], committed: int, now_ms: int, deliveries: Deliveries
-    ) -> Lane | None:
+    def _choose(self, queue: Queue, consumers: list[Consumer], deliveries: Deliveries) -> Lane | None:
         """The same where some consumers have selectors."""
         given: list[Entry] = []
         getters: list[int] = []
@@ -84,12 +87,12 @@ class Dispatcher:
         def give(entry: Entry, consumer: Consumer) -> None:
             given.append(entry)
             getters.append(consumer.number)
-            self.give(entry, consumer, now_ms, deliveries)
+            self.give(entry, consumer, deliveries)
 
         for consumer in consumers:
-            consumer.adjust_window(now_ms)
+            consumer.adjust_window(self._ledger.now_ms)
         way = Choosing if queue.groups is None else GroupChoosing
-        choosing = way(queue, self._paging, self._expire, committed=committed, now_ms=now_ms)
+        choosing = way(queue, self._ledger, self._paging, self._expire)
         choosing.dispatch(consumers, give)
         if any(consumer.has_express for consumer in consumers):
             choosing.express(consumers, give)
@@ -97,13 +100,13 @@ class Dispatcher:
             self.account.dispatched(queue, given, getters)
         return choosing.last
 
-    def give(self, entry: Entry, consumer: Consumer, now_ms: int, deliveries: Deliveries) -> None:
+    def give(self, entry: Entry, consumer: Consumer, deliveries: Deliveries) -> None:
         """What has left its lane is this consumer's; as in `_give_out`, which has no time for a call."""
         message = entry.message
         assert message is not None, "what has left memory is read first"
         entry.deliveries += 1
         if not consumer.held and consumer.auto is not None:
-            consumer.auto.got(entry.sequence, now_ms)
+            consumer.auto.got(entry.sequence, self._ledger.now_ms)
         consumer.held[entry.sequence] = entry
         size = len(message.body) + len(message.header) + consumer.frame_bytes
         consumer.session.unsent_bytes += size
@@ -120,8 +123,6 @@ class Dispatcher:
         self,
         queue: Queue,
         consumers: list[Consumer],
-        committed: int,
-        now_ms: int,
         deliveries: Deliveries,
         given: list[Entry],
         getters: list[int],
@@ -138,7 +139,7 @@ class Dispatcher:
                 already = len(given)
                 window, consumer.window = consumer.window, len(consumer.held) + 1
                 taker = (consumer.standing, len(consumer.held), consumer.served_at, 0, consumer)
-                goes_on = self._give_out(lane, [taker], committed, now_ms, deliveries, given, getters)
+                goes_on = self._give_out(lane, [taker], deliveries, given, getters)
                 consumer.window = window
                 if len(given) == already:
                     if not goes_on:
@@ -150,14 +151,13 @@ class Dispatcher:
         self,
         lane: Lane,
         takers: list[Taker],
-        committed: int,
-        now_ms: int,
         deliveries: Deliveries,
         given: list[Entry],
         getters: list[int],
     ) -> bool:
         """Give out what is ready in one lane. False if the lower lanes get no turn."""
         memory = self._memory
+        committed, now_ms = self._ledger.committed, self._ledger.now_ms
         while True:
             entry = lane.head()
             if entry is None:

@@ -19,14 +19,14 @@ from truenext.destination import ENDED_PREFIX
 from truenext.engine.lane import Entry
 from truenext.engine.paging import Look
 from truenext.engine.writing import release
-from truenext.limits import GATHERING_BYTES_MAX, PAGE_BYTES, PAGE_SIZE
+from truenext.limits import PAGE_BYTES, PAGE_SIZE
 from truenext.order import RANKS
 from truenext.record import message_key
 
 if TYPE_CHECKING:
-    from truenext.batch import Batch
     from truenext.engine.account import Account
     from truenext.engine.lane import Lane
+    from truenext.engine.ledger import Ledger
     from truenext.engine.numbers import Numbers
     from truenext.engine.paging import PageRead
     from truenext.engine.queue import Queue
@@ -50,16 +50,17 @@ class _Ending:
 
 
 class Endings:
-    def __init__(self, account: Account, numbers: Numbers) -> None:
+    def __init__(self, ledger: Ledger, account: Account, numbers: Numbers) -> None:
+        self._ledger = ledger
         self._account = account
         self._numbers = numbers
         self._endings: list[_Ending] = []
         """The first is under way."""
         self._is_reading = False
-        self._is_stopped = False
 
-    def end(self, queue: Queue, batch: Batch) -> None:
-        """A queue has ended: the store is told with this batch."""
+    def end(self, queue: Queue) -> None:
+        """A queue has ended: the store is told with the gathering batch."""
+        batch = self._ledger.batch
         batch.queues[queue.number] = ENDED_PREFIX + queue.name
         self.add(queue, batch.number)
 
@@ -67,32 +68,29 @@ class Endings:
         """The store knows that a queue has ended as soon as a batch is durable."""
         self._endings.append(_Ending(queue, batch))
 
-    def stop(self) -> None:
-        """Nothing is removed any more."""
-        self._is_stopped = True
-
     def queues(self) -> list[Queue]:
         return [ending.queue for ending in self._endings]
 
-    def is_due(self, committed: int, batch: Batch) -> bool:
+    def is_due(self) -> bool:
         """There is something to be read."""
         return (
             bool(self._endings)
             and not self._is_reading
-            and not self._is_stopped
-            and self._endings[0].batch <= committed
-            and batch.size < GATHERING_BYTES_MAX
+            and not self._ledger.is_stopped
+            and self._endings[0].batch <= self._ledger.committed
+            and not self._ledger.is_full
         )
 
-    def wanted(self, committed: int, batch: Batch) -> list[Look]:
+    def wanted(self) -> list[Look]:
         """What is to be read from the store; `page_read` takes it."""
-        if not self.is_due(committed, batch):
+        if not self.is_due():
             return []
         self._is_reading = True
         ending = self._endings[0]
         return [EndingRead(ending.queue.lane(ending.rank), ending.after, PAGE_SIZE, PAGE_BYTES)]
 
-    def page_read(self, read: EndingRead, page: PageRead, batch: Batch) -> None:
+    def page_read(self, read: EndingRead, page: PageRead) -> None:
+        batch = self._ledger.batch
         self._is_reading = False
         ending = self._endings[0]
         lane = read.lane
@@ -116,7 +114,7 @@ class Endings:
         if ending.rank == len(RANKS):
             del self._endings[0]
             if not ending.has_damage:
-                self._numbers.give_back(ending.queue, batch)
+                self._numbers.give_back(ending.queue)
             ending.queue.let_go()
 
 

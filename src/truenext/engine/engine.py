@@ -49,6 +49,7 @@ from truenext.engine.endings import EndingRead, Endings
 from truenext.engine.expiry import BlockLook, Expiry, is_expired
 from truenext.engine.joint import JointDispatch
 from truenext.engine.lane import WHOLE, Entry, Lane
+from truenext.engine.ledger import Ledger
 from truenext.engine.memory import Memory, consumer_size
 from truenext.engine.numbers import Numbers
 from truenext.engine.paging import BodyRead, Look, PageRead, Paging, Read
@@ -68,14 +69,10 @@ from truenext.engine.writing import introduce, mark, put, remove
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     BROWSERS_MAX,
-    GATHERING_BYTES_MAX,
     PAUSE_BYTES,
-    SEQUENCE_BLOCK,
-    SEQUENCE_RESERVE,
     STORE_TRANSACTION_BYTES_MAX,
     SUBSCRIPTIONS_MAX,
     UNSENT_BYTES_MAX,
-    WAITING_ANSWER_BYTES,
 )
 from truenext.message import Message
 from truenext.order import RANKS
@@ -123,19 +120,15 @@ class Engine:
         gives random numbers from 0 to 1, for the jitter of delays.
         """
         self._chance = chance
-        self.delays = Delays()
         self._account = account or NoAccount()
+        ledger = self.ledger = Ledger(self._account, sequence_limit=sequence_limit)
+        self.delays = Delays(ledger)
         self.memory = Memory(memory_limit, queues_memory_limit)
-        self.room = Room.PLENTY
-        """For what senders bring; set by the caller before commands."""
         self._redelivered_below = redelivered_below
-        self._paging = Paging(self.memory, self.delays, redelivered_below=redelivered_below)
-        self._is_stopped = False
-        self._browsing = Browsing(self.memory, redelivered_below=redelivered_below)
+        self._paging = Paging(ledger, self.memory, self.delays, redelivered_below=redelivered_below)
+        self._browsing = Browsing(ledger, self.memory, redelivered_below=redelivered_below)
         self._early_pages: list[tuple[Read, PageRead]] = []
         """True up to a batch that is durable, but not known to be."""
-        self.now_ms = 0
-        """Milliseconds since the epoch; set by `tick`."""
         self._policies = policies or Policies()
         self._when_full = when_full
         self._sessions: dict[str, Session] = {}
@@ -143,54 +136,33 @@ class Engine:
         self._topics = Topics()
         self._durable: dict[str, Queue] = {}
         """Of each durable subscription, by its key."""
-        self._numbers = Numbers(self._account)
-        self._endings = Endings(self._account, self._numbers)
-        self._spilling = Spilling(self._endings)
-        self._paging.begin_spilling = self._begin_spilling
+        self._numbers = Numbers(ledger, self._account)
+        self._endings = Endings(ledger, self._account, self._numbers)
+        self._spilling = Spilling(ledger, self._numbers, self._endings)
+        self._paging.begin_spilling = self._spilling.begin
         self._numbered: dict[int, Queue] = {}
         """Those that the store may know."""
         self._introduced: dict[Queue, int] = {}
         """Those that remember of which the store does not know durably yet, and the batch that tells it."""
         self._unused = Unused(self._queues, self.memory, is_needed_elsewhere=self._is_needed, let_go=self._let_go)
-        self._producers = Producers()
-        self._timers = Timers(end=DUE_TIMERS)
+        self._producers = Producers(ledger)
+        self._timers = Timers(ledger, end=DUE_TIMERS)
         self._expiry = Expiry(
-            self._timers, self._paging, lane_of=self._lane_of, is_held=self._is_held, expire=self._expire_and_touch
-        )
-        self._scheduler = Scheduler(
+            ledger,
+            self._timers,
             self._paging,
-            self.memory,
-            self._numbers,
-            take_number=self._take_sequence,
-            send=self._send_scheduled,
+            lane_of=self._lane_of,
+            is_held=self._is_held,
+            expire=self._expire_and_touch,
         )
+        self._scheduler = Scheduler(ledger, self._paging, self.memory, self._numbers, send=self._send_scheduled)
         self._selections = Selections(self.memory, self._paging, self.delays)
         self._paging.begin_groups = self._selections.begin_groups
-        self._dispatcher = Dispatcher(self._account, self.memory, self._paging, self._expire)
-        self._wildcards = Wildcards(self._queues, self._account, self._selections)
-        self._batches_from = (sequence_limit, sequence_limit)
-        """The first sequences of the batch that was handed over last, and of the gathering one."""
+        self._dispatcher = Dispatcher(ledger, self._account, self.memory, self._paging, self._expire)
+        self._wildcards = Wildcards(ledger, self._queues, self._account, self._selections)
         self._consumer_number = 0
         self._acknowledgements = 0
         """Of consumers with express; says who was the last."""
-        self._touched: dict[Queue, None] = {}
-        """Queues in which a dispatch may have become possible, in order of the first touch."""
-
-        self._next_sequence = sequence_limit
-        self._sequence_limit = sequence_limit
-        self._requested_limit = sequence_limit
-        """What the store was last asked to reserve."""
-        self._requested_in = 0
-        """The batch that asked for it."""
-        self._committed = 0
-        self._batch = Batch(1)
-        self._is_awaited = False
-        """Somebody waits for the gathering batch: a message to become visible, or an answer."""
-        self._answers: list[tuple[Session, Answer]] = []
-        self._waiting_answers: dict[int, list[tuple[Session, Answer]]] = {}
-        """By the batch they wait for."""
-        self._waiting_queues: dict[int, dict[Queue, None]] = {}
-        """By the batch that makes messages visible in them."""
         self._bulk_in = 0
         """The last batch that moved or removed messages because somebody asked for it."""
 
@@ -233,9 +205,7 @@ class Engine:
     def tick(self, now_us: int, steady_us: int) -> None:
         """It is so many microseconds since the epoch, and by a clock that does not jump. To be called before commands
         and turns."""
-        self.now_ms = now_us // 1000
-        self.delays.tick(now_us, steady_us)
-        self._account.tick(now_us)
+        self.ledger.tick(now_us, steady_us)
 
     def start(self, *, after_clean_stop: bool = True) -> None:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
@@ -248,19 +218,16 @@ class Engine:
                 self._account.recovered(queue, count)
             if queue.is_paused:
                 self._account.paused(queue)
-            queue.used_us = self.delays.now_us
-        self._batch.clean_stop = False
-        self._batch.redelivered_below = self._redelivered_below
-        self._request_sequences()
-        self._is_awaited = True
+            queue.used_us = self.ledger.now_us
+        self.ledger.batch.clean_stop = False
+        self.ledger.batch.redelivered_below = self._redelivered_below
+        self.ledger.request_sequences()
+        self.ledger.is_awaited = True
 
     def stop(self) -> None:
         """Take back, without an attempt, what anybody holds; nobody is served from here on, nothing expires or becomes
         due, and pages are not looked at: what waits is about to be written down."""
-        self._is_stopped = True
-        self._expiry.stop()
-        self._endings.stop()
-        self._scheduler.stop()
+        self.ledger.is_stopped = True
         for session in list(self._sessions.values()):
             self.disconnect(session, is_clean=True)
 
@@ -274,25 +241,23 @@ class Engine:
         # Some may leave memory in between, and with that their lanes.
         waiting = [entry for queue in lasting for lane in queue.lanes for entry in lane]
         for entry in waiting + self._paging.doomed():
-            if self._batch.size >= STORE_TRANSACTION_BYTES_MAX:
-                yield self._hand_over()
+            if self.ledger.batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                yield self.ledger.hand_over()
             self._write_down(entry)
         for name, state in self._producers.unstored():
-            if self._batch.size >= STORE_TRANSACTION_BYTES_MAX:
-                yield self._hand_over()
-            self._batch.producers[name] = state
-            self._batch.size += len(name)
-        self._batch.clean_stop = True
-        yield self._hand_over()
+            if self.ledger.batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                yield self.ledger.hand_over()
+            self.ledger.batch.producers[name] = state
+            self.ledger.batch.size += len(name)
+        self.ledger.batch.clean_stop = True
+        yield self.ledger.hand_over()
 
     # ---- What the shell asks before it reads on ----
 
     @property
     def has_room(self) -> bool:
         """More commands may be taken: sequences are left, and the gathering batch is not too large."""
-        if self._sequence_limit - self._next_sequence < SEQUENCE_RESERVE:
-            return False
-        return self._batch.size + self._account.size < GATHERING_BYTES_MAX
+        return self.ledger.has_room
 
     def must_wait(self, session: Session, command: Command) -> bool:
         """While room is short this is for whoever only sends to wait with, and whatever is behind it."""
@@ -305,27 +270,25 @@ class Engine:
 
     @property
     def is_batch_awaited(self) -> bool:
-        return self._is_awaited
+        return self.ledger.is_awaited
 
     @property
     def has_batch(self) -> bool:
         """There is something to write, or somebody waits for what need not be written any more."""
-        return self._is_awaited or not self._batch.is_empty() or not self._account.is_empty()
+        return self.ledger.has_batch
 
     @property
     def has_work(self) -> bool:
         """A turn would do something."""
         return (
-            bool(self._touched or self._answers)
+            bool(self.ledger.touched)
+            or self.ledger.has_answers
             or self._browsing.has_work
             or self._selections.has_work
             or bool(self._wildcards.joining)
-            or (bool(self._timers.in_memory) and self._expiry.is_due(self.now_ms, self._batch))
-            or self._endings.is_due(self._committed, self._batch)
-            or (
-                bool(self._scheduler.timers.in_memory)
-                and self._scheduler.is_due(self.now_ms, self._committed, self._batch, self.room)
-            )
+            or (bool(self._timers.in_memory) and self._expiry.is_due())
+            or self._endings.is_due()
+            or (bool(self._scheduler.timers.in_memory) and self._scheduler.is_due())
         )
 
     @property
@@ -336,22 +299,27 @@ class Engine:
         if not self._timers.in_memory and not self._scheduler.timers.in_memory and self.delays.next_us is None:
             return None
         times = (self._timers.next_due_ms, self._scheduler.next_due_ms)
-        due_ms = min((each for each in times if each is not None and each > self.now_ms), default=None)
+        due_ms = min((each for each in times if each is not None and each > self.ledger.now_ms), default=None)
         if self.delays.next_us is not None:
-            delayed_ms = self.now_ms + max(0, -(-(self.delays.next_us - self.delays.now_us) // 1000))
+            delayed_ms = self.ledger.now_ms + max(0, -(-(self.delays.next_us - self.ledger.now_us) // 1000))
             due_ms = min(due_ms or delayed_ms, delayed_ms)
         return due_ms
 
     @property
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch, as of the last tick."""
+        return self.ledger.now_ms
+
+    @property
     def last_committed(self) -> int:
         """The last batch that is known to be durable."""
-        return self._committed
+        return self.ledger.committed
 
     @property
     def is_joint_commit_under_way(self) -> bool:
         """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
         in_flight = chain(*self._wildcards.in_flight)
-        return any(entry.batch > self._committed for entry in in_flight)
+        return any(entry.batch > self.ledger.committed for entry in in_flight)
 
     def queues(self) -> Iterable[Queue]:
         return self._queues.values()
@@ -400,7 +368,7 @@ class Engine:
         for consumer in session.consumers.values() if had_no_room else served:
             held = consumer.held
             if had_no_room or len(held) >= consumer.window:
-                self._touched[consumer.queue] = None
+                self.ledger.touched[consumer.queue] = None
             if held and consumer.mode is AckMode.AUTO:
                 if not consumer.is_of_many:
                     self._account.acknowledged_all(consumer.queue, held.values())
@@ -428,13 +396,7 @@ class Engine:
 
     def answer(self, session: Session, answer: Answer) -> None:
         """Say something to a connection once all that it asked for so far is durable, in order."""
-        if session.batch <= self._committed:
-            self._answers.append((session, answer))
-        else:
-            self._waiting_answers.setdefault(session.batch, []).append((session, answer))
-            self._batch.size += WAITING_ANSWER_BYTES
-            if session.batch == self._batch.number:
-                self._is_awaited = True
+        self.ledger.answer(session, answer)
 
     # ---- Commands ----
 
@@ -482,11 +444,11 @@ class Engine:
                 self._await_introduction(session, destination)
             if queue is not None:
                 visible_at_once = not is_stored or queue.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
-                self._accept(queue, message, 0 if visible_at_once else self._batch.number)
+                self._accept(queue, message, 0 if visible_at_once else self.ledger.batch.number)
         if producer is not None:
-            self._producers.record(producer, send.number, self.now_ms, self._batch, is_stored=is_stored)
+            self._producers.record(producer, send.number, is_stored=is_stored)
         if is_stored:
-            session.batch = self._batch.number
+            session.batch = self.ledger.batch.number
 
     def subscribe(self, session: Session, subscribe: Subscribe) -> None:
         """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's, or somebody
@@ -526,7 +488,7 @@ class Engine:
         session.consumers[subscribe.subscription] = consumer
         self._begin_use(consumer)
         queue.join(consumer)
-        self._touched[queue] = None
+        self.ledger.touched[queue] = None
 
     def _subscribe_to_many(self, session: Session, subscribe: Subscribe) -> None:
         """To all queues whose names match a pattern."""
@@ -542,7 +504,7 @@ class Engine:
 
     def _join_some(self) -> None:
         """Go on with whoever takes from many queues and has not joined all of them."""
-        self._touched.update(dict.fromkeys(self._wildcards.go_on(self._batches_from[0], self._committed)))
+        self.ledger.touched.update(dict.fromkeys(self._wildcards.go_on()))
 
     def _check_room_for_consumer(self, subscribe: Subscribe | Browse, size: int) -> None:
         """`size` is what it makes queues take that are there.
@@ -552,7 +514,7 @@ class Engine:
         size += consumer_size(subscribe.subscription, subscribe.destination)
         size += self.memory.bytes_to_use(subscribe.selector)
         if not self.memory.has_room_for_consumer(size):
-            self._unused.make_room(self.delays.now_us)
+            self._unused.make_room(self.ledger.now_us)
             if not self.memory.has_room_for_consumer(size):
                 raise no_room_for_consumer(size, self.memory)
 
@@ -574,7 +536,7 @@ class Engine:
             self.memory,
             number=self._consumer_number,
             served_at=self._dispatcher.dispatches,
-            now_ms=self.now_ms,
+            now_ms=self.ledger.now_ms,
         )
 
     def browse(self, session: Session, browse: Browse) -> None:
@@ -592,7 +554,7 @@ class Engine:
         else:
             # One that is not there is empty, and is not made for being looked at.
             queue = self._queues.get(name) or Queue(browse.destination, 0, self._policies.of(name), Memory())
-        browser = Browser(session, queue, browse, self.memory, last_sequence=self._next_sequence - 1)
+        browser = Browser(session, queue, browse, self.memory, last_sequence=self.ledger.next_sequence - 1)
         session.browsers[browse.subscription] = browser
         browsing[browser] = None
         self._begin_use(browser)
@@ -644,7 +606,7 @@ class Engine:
             del session.consumers[unsubscribe.subscription]
             self._release(consumer, has_begun=False)
         self._end(queue)
-        session.batch = self._batch.number
+        session.batch = self.ledger.batch.number
 
     def _known_durable(self, key: str) -> Queue:
         queue = self._durable.get(key)
@@ -656,7 +618,7 @@ class Engine:
         """A durable subscription goes, which nobody uses, with all that is in it."""
         del self._queues[queue.name], self._numbered[queue.number], self._durable[durable_key_of(queue.destination)]
         self._topics.remove(queue)
-        self._touched.pop(queue, None)
+        self.ledger.touched.pop(queue, None)
         if queue.is_paused:
             # Its number may be that of another queue.
             self._set_paused(queue, is_paused=False)
@@ -675,12 +637,12 @@ class Engine:
         self._selections.drop(queue)
         for lane in queue.lanes:
             self._paging.forget(lane)
-        self._endings.end(queue, self._batch)
+        self._endings.end(queue)
 
     def acknowledge(self, session: Session, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(ack.subscription, ack.sequence)
-        self._touched[consumer.queue] = None
+        self.ledger.touched[consumer.queue] = None
         if consumer.auto is not None:
             consumer.auto.answered += 1
         if consumer.has_express:
@@ -695,7 +657,7 @@ class Engine:
             else:
                 account.acknowledged(entry)
             if self._forget(entry):
-                session.batch = self._batch.number
+                session.batch = self.ledger.batch.number
             return
         covered = consumer.covered_by(ack.sequence)
         if ack.transaction is not None:
@@ -704,12 +666,12 @@ class Engine:
             return
         for sequence in covered:
             if self._acknowledged(consumer.held.pop(sequence)):
-                session.batch = self._batch.number
+                session.batch = self.ledger.batch.number
 
     def refuse(self, session: Session, nack: Nack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(nack.subscription, nack.sequence)
-        self._touched[consumer.queue] = None
+        self.ledger.touched[consumer.queue] = None
         if consumer.auto is not None:
             consumer.auto.answered += 1
         covered = consumer.covered_by(nack.sequence)
@@ -721,7 +683,7 @@ class Engine:
             return
         for sequence in covered:
             self._fail(consumer.held.pop(sequence), Reason.REFUSED, nack)
-        session.batch = self._latest_batch()
+        session.batch = self.ledger.latest_batch
 
     def begin(self, session: Session, command: Begin) -> None:
         """Raises: RemoteProtocolError if the name is taken or there are too many."""
@@ -747,7 +709,7 @@ class Engine:
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in queues))
             for queues, send in zip(spread, transaction.sends, strict=True)
         )
-        batch = self._batch.number if is_stored else 0
+        batch = self.ledger.batch.number if is_stored else 0
         scheduled: list[tuple[Send, Schedule]] = []
         for queues, send in zip(spread, transaction.sends, strict=True):
             if send.schedule is not None:
@@ -764,11 +726,9 @@ class Engine:
         for entry in transaction.refused:
             self._fail(entry, Reason.REFUSED, transaction.wishes.get(entry.sequence))
         if commit.producer is not None:
-            self._producers.record(
-                commit.producer, commit.number, self.now_ms, self._batch, is_stored=is_stored, is_send=False
-            )
+            self._producers.record(commit.producer, commit.number, is_stored=is_stored, is_send=False)
         if is_stored or transaction.refused:
-            session.batch = self._latest_batch()
+            session.batch = self.ledger.latest_batch
         elif self._introduced:
             for send in transaction.sends:
                 self._await_introduction(session, send.destination)
@@ -797,14 +757,14 @@ class Engine:
     def _queue_of_bulk(self, asked: bulk.Wanted) -> Queue:
         """The queue that they are in, or for which they are scheduled."""
         queue = self._lasting_queue(asked.queue)
-        queue.used_us = self.delays.now_us
+        queue.used_us = self.ledger.now_us
         if isinstance(asked, bulk.Purge | bulk.OfScheduled):
             return queue
         if isinstance(asked, bulk.Redrive) and not queue.holds_dead_letters:
             raise RemoteProtocolError(f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back")
         if isinstance(asked, bulk.Move) and asked.to not in self._queues:
             self._check_room_for_queue()
-        if self.room is Room.NONE:
+        if self.ledger.room is Room.NONE:
             raise NoRoomError(f"{FULL}: what is moved is written once more")
         return queue
 
@@ -816,9 +776,9 @@ class Engine:
 
         Raises: as `check_bulk`
         """
-        last = self._next_sequence - 1
+        last = self.ledger.next_sequence - 1
         if isinstance(asked, bulk.OfScheduled):
-            look = self._scheduler.read_for(asked, last)
+            look = self._scheduler.read_for(asked)
             if look is None:
                 self._scheduler.release()
         elif self._has_gone_since(asked):
@@ -836,7 +796,7 @@ class Engine:
         answer = bulk.nothing(asked)
         queue = self._queues.get(asked.queue)
         if queue is not None and not isinstance(asked, bulk.OfScheduled):
-            until = self._next_sequence - 1 if asked.until is None else asked.until
+            until = self.ledger.next_sequence - 1 if asked.until is None else asked.until
             answer.left = bulk.left_with(self._taken_of(queue), asked, until)
         return answer
 
@@ -853,8 +813,8 @@ class Engine:
         """Nothing becomes due until a piece is done, or `release_scheduled`. Whether all is durable that was accepted
         before; if it is not, it is to be asked again with the next commit.
         """
-        batch = self._scheduler.hold(self._committed)
-        self._is_awaited |= batch == self._batch.number
+        batch = self._scheduler.hold()
+        self.ledger.is_awaited |= batch == self.ledger.batch.number
         return not batch
 
     def release_scheduled(self) -> None:
@@ -864,7 +824,7 @@ class Engine:
     @property
     def can_do_bulk(self) -> bool:
         """No page can show any more what was taken."""
-        return self._bulk_in <= self._committed
+        return self._bulk_in <= self.ledger.committed
 
     def do_bulk(self, asked: bulk.Wanted, read: bulk.BulkLook, page: PageRead) -> bulk.Done:
         """Move or remove messages of a page, all in one batch with what they become; or show or cancel what is
@@ -874,20 +834,20 @@ class Engine:
         lane = read.lane
         if isinstance(asked, bulk.OfScheduled):
             self._scheduler.release()
-            showing = self._scheduler.look_at(asked, read, page, self._batch)
+            showing = self._scheduler.look_at(asked, read, page)
             if showing.moved and isinstance(asked, bulk.Unschedule) and not asked.dry_run:
-                self._bulk_in = self._batch.number
+                self._bulk_in = self.ledger.batch.number
             return showing
         if self._queues.get(lane.queue.name) is not lane.queue:
             return bulk.nothing(asked, f"{lane.queue.name!r} has ended")
-        here, answer = bulk.take(asked, read, page, self._committed, self.now_ms, self._has_ended)
-        self._paging.unpin(lane, self._committed)
+        here, answer = bulk.take(asked, read, page, self.ledger.committed, self.ledger.now_ms, self._has_ended)
+        self._paging.unpin(lane)
         if answer.next is None:
             answer.left += bulk.left_with(self._taken_of(lane.queue), asked, read.until)
         if asked.dry_run or not here:
             return answer
-        batch = self._bulk_in = self._batch.number
-        self._paging.take_out(lane, [taken.entry for taken in here], batch)
+        batch = self._bulk_in = self.ledger.batch.number
+        self._paging.take_out(lane, [taken.entry for taken in here])
         for entry, arrival in here:
             if arrival is None:
                 self._account.removed(entry)
@@ -895,11 +855,11 @@ class Engine:
                 continue
             destination, message = arrival
             queue = self._needed_queue(destination)
-            self._account.moved(entry, queue, self._next_sequence)
+            self._account.moved(entry, queue, self.ledger.next_sequence)
             self._forget(entry)
             self._accept(queue, message, batch)
         # It may have held back what stands behind it.
-        self._touched[lane.queue] = None
+        self.ledger.touched[lane.queue] = None
         return answer
 
     def _has_ended(self, name: str) -> bool:
@@ -922,14 +882,14 @@ class Engine:
         self._set_paused(queue, is_paused=True)
         if queue.wildcards:
             # What is being committed in it holds back nobody in other queues any more.
-            self._touched[queue] = None
+            self.ledger.touched[queue] = None
         return is_made
 
     def resume(self, name: str) -> None:
         """Raises: RemoteProtocolError if there is no such queue."""
         queue = self._lasting_queue(name)
         self._set_paused(queue, is_paused=False)
-        self._touched[queue] = None
+        self.ledger.touched[queue] = None
 
     def _lasting_queue(self, name: str) -> Queue:
         queue = self._queues.get(name)
@@ -939,14 +899,14 @@ class Engine:
 
     def _set_paused(self, queue: Queue, *, is_paused: bool) -> None:
         # Also if it is so already: an answer that it is must not come before that is durable.
-        self._bulk_in = self._batch.number
+        self._bulk_in = self.ledger.batch.number
         if queue.is_paused == is_paused:
             return
         queue.is_paused = is_paused
         if not queue.is_known_to_store:
-            introduce(self._batch, queue)
-        self._batch.paused[queue.number] = is_paused
-        self._batch.size += PAUSE_BYTES
+            introduce(self.ledger.batch, queue)
+        self.ledger.batch.paused[queue.number] = is_paused
+        self.ledger.batch.size += PAUSE_BYTES
         if is_paused:
             self._account.paused(queue)
         else:
@@ -963,41 +923,39 @@ class Engine:
         """Answer a question once what it made the broker do is durable."""
         queue = self._queues.get(send.destination.name)
         if queue is not None:
-            is_durable = self._bulk_in <= self._committed
+            is_durable = self._bulk_in <= self.ledger.committed
             self._accept(queue, send.message, 0 if is_durable else self._bulk_in)
 
     # ---- Turns and batches ----
 
     def take_answers(self) -> list[tuple[Session, Answer]]:
         """What is to be said, without the rest of a turn."""
-        answers, self._answers = self._answers, []
-        return answers
+        return self.ledger.take_answers()
 
     def turn(self) -> Effects:
         """Dispatch wherever something changed; hand over what was to be said since the last turn."""
-        if self._requested_limit - self._next_sequence < SEQUENCE_BLOCK // 2:
-            self._request_sequences()
+        self.ledger.request_some_sequences()
         # With nothing to do all of this must cost next to nothing: somebody sends one message after the other.
         if self._timers.in_memory:
-            self._expiry.step(self.now_ms, self._committed, self._batch)
+            self._expiry.step()
         if self._scheduler.timers.in_memory:
-            self._scheduler.step(self.now_ms, self._committed, self._batch, self.room)
-            self._is_awaited |= self._scheduler.awaits(self.now_ms, self._batch)
+            self._scheduler.step()
+            self.ledger.is_awaited |= self._scheduler.awaits()
         deliveries: Deliveries = {}
         if self._wildcards.joining:
             self._join_some()
-        if not self._is_stopped:
+        if not self.ledger.is_stopped:
             for entry in self.delays.take_due():
                 self._end_delay(entry)
         looks: list[Look] = []
         if (scanned := self._selections.step()) is not None:
-            self._touched[scanned[0]] = None
+            self.ledger.touched[scanned[0]] = None
             if scanned[1] is not None:
                 looks.append(scanned[1])
-        if self._touched:
-            touched, self._touched = self._touched, {}
+        if self.ledger.touched:
+            touched = self.ledger.take_touched()
             joined: list[Queue] = []
-            now_us = self.delays.now_us
+            now_us = self.ledger.now_us
             for queue in touched:
                 queue.used_us = now_us
                 if queue.wildcards:
@@ -1005,7 +963,7 @@ class Engine:
                     continue
                 if queue.is_paused:
                     continue
-                lane = self._dispatcher.dispatch(queue, self._committed, self.now_ms, deliveries)
+                lane = self._dispatcher.dispatch(queue, deliveries)
                 if lane is not None:
                     self._paging.ask(lane)
                 if queue.selecting is not None:
@@ -1013,14 +971,14 @@ class Engine:
             if joined:
                 self._dispatch_together(joined, deliveries)
         reads = [*self._paging.take_reads(), *looks]
-        looks = self._endings.wanted(self._committed, self._batch)
+        looks = self._endings.wanted()
         if self._expiry.is_wanted:
             looks += self._expiry.wanted()
         if self._scheduler.is_wanted:
             looks += self._scheduler.wanted()
         showings: list[Showing] = []
         if self._browsing.has_work:
-            showings, pages = self._browsing.turn(self._committed, self.now_ms)
+            showings, pages = self._browsing.turn()
             looks += pages
         for look in looks:
             look.begin()
@@ -1033,12 +991,11 @@ class Engine:
     def _dispatch_together(self, joined: list[Queue], deliveries: Deliveries) -> None:
         """Queues from which somebody takes who takes from others as well."""
         dispatch = JointDispatch(
+            self.ledger,
             self._wildcards,
             self._dispatcher,
             self._paging,
             self._expire,
-            committed=self._committed,
-            now_ms=self.now_ms,
             deliveries=deliveries,
         )
         for lane in dispatch.run(joined):
@@ -1052,7 +1009,7 @@ class Engine:
 
         Raises: StoreError if the store has lost something.
         """
-        if self._is_stopped:
+        if self.ledger.is_stopped:
             return
         if isinstance(read, BrowseRead):
             read.end()
@@ -1064,35 +1021,35 @@ class Engine:
             return
         if isinstance(read, EndingRead):
             read.end()
-            self._endings.page_read(read, page, self._batch)
+            self._endings.page_read(read, page)
             return
-        if page.as_of > self._committed:
+        if page.as_of > self.ledger.committed:
             # Its batch became durable a moment ago; all queues are to see that in one step.
             self._early_pages.append((read, page))
             return
         if isinstance(read, BlockLook):
             read.end()
-            self._expiry.page_read(read, page, self.now_ms, self._committed, self._batch)
+            self._expiry.page_read(read, page)
             return
         if isinstance(read, DueLook):
             read.end()
-            self._scheduler.page_read(read, page, self.now_ms, self._batch)
+            self._scheduler.page_read(read, page)
             return
         if isinstance(read, BodyRead):
             for entry in self._paging.body_read(read, page):
                 self._dead_letter(entry, entry.message)
-            self._touched[read.lane.queue] = None
+            self.ledger.touched[read.lane.queue] = None
             return
         if isinstance(read, ScanRead):
-            failed = self._selections.page_read(read, page, self._committed)
+            failed = self._selections.page_read(read, page)
         else:
-            failed = self._paging.page_read(read, page, self._committed)
+            failed = self._paging.page_read(read, page)
         for entry in self._paging.take_waiting():
             self._account.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
         for entry in failed:
-            self._paging.left_with_page(entry, self._batch.number)
+            self._paging.left_with_page(entry)
             self._dead_letter(entry, entry.message)
-        self._touched[read.lane.queue] = None
+        self.ledger.touched[read.lane.queue] = None
 
     def timers_read(self, read: TimerRead, page: TimersRead) -> None:
         """The timers that a turn wanted are there."""
@@ -1104,15 +1061,15 @@ class Engine:
 
         Not before what the last turn dispatched is written. Returns connections that must be ended, and why.
         """
-        queues = self._paging.relieve(self._queues.values(), self._batch, self._committed)
+        queues = self._paging.relieve(self._queues.values())
         return {self._sessions[queue.destination.session]: _why(queue) for queue in queues}
 
     def stalled(self, bytes_taken: Callable[[Session], int]) -> tuple[Session, str] | None:
         """To be called once a second or so: a connection that must be ended, and why. `bytes_taken` says how much its
         socket has ever taken.
         """
-        needs_room = self.room is not _PLENTY or self.memory.excess > 0
-        found = self._spilling.stalled(self._sessions, self.delays.now_us, bytes_taken, needs_room=needs_room)
+        needs_room = self.ledger.room is not _PLENTY or self.memory.excess > 0
+        found = self._spilling.stalled(self._sessions, bytes_taken, needs_room=needs_room)
         if found is None:
             return None
         session, queue = found
@@ -1126,16 +1083,16 @@ class Engine:
         """To be done now and then, in steps: who waits for more than its window lets it have gets more."""
         for session in list(self._sessions.values()):
             for consumer in session.consumers.values():
-                if consumer.stretch_window(self.now_ms):
-                    self._touched[consumer.queue] = None
+                if consumer.stretch_window(self.ledger.now_ms):
+                    self.ledger.touched[consumer.queue] = None
             yield
 
     def let_unused_go(self) -> None:
         """To be called once a second: queues go that nobody needs (unused.py)."""
-        if not self._is_stopped:
-            self._scheduler.let_go(self._batch)
-            self._paging.forget_taken_out(self._committed)
-            self._unused.look(self.delays.now_us)
+        if not self.ledger.is_stopped:
+            self._scheduler.let_go()
+            self._paging.forget_taken_out()
+            self._unused.look(self.ledger.now_us)
 
     def change_policies(self, policies: Policies) -> None:
         """Give every queue its policy anew, in one step.
@@ -1152,53 +1109,48 @@ class Engine:
                 for lane in queue.lanes:
                     self._give_up(lane)
                 # What stands behind a message that had to be read is next now.
-                self._touched[queue] = None
+                self.ledger.touched[queue] = None
 
     def _give_up(self, lane: Lane) -> None:
         """Dead-letter what is in memory and has failed too often."""
         failed = [entry for entry in lane if is_given_up(lane.queue, entry.attempts, entry.due_us)]
         if failed:
             failed.sort(key=attrgetter("sequence"))
-            self._paging.take_out(lane, failed, self._batch.number)
+            self._paging.take_out(lane, failed)
             for entry in failed:
                 if entry.message is None:
                     # Its mark says that it has failed so often, unless it was stored only after that.
                     if not entry.marked:
-                        mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
+                        mark(self.ledger.batch, entry, self.delays.due_ms(entry))
                     self._paging.doom(entry)
                 else:
                     self._dead_letter(entry, entry.message)
 
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
-        self._producers.forget_old(self.now_ms, self._batch)
+        self._producers.forget_old()
         if not self.has_batch:
             return None
-        return self._hand_over()
+        return self.ledger.hand_over()
 
     def committed(self, batch: Batch) -> None:
         """The batch is durable, and so are all before it."""
-        assert batch.number > self._committed
-        self._committed = batch.number
-        if not batch.is_empty():
-            # One that only carries history makes nothing visible, and would else be followed by another for ever.
-            self._account.committed(batch.number)
-        if batch.sequence_limit:
-            self._sequence_limit = batch.sequence_limit
-        self._paging.let_go(batch.number)
-        self._wildcards.committed(batch.number)
-        self._timers.let_go(batch.number)
-        self._numbers.committed(batch.number)
+        ledger = self.ledger
+        ledger.begin_committed(batch)
+        self._paging.let_go()
+        self._wildcards.committed()
+        self._timers.committed()
+        self._numbers.committed()
         if self._introduced:
             self._introduced = {queue: number for queue, number in self._introduced.items() if number > batch.number}
         self._expiry.committed()
-        self._scheduler.committed(batch.number)
-        self._touched.update(self._waiting_queues.pop(batch.number, {}))
+        self._scheduler.committed()
+        ledger.touch_waiting()
         if self._early_pages:
             pages, self._early_pages = self._early_pages, []
             for read, page in pages:
                 self.page_read(read, page)
-        self._answers.extend(self._waiting_answers.pop(batch.number, ()))
+        ledger.end_committed()
 
     # ---- Inside ----
 
@@ -1211,9 +1163,9 @@ class Engine:
     def _admit(self, session: Session, send: Send) -> None:
         """Raises: NoRoomError if the store has no room for what this connection sends."""
         session.has_sent = True
-        if self.room is _PLENTY or send.destination.kind is Kind.TEMPORARY:
+        if self.ledger.room is _PLENTY or send.destination.kind is Kind.TEMPORARY:
             return
-        if self.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
+        if self.ledger.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
             raise NoRoomError(f"{FULL}; try again when messages were consumed")
 
     def _count_taken(self, session: Session) -> None:
@@ -1225,20 +1177,18 @@ class Engine:
             memory.unsent_max = UNSENT_BYTES_MAX
             for one in self._sessions.values():
                 for consumer in one.consumers.values():
-                    self._touched[consumer.queue] = None
+                    self.ledger.touched[consumer.queue] = None
 
     def _accept(self, queue: Queue, message: Message, batch: int, contents: Contents = NONE) -> None:
         """Give a new message its place. It is visible with `batch`, 0 is at once, whether itself stored or not. Of
         `contents` see `_share`.
         """
-        sequence = self._next_sequence
-        self._next_sequence = sequence + 1
-        if sequence >= self._sequence_limit:
-            # Not reserved yet: nobody may see it before it is.
-            if sequence >= self._requested_limit:
-                self._request_sequences()
-            batch = max(batch, self._requested_in)
-        message.arrived_ms = self.now_ms
+        ledger = self.ledger
+        sequence = ledger.next_sequence
+        ledger.next_sequence = sequence + 1
+        if sequence >= ledger.sequence_limit:
+            batch = max(batch, ledger.reserved_with(sequence))
+        message.arrived_ms = ledger.now_ms
         is_stored = message.persistent and not queue.is_temporary
         entry = Entry(sequence, message, queue.lane_of(message), batch, is_stored, None)
         group = message.group
@@ -1252,24 +1202,28 @@ class Engine:
             elif entry.lane.horizon != WHOLE:
                 entry.content = contents.transient
         if is_stored:
-            put(self._batch, entry)
-        self._paging.add(entry, message, self._batch)
+            put(ledger.batch, entry)
+        self._paging.add(entry, message)
         if queue.selecting is not None:
             queue.selecting.arrived(entry)
         if message.expires_ms and not queue.is_temporary:
-            self._expiry.accepted(entry.lane, sequence, message.expires_ms, self._batch)
+            self._expiry.accepted(entry.lane, sequence, message.expires_ms)
         account = self._account
         if account.accepting is queue and account.accepting_batch == batch and not group:
             account.entries.append(entry)
         else:
             account.accepted(entry)
         if batch:
-            if queue.wildcards and batch > self._committed:
+            if queue.wildcards and batch > ledger.committed:
                 self._wildcards.accepted(entry)
-            self._is_awaited |= batch == self._batch.number
-            self._waiting_queues.setdefault(batch, {})[queue] = None
+            if batch == ledger.batch.number:
+                ledger.is_awaited = True
+            if batch in ledger.waiting_queues:
+                ledger.waiting_queues[batch][queue] = None
+            else:
+                ledger.waiting_queues[batch] = {queue: None}
         else:
-            self._touched[queue] = None
+            ledger.touched[queue] = None
 
     def _spread(self, send: Send) -> bool:
         """Give a message its places in all queues that its destination stands for, in one batch; each copy is visible
@@ -1284,7 +1238,7 @@ class Engine:
             if message.persistent and not queue.is_temporary:
                 is_stored = True
                 if queue.policy.store_and_dispatch is not StoreAndDispatch.CONCURRENT:
-                    batch = self._batch.number
+                    batch = self.ledger.batch.number
             self._accept(queue, message, batch, contents)
         return is_stored
 
@@ -1294,8 +1248,8 @@ class Engine:
         """
         if len(queues) < 2:
             return NONE
-        message.arrived_ms = self.now_ms
-        return share_new(self._batch, message, queues, self._next_sequence)
+        message.arrived_ms = self.ledger.now_ms
+        return share_new(self.ledger.batch, message, queues, self.ledger.next_sequence)
 
     def _queues_for(self, send: Send, queue_of: Callable[[Destination], Queue | None] | None = None) -> list[Queue]:
         """Each once; none for those that went with their connections, or for a topic without subscriptions.
@@ -1324,7 +1278,7 @@ class Engine:
         """Where the copies of a message stand that is sent to a topic, or to several destinations."""
         queues: dict[Queue, None] = {}
         # A selector may ask for it.
-        message.arrived_ms = self.now_ms
+        message.arrived_ms = self.ledger.now_ms
         for part in destination.parts or (destination,):
             if part.kind is Kind.TOPIC:
                 queues.update(dict.fromkeys(self._topics.queues_of(part.name, message)))
@@ -1344,8 +1298,8 @@ class Engine:
         name = destination.name
         if destination.is_spread:
             name, schedule = "", replace(schedule, to=destination.address)
-        self._scheduler.accept(name, message, schedule, self.now_ms, self._batch)
-        self._is_awaited |= message.persistent
+        self._scheduler.accept(name, message, schedule)
+        self.ledger.is_awaited |= message.persistent
 
     def _send_scheduled(self, name: str, to: str, message: Message) -> None:
         """Accept what is due, in the queue of this name, or everywhere that the address `to` stands for now."""
@@ -1355,7 +1309,7 @@ class Engine:
             queues = [self._needed_queue(Destination(Kind.QUEUE, name))]
         contents = self._share(message, queues)
         for queue in queues:
-            self._accept(queue, message, self._batch.number, contents)
+            self._accept(queue, message, self.ledger.batch.number, contents)
 
     def _needed_queue(self, destination: Destination) -> Queue:
         """Made if it is not there, whether there is room or not: it was there once, or asked for (a move), or what
@@ -1367,17 +1321,6 @@ class Engine:
         """The same of one that a client names; None if it went with its connection."""
         is_gone = destination.kind is Kind.TEMPORARY and destination.session not in self._sessions
         return None if is_gone else self._needed_queue(destination)
-
-    def _take_sequence(self) -> int:
-        """The next one, for what is durable with the gathering batch at the earliest."""
-        sequence = self._next_sequence
-        self._next_sequence = sequence + 1
-        if sequence >= self._requested_limit:
-            self._request_sequences()
-        return sequence
-
-    def _begin_spilling(self, queue: Queue) -> None:
-        self._spilling.begin(queue, self._numbers.new(), self._take_sequence(), self._batch)
 
     def _fail(self, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
@@ -1412,7 +1355,7 @@ class Engine:
             entry.due_us = 0
             is_away = delay_ms > 0 and self.delays.delay(entry, delay_ms)
             if entry.stored is not None:
-                mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
+                mark(self.ledger.batch, entry, self.delays.due_ms(entry))
         if entry.due_us:
             self._account.delayed(entry, reason, is_holding=not is_away)
         else:
@@ -1424,25 +1367,25 @@ class Engine:
             if queue.selecting is not None:
                 queue.selecting.came_back(entry)
         self._paging.came_back(entry)
-        self._touched[queue] = None
+        self.ledger.touched[queue] = None
 
     def _dead_letter(self, entry: Entry, message: Message | None, cause: str = "") -> None:
         """Move a message that is in no lane any more to where failed ones go; at once, if it is in memory."""
         if message is None:
             # Should the broker end before it is read, it is moved when it is read after that.
-            mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
+            mark(self.ledger.batch, entry, self.delays.due_ms(entry))
             self._paging.doom(entry)
             return
         origin = entry.lane.queue
         if not cause:
             cause = POISON if entry.due_us == DUE_NEVER else EXHAUSTED
         destination, letter = dead_letter(
-            message, origin.name, origin.policy, attempts=entry.attempts, cause=cause, now_ms=self.now_ms
+            message, origin.name, origin.policy, attempts=entry.attempts, cause=cause, now_ms=self.ledger.now_ms
         )
         dead_letters = self._needed_queue(destination)
-        self._account.dead_lettered(entry, dead_letters, self._next_sequence)
+        self._account.dead_lettered(entry, dead_letters, self.ledger.next_sequence)
         self._forget(entry)
-        self._accept(dead_letters, letter, self._batch.number)
+        self._accept(dead_letters, letter, self.ledger.batch.number)
 
     def _end_delay(self, entry: Entry) -> None:
         """A message is due; whatever has become of it meanwhile."""
@@ -1458,7 +1401,7 @@ class Engine:
             # It held the others back, and has not left memory wholly meanwhile.
             self._account.due(entry)
         if self._queues.get(queue.name) is queue:
-            self._touched[queue] = None
+            self.ledger.touched[queue] = None
 
     def _release(self, consumer: Consumer, *, has_begun: bool) -> None:
         """End a consumer; `has_begun` charges an attempt to the first message it holds."""
@@ -1488,7 +1431,7 @@ class Engine:
             self._account.unsubscribed(consumer, queue)
             # Of those of a wildcard most have nobody else to whom this makes a difference.
             if queue.consumers or queue.groups is not None or consumer.is_exclusive or not consumer.is_of_many:
-                self._touched[queue] = None
+                self.ledger.touched[queue] = None
 
     def _abort(self, session: Session, name: str) -> None:
         transaction = session.transactions.pop(name)
@@ -1496,10 +1439,10 @@ class Engine:
         for entry in transaction.acknowledged + transaction.refused:
             self._fail(entry, Reason.ABORTED)
         if len(transaction) > len(transaction.sends):
-            session.batch = self._latest_batch()
+            session.batch = self.ledger.latest_batch
 
     def _is_repeat(self, session: Session, producer: str, number: int) -> bool:
-        known = self._producers.repeated(producer, number, self.now_ms, self._batch)
+        known = self._producers.repeated(producer, number)
         if known is None:
             return False
         # The first may have made a queue that remembers, though nothing else of it is stored.
@@ -1527,7 +1470,7 @@ class Engine:
     def _expire_and_touch(self, entry: Entry) -> None:
         self._expire(entry)
         # Whoever waited for it to be read or to be committed waits no longer.
-        self._touched[entry.lane.queue] = None
+        self.ledger.touched[entry.lane.queue] = None
 
     def _lane_of(self, key: bytes) -> Lane | None:
         number, rank = split_lane_key(key)
@@ -1554,7 +1497,7 @@ class Engine:
         return any(
             entry.lane is lane
             and first <= entry.sequence < until
-            and (entry.message is None or is_expired(entry.message, self.now_ms))
+            and (entry.message is None or is_expired(entry.message, self.ledger.now_ms))
             for entry in chain(of_consumers, of_transactions)
         )
 
@@ -1562,10 +1505,10 @@ class Engine:
         """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
         self._paging.went(entry)
         if entry.lane.aside is not None:
-            self._paging.forgot_stray(entry, self._batch.number)
+            self._paging.forgot_stray(entry)
         if entry.stored is None:
             return False
-        remove(self._batch, entry)
+        remove(self.ledger.batch, entry)
         # What is in a temporary queue nobody sees after any end of the broker.
         return entry.persistent or not entry.lane.queue.is_temporary
 
@@ -1574,7 +1517,7 @@ class Engine:
         queue = self._queues.get(destination.name)
         if queue is not None:
             # Nothing is in it yet.
-            queue.used_us = self.delays.now_us
+            queue.used_us = self.ledger.now_us
             return queue
         return self._make_queue(destination) if self._check_can_make(destination) else None
 
@@ -1605,7 +1548,7 @@ class Engine:
     def _check_room_for_queue(self) -> None:
         """Raises: RemoteProtocolError if there is none, and no other queue can go"""
         if not self.memory.has_room_for_queue:
-            self._unused.make_room(self.delays.now_us)
+            self._unused.make_room(self.ledger.now_us)
             if not self.memory.has_room_for_queue:
                 raise no_room(len(self._queues), self.memory)
 
@@ -1613,7 +1556,7 @@ class Engine:
         """By what it does not know of itself."""
         return bool(
             self._scheduler.count(queue.name)
-            or any(queue in waiting for waiting in self._waiting_queues.values())
+            or any(queue in waiting for waiting in self.ledger.waiting_queues.values())
             or any(browser.queue is queue for browser in self._browsing.browsers)
             or (queue.has_lost_bodies and self._has_anybody_any(queue))
         )
@@ -1626,10 +1569,10 @@ class Engine:
     def _let_go(self, queue: Queue) -> None:
         """Nobody needs a queue any more."""
         del self._queues[queue.name], self._numbered[queue.number]
-        self._touched.pop(queue, None)
+        self.ledger.touched.pop(queue, None)
         self._wildcards.gone(queue)
         self._selections.drop(queue)
-        self._numbers.give_back(queue, self._batch)
+        self._numbers.give_back(queue)
         queue.let_go()
 
     def _make_queue(self, destination: Destination) -> Queue:
@@ -1645,8 +1588,8 @@ class Engine:
         if number:
             self._numbered[number] = queue
             if remembers(queue):
-                introduce(self._batch, queue)
-                self._introduced[queue] = self._batch.number
+                introduce(self.ledger.batch, queue)
+                self._introduced[queue] = self.ledger.batch.number
         self._account.named(queue)
         self._wildcards.made(queue)
         return queue
@@ -1662,7 +1605,7 @@ class Engine:
             policy,
             self.memory,
             holds_dead_letters=holds_dead_letters,
-            used_us=self.delays.now_us,
+            used_us=self.ledger.now_us,
         )
 
     def _drop(self, queue: Queue) -> None:
@@ -1671,36 +1614,18 @@ class Engine:
         if queue.destination.topic:
             self._topics.remove(queue)
         self._selections.drop(queue)
-        self._touched.pop(queue, None)
+        self.ledger.touched.pop(queue, None)
         for lane in queue.lanes:
             self._paging.forget(lane)
-        if not self._spilling.end(queue, self._latest_batch()):
+        if not self._spilling.end(queue):
             queue.let_go()
 
     def _write_down(self, entry: Entry) -> None:
         """Store a waiting transient, and of any message how often it was dispatched."""
         if entry.stored is None:
-            put(self._batch, entry)
+            put(self.ledger.batch, entry)
         if entry.deliveries or entry.attempts:
-            mark(self._batch, entry, self.delays.due_ms(entry, self.now_ms))
-
-    def _request_sequences(self) -> None:
-        self._requested_limit = self._next_sequence + SEQUENCE_BLOCK
-        self._requested_in = self._batch.number
-        self._batch.sequence_limit = self._requested_limit
-        self._is_awaited = True
-
-    def _latest_batch(self) -> int:
-        """The last batch with anything in it."""
-        return self._batch.number if not self._batch.is_empty() else self._batch.number - 1
-
-    def _hand_over(self) -> Batch:
-        batch = self._batch
-        batch.history = self._account.take(of_batch=not batch.is_empty())
-        self._batch = Batch(batch.number + 1)
-        self._batches_from = (self._batches_from[1], self._next_sequence)
-        self._is_awaited = False
-        return batch
+            mark(self.ledger.batch, entry, self.delays.due_ms(entry))
 
 
 def _why(queue: Queue) -> str:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.lane import WHOLE, Entry, Lane
 from truenext.engine.paging import Look
-from truenext.limits import GATHERING_BYTES_MAX, PAGE_BYTES
+from truenext.limits import PAGE_BYTES
 from truenext.record import BLOCK_BITS, split_timer, timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.batch import Batch
+    from truenext.engine.ledger import Ledger
     from truenext.engine.paging import Found, PageRead, Paging
     from truenext.engine.timers import Timers
     from truenext.message import Message
@@ -68,6 +68,7 @@ class BlockLook(Look):
 class Expiry:
     def __init__(
         self,
+        ledger: Ledger,
         timers: Timers,
         paging: Paging,
         *,
@@ -78,12 +79,12 @@ class Expiry:
         """`lane_of` knows lanes by their keys; `is_held` whether somebody has a message of a lane with a sequence from
         the one on and before the other; `expire` is told of each message that was taken out of its lane.
         """
+        self._ledger = ledger
         self._timers = timers
         self._paging = paging
         self._lane_of = lane_of
         self._is_held = is_held
         self._expire = expire
-        self._is_stopped = False
         self._look: BlockLook | None = None
         """One at a time."""
         self.is_wanted = False
@@ -91,77 +92,78 @@ class Expiry:
         self._waiting: list[bytes] = []
         """Timers that were due when something that has expired was not visible yet; the next commit changes that."""
 
-    def accepted(self, lane: Lane, sequence: int, expires_ms: int, batch: Batch) -> None:
+    def accepted(self, lane: Lane, sequence: int, expires_ms: int) -> None:
         due_ms = min(-(-expires_ms // ROUND_MS) * ROUND_MS, DUE_MAX)
-        self._timers.set(timer(due_ms, lane.key, sequence), batch)
-
-    def stop(self) -> None:
-        """Nothing expires any more: what waits is being written down."""
-        self._is_stopped = True
+        self._timers.set(timer(due_ms, lane.key, sequence))
 
     # ---- What is due ----
 
-    def is_due(self, now_ms: int, batch: Batch) -> bool:
+    def is_due(self) -> bool:
         """A step would do something."""
-        if self._is_stopped or self._look is not None or batch.size >= GATHERING_BYTES_MAX:
+        if self._ledger.is_stopped or self._look is not None or self._ledger.is_full:
             return False
         due_ms = self._timers.next_due_ms
-        return due_ms is not None and due_ms <= now_ms
+        return due_ms is not None and due_ms <= self._ledger.now_ms
 
-    def step(self, now_ms: int, committed: int, batch: Batch) -> None:
+    def step(self) -> None:
         """Go on with what is due, until something has to be read or enough was removed for now."""
         left = STEP_MAX
-        while left > 0 and self.is_due(now_ms, batch):
-            due = self._timers.take(now_ms)
+        while left > 0 and self.is_due():
+            due = self._timers.take()
             assert due is not None, "one is due"
             _, lane_key, first = split_timer(due)
             lane = self._lane_of(lane_key)
             if lane is None:
-                self._timers.clear(due, batch)
+                self._timers.clear(due)
                 continue
             until = first + BLOCK
-            left -= 1 + self._take_from_memory(lane, first, until, now_ms, committed, batch)
-            again_ms = -(-(now_ms + AGAIN_MS) // ROUND_MS) * ROUND_MS if self._is_held(lane, first, until) else 0
-            is_early = _is_early(lane, first, until, now_ms, committed)
+            left -= 1 + self._take_from_memory(lane, first, until)
+            again_ms = (
+                -(-(self._ledger.now_ms + AGAIN_MS) // ROUND_MS) * ROUND_MS if self._is_held(lane, first, until) else 0
+            )
+            is_early = self._is_early(lane, first, until)
             if any(first <= sequence < until for sequence in _bodiless(lane)):
                 self._read(BlockLook(lane, max(first - 1, 0), until, due, again_ms, is_early=is_early))
             elif lane.needs_page and lane.horizon < until - 1:
                 self._read(BlockLook(lane, max(first - 1, lane.horizon), until, due, again_ms, is_early=is_early))
             else:
-                self._finish(lane, due, again_ms, now_ms, committed, batch)
+                self._finish(lane, due, again_ms)
+
+    def _again_ms(self) -> int:
+        return -(-(self._ledger.now_ms + AGAIN_MS) // ROUND_MS) * ROUND_MS
 
     def wanted(self) -> list[Look]:
         """What is to be read from the store; `page_read` takes it."""
         is_wanted, self.is_wanted = self.is_wanted, False
         return [self._look] if is_wanted and self._look is not None else []
 
-    def page_read(self, look: BlockLook, page: PageRead, now_ms: int, committed: int, batch: Batch) -> None:
-        """Take out what has expired on a page that names no batch later than `committed`."""
+    def page_read(self, look: BlockLook, page: PageRead) -> None:
+        """Take out what has expired on a page that names no batch that is not known to be durable."""
         lane, until = look.lane, look.until
         if self._lane_of(lane.key) is not lane:
             # It ended meanwhile, with its queue.
             self._look = None
-            self._timers.clear(look.timer, batch)
+            self._timers.clear(look.timer)
             return
         _, _, first = split_timer(look.timer)
         # What came into memory meanwhile is not above the horizon any more.
-        self._take_from_memory(lane, first, until, now_ms, committed, batch)
+        self._take_from_memory(lane, first, until)
         in_memory = {entry.sequence for entry in lane.recent}
         over: list[Entry] = []
         for found in page.found:
             if found.sequence >= until:
                 break
             is_known = found.sequence in lane.taken_out or found.sequence in in_memory
-            if not is_known and is_expired(found.message, now_ms):
+            if not is_known and is_expired(found.message, self._ledger.now_ms):
                 over += self._entry_of(lane, found)
-        self._take_out(lane, over, batch)
+        self._take_out(lane, over)
         self._look = None
         last = page.found[-1].sequence if page.found else WHOLE
         if page.is_end or last >= until - 1:
-            if look.is_early and not _is_early(lane, first, until, now_ms, committed):
+            if look.is_early and not self._is_early(lane, first, until):
                 self._timers.put_back(look.timer)
             else:
-                self._finish(lane, look.timer, look.again_ms, now_ms, committed, batch)
+                self._finish(lane, look.timer, look.again_ms)
         else:
             self._read(BlockLook(lane, last, until, look.timer, look.again_ms, is_early=look.is_early))
 
@@ -169,19 +171,20 @@ class Expiry:
         self._look = look
         self.is_wanted = True
 
-    def _finish(self, lane: Lane, due: bytes, again_ms: int, now_ms: int, committed: int, batch: Batch) -> None:
+    def _finish(self, lane: Lane, due: bytes, again_ms: int) -> None:
         _, _, first = split_timer(due)
-        if _is_early(lane, first, first + BLOCK, now_ms, committed):
+        if self._is_early(lane, first, first + BLOCK):
             self._waiting.append(due)
             return
         if again_ms:
-            self._timers.set(timer(again_ms, lane.key, first), batch)
-        self._timers.clear(due, batch)
+            self._timers.set(timer(again_ms, lane.key, first))
+        self._timers.clear(due)
 
     # ---- Taking out ----
 
-    def _take_from_memory(self, lane: Lane, first: int, until: int, now_ms: int, committed: int, batch: Batch) -> int:
+    def _take_from_memory(self, lane: Lane, first: int, until: int) -> int:
         """Of this block; what is not visible yet stays. How many they were."""
+        committed, now_ms = self._ledger.committed, self._ledger.now_ms
 
         def is_over(entry: Entry) -> bool:
             return first <= entry.sequence < until and entry.batch <= committed and is_expired(entry.message, now_ms)
@@ -193,7 +196,7 @@ class Expiry:
             *lane.recent,
         ]
         over = [entry for entry in waiting if is_over(entry)]
-        self._take_out(lane, over, batch)
+        self._take_out(lane, over)
         return len(over)
 
     def _entry_of(self, lane: Lane, found: Found) -> list[Entry]:
@@ -208,11 +211,18 @@ class Expiry:
         self._paging.came(entry, found.message)
         return [entry]
 
-    def _take_out(self, lane: Lane, over: list[Entry], batch: Batch) -> None:
+    def _take_out(self, lane: Lane, over: list[Entry]) -> None:
         if over:
-            self._paging.take_out(lane, over, batch.number)
+            self._paging.take_out(lane, over)
             for entry in over:
                 self._expire(entry)
+
+    def _is_early(self, lane: Lane, first: int, until: int) -> bool:
+        """Something of a block is over, and not visible yet."""
+        committed, now_ms = self._ledger.committed, self._ledger.now_ms
+        others = (*lane.recent, *lane.again()) if lane.aside is not None else lane.recent
+        in_memory = [*_block(lane, first, until), *(one for one in others if first <= one.sequence < until)]
+        return any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory)
 
     # ---- What was not visible ----
 
@@ -239,13 +249,6 @@ def _block(lane: Lane, first: int, until: int) -> list[Entry]:
     if lane.aside is not None:
         return [entry for entry in found if entry.sequence not in lane.aside.tombs]
     return found
-
-
-def _is_early(lane: Lane, first: int, until: int, now_ms: int, committed: int) -> bool:
-    """Something of a block is over, and not visible yet."""
-    others = (*lane.recent, *lane.again()) if lane.aside is not None else lane.recent
-    in_memory = [*_block(lane, first, until), *(one for one in others if first <= one.sequence < until)]
-    return any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory)
 
 
 def _bodiless(lane: Lane) -> list[int]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from truenext.engine.consumer import Consumer
     from truenext.engine.dispatch import Deliveries, Dispatcher
     from truenext.engine.lane import Entry, Lane
+    from truenext.engine.ledger import Ledger
     from truenext.engine.paging import Paging
     from truenext.engine.queue import Queue
     from truenext.engine.wildcard import Wildcard, Wildcards
@@ -35,15 +36,14 @@ class JointDispatch:
 
     __slots__ = (
         "_best",
-        "_committed",
         "_deliveries",
         "_dispatcher",
         "_expire",
         "_firsts",
         "_given",
         "_lanes",
+        "_ledger",
         "_limits",
-        "_now_ms",
         "_offers",
         "_paging",
         "_ways",
@@ -52,21 +52,19 @@ class JointDispatch:
 
     def __init__(
         self,
+        ledger: Ledger,
         wildcards: Wildcards,
         dispatcher: Dispatcher,
         paging: Paging,
         expire: Callable[[Entry], object],
         *,
-        committed: int,
-        now_ms: int,
         deliveries: Deliveries,
     ) -> None:
         self._wildcards = wildcards
         self._dispatcher = dispatcher
         self._paging = paging
         self._expire = expire
-        self._committed = committed
-        self._now_ms = now_ms
+        self._ledger = ledger
         self._deliveries = deliveries
         self._ways: dict[Queue, Choosing] = {}
         self._firsts: dict[Queue, dict[Consumer, Entry]] = {}
@@ -92,10 +90,10 @@ class JointDispatch:
                 if any(consumer.has_express for consumer in queue.consumers):
                     self._wildcards.expressive[queue] = None
         for wildcard in wildcards:
-            wildcard.adjust_window(self._now_ms)
+            wildcard.adjust_window(self._ledger.now_ms)
         for queue in queues:
             for consumer in queue.consumers:
-                consumer.adjust_window(self._now_ms)
+                consumer.adjust_window(self._ledger.now_ms)
             self._look_at(queue)
             self._ask_queue(queue)
         for wildcard in wildcards:
@@ -132,7 +130,7 @@ class JointDispatch:
         queue = entry.lane.queue
         if taker.scan_of(queue) is None:
             self._lanes[entry.lane] = None
-        self._dispatcher.give(entry, taker, self._now_ms, self._deliveries)
+        self._dispatcher.give(entry, taker, self._deliveries)
         entries, getters = self._given.setdefault(queue, ([], []))
         entries.append(entry)
         getters.append(taker.number)
@@ -168,7 +166,7 @@ class JointDispatch:
         way = self._ways.get(queue)
         kind = Choosing if queue.groups is None else GroupChoosing
         if type(way) is not kind:
-            way = kind(queue, self._paging, self._expire, committed=self._committed, now_ms=self._now_ms)
+            way = kind(queue, self._ledger, self._paging, self._expire)
             self._ways[queue] = way
         assert way is not None, "it was just made"
         return way
@@ -266,7 +264,7 @@ class JointDispatch:
     def _could_take(self, wildcard: Wildcard, entry: Entry) -> bool:
         lane = entry.lane
         queue = lane.queue
-        if entry.batch <= self._committed or queue not in wildcard.queues:
+        if entry.batch <= self._ledger.committed or queue not in wildcard.queues:
             return False
         if queue.is_paused or queue.owner not in (None, wildcard):
             return False

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from truenext.limits import NAMING_BYTES
 
 if TYPE_CHECKING:
-    from truenext.batch import Batch
     from truenext.engine.account import Account
+    from truenext.engine.ledger import Ledger
     from truenext.engine.queue import Queue
 
 
 class Numbers:
-    __slots__ = ("_account", "_free", "_going", "_last")
+    __slots__ = ("_account", "_free", "_going", "_last", "_ledger")
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, ledger: Ledger, account: Account) -> None:
+        self._ledger = ledger
         self._account = account
         self._last = 0
         """The highest that was ever given."""
@@ -37,8 +38,9 @@ class Numbers:
         """The store knows a queue by it."""
         self._last = max(self._last, number)
 
-    def give_back(self, queue: Queue, batch: Batch) -> None:
-        """Nothing of a queue is left but what batches up to this one take away, and its name goes with this one."""
+    def give_back(self, queue: Queue) -> None:
+        """Nothing of a queue is left but what batches up to the gathering one take away; its name goes with that."""
+        batch = self._ledger.batch
         number = queue.stored_number
         if queue.is_known_to_store:
             if number in batch.queues:
@@ -55,8 +57,9 @@ class Numbers:
         else:
             self._free.append(number)
 
-    def committed(self, committed: int) -> None:
-        """This batch is durable."""
+    def committed(self) -> None:
+        """A batch is durable."""
+        committed = self._ledger.committed
         if self._account.reusable:
             self._free += self._account.take_reusable()
         going = self._going

@@ -42,9 +42,9 @@ from truenext.record import split_lane_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from truenext.batch import Batch
     from truenext.engine.delays import Delays
     from truenext.engine.lane import Lane
+    from truenext.engine.ledger import Ledger
     from truenext.engine.memory import Memory
     from truenext.engine.queue import Queue
     from truenext.message import Message
@@ -116,8 +116,9 @@ class PageRead(msgspec.Struct, gc=False):
 
 
 class Paging:
-    def __init__(self, memory: Memory, delays: Delays, *, redelivered_below: int) -> None:
+    def __init__(self, ledger: Ledger, memory: Memory, delays: Delays, *, redelivered_below: int) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
+        self._ledger = ledger
         self._memory = memory
         self._delays = delays
         self.begin_groups: Callable[[Queue], None] | None = None
@@ -201,7 +202,7 @@ class Paging:
             if queue.resident > queue.policy.memory_limit:
                 self._too_large[queue] = None
 
-    def add(self, entry: Entry, message: Message, batch: Batch) -> None:
+    def add(self, entry: Entry, message: Message) -> None:
         """Give a new message its place in its lane."""
         lane = entry.lane
         queue = lane.queue
@@ -221,7 +222,7 @@ class Paging:
             return
         # Above the horizon nothing may be that the store does not get.
         if entry.stored is None:
-            put(batch, entry)
+            put(self._ledger.batch, entry)
         lane.unread += 1
         (lane.recent or lane.begin_recent()).append(entry)
         memory.leaving += size
@@ -246,9 +247,9 @@ class Paging:
         if queue.spilled:
             self._limited[queue] = None
 
-    def take_out(self, lane: Lane, entries: list[Entry], batch: int) -> None:
-        """Messages leave their lane out of their turn; `batch` removes them."""
-        for entry in lane.take_out(entries, batch):
+    def take_out(self, lane: Lane, entries: list[Entry]) -> None:
+        """Messages leave their lane out of their turn; the gathering batch removes them."""
+        for entry in lane.take_out(entries, self._ledger.batch.number):
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.leaving -= size_of(entry.message)
         if lane.taken_out:
@@ -270,9 +271,9 @@ class Paging:
         self._limited.pop(lane.queue, None)
         self._doomed = [entry for entry in self._doomed if entry.lane is not lane]
 
-    def left_with_page(self, entry: Entry, batch: int) -> None:
-        """A message of the page that came last did not come into its lane; `batch` removes it."""
-        entry.lane.remember_taken_out(entry.sequence, batch)
+    def left_with_page(self, entry: Entry) -> None:
+        """A message of the page that came last did not come into its lane; the gathering batch removes it."""
+        entry.lane.remember_taken_out(entry.sequence, self._ledger.batch.number)
         self._with_taken_out[entry.lane] = None
 
     # ---- Reading ----
@@ -341,9 +342,10 @@ class Paging:
             raise damage(lane, "a message is not there any more")
         return failed
 
-    def forgot_stray(self, entry: Entry, batch: int) -> None:
-        """A message that was taken out of its turn is done with; `batch` removes it."""
+    def forgot_stray(self, entry: Entry) -> None:
+        """A message that was taken out of its turn is done with; the gathering batch removes it."""
         lane = entry.lane
+        batch = self._ledger.batch.number
         assert lane.aside is not None, "somebody had a selector"
         if lane.aside.strays.pop(entry.sequence, None) is not None and entry.stored not in (None, batch):
             lane.remember_taken_out(entry.sequence, batch)
@@ -353,8 +355,8 @@ class Paging:
         lane.reading = Read(lane, after_sequence, limit, size_max)
         self._reads.append(lane.reading)
 
-    def page_read(self, read: Read, page: PageRead, committed: int) -> list[Entry]:
-        """Take in a page, which names no batch later than `committed`, the last that is known to be durable.
+    def page_read(self, read: Read, page: PageRead) -> list[Entry]:
+        """Take in a page, which names no batch that is not known to be durable.
 
         Returns the messages in it that failed too often: they stand in no lane any more.
 
@@ -363,7 +365,7 @@ class Paging:
         lane = read.lane
         if lane.reading is not read:
             # Meanwhile the lane lost what follows on the page, or got back what the page has.
-            self.let_go_of(lane, committed)
+            self.let_go_of(lane)
             return []
         lane.reading = None
         if not (page.found or page.is_end):
@@ -406,7 +408,7 @@ class Paging:
             raise damage(lane, "a message is not there any more")
         if up_to > lane.horizon:
             self._move_horizon(lane, fresh, left_out, up_to, page.as_of)
-        self.let_go_of(lane, committed)
+        self.let_go_of(lane)
         return failed
 
     def take_waiting(self) -> list[Entry]:
@@ -491,26 +493,26 @@ class Paging:
 
     # ---- Leaving ----
 
-    def let_go(self, committed: int) -> None:
-        """This batch is durable, and so is whatever was written with it."""
+    def let_go(self) -> None:
+        """A batch is durable, and so is whatever was written with it."""
         self._too_large.update(self._still_too_large)
         self._still_too_large.clear()
         for lane in list(self._with_recent):
-            self.let_go_of(lane, committed)
-        self.forget_taken_out(committed)
+            self.let_go_of(lane)
+        self.forget_taken_out()
 
-    def forget_taken_out(self, committed: int) -> None:
-        """What this batch has removed, and no page that is being read may show. To be called now and then as well: the
-        last such page may come when nothing more is written.
+    def forget_taken_out(self) -> None:
+        """What durable batches have removed, and no page that is being read may show. To be called now and then as
+        well: the last such page may come when nothing more is written.
         """
         for lane in list(self._with_taken_out):
-            lane.forget_taken_out(committed)
+            lane.forget_taken_out(self._ledger.committed)
             if not lane.taken_out:
                 del self._with_taken_out[lane]
 
-    def let_go_of(self, lane: Lane, committed: int) -> None:
+    def let_go_of(self, lane: Lane) -> None:
         """The same for one lane, of which no page is being read any more."""
-        for entry in lane.let_go(committed):
+        for entry in lane.let_go(self._ledger.committed):
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.leaving -= size_of(entry.message)
             self._leave(entry, is_known=False)
@@ -521,9 +523,9 @@ class Paging:
         """Nothing leaves its memory until `unpin`."""
         lane.is_pinned = True
 
-    def unpin(self, lane: Lane, committed: int) -> None:
+    def unpin(self, lane: Lane) -> None:
         lane.is_pinned = False
-        self.let_go_of(lane, committed)
+        self.let_go_of(lane)
         # Whatever could not leave meanwhile can.
         self._too_large[lane.queue] = None
         self._futile = NEVER
@@ -535,8 +537,8 @@ class Paging:
             self._memory.leaving -= size_of(entry.message)
         lane.take_in_recent()
 
-    def relieve(self, queues: Iterable[Queue], batch: Batch, committed: int) -> list[Queue]:
-        """Make messages leave until the limits are kept; what the store does not have yet is added to `batch`.
+    def relieve(self, queues: Iterable[Queue]) -> list[Queue]:
+        """Make messages leave until the limits are kept; what the store does not have yet joins the gathering batch.
 
         Not between a dispatch and the writing of what was dispatched. Returns the temporary queues that have to go: a
         reply queue, whose messages cannot leave, and subscriptions that hold more than they may.
@@ -551,12 +553,12 @@ class Paging:
                     too_slow.append(queue)
                 continue
             if queue.resident > limit:
-                self._shrink([queue], queue.resident - limit + limit // RELIEF, batch, committed)
+                self._shrink([queue], queue.resident - limit + limit // RELIEF)
             if queue.resident > limit:
                 self._still_too_large[queue] = None
         memory = self._memory
         is_short, self._is_short = self._is_short, False
-        if (memory.excess <= 0 and not is_short) or self._futile == (committed, memory.used):
+        if (memory.excess <= 0 and not is_short) or self._futile == (self._ledger.committed, memory.used):
             return too_slow
         if memory.places:
             for queue in queues:
@@ -576,26 +578,26 @@ class Paging:
                     one for one in largest_first if one.destination.topic and one.resident >= least and one not in done
                 ]
             done.update(together)
-            self._shrink(together, needed, batch, committed)
+            self._shrink(together, needed)
         if memory.excess + memory.limit // 4 > 0:
-            self._futile = (committed, memory.used)
+            self._futile = (self._ledger.committed, memory.used)
         if memory.excess <= min(REPLIES_BYTES, memory.limit * 3 // 4):
             # Somebody has asked for something large, and reads it.
             return too_slow
         return too_slow + [queue for queue in largest_first[:1] if queue.is_reply_queue]
 
-    def _shrink(self, queues: list[Queue], needed: int, batch: Batch, committed: int) -> None:
+    def _shrink(self, queues: list[Queue], needed: int) -> None:
         """Make `needed` bytes of the messages of these queues leave; those that would be served last go first."""
         for queue in queues:
             if queue.is_subscription and not queue.is_known_to_store and self.begin_spilling is not None:
                 self.begin_spilling(queue)
         for rank in reversed(RANKS):
             lanes = _lanes_of(queues, rank)
-            needed -= self._lower_horizons(lanes, needed, batch, committed)
+            needed -= self._lower_horizons(lanes, needed)
             if needed <= 0:
                 return
         held = [entry for queue in queues for entry in queue.held() if entry.message is not None]
-        freed = self._disembody(held, needed, batch, committed)
+        freed = self._disembody(held, needed)
         if freed:
             for queue in queues:
                 queue.has_lost_bodies = True
@@ -610,13 +612,13 @@ class Paging:
                 for entry in (*lane.delayed.values(), *lane.again())
                 if entry.message is not None
             ]
-            needed -= self._disembody(waiting, needed, batch, committed)
+            needed -= self._disembody(waiting, needed)
             for lane in lanes:
                 for entry in lane.again():
                     if entry.message is None:
                         lane.keep_bodiless(entry)
 
-    def _lower_horizons(self, lanes: list[Lane], needed: int, batch: Batch, committed: int) -> int:
+    def _lower_horizons(self, lanes: list[Lane], needed: int) -> int:
         """Bytes that left these lanes, or will once they are durable: what was accepted last goes first. The sequences
         of copies follow one another, so they go together.
         """
@@ -634,11 +636,11 @@ class Paging:
                 copies.append(heappop(ends)[1])
             new = [lane.arrived[-1] for lane in copies if lane.arrived[-1].stored is None]
             if new:
-                if batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                if self._ledger.batch.size >= STORE_TRANSACTION_BYTES_MAX:
                     break
-                put_all(batch, new)
+                put_all(self._ledger.batch, new)
             for lane in copies:
-                self._lower_horizon(lane, committed)
+                self._lower_horizon(lane)
                 self._add_end(ends, lane)
             left += len(copies) * size_of(message)
         for lane in lanes:
@@ -660,11 +662,12 @@ class Paging:
                 heappush(ends, (-entry.sequence, lane))
                 return
 
-    def _lower_horizon(self, lane: Lane, committed: int) -> None:
+    def _lower_horizon(self, lane: Lane) -> None:
         """The last message in a lane's memory leaves, or will once it is durable."""
         entry = lane.lower_horizon()
         message = entry.message
         assert message is not None, "what has arrived stands in memory as a whole"
+        committed = self._ledger.committed
         if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
             self._leave(entry, is_known=False)
         else:
@@ -672,7 +675,7 @@ class Paging:
             self._memory.leaving += size_of(message)
             self._with_recent[lane] = None
 
-    def _disembody(self, entries: list[Entry], needed: int, batch: Batch, committed: int) -> int:
+    def _disembody(self, entries: list[Entry], needed: int) -> int:
         """Leave messages to the store, but not the knowledge of them. Bytes that left, or can once they are durable."""
         left = 0
         entries.sort(key=_sequence)
@@ -687,11 +690,11 @@ class Paging:
                     new.append(entry)
                     continue
                 left += _size(entry)
-                if entry.stored <= committed:
+                if entry.stored <= self._ledger.committed:
                     self._leave(entry, is_known=True)
-            if new and batch.size < STORE_TRANSACTION_BYTES_MAX:
+            if new and self._ledger.batch.size < STORE_TRANSACTION_BYTES_MAX:
                 left += sum(map(_size, new))
-                put_all(batch, new)
+                put_all(self._ledger.batch, new)
         return left
 
 

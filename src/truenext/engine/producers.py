@@ -19,7 +19,7 @@ from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from truenext.batch import Batch
+    from truenext.engine.ledger import Ledger
 
 
 class Producer(msgspec.Struct, gc=False):
@@ -33,9 +33,10 @@ class Producer(msgspec.Struct, gc=False):
 class Producers:
     """The last number of every producer, in order of last use."""
 
-    __slots__ = ("_forgotten", "_last_forgotten", "_once", "_producers", "_unstored")
+    __slots__ = ("_forgotten", "_last_forgotten", "_ledger", "_once", "_producers", "_unstored")
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         # Not plain dictionaries: to look for the first of one takes long where many before it were deleted.
         self._producers: OrderedDict[str, Producer] = OrderedDict()
         self._once: OrderedDict[str, None] = OrderedDict()
@@ -52,14 +53,14 @@ class Producers:
             if state.is_once:
                 self._once[name] = None
 
-    def repeated(self, name: str, number: int, now_ms: int, batch: Batch) -> Producer | None:
-        """The producer, if it has sent this number before; `batch` is the gathering one.
+    def repeated(self, name: str, number: int) -> Producer | None:
+        """The producer, if it has sent this number before.
 
         Raises: RemoteProtocolError if there are too many, and none that may be forgotten for a new one
         """
         producer = self._producers.get(name)
         if producer is None:
-            if len(self._producers) >= PRODUCERS_MAX and self._dispensable(now_ms) is None:
+            if len(self._producers) >= PRODUCERS_MAX and self._dispensable() is None:
                 raise RemoteProtocolError(
                     f"there are {PRODUCERS_MAX} producers with numbers, the most there may be, and none of them had "
                     "one SEND alone, an hour ago or longer, and can be forgotten: no new one can be remembered. Let "
@@ -68,46 +69,45 @@ class Producers:
             return None
         if number > producer.number:
             return None
-        self._use(name, producer, now_ms)
+        self._use(name, producer)
         if name in self._once:
             del self._once[name]
             if name not in self._unstored:
                 # After a crash it must not be taken for one that never came back.
-                self._store(name, producer, batch)
+                self._store(name, producer)
                 return producer
         self._unstored.add(name)
         return producer
 
-    def record(
-        self, name: str, number: int, now_ms: int, batch: Batch, *, is_stored: bool, is_send: bool = True
-    ) -> None:
-        """Remember that a number was accepted, of a SEND or of a COMMIT; if `is_stored`, durably with `batch`."""
+    def record(self, name: str, number: int, *, is_stored: bool, is_send: bool = True) -> None:
+        """Remember that a number was accepted, of a SEND or of a COMMIT; if `is_stored`, durably with the gathering
+        batch."""
         producer = self._producers.get(name)
         if producer is None:
             if len(self._producers) >= PRODUCERS_MAX:
-                self._forget_early(now_ms, batch)
-            producer = self._producers[name] = Producer(number, now_ms, 0)
+                self._forget_early()
+            producer = self._producers[name] = Producer(number, self._ledger.now_ms, 0)
             if is_send:
                 self._once[name] = None
         else:
             self._once.pop(name, None)
         producer.number = number
-        self._use(name, producer, now_ms)
+        self._use(name, producer)
         if is_stored:
-            producer.batch = batch.number
-            self._store(name, producer, batch)
+            producer.batch = self._ledger.batch.number
+            self._store(name, producer)
         else:
-            # What `batch` was stays: a transient one must not hide that an earlier number is not durable yet.
+            # What its batch was stays: a transient one must not hide that an earlier number is not durable yet.
             self._unstored.add(name)
 
-    def forget_old(self, now_ms: int, batch: Batch) -> None:
+    def forget_old(self) -> None:
         """Drop those not used for PRODUCER_MEMORY_MS."""
         producers = self._producers
         while producers:
             name = next(iter(producers))
-            if producers[name].used_ms + PRODUCER_MEMORY_MS > now_ms:
+            if producers[name].used_ms + PRODUCER_MEMORY_MS > self._ledger.now_ms:
                 break
-            self._forget(name, batch)
+            self._forget(name)
 
     def take_forgotten(self) -> tuple[int, str]:
         """How many were forgotten before their time since the last call, and the last of them."""
@@ -119,21 +119,22 @@ class Producers:
         for name in self._unstored:
             yield name, self._state(name, self._producers[name])
 
-    def _dispensable(self, now_ms: int) -> str | None:
+    def _dispensable(self) -> str | None:
         """Who may be forgotten before its time, and has not been used for longest."""
         name = next(iter(self._once), None)
-        if name is None or self._producers[name].used_ms + PRODUCER_MEMORY_MS_MIN > now_ms:
+        if name is None or self._producers[name].used_ms + PRODUCER_MEMORY_MS_MIN > self._ledger.now_ms:
             return None
         return name
 
-    def _forget_early(self, now_ms: int, batch: Batch) -> None:
-        name = self._dispensable(now_ms)
+    def _forget_early(self) -> None:
+        name = self._dispensable()
         assert name is not None, "`repeated` has refused the new one"
-        self._forget(name, batch)
+        self._forget(name)
         self._forgotten += 1
         self._last_forgotten = name
 
-    def _forget(self, name: str, batch: Batch) -> None:
+    def _forget(self, name: str) -> None:
+        batch = self._ledger.batch
         del self._producers[name]
         self._once.pop(name, None)
         self._unstored.discard(name)
@@ -142,12 +143,13 @@ class Producers:
         batch.forgotten_producers.append(name)
         batch.size += len(name)
 
-    def _use(self, name: str, producer: Producer, now_ms: int) -> None:
-        producer.used_ms = now_ms
+    def _use(self, name: str, producer: Producer) -> None:
+        producer.used_ms = self._ledger.now_ms
         # To the end: forgetting looks at the front alone.
         self._producers.move_to_end(name)
 
-    def _store(self, name: str, producer: Producer, batch: Batch) -> None:
+    def _store(self, name: str, producer: Producer) -> None:
+        batch = self._ledger.batch
         self._unstored.discard(name)
         batch.producers[name] = self._state(name, producer)
         batch.size += len(name)

@@ -35,7 +35,7 @@ from truenext.engine.queue import Queue
 from truenext.engine.timers import Timers
 from truenext.engine.writing import put, remove
 from truenext.envelope import read_header
-from truenext.limits import DUE_PIECE, GATHERING_BYTES_MAX, PAGE_BYTES, SHOWN_BYTES
+from truenext.limits import DUE_PIECE, PAGE_BYTES, SHOWN_BYTES
 from truenext.message import Message
 from truenext.policy import DEFAULT_POLICY
 from truenext.record import DUE_TIMERS, due_timer, message_key, split_due_timer, split_lane_key
@@ -45,7 +45,7 @@ from truenext.schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.batch import Batch
+    from truenext.engine.ledger import Ledger
     from truenext.engine.memory import Memory
     from truenext.engine.numbers import Numbers
     from truenext.engine.paging import Found, PageRead, Paging
@@ -84,22 +84,20 @@ class DueLook(Look):
 class Scheduler:
     def __init__(
         self,
+        ledger: Ledger,
         paging: Paging,
         memory: Memory,
         numbers: Numbers,
         *,
-        take_number: Callable[[], int],
         send: Callable[[str, str, Message], None],
     ) -> None:
-        """`take_number` gives the next number of the counter of sequences; `send` accepts a message, whose time has
-        come, in a queue, or where an address says.
-        """
+        """`send` accepts a message, whose time has come, in a queue, or where an address says."""
+        self._ledger = ledger
         self._paging = paging
         self._memory = memory
         self._numbers = numbers
-        self._take_number = take_number
         self._send = send
-        self.timers = Timers(first=DUE_TIMERS)
+        self.timers = Timers(ledger, first=DUE_TIMERS)
         self._queues: dict[str, Queue] = {}
         """Hidden ones, by the names of those that it is for; of what is not for one queue, by ""."""
         self._numbered: dict[int, Queue] = {}
@@ -114,7 +112,6 @@ class Scheduler:
         """It has not been handed out yet."""
         self._piece = DUE_PIECE
         """Records that are read with the next look, at most."""
-        self._is_stopped = False
         self._held_since: int | None = None
         """Nothing becomes due; the batch with which all is durable that was accepted before."""
 
@@ -135,16 +132,12 @@ class Scheduler:
         queue = self._queues.get(name)
         return 0 if queue is None else queue.waiting()
 
-    def stop(self) -> None:
-        """Nothing becomes due any more: what waits is being written down."""
-        self._is_stopped = True
-
-    def accept(self, name: str, message: Message, wanted: Schedule, now_ms: int, batch: Batch) -> None:
+    def accept(self, name: str, message: Message, wanted: Schedule) -> None:
         # A selector may ask for it.
-        message.arrived_ms = now_ms
-        begun = schedule.begun(wanted, now_ms)
+        message.arrived_ms = self._ledger.now_ms
+        begun = schedule.begun(wanted, self._ledger.now_ms)
         if begun is not None:
-            self._add(name, message, begun, batch)
+            self._add(name, message, begun)
 
     # ---- What is due ----
 
@@ -154,26 +147,27 @@ class Scheduler:
         first = self.timers.first
         return None if first is None else split_due_timer(first)[0]
 
-    def is_due(self, now_ms: int, committed: int, batch: Batch, room: Room) -> bool:
+    def is_due(self) -> bool:
         """A step would do something."""
         first = self.timers.first
-        if first is None or self._is_stopped or self._look is not None or self._held_since is not None:
+        if first is None or self._ledger.is_stopped or self._look is not None or self._held_since is not None:
             return False
-        if batch.size >= GATHERING_BYTES_MAX or room is Room.NONE:
+        if self._ledger.is_full or self._ledger.room is Room.NONE:
             return False
         due_ms, number, _ = split_due_timer(first)
-        return due_ms <= now_ms and self._unwritten.get(number, 0) <= committed
+        return due_ms <= self._ledger.now_ms and self._unwritten.get(number, 0) <= self._ledger.committed
 
-    def awaits(self, now_ms: int, batch: Batch) -> bool:
+    def awaits(self) -> bool:
         """What is due first is written with the gathering batch."""
         first = self.timers.first
         if first is None or not self._unwritten:
             return False
         due_ms, number, _ = split_due_timer(first)
-        return due_ms <= now_ms and self._unwritten.get(number) == batch.number
+        return due_ms <= self._ledger.now_ms and self._unwritten.get(number) == self._ledger.batch.number
 
-    def step(self, now_ms: int, committed: int, batch: Batch, room: Room) -> None:
-        while self.is_due(now_ms, committed, batch, room):
+    def step(self) -> None:
+        now_ms, committed = self._ledger.now_ms, self._ledger.committed
+        while self.is_due():
             due: dict[int, Lane] = {}
             for timer in self.timers.in_memory[: self._piece]:
                 due_ms, number, lane_key = split_due_timer(timer)
@@ -185,14 +179,14 @@ class Scheduler:
                 self._look = DueLook(due)
                 self.is_wanted = True
                 return
-            self.timers.take_first(batch)
+            self.timers.take_first()
 
     def wanted(self) -> list[Look]:
         """What is to be read from the store; `page_read` takes it."""
         is_wanted, self.is_wanted = self.is_wanted, False
         return [self._look] if is_wanted and self._look is not None else []
 
-    def page_read(self, look: DueLook, page: PageRead, now_ms: int, batch: Batch) -> None:
+    def page_read(self, look: DueLook, page: PageRead) -> None:
         """Send what is due and was read."""
         self._look = None
         if self._held_since is not None:
@@ -200,24 +194,25 @@ class Scheduler:
         # One is read however large it is.
         self._piece = min(2 * self._piece, DUE_PIECE) if page.is_end else max(len(page.found) // 2, 1)
         there = {found.sequence: found for found in page.found}
-        while (first := self.timers.first) is not None and batch.size < GATHERING_BYTES_MAX:
+        while (first := self.timers.first) is not None and not self._ledger.is_full:
             due_ms, number, _ = split_due_timer(first)
             lane, found = look.lanes.get(number), there.get(number)
             # Meanwhile the clock may have been set, and what is due before these may have been accepted.
-            if due_ms > now_ms or lane is None or (found is None and not page.is_end):
+            if due_ms > self._ledger.now_ms or lane is None or (found is None and not page.is_end):
                 break
-            self.timers.take_first(batch)
+            self.timers.take_first()
             # A transient that a crash has dropped is not there; a damaged one stays for whoever looks into it.
             if found is not None and found.message is not None and number not in lane.taken_out:
-                self._come_due(lane, found, found.message, now_ms, batch)
+                self._come_due(lane, found, found.message)
 
-    def committed(self, committed: int) -> None:
-        """This batch is durable."""
+    def committed(self) -> None:
+        """A batch is durable."""
+        committed = self._ledger.committed
         if self._unwritten:
             self._unwritten = {number: batch for number, batch in self._unwritten.items() if batch > committed}
-        self.timers.let_go(committed)
+        self.timers.committed()
 
-    def let_go(self, batch: Batch) -> None:
+    def let_go(self) -> None:
         """Hidden queues go in which nothing is, and of which no page is under way."""
         emptied, self._emptied = self._emptied, {}
         for queue in emptied:
@@ -227,27 +222,27 @@ class Scheduler:
                 self._emptied[queue] = None
                 continue
             del self._queues[queue.name.removeprefix(HIDDEN_PREFIX)], self._numbered[queue.number]
-            self._numbers.give_back(queue, batch)
+            self._numbers.give_back(queue)
             queue.let_go()
 
     # ---- What waits ----
 
-    def hold(self, committed: int) -> int:
+    def hold(self) -> int:
         """Nothing becomes due until `release`. Returns the batch that has to be durable before a page is read; 0 if it
         is."""
         if self._held_since is None:
             self._held_since = max(self._unwritten.values(), default=0)
-        return self._held_since if self._held_since > committed else 0
+        return self._held_since if self._held_since > self._ledger.committed else 0
 
     def release(self) -> None:
         self._held_since = None
 
-    def read_for(self, asked: bulk.OfScheduled, last_sequence: int) -> bulk.BulkLook | None:
+    def read_for(self, asked: bulk.OfScheduled) -> bulk.BulkLook | None:
         """What is to be read for a piece, while all is held; None if nothing is left."""
         queue = self._queues.get(asked.queue)
-        return None if queue is None else bulk.read_for(asked, queue, last_sequence)
+        return None if queue is None else bulk.read_for(asked, queue, self._ledger.last_sequence)
 
-    def look_at(self, asked: bulk.OfScheduled, read: bulk.BulkLook, page: PageRead, batch: Batch) -> bulk.Showing:
+    def look_at(self, asked: bulk.OfScheduled, read: bulk.BulkLook, page: PageRead) -> bulk.Showing:
         """Show what waits and is on a page, or cancel it."""
         lane = read.lane
         wants = selector.selector(asked.selector).matches if asked.selector is not None else None
@@ -275,8 +270,8 @@ class Scheduler:
                 if numbers is not None:
                     answer.sequences.append(number)
                 if not asked.dry_run:
-                    self._remove(lane, at, message, batch)
-                    self.timers.remove(due_timer(wanted.due_ms, at, lane.key), batch)
+                    self._remove(lane, at, message)
+                    self.timers.remove(due_timer(wanted.due_ms, at, lane.key))
             if answer.moved == asked.limit:
                 is_end = False
                 break
@@ -285,37 +280,38 @@ class Scheduler:
 
     # ---- Inside ----
 
-    def _come_due(self, lane: Lane, found: Found, record: Message, now_ms: int, batch: Batch) -> None:
+    def _come_due(self, lane: Lane, found: Found, record: Message) -> None:
         wanted, message = _opened(record)
         name = lane.queue.name.removeprefix(HIDDEN_PREFIX)
-        self._remove(lane, found.sequence, message, batch)
-        is_sent, rest = schedule.due(wanted, now_ms)
+        self._remove(lane, found.sequence, message)
+        is_sent, rest = schedule.due(wanted, self._ledger.now_ms)
         if is_sent:
             self._send(name, wanted.to, message)
         for again in rest:
-            self._add(name, message, replace(again, number=wanted.number or found.sequence), batch)
+            self._add(name, message, replace(again, number=wanted.number or found.sequence))
 
-    def _remove(self, lane: Lane, number: int, message: Message, batch: Batch) -> None:
+    def _remove(self, lane: Lane, number: int, message: Message) -> None:
         entry = Entry(number, None, lane, 0, message.persistent, 0)
         # Until this is durable a page may show it, and the clock may be set back.
-        self._paging.left_with_page(entry, batch.number)
-        remove(batch, entry)
+        self._paging.left_with_page(entry)
+        remove(self._ledger.batch, entry)
         lane.unread -= 1
         if not lane.unread:
             self._emptied[lane.queue] = None
 
-    def _add(self, name: str, message: Message, wanted: Schedule, batch: Batch) -> None:
+    def _add(self, name: str, message: Message, wanted: Schedule) -> None:
         queue = self._queues.get(name)
         if queue is None:
             queue = self._make(self._numbers.new(), name)
         lane = queue.lane_of(message)
         lane.horizon = 0
-        number = self._take_number()
+        number = self._ledger.take_sequence()
+        batch = self._ledger.batch
         record = _with_header(message, _encode(wanted) + b"\n" + message.header)
         put(batch, Entry(number, record, lane, batch.number, message.persistent, None))
         lane.unread += 1
         self._unwritten[number] = batch.number
-        self.timers.set(due_timer(wanted.due_ms, number, lane.key), batch)
+        self.timers.set(due_timer(wanted.due_ms, number, lane.key))
 
     def _make(self, number: int, name: str) -> Queue:
         queue = Queue(Destination(Kind.QUEUE, HIDDEN_PREFIX + name), number, DEFAULT_POLICY, self._memory)

@@ -415,8 +415,8 @@ class Selections:
             self.go_on(selecting)
         return selecting.queue, None
 
-    def page_read(self, read: ScanRead, page: PageRead, committed: int) -> list[Entry]:
-        """Test a page, which names no batch later than `committed`, the last that is known to be durable.
+    def page_read(self, read: ScanRead, page: PageRead) -> list[Entry]:
+        """Test a page, which names no batch that is not known to be durable.
 
         Returns the messages in it that failed too often: they stand in no lane any more.
 
@@ -443,7 +443,7 @@ class Selections:
             elif selecting.is_current(read):
                 self._test(selecting, read, page, failed)
             self.go_on(selecting)
-        self._paging.let_go_of(lane, committed)
+        self._paging.let_go_of(lane)
         return failed
 
     def _test(self, selecting: Selecting, read: ScanRead, page: PageRead, failed: list[Entry]) -> None:

@@ -20,9 +20,10 @@ from truenext.record import lane_key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.batch import Batch
     from truenext.engine.consumer import Consumer
     from truenext.engine.endings import Endings
+    from truenext.engine.ledger import Ledger
+    from truenext.engine.numbers import Numbers
     from truenext.engine.queue import Queue
     from truenext.engine.session import Session
 
@@ -37,36 +38,40 @@ class Progress(NamedTuple):
 
 
 class Spilling:
-    def __init__(self, endings: Endings) -> None:
+    def __init__(self, ledger: Ledger, numbers: Numbers, endings: Endings) -> None:
+        self._ledger = ledger
+        self._numbers = numbers
         self._endings = endings
         self._queues: dict[Queue, None] = {}
         """Subscriptions of which something is, or was, on disk."""
         self._progress: dict[Session, tuple[Progress, int]] = {}
         """Of their connections, and since when that has not changed: microseconds by a clock that does not jump."""
 
-    def begin(self, queue: Queue, number: int, sequence: int, batch: Batch) -> None:
-        """Something of a subscription is about to leave memory. No name had this sequence before."""
+    def begin(self, queue: Queue) -> None:
+        """Something of a subscription is about to leave memory."""
+        number = self._numbers.new()
+        # No name had this sequence before.
+        sequence = self._ledger.take_sequence()
         queue.stored_number = number
         for lane in queue.lanes:
             lane.key = lane_key(number, lane.rank)
         queue.is_known_to_store = True
         self._queues[queue] = None
-        batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
+        self._ledger.batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
 
-    def end(self, queue: Queue, batch: int) -> bool:
-        """A temporary queue goes: nothing comes to it once this batch is durable, the last one that has anything in it.
-        True if something of it may be on disk, and is removed from now on.
+    def end(self, queue: Queue) -> bool:
+        """A temporary queue goes: nothing comes to it once the last batch that has anything in it is durable. True if
+        something of it may be on disk, and is removed from now on.
         """
         if queue not in self._queues:
             return False
         del self._queues[queue]
-        self._endings.add(queue, batch)
+        self._endings.add(queue, self._ledger.latest_batch)
         return True
 
     def stalled(
         self,
         sessions: dict[str, Session],
-        now_us: int,
         bytes_taken: Callable[[Session], int],
         *,
         needs_room: bool,
@@ -74,6 +79,7 @@ class Spilling:
         """To be called once a second or so: who has stood still for as long as the policy allows, with the subscription
         that makes it go: of all the one of which most is kept. None as long as nobody needs the room.
         """
+        now_us = self._ledger.now_us
         before, self._progress = self._progress, {}
         found: list[tuple[int, Session, Queue]] = []
         for queue in self._queues:

@@ -100,7 +100,7 @@ class StuckAudit:
 
     def _look_at(self, some: list[Queue], engine: Engine, read_lanes: Collection[Lane]) -> None:
         now_ms = engine.now_ms
-        times = (now_ms, engine.delays.now_us)
+        times = (now_ms, engine.ledger.now_us)
         committed = engine.last_committed
         unsent_max = _unsent_max(engine)
         those_who_wait = _ThoseWhoWait(engine, read_lanes)

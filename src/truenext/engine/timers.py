@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from truenext.record import TIMER_SIZE, split_timer
 
 if TYPE_CHECKING:
-    from truenext.batch import Batch
+    from truenext.engine.ledger import Ledger
 
 TIMERS_MAX = 4000
 """Timers in memory: of more than these the last half leaves."""
@@ -50,8 +50,9 @@ class TimersRead(NamedTuple):
 class Timers:
     """To begin with, nothing is known but that there may be timers in the store."""
 
-    def __init__(self, *, first: bytes = b"", end: bytes = END) -> None:
+    def __init__(self, ledger: Ledger, *, first: bytes = b"", end: bytes = END) -> None:
         """These are all timers behind `first` and before `end`."""
+        self._ledger = ledger
         self._end = end
         self.in_memory: list[bytes] = []
         """In order, each once; those that were taken as due are not among them. For this module to change."""
@@ -71,8 +72,8 @@ class Timers:
         """None if that is not known, or there are none."""
         return self.in_memory[0] if self.in_memory else None
 
-    def set(self, timer: bytes, batch: Batch) -> None:
-        """It is in force at once, and durable with the batch. Costs little if it is set already."""
+    def set(self, timer: bytes) -> None:
+        """It is in force at once, and durable with the gathering batch. Costs little if it is set already."""
         if timer in self._recent:
             return
         if timer <= self._horizon:
@@ -81,40 +82,43 @@ class Timers:
             insort(self.in_memory, timer)
             if len(self.in_memory) > TIMERS_MAX:
                 self._lower_horizon()
+        batch = self._ledger.batch
         self._recent[timer] = batch.number
         batch.timers[timer] = None
         batch.size += TIMER_SIZE
 
-    def take(self, now_ms: int) -> bytes | None:
+    def take(self) -> bytes | None:
         """The first timer that is due, which is no longer in memory; it is to be cleared once it is obeyed."""
-        if not self.in_memory or split_timer(self.in_memory[0])[0] > now_ms:
+        if not self.in_memory or split_timer(self.in_memory[0])[0] > self._ledger.now_ms:
             return None
         timer = self.in_memory.pop(0)
         # Whoever sets it from now on wants it to be obeyed again.
         self._recent.pop(timer, None)
         return timer
 
-    def take_first(self, batch: Batch) -> None:
-        """The first one was obeyed, and is gone with the batch."""
+    def take_first(self) -> None:
+        """The first one was obeyed, and is gone with the gathering batch."""
         timer = self.in_memory.pop(0)
         self._recent.pop(timer, None)
-        self.clear(timer, batch)
+        self.clear(timer)
 
-    def remove(self, timer: bytes, batch: Batch) -> None:
-        """It is not to be obeyed any more, and gone with the batch. A page that is being read may bring it back."""
+    def remove(self, timer: bytes) -> None:
+        """It is not to be obeyed any more, and gone with the gathering batch. A page that is being read may bring it
+        back."""
         if self._is_in_memory(timer):
             del self.in_memory[bisect_left(self.in_memory, timer)]
         self._recent.pop(timer, None)
-        self.clear(timer, batch)
+        self.clear(timer)
 
     def put_back(self, timer: bytes) -> None:
         """It could not be obeyed yet, and is due still."""
         if not self._is_in_memory(timer):
             insort(self.in_memory, timer)
 
-    def clear(self, timer: bytes, batch: Batch) -> None:
-        """It was obeyed, and is gone with the batch, unless it has been set again since it was taken."""
+    def clear(self, timer: bytes) -> None:
+        """It was obeyed, and is gone with the gathering batch, unless it has been set again since it was taken."""
         if timer not in self._recent and not self._is_in_memory(timer):
+            batch = self._ledger.batch
             batch.cleared_timers.append(timer)
             batch.timers.pop(timer, None)
             batch.size += TIMER_SIZE
@@ -138,12 +142,16 @@ class Timers:
         recent = {timer for timer in self._recent if self._horizon < timer <= up_to}
         self.in_memory += sorted(recent.union(timers))
         self._horizon = up_to
-        self.let_go(page.as_of)
+        self._let_go(page.as_of)
         if len(self.in_memory) > TIMERS_MAX:
             self._lower_horizon()
 
-    def let_go(self, committed: int) -> None:
-        """This batch is durable: what it sets is in every page that is asked for from now on."""
+    def committed(self) -> None:
+        """A batch is durable."""
+        self._let_go(self._ledger.committed)
+
+    def _let_go(self, committed: int) -> None:
+        """What this batch sets is in every page that is asked for from now on."""
         if self._recent and self._reading is None:
             self._recent = {timer: batch for timer, batch in self._recent.items() if batch > committed}
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from truenext.commands import Subscribe
     from truenext.engine.account import Account
     from truenext.engine.lane import Entry
+    from truenext.engine.ledger import Ledger
     from truenext.engine.memory import Memory
     from truenext.engine.queue import Queue
     from truenext.engine.selecting import Scan, Selections
@@ -147,6 +148,7 @@ class Wildcards:
         "_account",
         "_begun",
         "_consumers",
+        "_ledger",
         "_left",
         "_queues",
         "_selections",
@@ -155,7 +157,8 @@ class Wildcards:
         "joining",
     )
 
-    def __init__(self, queues: Mapping[str, Queue], account: Account, selections: Selections) -> None:
+    def __init__(self, ledger: Ledger, queues: Mapping[str, Queue], account: Account, selections: Selections) -> None:
+        self._ledger = ledger
         self._queues = queues
         """All that there are."""
         self._account = account
@@ -189,10 +192,9 @@ class Wildcards:
         self.joining[wildcard] = size
         wildcard.memory.queues += size
 
-    def go_on(self, since: int, committed: int) -> list[Queue]:
+    def go_on(self) -> list[Queue]:
         """Look at some of the queues that somebody has to join: those that he has joined now, and the one that stands
-        for him once these were all. What was accepted from sequence `since` on may be in flight; `committed` is the
-        last durable batch."""
+        for him once these were all."""
         wildcard = next(iter(self.joining))
         if wildcard is not self._begun:
             self._begun, self._left = wildcard, list(self._queues.values())
@@ -202,7 +204,7 @@ class Wildcards:
         known, joined = self._queues, wildcard.queues
         current = (queue for queue in some if known.get(queue.name) is queue and queue not in joined)
         meant = [queue for queue in current if wildcard.is_meant(queue)]
-        self._note_in_flight((queue for queue in meant if not queue.wildcards), since, committed)
+        self._note_in_flight(queue for queue in meant if not queue.wildcards)
         memory = wildcard.memory
         before = memory.queues
         for queue in meant:
@@ -249,7 +251,8 @@ class Wildcards:
         """A message of such a queue is visible when its batch is durable."""
         self.in_flight[entry.lane.rank].append(entry)
 
-    def committed(self, batch: int) -> None:
+    def committed(self) -> None:
+        batch = self._ledger.committed
         for in_flight in self.in_flight:
             while in_flight and in_flight[0].batch <= batch:
                 in_flight.popleft()
@@ -263,7 +266,8 @@ class Wildcards:
             self._selections.subscribe(wildcard, queue, wildcard.wanted)
         self._account.subscribed(wildcard, queue)
 
-    def _note_in_flight(self, queues: Iterable[Queue], since: int, committed: int) -> None:
+    def _note_in_flight(self, queues: Iterable[Queue]) -> None:
+        since, committed = self._ledger.first_in_flight, self._ledger.committed
         found: list[list[Entry]] = [[] for _ in RANKS]
         for queue in queues:
             for lane in queue.lanes:
