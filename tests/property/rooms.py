@@ -111,6 +111,16 @@ class Target(Generic[P, R]):
         for owner in self.owners:
             patch.setattr(owner, self.name, with_this)
 
+    def watch(self, patch: pytest.MonkeyPatch, called: Callable[[str], object]) -> None:
+        """Nothing changes; `called` gets the place with every call."""
+        for owner, place in zip(self.owners, self.places, strict=True):
+            patch.setattr(owner, self.name, _watched(self.original, partial(called, place)))
+
+    @property
+    def places(self) -> list[str]:
+        """Where it is called."""
+        return [_place(owner, self.name) for owner in self.owners]
+
     def of(self, one: object) -> Callable[P, R]:
         """That of `one` itself, or of the part of it that has it; as it is now, replaced or not.
 
@@ -135,6 +145,32 @@ class Attribute:
 
     def replace(self, patch: pytest.MonkeyPatch, with_this: object) -> None:
         patch.setattr(self.owner, self.name, with_this, raising=False)
+
+    def watch(self, patch: pytest.MonkeyPatch, called: Callable[[str], object]) -> None:
+        """Nothing changes; `called` gets the place whenever a property is asked."""
+        for place in self.places:
+            asked = _watched(self.original.fget, partial(called, place))
+            self.replace(patch, property(asked, self.original.fset))
+
+    @property
+    def places(self) -> list[str]:
+        """Where it is asked; none of a slot or a constant."""
+        return [_place(self.owner, self.name)] if isinstance(self.original, property) else []
+
+
+AnyTarget = Target[..., Any] | Attribute
+
+
+def _place(owner: Owner, name: str) -> str:
+    return f"{owner.__name__}.{name}"
+
+
+def _watched(original: Callable[..., Any], called: Callable[[], object]) -> Callable[..., Any]:
+    def watched(*arguments: Any, **named: Any) -> Any:
+        called()
+        return original(*arguments, **named)
+
+    return watched
 
 
 def _is_set_by(owner: type, name: str) -> bool:
