@@ -1,8 +1,8 @@
 """Which mistakes must the state machine be able to see?
 
 Each function makes the engine wrong in one way, by replacing methods of it; its name says what the engine does then.
-Faults of choice replace the whole dispatch by a plain one (`Choice`) with one decision changed, so that they do not
-depend on how the engine's own is written.
+Where these methods are is said in rooms.py. Faults of choice replace the whole dispatch by a plain one (`Choice`) with
+one decision changed, so that they do not depend on how the engine's own is written.
 """
 
 import ast
