@@ -11,6 +11,7 @@ import pytest
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
+from tests.property import rooms
 from truenext.engine.engine import Engine
 from truenext.history.files import chunks_of_file, history_files
 from truenext.history.table import table_of
@@ -84,7 +85,7 @@ def test_names_used_once_each_leave_neither_memory_nor_disk_taken_and_the_histor
                     await until_gone(engine)
                     memory = engine.memory
                     assert (memory.queues, memory.places, memory.used) == (0, 0, 0)
-                    assert engine._numbered == {}
+                    assert rooms.numbered(engine) == {}
 
     asyncio.run(run())
     assert check(data, lambda finding: pytest.fail(str(finding)), lambda *_: None).names == {}

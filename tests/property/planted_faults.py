@@ -1,13 +1,16 @@
 """Which mistakes must the state machine be able to see?
 
 Each function makes the engine wrong in one way, by replacing methods of it; its name says what the engine does then.
-Faults of choice replace the whole dispatch by a plain one (`Choice`) with one decision changed, so that they do not
-depend on how the engine's own is written.
+Where these methods are is said in rooms.py. Faults of choice replace the whole dispatch by a plain one (`Choice`) with
+one decision changed, so that they do not depend on how the engine's own is written.
 """
 
+import ast
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from sys import maxsize
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -2738,6 +2741,32 @@ def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> No
     rooms.ACKNOWLEDGE.replace(patch, faulty)
 
 
+def targets_of(fault: Fault) -> dict[str, rooms.AnyTarget]:
+    """What it replaces, at once or only while something runs, by the names of the table."""
+    return {name: vars(rooms)[name] for name in _replaced_in(fault.__name__)}
+
+
+def _replaced_in(name: str) -> Iterator[str]:
+    """In a function or class of this file, and in those that it uses."""
+    for each in ast.walk(_definitions()[name]):
+        match each:
+            case ast.Attribute(ast.Attribute(ast.Name("rooms"), target), "replace"):
+                yield target
+            case ast.Name(used) if used in _definitions() and used != name:
+                yield from _replaced_in(used)
+
+
+@cache
+def _definitions() -> dict[str, ast.stmt]:
+    body = ast.parse(Path(__file__).read_text()).body
+    return {each.name: each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+
+
+def faults_of(machine: type[BrokerMachine]) -> list[Fault]:
+    """Those that show soonest in it."""
+    return [fault for fault in faults() if machine_of(fault) is machine]
+
+
 def faults() -> list[Fault]:
     """All of this file, in its order."""
     return [
@@ -2746,5 +2775,6 @@ def faults() -> list[Fault]:
         if isinstance(value, FunctionType)
         and value.__module__ == __name__
         and not name.startswith("_")
-        and value not in (faults, nothing_is_wrong, shows_in, shows_rarely_in, is_rare, machine_of)
+        and value
+        not in (faults, nothing_is_wrong, shows_in, shows_rarely_in, is_rare, machine_of, targets_of, faults_of)
     ]

@@ -1,7 +1,7 @@
-"""Where in the engine is what the property tests replace, call or look at?
+"""Where in the engine is what tests replace, call or look at?
 
-The one file of these tests that knows. What is moved in the engine, or gets another name, changes its line here; what
-the tests do with it stays.
+The one file of the property tests that knows, and most others ask it too. What is moved in the engine, or gets another
+name, changes its line here; what the tests do with it stays.
 
 A target is named for what it does. A fault replaces it, and takes what it replaced:
 
@@ -14,7 +14,7 @@ What the engine has noted is found by a function, at the end of this file: `room
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
@@ -113,6 +113,16 @@ class Target(Generic[P, R]):
         for owner in self.owners:
             patch.setattr(owner, self.name, with_this)
 
+    def watch(self, patch: pytest.MonkeyPatch, called: Callable[[str], object]) -> None:
+        """Nothing changes; `called` gets the place with every call."""
+        for owner, place in zip(self.owners, self.places, strict=True):
+            patch.setattr(owner, self.name, _watched(self.original, partial(called, place)))
+
+    @property
+    def places(self) -> list[str]:
+        """Where it is called."""
+        return [_place(owner, self.name) for owner in self.owners]
+
     def of(self, one: object) -> Callable[P, R]:
         """That of `one` itself, or of the part of it that has it; as it is now, replaced or not.
 
@@ -137,6 +147,32 @@ class Attribute:
 
     def replace(self, patch: pytest.MonkeyPatch, with_this: object) -> None:
         patch.setattr(self.owner, self.name, with_this, raising=False)
+
+    def watch(self, patch: pytest.MonkeyPatch, called: Callable[[str], object]) -> None:
+        """Nothing changes; `called` gets the place whenever a property is asked."""
+        for place in self.places:
+            asked = _watched(self.original.fget, partial(called, place))
+            self.replace(patch, property(asked, self.original.fset))
+
+    @property
+    def places(self) -> list[str]:
+        """Where it is asked; none of a slot or a constant."""
+        return [_place(self.owner, self.name)] if isinstance(self.original, property) else []
+
+
+AnyTarget = Target[..., Any] | Attribute
+
+
+def _place(owner: Owner, name: str) -> str:
+    return f"{owner.__name__}.{name}"
+
+
+def _watched(original: Callable[..., Any], called: Callable[[], object]) -> Callable[..., Any]:
+    def watched(*arguments: Any, **named: Any) -> Any:
+        called()
+        return original(*arguments, **named)
+
+    return watched
 
 
 def _is_set_by(owner: type, name: str) -> bool:
@@ -230,6 +266,8 @@ IS_QUEUE_NEEDED_ELSEWHERE = Target(Engine._is_needed, Engine)
 MAY_QUEUE_GO = Target(Unused._may_go, Unused)
 REMEMBERS_TOO_MUCH_TO_GO = Target(remembers, unused_module)
 LET_GO_OF_QUEUE = Target(Queue.let_go, Queue)
+LET_GO_OF_UNUSED = Target(Engine._let_go, Engine)
+NEW_NUMBER = Target(Numbers.new, Numbers)
 GIVE_NUMBER_BACK = Target(Numbers.give_back, Numbers)
 
 # Dispatch -------------------------------------------------------------------------------------------------------------
@@ -253,6 +291,7 @@ HAS_NOTHING_ASIDE = Attribute("is_empty", Aside)
 TAKE_PAGE_IN = Target(Paging.page_read, Paging)
 TAKE_RECENT_IN = Target(Paging.take_in_recent, Paging)
 ASK_FOR_PAGE = Target(Paging.ask, Paging)
+UNPIN = Target(Paging.unpin, Paging)
 ENTRY_OF_FOUND = Target(Paging.entry, Paging)
 NEW_ENTRY_OF_PAGE = Target(Entry, paging_module)
 MOVE_HORIZON = Target(Paging._move_horizon, Paging)
@@ -433,6 +472,15 @@ def skip_sequence(engine: Engine) -> None:
     engine.ledger.next_sequence += 1
 
 
+def leave_sequences(engine: Engine, count: int) -> None:
+    """All but so many of those that the store has reserved are used."""
+    engine.ledger.next_sequence = engine.ledger.sequence_limit - count
+
+
+def sessions(engine: Engine) -> dict[str, Session]:
+    return engine._sessions
+
+
 def ready_answers(engine: Engine) -> list[tuple[Session, Answer]]:
     """Those that leave with the next turn."""
     return engine.ledger._answers
@@ -440,6 +488,21 @@ def ready_answers(engine: Engine) -> list[tuple[Session, Answer]]:
 
 def queues(engine: Engine) -> dict[str, Queue]:
     return engine._queues
+
+
+def waiting_queues(engine: Engine) -> dict[int, dict[Queue, None]]:
+    """By the batch that makes messages visible in them."""
+    return engine.ledger.waiting_queues
+
+
+def numbered(engine: Engine) -> dict[int, Queue]:
+    """Those that the store may know."""
+    return engine._numbered
+
+
+def last_number(engine: Engine) -> int:
+    """The largest that a queue was ever given."""
+    return engine._numbers._last
 
 
 def introduced(engine: Engine) -> dict[Queue, int]:
@@ -517,6 +580,19 @@ def producers(of: Producers) -> Mapping[str, Producer]:
 def sent_once(of: Producers) -> dict[str, None]:
     """Producers that may be forgotten early, the one used first first."""
     return of._once
+
+
+def topics(engine: Engine) -> Topics:
+    return engine._topics
+
+
+def topic_patterns(engine: Engine) -> Collection[str]:
+    """Those by which somebody has subscribed to topics."""
+    return engine._topics._by_pattern
+
+
+def size_of_known_topics(engine: Engine) -> int:
+    return engine._topics._known_size
 
 
 def known_topics(topics: Topics) -> dict[str, list[Queue]]:

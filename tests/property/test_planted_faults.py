@@ -7,14 +7,19 @@ A property test that never fails may be one that sees nothing. Every fault of pl
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 import pytest
 
-from tests.property import planted_faults
+from tests.property import planted_faults, rooms
 from tests.property.broker_machine import MACHINES, BrokerMachine
 from tests.property.oracle import Disagreement
+from tests.property.rooms import AnyTarget
+from truenext.engine import engine, writing
+from truenext.engine.engine import Engine
+from truenext.engine.lane import Lane
+from truenext.engine.writing import remove
 
 ALL = os.environ.get("TRUENEXT_FAULTS") == "all"
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
@@ -22,6 +27,9 @@ ROUNDS = 40
 """Of 50 examples of the machine in which a fault shows soonest."""
 ROUNDS_OF_ALL = 40
 """Of 50 examples of each machine, after that. Some faults need three things at once, and show in one of a thousand."""
+
+EXAMPLES_TO_BE_CALLED = 1000
+"""In which all that faults replace has to be called once. Some of it takes 200, most a handful."""
 
 
 def run_machines(rounds: int, machines: Sequence[type[BrokerMachine]], steps: list[str]) -> None:
@@ -47,6 +55,65 @@ def test_the_machines_notice_when(
     with pytest.raises(Disagreement):
         run_machines(ROUNDS, [planted_faults.machine_of(plant)], steps)
         run_machines(ROUNDS_OF_ALL, MACHINES, steps)
+
+
+@pytest.mark.parametrize("machine", [each for each in MACHINES if planted_faults.faults_of(each)])
+def test_what_a_fault_replaces_is_called(
+    machine: type[BrokerMachine], monkeypatch: pytest.MonkeyPatch, steps: list[str]
+) -> None:
+    """What the engine does not call any more makes no fault. Those of a machine are looked at together."""
+    targets = {each: planted_faults.targets_of(each) for each in planted_faults.faults_of(machine)}
+    together = {name: target for its in targets.values() for name, target in its.items()}
+    never = never_called(machine, together.values(), monkeypatch, steps)
+    wrong = [
+        f"{fault.__name__}: {name}, which is {place}"
+        for fault, its in targets.items()
+        for name, target in its.items()
+        for place in target.places
+        if place in never
+    ]
+    assert not wrong
+
+
+def never_called(
+    machine: type[BrokerMachine],
+    targets: Iterable[AnyTarget],
+    patch: pytest.MonkeyPatch,
+    steps: list[str],
+    *,
+    examples: int = EXAMPLES_TO_BE_CALLED,
+) -> set[str]:
+    """The places of those that are not, after so many examples."""
+    never = {place for target in targets for place in target.places}
+    for target in targets:
+        target.watch(patch, never.discard)
+    random = Random(SEED)
+    for _ in range(examples):
+        if not never:
+            break
+        machine.run_plainly(random, steps)
+    return never
+
+
+def test_what_nobody_calls_is_noticed(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
+    method = rooms.Target(Engine.take_forgotten_producers, Engine)
+    never = never_called(BrokerMachine, [rooms.SEND, method], monkeypatch, steps, examples=5)
+    assert never == {"Engine.take_forgotten_producers"}
+
+
+def test_what_is_called_in_one_module_and_not_in_another_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, steps: list[str]
+) -> None:
+    function = rooms.Target(remove, engine, writing)
+    never = never_called(BrokerMachine, [function], monkeypatch, steps, examples=5)
+    assert never == {"truenext.engine.writing.remove"}
+
+
+def test_a_line_of_the_table_that_is_wrong_is_refused() -> None:
+    with pytest.raises(LookupError, match="Lane has no such send"):
+        rooms.Target(Engine.send, Lane)
+    with pytest.raises(LookupError, match="Lane has no is_awake"):
+        rooms.Attribute("is_awake", Lane)
 
 
 @pytest.mark.timeout(900)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.property import rooms
 from tests.unit.test_engine import started
 from tests.unit.test_schedule import Run
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
@@ -123,7 +124,7 @@ def test_a_copy_that_is_dead_lettered_leaves_the_others_alone() -> None:
     run.engine.refuse(run.session, Nack("a", sequence, is_poison=True))
     run.settle()
     assert [each.mark.attempts for each in contents(run)] == [2]
-    assert run.engine._queues["DLQ.a"].waiting() == 1
+    assert rooms.queues(run.engine)["DLQ.a"].waiting() == 1
     take(run, "b")()
     take(run, "c")()
     assert contents(run) == []
@@ -157,9 +158,10 @@ def test_a_copy_that_is_acknowledged_before_it_is_written_is_not_written_and_doe
     for queue, left in (("b", 2), ("a", 1)):
         (sequence,) = session.consumers[queue].held
         engine.acknowledge(session, Ack(queue, sequence))
-        batch = engine.ledger.batch
+        batch = rooms.gathering(engine)
         (content,) = (key for key in batch.puts if key.startswith(CONTENTS))
         assert (batch.marks[content].attempts, len(batch.puts), batch.released) == (left, left + 1, [])
     (sequence,) = session.consumers["c"].held
     engine.acknowledge(session, Ack("c", sequence))
-    assert (engine.ledger.batch.puts, engine.ledger.batch.marks, engine.ledger.batch.released) == ({}, {}, [])
+    batch = rooms.gathering(engine)
+    assert (batch.puts, batch.marks, batch.released) == ({}, {}, [])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.property import rooms
 from tests.unit.looking import looked
 from truenext.batch import DUE_NEVER, Batch, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
@@ -313,7 +314,7 @@ def test_dead_letter_queues_are_known_by_prefix_or_policy(names: dict[str, Polic
 def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None:
     world = World(in_store={1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0)})
     lane: Lane = world.queue.lane(5)
-    world.engine._paging.ask(lane)
+    rooms.ASK_FOR_PAGE.of(world.engine)(lane)
     entry = Entry(2, None, lane, 0, True, 0)
     lane.take_out([entry], 5)
     lane.forget_taken_out(5)

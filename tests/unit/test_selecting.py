@@ -5,6 +5,7 @@ That what they get is right, while anything happens, is asked by tests/property.
 
 from collections import deque
 
+from tests.property import rooms
 from tests.property.disk import found_of
 from tests.unit.looking import looked
 from truenext.broker.pager import page_of
@@ -359,7 +360,7 @@ def test_what_comes_back_again_and_again_before_it_was_compared_is_noted_once() 
     world.send(*numbers(count), colour="red")
     world.subscribe("red", RED, window=1)
     world.turn()
-    (scan,) = world.engine._queues["a"].selecting.scans.values()  # type: ignore[union-attr]
+    (scan,) = rooms.queues(world.engine)["a"].selecting.scans.values()  # type: ignore[union-attr]
     (place,) = (each for each in scan.places.values() if each.lane.arrived)
     noted = len(place.noted)
     for _ in range(3):

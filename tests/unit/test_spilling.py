@@ -4,6 +4,7 @@ tests/property.
 
 import pytest
 
+from tests.property import rooms
 from tests.property.disk import found_of
 from tests.unit.test_schedule import Run
 from truenext.answers import Receipt
@@ -33,7 +34,7 @@ def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: Session 
 
 
 def publish(run: Run, *bodies: str, size: int = LARGE, to: str = "/topic/t", persistent: bool = False) -> None:
-    sender = run.engine.connect("sender") if "sender" not in run.engine._sessions else run.engine._sessions["sender"]
+    sender = rooms.sessions(run.engine).get("sender") or run.engine.connect("sender")
     for body in bodies:
         message = Message(4, persistent, 0, b"n:%b\n" % body.encode(), body.encode().ljust(size, b"."))
         run.engine.send(sender, Send(parse(to, "sender"), message))
@@ -256,7 +257,7 @@ def test_who_stands_still_is_ended_only_when_others_need_the_room_and_most_is_ke
     assert told.startswith("much took and acknowledged nothing for 60 seconds")
     assert "its subscription to t:" in told and "stalled_subscriber_ms" in told
     assert world.after(1).startswith("little ")
-    assert much.session.id not in world.run.engine._sessions
+    assert much.session.id not in rooms.sessions(world.run.engine)
 
 
 @pytest.mark.parametrize("does", ["takes bytes", "acknowledges", "refuses"])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.property import rooms
 from tests.property.disk import found_of
 from tests.unit.test_engine import commit, send, started, subscribe
 from tests.unit.test_schedule import NOON_MS, Run
@@ -101,8 +102,8 @@ def test_of_many_topics_that_are_sent_to_once_few_are_kept_in_mind_and_fewer_the
     most = 0
     for number in range(200):
         send(engine, session, f"/topic/t{number}")
-        most = max(most, sum(map(len, engine._topics._known.values())))
-        assert engine._topics._known_size <= 1000
+        most = max(most, sum(map(len, rooms.known_topics(rooms.topics(engine)).values())))
+        assert rooms.size_of_known_topics(engine) <= 1000
     assert (most == 58) if subscriptions == 1 else (600 < most < 680)
     assert all(queue.waiting() == 200 for queue in engine.queues())
 
@@ -366,7 +367,7 @@ def test_what_is_scheduled_is_sent_to_whoever_subscribes_when_it_is_due() -> Non
     assert waiting(run)["q"] == 1
     assert run.engine.scheduled("") == 0
     sequences = [next(iter(consumer.held), 0) for consumer in run.session.consumers.values()]
-    sequences += [entry.sequence for entry in run.engine._queues["q"].lane(5).arrived]
+    sequences += [entry.sequence for entry in rooms.queues(run.engine)["q"].lane(5).arrived]
     assert max(sequences) - min(filter(None, sequences)) == 2
 
 
@@ -445,12 +446,12 @@ def test_the_next_queue_with_the_number_of_a_paused_subscription_is_not_paused_a
     follow(run)
     run.engine.pause(DURABLE)
     run.settle()
-    number = run.engine._queues[DURABLE].number
+    number = rooms.queues(run.engine)[DURABLE].number
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     run.settle()
     publish(run, "m", to="/queue/q")
     run.settle()
-    assert run.engine._queues["q"].number == number
+    assert rooms.queues(run.engine)["q"].number == number
     assert run.store.recover().paused == set()
 
 
@@ -502,4 +503,4 @@ def test_a_pattern_of_topics_means_what_its_words_say_beside_many_others(pattern
         engine.taken(session)
     for number in range(6):
         engine.unsubscribe(session, Unsubscribe(str(number)))
-    assert not engine._topics._by_pattern
+    assert not rooms.topic_patterns(engine)

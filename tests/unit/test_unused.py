@@ -7,6 +7,7 @@ from sys import maxsize
 
 import pytest
 
+from tests.property import rooms
 from tests.property.disk import found_of
 from tests.unit.test_schedule import NOON_MS, Run
 from truenext.broker.pager import page_of
@@ -87,7 +88,7 @@ class Passing(Run):
 
 
 def queue_of(run: Passing, name: str) -> Queue:
-    return run.engine._queues[name]
+    return rooms.queues(run.engine)[name]
 
 
 def stored(run: Run) -> list[str]:
@@ -234,7 +235,7 @@ def test_a_queue_for_which_something_is_scheduled_stays_until_that_was_taken_and
     assert run.waiting() == {"q": (1, 0)}
     run.take("q")
     run.pass_time(65)
-    assert (run.names(), run.engine._scheduler.names(), stored(run)) == ([], [], [])
+    assert (run.names(), rooms.names_of_scheduled(run.engine), stored(run)) == ([], [], [])
     run.send("again", Schedule(delay_ms=1000))
     run.pass_time(5)
     assert run.waiting() == {"q": (1, 0)}
@@ -281,7 +282,7 @@ def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows
     run.pass_time(65)
     assert run.names() == ["q"]
     read.end()
-    run.engine._paging.unpin(read.lane)
+    rooms.UNPIN.of(run.engine)(read.lane)
     run.pass_time(5)
     assert run.names() == []
     with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
@@ -512,7 +513,7 @@ def test_a_number_is_given_again_once_all_of_its_queue_is_durably_gone() -> None
 
 def test_a_queue_that_comes_and_goes_within_a_batch_leaves_no_trace() -> None:
     run = Passing()
-    number = run.engine._numbers._last
+    number = rooms.last_number(run.engine)
     run.engine.pause("q")
     run.engine.resume("q")
     run.seconds += 65
@@ -522,7 +523,7 @@ def test_a_queue_that_comes_and_goes_within_a_batch_leaves_no_trace() -> None:
     run.publish("next")
     assert queue_of(run, "next").number == number + 2
     run.settle()
-    assert run.engine._numbers.new() == number + 1
+    assert rooms.NEW_NUMBER.of(run.engine)() == number + 1
 
 
 def test_the_name_of_an_ended_subscription_goes_with_the_last_of_it() -> None:
@@ -535,7 +536,7 @@ def test_the_name_of_an_ended_subscription_goes_with_the_last_of_it() -> None:
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     run.settle()
     assert (stored(run), run.engine.memory.queues) == ([], 0)
-    assert run.engine._numbers.new() == number
+    assert rooms.NEW_NUMBER.of(run.engine)() == number
 
 
 def test_names_used_once_each_leave_nothing_behind() -> None:
@@ -549,8 +550,9 @@ def test_names_used_once_each_leave_nothing_behind() -> None:
     engine = run.engine
     memory = engine.memory
     assert (run.names(), stored(run), memory.queues, memory.places, memory.used) == ([], [], 0, 0, 0)
-    assert engine._numbered == {} and engine._numbers._last < 120
-    assert not engine._topics._known and not engine.ledger.touched and not engine.ledger.waiting_queues
+    assert rooms.numbered(engine) == {} and rooms.last_number(engine) < 120
+    assert not rooms.known_topics(rooms.topics(engine))
+    assert not rooms.touched(engine) and not rooms.waiting_queues(engine)
 
 
 # Lanes

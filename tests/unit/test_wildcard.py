@@ -4,6 +4,7 @@ from sys import maxsize
 
 import pytest
 
+from tests.property import rooms
 from tests.unit.looking import looked
 from tests.unit.test_selecting import World as StoredWorld
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
@@ -284,9 +285,10 @@ def test_queues_that_come_and_go_while_somebody_joins_are_joined_and_are_not(mon
         world.send(name)
     world.subscribe("q.*")
     world.send("q.new")
-    gone, again = world.engine._queues["q.1"], world.engine._queues["q.2"]
+    queues = rooms.queues(world.engine)
+    gone, again = queues["q.1"], queues["q.2"]
     for queue in (gone, again):
-        world.engine._let_go(queue)
+        rooms.LET_GO_OF_UNUSED.of(world.engine)(queue)
     world.send("q.2")
     got = world.join_all()
     assert sorted(queue for _, queue, _ in got) == ["q.2", "q.3", "q.4", "q.5", "q.6", "q.new"]
@@ -334,6 +336,6 @@ def test_when_somebody_leaves_queues_are_looked_at_only_where_that_may_change_so
     world.subscribe("q.7", name="one", window=1)
     world.turn()
     world.engine.unsubscribe(world.session, Unsubscribe("leaves"))
-    touched = {queue.name for queue in world.engine.ledger.touched}
+    touched = {queue.name for queue in rooms.touched(world.engine)}
     # That of what it held, and the one from which somebody takes alone.
     assert "q.7" in touched and len(touched) <= 2
