@@ -38,6 +38,9 @@ ENDED_PREFIX = "ended,"
 """Before the name of a durable subscription that has ended, until nothing of it is left; and from the beginning before
 what the store calls a subscription that ends with its connection."""
 
+SCHEDULED_PREFIX = "/scheduled/"
+"""Before the name of the queue for which scheduled sends wait: the name of the hidden queue in which they do."""
+
 DURABLE_ADDRESS_PREFIX = "/subscription/"
 TEMPORARY_PREFIX = "/temp-queue/"
 REMOTE_TEMPORARY_PREFIX = "/remote-temp-queue/"
@@ -323,6 +326,17 @@ def may_be_named(number_of: str | None, name: str) -> bool:
 def durable_key_of(subscription: Destination) -> str:
     """The inverse of `durable_subscription`."""
     return ",".join(subscription.name.split(",", 3)[1:3])
+
+
+def virtual_topic(queue: str) -> str:
+    """The topic whose messages a queue of this name gets; "" if it is not named so.
+
+    >>> virtual_topic("Consumer.billing.VirtualTopic.orders.new")
+    'VirtualTopic.orders.new'
+    """
+    words = queue.split(".", 3)
+    is_virtual = len(words) == 4 and words[0] == "Consumer" and words[2] == "VirtualTopic"
+    return f"VirtualTopic.{words[3]}" if is_virtual else ""
 
 
 def _checked(name: str, address: str) -> str:

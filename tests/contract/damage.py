@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from truenext.batch import NO_MARK, Batch, Mark, ProducerState
-from truenext.engine.account import Account
+from truenext.engine.event_log import EventLog
 from truenext.errors import TruenextError
 from truenext.history.writer import History
 from truenext.message import Message
@@ -183,7 +183,7 @@ class Writer:
 
 
 def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
-    """As a broker does: all lanes page by page, held against their counts as engine/paging.py does."""
+    """As a broker does: all lanes page by page, held against their counts as engine/reading.py does."""
     recovered = store.recover()
     shelf: Shelf = {}
     for lane, count in recovered.counts.items():
@@ -358,9 +358,9 @@ def write_history(folder: Path) -> None:
     for _ in range(2):
         history = History(folder / "history")
         run, first_event = history.begin_run(after_clean_stop=True)
-        account = Account(run=run, first_event=first_event)
-        account.started(after_clean_stop=True)
+        event_log = EventLog(run=run, first_event=first_event)
+        event_log.started(after_clean_stop=True)
         for batch in range(1, 20):
-            account.committed(batch)
-            history.append(account.take())
+            event_log.committed(batch)
+            history.append(event_log.take())
         history.close()

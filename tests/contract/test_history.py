@@ -13,11 +13,11 @@ import pytest
 from tests.contract.naive_history import read, read_folder, read_parquet
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind, parse
-from truenext.engine.account import Account
 from truenext.engine.bulk import Move, Purge, Wanted
+from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.paging import PageRead
-from truenext.engine.session import Session
+from truenext.engine.event_log import EventLog
+from truenext.engine.pages import PageRead
 from truenext.errors import HistoryError
 from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, OF_BATCH, REASONS, told_by
 from truenext.events import Kind as EventKind
@@ -36,8 +36,10 @@ class Told:
     """An engine, and the history that it has given away."""
 
     def __init__(self, *, run: int = 1, first_event: int = 1, attempts_max: int = 2) -> None:
-        account = Account(run=run, first_event=first_event)
-        self.engine = Engine(sequence_limit=1, policies=Policies(Policy(attempts_max=attempts_max)), account=account)
+        event_log = EventLog(run=run, first_event=first_event)
+        self.engine = Engine(
+            sequence_limit=1, policies=Policies(Policy(attempts_max=attempts_max)), event_log=event_log
+        )
         self.engine.tick(1_000_000, 0)
         self.engine.start()
         self.chunks: list[bytes] = []
@@ -431,10 +433,10 @@ def test_what_was_appended_can_be_read_once_it_is_flushed_or_synced_or_much(tmp_
     assert len(read_folder(tmp_path)) > len(first_two)
     for chunk in told.chunks[3:]:
         history.append(chunk)
-    account = Account(run=1, first_event=len(told.events()) + 1)
+    event_log = EventLog(run=1, first_event=len(told.events()) + 1)
     for batch in range(10_000):
-        account.committed(batch)
-    history.append(account.take())
+        event_log.committed(batch)
+    history.append(event_log.take())
     assert len(read_folder(tmp_path)) == len(told.events()) + 10_000
     history.close()
 
@@ -462,7 +464,7 @@ def test_a_crash_leaves_numbers_out(tmp_path: Path) -> None:
 def test_a_long_history_has_many_files_and_each_names_its_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("truenext.engine.account.HISTORY_FILE_BYTES", 2000)
+    monkeypatch.setattr("truenext.engine.event_log.HISTORY_FILE_BYTES", 2000)
     told = busy(random.Random(1))
     write(tmp_path, told).close()
     assert len(history_files(tmp_path)) > 3
@@ -493,12 +495,12 @@ def test_what_the_files_have_is_not_restored_twice(tmp_path: Path) -> None:
 
 
 def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(tmp_path: Path) -> None:
-    account = Account(run=3, first_event=7)
+    event_log = EventLog(run=3, first_event=7)
     history = History(tmp_path)
     chunks = []
     for of_batch in (True, True, False):
-        account.committed(1)
-        chunks.append(account.take(of_batch=of_batch))
+        event_log.committed(1)
+        chunks.append(event_log.take(of_batch=of_batch))
         history.append(chunks[-1])
     history.close()
     assert told_by(chunks[1]) == (3, 8)
@@ -507,7 +509,7 @@ def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(t
     torn = tmp_path / "000000000000000a.history"
     torn.write_bytes(FILE.pack(MAGIC, HISTORY_VERSION, 4) + b"torn")
     assert last_batch_of(tmp_path) == (3, 8)
-    later = Account(run=4, first_event=10)
+    later = EventLog(run=4, first_event=10)
     later.committed(1)
     torn.write_bytes(FILE.pack(MAGIC, HISTORY_VERSION, 4) + later.take())
     assert last_batch_of(tmp_path) is None
@@ -605,7 +607,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("truenext.engine.account.HISTORY_FILE_BYTES", 2000)
+    monkeypatch.setattr("truenext.engine.event_log.HISTORY_FILE_BYTES", 2000)
     seed = random.randrange(1 << 30)
     print("seed", seed)
     told = busy(random.Random(seed))
@@ -644,7 +646,7 @@ def test_an_export_that_was_interrupted_is_done_again_and_nothing_is_there_twice
 
 def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("truenext.engine.account.HISTORY_FILE_BYTES", 500)
+    monkeypatch.setattr("truenext.engine.event_log.HISTORY_FILE_BYTES", 500)
     told = Told()
     session = told.session()
     for day in range(40):
@@ -687,10 +689,10 @@ def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Pa
     """Not when the broker starts again on it either, which cuts only what a crash left."""
     history = History(tmp_path)
     _, first_event = history.begin_run(after_clean_stop=True)
-    account = Account(run=1, first_event=first_event)
+    event_log = EventLog(run=1, first_event=first_event)
     for batch in range(1, 11):
-        account.committed(batch)
-        history.append(account.take())
+        event_log.committed(batch)
+        history.append(event_log.take())
     history.close()
     (path,) = history_files(tmp_path)
     chunks = [*chunks_of_file(path)]
@@ -701,7 +703,7 @@ def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Pa
     assert [chunk.first_event for chunk in chunks_of_file(path)] == left
     history = History(tmp_path)
     assert history.begin_run(after_clean_stop=True) == (2, 11)
-    history.append(account.take())
+    history.append(event_log.take())
     history.close()
     assert path.read_bytes() == content
     assert [chunk.first_event for chunk in chunks_of_file(path)] == left

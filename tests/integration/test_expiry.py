@@ -9,7 +9,7 @@ import pytest
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
-from truenext.engine.engine import Engine
+from truenext.engine.ledger import Ledger
 
 COUNT = 20_000
 SMALL_MEMORY = ("--queue-memory-limit", "200KB")
@@ -87,14 +87,14 @@ def test_a_consumer_keeps_what_it_holds_and_gets_nothing_that_has_expired(own_br
 
 def test_a_clock_that_is_set_forwards_expires_and_one_that_is_set_back_brings_nothing_back() -> None:
     offset_ms = 0
-    tick = Engine.tick
+    tick = Ledger.tick
 
-    def shifted(engine: Engine, now_us: int, steady_us: int) -> None:
-        tick(engine, now_us + offset_ms * 1000, steady_us)
+    def shifted(ledger: Ledger, now_us: int, steady_us: int) -> None:
+        tick(ledger, now_us + offset_ms * 1000, steady_us)
 
     async def run(monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal offset_ms
-        monkeypatch.setattr(Engine, "tick", shifted)
+        monkeypatch.setattr(Ledger, "tick", shifted)
         async with broker_here() as listener:
             client = await asyncio.to_thread(RawClient, port_of(listener))
             await asyncio.to_thread(client.say_hello, "1.2", "0,0")

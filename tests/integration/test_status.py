@@ -17,8 +17,7 @@ from tests.integration.raw_client import RawClient
 from truenext.broker import broker as broker_module
 from truenext.engine import stuck
 from truenext.engine.dispatch import Deliveries, Dispatcher
-from truenext.engine.lane import Lane
-from truenext.engine.queue import Queue
+from truenext.engine.queue import Lane, Queue
 
 
 def status(port: int) -> "subprocess.CompletedProcess[str]":

@@ -13,6 +13,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from tests.property import rooms
 from truenext.engine.engine import Engine
+from truenext.engine.ledger import Ledger
 from truenext.history.files import chunks_of_file, history_files
 from truenext.history.table import table_of
 from truenext.store.check import check
@@ -32,13 +33,13 @@ class Clock:
 def clock() -> Iterator[Clock]:
     """It goes ahead as a test says."""
     ahead = Clock()
-    tick = Engine.tick
+    tick = Ledger.tick
 
-    def shifted(engine: Engine, now_us: int, steady_us: int) -> None:
-        tick(engine, now_us + ahead.ahead_us, steady_us + ahead.ahead_us)
+    def shifted(ledger: Ledger, now_us: int, steady_us: int) -> None:
+        tick(ledger, now_us + ahead.ahead_us, steady_us + ahead.ahead_us)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "tick", shifted)
+        patch.setattr(Ledger, "tick", shifted)
         yield ahead
 
 

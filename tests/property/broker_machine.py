@@ -45,19 +45,19 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Kind, parse
-from truenext.engine.account import Account
-from truenext.engine.browse import Showing
+from truenext.engine.browsing import Showing
 from truenext.engine.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
 from truenext.engine.bulk import Showing as ShownSends
 from truenext.engine.bulk import Wanted as BulkWanted
-from truenext.engine.consumer import Consumer
+from truenext.engine.consumer import Consumer, Session
 from truenext.engine.engine import Engine
+from truenext.engine.event_log import EventLog
 from truenext.engine.groups import GroupPlace
-from truenext.engine.lane import Entry, Lane
 from truenext.engine.memory import size_of
-from truenext.engine.paging import Found, PageRead
-from truenext.engine.queue import Queue
-from truenext.engine.session import Session
+from truenext.engine.pages import Found, PageRead
+from truenext.engine.queue import Entry, Lane, Queue
+from truenext.engine.scan import Scan
+from truenext.engine.wildcard import Wildcard
 from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.limits import PRODUCERS_MAX
@@ -444,7 +444,7 @@ class BrokerMachine(RuleBasedStateMachine):
             memory_limit=self.memory_limit,
             policies=Policies(self.policy),
             # What it is told of it may ask for when nobody expects it.
-            account=Account(),
+            event_log=EventLog(),
         )
         rooms.hear_of_due(self.engine, self._becomes_a_message)
         self.redriving = self.piece = self.cancelling = None
@@ -1453,18 +1453,18 @@ class BrokerMachine(RuleBasedStateMachine):
         """Returns: whether anything came of it."""
         note("engine.turn()")
         waited: dict[Consumer, int] = {}
-        with _noting_who_waits(waited):
+        with _noting_who_waits(self.engine, waited):
             effects = self.engine.turn()
             for queue in self.engine.queues():
-                if queue.groups is not None:
-                    _ask_who_waits(queue)
+                if queue.has_groups:
+                    _ask_who_waits(self.engine, queue)
         self._learn_windows()
         self._learn_joins()
         names = {(reader.peer.name, reader.subscription): reader for reader in self.oracle.readers}
         dispatched: dict[Reader, list[Seen]] = {}
         for consumer, entries in effects.deliveries.items():
             reader = names.get((consumer.session.id, consumer.subscription))
-            if reader is None or (not reader.is_of_many and reader.queue != consumer.queue.name):
+            if reader is None or (consumer.queue is not None and reader.queue != consumer.queue.name):
                 raise Disagreement(f"a dispatch to {consumer.session.id}/{consumer.subscription}, which has ended")
             dispatched[reader] = [_seen(entry, entry.lane.queue.name) for entry in entries]
         answered = []
@@ -1475,19 +1475,19 @@ class BrokerMachine(RuleBasedStateMachine):
         self.disk.wanted_timers.extend(effects.timer_reads)
         self.oracle.scanning = {
             (queue.name, text): rank
-            for queue in self.engine.queues()
-            if queue.selecting is not None and queue.groups is None
-            for text, scan in queue.selecting.scans.items()
-            if (rank := scan.waits_at()) is not None
+            for queue, selecting in self.engine.selections.of_queue.items()
+            if selecting.groups is None
+            for text, scan in selecting.scans.items()
+            if (rank := _waits_at(scan)) is not None
         }
         self.oracle.scanning_for = {
             queue.name: {
                 names[consumer.session.id, consumer.subscription]: rank
-                for consumer in queue.all_consumers()
+                for consumer in self.engine.clients.takers_of(queue).all()
                 if (rank := waited.get(consumer)) is not None
             }
             for queue in self.engine.queues()
-            if queue.groups is not None
+            if queue.has_groups
         }
         reading = self.disk.reading()
         note(
@@ -1512,6 +1512,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for reader in self.oracle.readers:
             if reader.is_of_many:
                 consumer = self.sessions[reader.peer].consumers[reader.subscription]
+                assert isinstance(consumer, Wildcard)
                 names = {queue.name for queue in consumer.all_queues()}
                 reader.joined = names if consumer.is_joining else None
 
@@ -2231,14 +2232,14 @@ MACHINES: list[type[BrokerMachine]] = [
 
 
 @contextmanager
-def _noting_who_waits(waited: dict[Consumer, int]) -> Iterator[None]:
+def _noting_who_waits(engine: Engine, waited: dict[Consumer, int]) -> Iterator[None]:
     """Where there are groups: up to which rank a consumer waited at any time for what is compared or read."""
     first_for = rooms.FIRST_OF_GROUPS.current
 
     def noting(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if must_wait or (entry is not None and entry.message is None):
-            for one in [consumer] if consumer is not None else _who_own_nothing(place):
+            for one in [consumer] if consumer is not None else _who_own_nothing(engine, place):
                 waited[one] = min(place.lane.rank, waited.get(one, 10))
         return entry, must_wait
 
@@ -2247,21 +2248,31 @@ def _noting_who_waits(waited: dict[Consumer, int]) -> Iterator[None]:
         yield
 
 
-def _who_own_nothing(place: GroupPlace) -> list[Consumer]:
+def _who_own_nothing(engine: Engine, place: GroupPlace) -> list[Consumer]:
     """They are asked together."""
     queue = place.lane.queue
 
     def is_asked(consumer: Consumer) -> bool:
-        scan = consumer.scan_of(queue)
+        scan = engine.selections.scan_of(consumer, queue)
         places = [] if scan is None else list(scan.places.values())
         return place in places and not any(isinstance(one, GroupPlace) and one.heads.get(consumer) for one in places)
 
-    return list(filter(is_asked, queue.all_consumers()))
+    return list(filter(is_asked, engine.clients.takers_of(queue).all()))
 
 
-def _ask_who_waits(queue: Queue) -> None:
-    for consumer in queue.all_consumers():
-        scan = consumer.scan_of(queue)
+def _waits_at(scan: Scan) -> int | None:
+    """The rank of the lane of which something has to be tested or read before anything else can be dispatched, should
+    there be nothing before that; None if there is none."""
+    for rank, place in scan.places.items():
+        entry = place.first()
+        if (entry is None and place.is_behind) or (entry is not None and entry.message is None):
+            return rank
+    return None
+
+
+def _ask_who_waits(engine: Engine, queue: Queue) -> None:
+    for consumer in engine.clients.takers_of(queue).all():
+        scan = engine.selections.scan_of(consumer, queue)
         assert scan is not None
         for place in scan.places.values():
             assert isinstance(place, GroupPlace)

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from truenext.batch import Batch, Mark
 from truenext.broker.pager import page_of
 from truenext.destination import ENDED_PREFIX
-from truenext.engine.browse import BrowseRead
-from truenext.engine.paging import Found, Look, PageRead, Read
+from truenext.engine.browsing import BrowseRead
+from truenext.engine.pages import Found, Look, PageRead, Read
 from truenext.engine.timers import TimerRead, TimersRead
 from truenext.message import Message
 from truenext.order import RANKS

@@ -7,10 +7,10 @@ that with the numbers by which the engine decides what has to leave.
 from collections.abc import Collection, Iterator
 
 from tests.property import rooms
+from truenext.engine.consumer import Session, Subscriber
 from truenext.engine.engine import Engine
 from truenext.engine.groups import GroupPlace, group_size
 from truenext.engine.keyed import keys_of
-from truenext.engine.lane import Entry
 from truenext.engine.memory import (
     ASIDE_BYTES,
     GROUP_LANE_BYTES,
@@ -26,21 +26,20 @@ from truenext.engine.memory import (
     queue_size,
     size_of,
 )
-from truenext.engine.queue import Queue
-from truenext.engine.session import Session
+from truenext.engine.queue import Entry, Queue
 from truenext.policy import Policy
 
 
 def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
     """What is wrong in the books; they are to be right after every step."""
-    counted = {queue: _size(_all(queue, sessions)) for queue in engine.queues()}
-    messages = {queue: sum(entry.message is not None for entry in _all(queue, sessions)) for queue in engine.queues()}
+    counted = {queue: _size(_all(engine, queue)) for queue in engine.queues()}
+    messages = {queue: sum(entry.message is not None for entry in _all(engine, queue)) for queue in engine.queues()}
     # What transactions have of subscriptions that have ended.
     for session in sessions:
         for transaction in session.transactions.values():
-            for entry in transaction.acknowledged + transaction.refused:
+            for entry in transaction.held.values():
                 if entry.lane.queue not in counted:
-                    counted[entry.lane.queue] = _size(_all(entry.lane.queue, sessions))
+                    counted[entry.lane.queue] = _size(_all(engine, entry.lane.queue))
     memory = engine.memory
     queues = [*engine.queues(), *rooms.queues_of_scheduled(engine), *rooms.queues_that_ended(engine)]
     books = [
@@ -51,14 +50,18 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
         ("used", memory.used, sum(counted.values())),
         ("leaving", memory.leaving, sum(_size(lane.recent) for queue in counted for lane in queue.lanes)),
         ("places", memory.places, PLACES_BYTES * sum(lane.has_places for queue in counted for lane in queue.lanes)),
-        ("queues", memory.queues, sum(_bytes_of(queue) for queue in queues) + _bytes_of_consumers(engine, sessions)),
+        (
+            "queues",
+            memory.queues,
+            sum(_bytes_of(engine, queue) for queue in queues) + _bytes_of_consumers(engine, sessions),
+        ),
         ("unsent", memory.unsent, sum(session.unsent_bytes for session in sessions)),
         ("open", memory.open, sum(each.size for session in sessions for each in session.transactions.values())),
     ]
     for queue in engine.queues():
         lanes = queue.lanes
         is_all_here = not any(lane.unread > len(lane.recent) or lane.delayed or lane.bodiless for lane in lanes)
-        is_all_here &= all(entry.message is not None for entry in _all(queue, sessions))
+        is_all_here &= all(entry.message is not None for entry in _all(engine, queue))
         if is_all_here or not queue.is_subscription:
             books.append((f"spilled of {queue.name}", queue.spilled, 0))
         elif queue.spilled < sum(queue.spilled_sizes.values()):
@@ -66,14 +69,15 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
     return [f"{name} is {booked}, counted are {there}" for name, booked, there in books if booked != there]
 
 
-def _bytes_of(queue: Queue) -> int:
+def _bytes_of(engine: Engine, queue: Queue) -> int:
     asides = sum(lane.aside is not None for lane in queue.lanes)
-    joins = JOIN_BYTES * max(0, len(queue.wildcards) - 1)
+    joins = JOIN_BYTES * max(0, len(engine.clients.takers_of(queue).wildcards) - 1)
     size = queue_size(queue.destination) + LANE_BYTES * len(queue.lanes) + ASIDE_BYTES * asides + joins
-    if queue.groups is not None:
-        size += GROUPS_BYTES + sum(map(group_size, queue.groups.owners))
-    if queue.selecting is not None:
-        scans = queue.selecting.scans.values()
+    selecting = engine.selections.of_queue.get(queue)
+    if selecting is not None:
+        if selecting.groups is not None:
+            size += GROUPS_BYTES + sum(map(group_size, selecting.groups.owners))
+        scans = selecting.scans.values()
         places = [place for scan in scans for place in scan.places.values()]
         groups = sum(isinstance(place, GroupPlace) for place in places)
         size += SELECTING_BYTES + SELECTOR_BYTES * len(scans)
@@ -84,14 +88,14 @@ def _bytes_of(queue: Queue) -> int:
 
 def _bytes_of_consumers(engine: Engine, sessions: Collection[Session]) -> int:
     """Of them, of their selectors and those of subscriptions to topics, and of what they have yet to join."""
-    consumers = [one for session in sessions for one in (*session.consumers.values(), *session.browsers.values())]
+    consumers: list[Subscriber] = []
+    for session in sessions:
+        consumers += [*session.consumers.values(), *session.browsers.values()]
     selectors = {id(one.wanted): one.wanted.size for one in consumers if one.wanted is not None}
     selectors |= {id(one): one.size for one in rooms.selectors_of_topics(engine)}
     to_join = sum(rooms.joining(engine).values())
     return (
-        sum(consumer_size(one.subscription, one.queue.destination) for one in consumers)
-        + sum(selectors.values())
-        + to_join
+        sum(consumer_size(one.subscription, one.destination) for one in consumers) + sum(selectors.values()) + to_join
     )
 
 
@@ -109,7 +113,7 @@ def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
         for queue in engine.queues()
         if any(lane.recent or lane.reading for lane in queue.lanes)
     ]
-    evictable = {queue: _size(_that_can_leave(queue)) for queue in engine.queues() if not queue.is_reply_queue}
+    evictable = {queue: _size(_that_can_leave(engine, queue)) for queue in engine.queues() if not queue.is_reply_queue}
     if engine.memory.excess > 0 and any(evictable.values()):
         wrong.append(f"{engine.memory.excess} bytes too many, and {evictable} can leave")
     wrong += [
@@ -120,23 +124,18 @@ def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
     return wrong
 
 
-def _all(queue: Queue, sessions: Collection[Session]) -> Iterator[Entry]:
-    yield from _that_can_leave(queue)
+def _all(engine: Engine, queue: Queue) -> Iterator[Entry]:
+    yield from _that_can_leave(engine, queue)
     for lane in queue.lanes:
         yield from lane.recent
-    for session in sessions:
-        for transaction in session.transactions.values():
-            for entry in transaction.acknowledged + transaction.refused:
-                if entry.lane.queue is queue:
-                    yield entry
+    yield from engine.clients.in_transactions_of(queue)
 
 
-def _that_can_leave(queue: Queue) -> Iterator[Entry]:
+def _that_can_leave(engine: Engine, queue: Queue) -> Iterator[Entry]:
     """What waits, and what consumers hold; what is acknowledged in an open transaction stays."""
     for lane in queue.lanes:
         yield from lane
-    for consumer in queue.all_consumers():
-        yield from (entry for entry in consumer.held.values() if entry.lane.queue is queue)
+    yield from engine.clients.held_of(queue)
 
 
 def _size(entries: Collection[Entry] | Iterator[Entry]) -> int:

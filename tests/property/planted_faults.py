@@ -7,7 +7,7 @@ one decision changed, so that they do not depend on how the engine's own is writ
 
 import ast
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -41,33 +41,40 @@ from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
-from truenext.engine.browse import Browser, BrowseRead, BrowseReadOne, Browsing
+from truenext.engine import horizon
+from truenext.engine.arrivals import ALONE, Arrivals
+from truenext.engine.browsing import BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted
 from truenext.engine.choosing import HOLDS, Asker, Choosing, GroupChoosing
-from truenext.engine.consumer import Consumer
+from truenext.engine.clients import Takers
+from truenext.engine.consumer import Browser, Consumer, Session
 from truenext.engine.copies import NONE, Contents
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
-from truenext.engine.engine import Effects, Engine
+from truenext.engine.engine import Engine
 from truenext.engine.expiry import BlockLook, Expiry
 from truenext.engine.groups import GroupPlace, Groups
 from truenext.engine.joint import JointDispatch
-from truenext.engine.lane import NO_ENTRIES, WHOLE, Entry, Lane
 from truenext.engine.ledger import Ledger
 from truenext.engine.memory import size_of
 from truenext.engine.numbers import Numbers
-from truenext.engine.paging import Found, PageRead, Paging, Read
-from truenext.engine.place import Place
+from truenext.engine.pages import Found, PageRead, Read
 from truenext.engine.producers import Producer, Producers
-from truenext.engine.queue import Queue
-from truenext.engine.redelivery import Reason
-from truenext.engine.schedule import DueLook, Scheduler
-from truenext.engine.selecting import Scan, ScanRead, Selecting
-from truenext.engine.session import Session
+from truenext.engine.queue import NO_ENTRIES, WHOLE, Entry, Lane, Queue
+from truenext.engine.queues import Queues
+from truenext.engine.reading import LanePage, Reading
+from truenext.engine.reason import Reason
+from truenext.engine.relief import Relief
+from truenext.engine.resident_set import ResidentSet
+from truenext.engine.scan import Place, Scan
+from truenext.engine.scheduled import DueLook, Scheduler
+from truenext.engine.selecting import Selecting
+from truenext.engine.sending import Sending
 from truenext.engine.spilling import Spilling
+from truenext.engine.subscribing import Subscribing
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.engine.topics import Topics
-from truenext.engine.unused import Unused
+from truenext.engine.turn import Effects, Turn
 from truenext.engine.wildcard import Wildcard
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
@@ -112,6 +119,19 @@ def machine_of(fault: Fault) -> type[BrokerMachine]:
     return _SHOWS_IN.get(fault, BrokerMachine)
 
 
+def _engine_at_work(patch: Patch) -> Callable[[], Engine]:
+    """The one that was made last; of functions that are told of none."""
+    made: list[Engine] = []
+    init = rooms.MAKE_ENGINE.original
+
+    def remembering(engine: Engine, **arguments: Any) -> None:
+        made[:] = [engine]
+        init(engine, **arguments)
+
+    rooms.MAKE_ENGINE.replace(patch, remembering)
+    return lambda: made[0]
+
+
 def _arrived_of(lane: Lane) -> deque[Entry]:
     return lane.begin_arrived() if lane.arrived is NO_ENTRIES else lane.arrived
 
@@ -148,8 +168,8 @@ class Choice:
     def has_credit(self, consumer: Consumer) -> bool:
         return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < consumer.memory.unsent_max
 
-    def who_takes(self, queue: Queue) -> list[Consumer]:
-        return queue.consumers if queue.owner is None else [queue.owner]
+    def who_takes(self, takers: Takers) -> Sequence[Consumer]:
+        return takers.consumers if takers.owner is None else [takers.owner]
 
     def preference(self, consumer: Consumer) -> tuple[int, ...]:
         return (consumer.standing, len(consumer.held), consumer.served_at)
@@ -158,17 +178,21 @@ class Choice:
         with_selectors = rooms.DISPATCH.original
 
         def dispatch(dispatcher: Dispatcher, queue: Queue, deliveries: Deliveries) -> Lane | None:
-            if queue.selecting is not None:
+            if queue.watcher is not None:
                 return with_selectors(dispatcher, queue, deliveries)
             ledger = rooms.ledger_of(dispatcher)
             committed, now_ms = ledger.committed, ledger.now_ms
-            memory = rooms.memory(dispatcher)
-            consumers = self.who_takes(queue)
+            memory, clients, events = (
+                rooms.memory(dispatcher),
+                rooms.clients_of(dispatcher),
+                rooms.events_of(dispatcher),
+            )
+            consumers = self.who_takes(clients.takers_of(queue))
             for consumer in consumers:
                 consumer.adjust_window(now_ms)
             while takers := [consumer for consumer in consumers if self.has_credit(consumer)]:
                 waiting, unread = _in_memory(dispatcher, queue, committed)
-                candidates = self.candidates(waiting, dispatcher.dispatches)
+                candidates = self.candidates(waiting, clients.dispatches)
                 if not candidates:
                     return unread
                 entry = candidates[0]
@@ -181,21 +205,21 @@ class Choice:
                 if consumer.auto is not None and not consumer.held:
                     consumer.auto.got(entry.sequence, now_ms)
                 consumer.held[entry.sequence] = entry
-                dispatcher.account.dispatched(queue, [entry], [consumer.number])
+                events.dispatched(queue, [entry], [consumer.number])
                 message = _message_of(entry)
                 size = len(message.body) + len(message.header) + consumer.frame_bytes
                 consumer.session.unsent_bytes += size
                 memory.unsent += size
                 if memory.unsent > memory.unsent_mark:
                     memory.unsent_max = 1
-                dispatcher.dispatches += 1
-                consumer.served_at = dispatcher.dispatches
+                clients.dispatches += 1
+                consumer.served_at = clients.dispatches
                 deliveries.setdefault(consumer, []).append(entry)
             given: list[Entry] = []
             getters: list[int] = []
             lane = rooms.EXPRESS.of(dispatcher)(queue, consumers, deliveries, given, getters)
             if given:
-                dispatcher.account.dispatched(queue, given, getters)
+                events.dispatched(queue, given, getters)
             return lane
 
         rooms.DISPATCH.replace(patch, dispatch)
@@ -400,16 +424,16 @@ def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> Non
 @shows_in(WindowsMachine)
 def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
     class Fault(Choice):
-        def who_takes(self, queue: Queue) -> list[Consumer]:
-            return queue.consumers
+        def who_takes(self, takers: Takers) -> Sequence[Consumer]:
+            return takers.consumers
 
     Fault().install(patch)
 
 
 @shows_in(WindowsMachine)
 def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
-    def faulty(queue: Queue) -> None:
-        queue.owner = max((each for each in queue.consumers if each.is_exclusive), key=_number, default=None)
+    def faulty(takers: Takers) -> None:
+        takers.owner = max((each for each in takers.consumers if each.is_exclusive), key=_number, default=None)
 
     rooms.CHOOSE_OWNER.replace(patch, faulty)
 
@@ -418,11 +442,11 @@ def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
 def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> None:
     choose_owner = rooms.CHOOSE_OWNER.original
 
-    def faulty(queue: Queue) -> None:
-        owner = queue.owner
-        choose_owner(queue)
-        if owner is not None and queue.owner is None:
-            queue.owner = owner
+    def faulty(takers: Takers) -> None:
+        owner = takers.owner
+        choose_owner(takers)
+        if owner is not None and takers.owner is None:
+            takers.owner = owner
             owner.window = 0
 
     rooms.CHOOSE_OWNER.replace(patch, faulty)
@@ -506,7 +530,9 @@ def an_acknowledgement_in_a_transaction_gives_no_credit_back(patch: Patch) -> No
     class Fault(Choice):
         def has_credit(self, consumer: Consumer) -> bool:
             open_ones = consumer.session.transactions.values()
-            pending = [entry for each in open_ones for entry in each.acknowledged if entry.lane.queue is consumer.queue]
+            pending = [
+                entry for each in open_ones for entry in each.acknowledged() if entry.lane.queue is consumer.queue
+            ]
             return super().has_credit(consumer) and len(consumer.held) + len(pending) < consumer.window
 
     Fault().install(patch)
@@ -525,6 +551,7 @@ def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
 
     def faulty(engine: Engine, session: Session, nack: Nack) -> None:
         queue = session.consumer_of(nack.subscription, nack.sequence).queue
+        assert queue is not None
         was_touched = queue in rooms.touched(engine)
         waiting = queue.waiting()
         refuse(engine, session, nack)
@@ -570,31 +597,33 @@ def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
         before = list(held.values())
         acknowledge(engine, session, ack)
         if ack.transaction is None:
-            outside.setdefault(engine, []).extend(entry for entry in before if entry.sequence not in held)
+            outside.setdefault(rooms.all_queues(engine), []).extend(
+                entry for entry in before if entry.sequence not in held
+            )
 
     def faulty_abort(engine: Engine, session: Session, command: Abort) -> None:
         abort(engine, session, command)
-        for entry in outside.pop(engine, []):
+        for entry in outside.pop(rooms.all_queues(engine), []):
             rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
 
-    outside: WeakKeyDictionary[Engine, list[Entry]] = WeakKeyDictionary()
+    outside: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
     rooms.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
     rooms.ABORT.replace(patch, faulty_abort)
 
 
 def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     unsubscribe, turn = rooms.UNSUBSCRIBE.original, rooms.TURN.original
-    late: WeakKeyDictionary[Engine, list[Entry]] = WeakKeyDictionary()
+    late: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
 
     def faulty_unsubscribe(engine: Engine, session: Session, command: Unsubscribe) -> None:
         consumer = session.consumers.get(command.subscription)
         held = {} if consumer is None else consumer.held
-        late.setdefault(engine, []).extend(held.pop(sequence) for sequence in list(held)[1:])
+        late.setdefault(rooms.all_queues(engine), []).extend(held.pop(sequence) for sequence in list(held)[1:])
         unsubscribe(engine, session, command)
 
     def faulty_turn(engine: Engine) -> Effects:
         effects = turn(engine)
-        for entry in late.pop(engine, []):
+        for entry in late.pop(rooms.all_queues(engine), []):
             rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
         return effects
 
@@ -634,11 +663,11 @@ def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
 
 def _abort_without_an_attempt(engine: Engine, session: Session, name: str) -> None:
     transaction = session.transactions.pop(name)
-    engine.memory.open -= transaction.size
-    for entry in transaction.acknowledged + transaction.refused:
+    rooms.memory(engine).open -= transaction.size
+    for entry in (*transaction.acknowledged(), *transaction.refused()):
         rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
     if len(transaction) > len(transaction.sends):
-        session.batch = engine.ledger.latest_batch
+        session.batch = rooms.ledger_of(engine).latest_batch
 
 
 def an_abort_charges_no_attempt(patch: Patch) -> None:
@@ -667,10 +696,12 @@ def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
         finally:
             is_first = False
 
-    def faulty_accept(engine: Engine, queue: Queue, message: Message, batch: int, contents: Contents = NONE) -> None:
+    def faulty_accept(
+        arrivals: Arrivals, queue: Queue, message: Message, batch: int = ALONE, contents: Contents = NONE
+    ) -> bool:
         nonlocal is_first
         seen_at, is_first = 0 if is_first else batch, False
-        accept(engine, queue, message, seen_at, contents)
+        return accept(arrivals, queue, message, seen_at, contents)
 
     rooms.COMMIT.replace(patch, faulty_commit)
     rooms.ACCEPT.replace(patch, faulty_accept)
@@ -719,9 +750,9 @@ def a_repeated_commit_charges_no_attempt_for_what_it_gives_back(patch: Patch) ->
 def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None:
     def faulty(engine: Engine, session: Session, name: str) -> None:
         transaction = session.transactions[name]
-        for entry in transaction.acknowledged:
+        for entry in transaction.acknowledged():
             rooms.ACKNOWLEDGED.of(engine)(entry)
-        transaction.acknowledged = []
+            del transaction.held[entry.sequence]
         rooms.ABORT_TRANSACTION.of(engine)(session, name)
 
     _change_repeated_commit(patch, faulty)
@@ -947,7 +978,7 @@ def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
 def what_is_recovered_after_a_crash_is_not_flagged(patch: Patch) -> None:
     entry_of = rooms.ENTRY_OF_FOUND.original
 
-    def faulty(paging: Paging, lane: Lane, found: Found, message: Message) -> Entry:
+    def faulty(paging: Any, lane: Lane, found: Found, message: Message) -> Entry:
         rooms.forget_what_may_be_redelivered(paging)
         return entry_of(paging, lane, found, message)
 
@@ -1017,10 +1048,12 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
-    def faulty(engine: Engine, read: Read, page: PageRead) -> None:
-        for entry in rooms.TAKE_PAGE_IN.of(engine)(read, page):
-            rooms.DEAD_LETTER.of(engine)(entry, entry.message)
-        rooms.touched(engine)[read.lane.queue] = None
+    def faulty(turn: Turn, read: Read, page: PageRead) -> None:
+        read.there(page)
+        read.end()
+        for entry in rooms.take_failed(turn):
+            rooms.DEAD_LETTER.of(turn)(entry)
+        rooms.touched(turn)[read.lane.queue] = None
 
     rooms.PAGE_READ.replace(patch, faulty)
 
@@ -1029,7 +1062,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = rooms.TAKE_PAGE_IN.original
 
-    def faulty(paging: Paging, read: Read, page: PageRead) -> list[Entry]:
+    def faulty(reading: Reading, read: LanePage, page: PageRead) -> None:
         lane = read.lane
         if lane.reading is read:
             last = max(lane.bodiless, default=0)
@@ -1037,7 +1070,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
             if again:
                 lane.unread += len(again)
                 lane.horizon = again[0].sequence - 1
-        return page_read(paging, read, page)
+        page_read(reading, read, page)
 
     rooms.TAKE_PAGE_IN.replace(patch, faulty)
 
@@ -1055,7 +1088,7 @@ def a_page_that_is_the_end_loses_what_a_commit_brings_meanwhile(patch: Patch) ->
 def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
     move_horizon = rooms.MOVE_HORIZON.original
 
-    def faulty(paging: Paging, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
+    def faulty(paging: Any, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
         recent = [entry for entry in lane.recent if entry.sequence <= up_to]
         move_horizon(paging, lane, fresh, left_out, up_to, as_of)
         if (up_to == WHOLE) is at_the_end:
@@ -1117,9 +1150,11 @@ def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
 def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
     lower_horizon = rooms.LOWER_HORIZON_OF_ONE.original
 
-    def faulty(paging: Paging, lane: Lane) -> None:
-        with rooms.pretending(paging, committed=maxsize):
-            lower_horizon(paging, lane)
+    def faulty(relief: Relief, lane: Lane) -> None:
+        # What is told of it asks its message.
+        rooms.events_of(relief).end_block()
+        with rooms.pretending(relief, committed=maxsize):
+            lower_horizon(relief, lane)
 
     rooms.LOWER_HORIZON_OF_ONE.replace(patch, faulty)
 
@@ -1150,13 +1185,15 @@ def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
 def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     disembody = rooms.DISEMBODY.original
 
-    def faulty(paging: Paging, entries: list[Entry], needed: int) -> int:
-        used = rooms.memory(paging).used
+    def faulty(relief: Relief, entries: list[Entry], needed: int) -> int:
+        used = rooms.memory(relief).used
+        # What is told of these asks their messages.
+        rooms.events_of(relief).end_block()
         for entry in [entry for entry in entries if entry.stored is None]:
             entries.remove(entry)
-            paging.went(entry)
-        left = used - rooms.memory(paging).used
-        return left + disembody(paging, entries, needed - left)
+            rooms.WENT.of(relief)(entry)
+        left = used - rooms.memory(relief).used
+        return left + disembody(relief, entries, needed - left)
 
     rooms.DISEMBODY.replace(patch, faulty)
 
@@ -1181,7 +1218,7 @@ def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
 def what_is_read_again_is_not_counted(patch: Patch) -> None:
     embody, came = rooms.EMBODY.original, rooms.CAME.original
 
-    def faulty(paging: Paging, entry: Entry, message: Message | None) -> bool:
+    def faulty(paging: Any, entry: Entry, message: Message | None) -> bool:
         rooms.CAME.replace(patch, lambda paging, entry, message: None)
         was_doomed = embody(paging, entry, message)
         rooms.CAME.replace(patch, came)
@@ -1314,8 +1351,8 @@ def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
     rooms.TAKE_OUT.replace(patch, _taken_out_without_a_trace)
 
 
-def _taken_out_without_a_trace(paging: Paging, lane: Lane, entries: list[Entry]) -> None:
-    lane.take_out(entries, rooms.ledger_of(paging).batch.number)
+def _taken_out_without_a_trace(resident: ResidentSet, lane: Lane, entries: list[Entry]) -> None:
+    horizon.take_out(lane, entries, rooms.ledger_of(resident).batch.number)
     lane.taken_out.clear()
 
 
@@ -1328,8 +1365,11 @@ def a_re_drive_moves_one_twice(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
+    at_work = _engine_at_work(patch)
+
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int, has_ended: Any) -> object:
-        held = {entry.sequence: entry for consumer in read.lane.queue.consumers for entry in consumer.held.values()}
+        consumers = rooms.takers_of(at_work(), read.lane.queue).consumers
+        held = {entry.sequence: entry for consumer in consumers for entry in consumer.held.values()}
         taken = {each.sequence: held[each.sequence] for each in page.found if each.sequence in held}
         if taken:
             read.lane.delayed = {**read.lane.delayed, **taken}
@@ -1352,10 +1392,13 @@ def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
 
 @shows_in(BulkMachine)
 def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
+    at_work = _engine_at_work(patch)
+
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> tuple[list[Taken], Done]:
         here, answer = rooms.TAKE_IN_BULK.original(asked, read, page, *rest)
         taken = {each.entry.sequence for each in here}
-        for consumer in read.lane.queue.consumers if isinstance(asked, Purge) else ():
+        consumers = rooms.takers_of(at_work(), read.lane.queue).consumers
+        for consumer in consumers if isinstance(asked, Purge) else ():
             for entry in consumer.held.values():
                 if entry.lane is read.lane and entry.sequence not in taken:
                     here.append(Taken(entry, None))
@@ -1559,7 +1602,7 @@ def a_paused_queue_dispatches(patch: Patch) -> None:
 
     def faulty(engine: Engine, batch: Batch) -> None:
         commit(engine, batch)
-        for queue in engine.queues():
+        for queue in rooms.queues(engine).values():
             queue.is_paused = False
 
     rooms.COMMITTED.replace(patch, faulty)
@@ -1601,7 +1644,7 @@ def a_page_of_a_browser_is_taken_into_the_lane(patch: Patch) -> None:
         lane = read.lane
         if page.found and read.after_sequence <= lane.horizon != WHOLE:
             taken = sum(found.sequence > lane.horizon for found in page.found)
-            lane.take_in([], taken, max(lane.horizon, page.found[-1].sequence), page.as_of)
+            horizon.take_in(lane, [], taken, max(lane.horizon, page.found[-1].sequence), page.as_of)
         page_read(browsing, read, page)
 
     rooms.PAGE_READ_FOR_BROWSER.replace(patch, faulty)
@@ -1707,10 +1750,12 @@ def being_shown_counts_as_a_delivery(patch: Patch) -> None:
 
 
 def a_browser_is_shown_what_consumers_hold(patch: Patch) -> None:
+    at_work = _engine_at_work(patch)
     in_memory = rooms.IN_MEMORY_OF_BROWSER.original
 
     def faulty(lane: Lane, after_sequence: int) -> list[Entry]:
-        held = [entry for consumer in lane.queue.consumers for entry in consumer.held.values()]
+        consumers = rooms.takers_of(at_work(), lane.queue).consumers
+        held = [entry for consumer in consumers for entry in consumer.held.values()]
         here = [entry for entry in held if entry.lane is lane and entry.sequence > after_sequence]
         return sorted([*here, *in_memory(lane, after_sequence)], key=lambda entry: entry.sequence)
 
@@ -1774,7 +1819,7 @@ def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
 
 @shows_in(ExpiringMachine)
 def nothing_expires_unless_dispatch_comes_upon_it(patch: Patch) -> None:
-    rooms.EXPIRE_STEP.replace(patch, lambda *_: None)
+    rooms.EXPIRE_STEP.replace(patch, lambda *_: [])
 
 
 @shows_in(ExpiringMachine)
@@ -1813,14 +1858,15 @@ def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_be
 def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None:
     step, page_read = rooms.EXPIRE_STEP.original, rooms.EXPIRE_IN_PAGE.original
 
-    def without_delayed(queues: dict[str, Queue], call: Callable[[], None]) -> None:
+    def without_delayed(queues: dict[str, Queue], call: Callable[[], Any]) -> Any:
         lanes = [lane for queue in queues.values() for lane in queue.lanes]
         delayed = [lane.delayed for lane in lanes]
         for lane in lanes:
             lane.delayed = {}
-        call()
+        answer = call()
         for lane, before in zip(lanes, delayed, strict=True):
             lane.delayed = before
+        return answer
 
     turn = rooms.TURN.original
 
@@ -1978,12 +2024,12 @@ def what_is_read_again_counts_as_on_disk(patch: Patch) -> None:
 def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
     accept, spread = rooms.ACCEPT.original, rooms.SPREAD.original
 
-    def faulty(engine: Engine, send: Send) -> bool:
+    def faulty(arrivals: Arrivals, queues: list[Queue], message: Message) -> bool:
         with pytest.MonkeyPatch.context() as inner:
             rooms.ACCEPT.replace(
-                inner, lambda engine, queue, message, batch, contents=NONE: accept(engine, queue, message, 0, contents)
+                inner, lambda self, queue, message, batch, contents=NONE: accept(self, queue, message, 0, contents)
             )
-            return spread(engine, send)
+            return spread(arrivals, queues, message)
 
     rooms.SPREAD.replace(patch, faulty)
 
@@ -1992,8 +2038,8 @@ def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
 def the_receipt_of_a_copied_message_does_not_wait_for_its_batch(patch: Patch) -> None:
     spread = rooms.SPREAD.original
 
-    def faulty(engine: Engine, send: Send) -> bool:
-        spread(engine, send)
+    def faulty(arrivals: Arrivals, queues: list[Queue], message: Message) -> bool:
+        spread(arrivals, queues, message)
         return False
 
     rooms.SPREAD.replace(patch, faulty)
@@ -2004,13 +2050,13 @@ def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> No
     send, queues_for = rooms.SEND.original, rooms.QUEUES_FOR.original
     asked: dict[int, list[Queue]] = {}
 
-    def faulty_send(engine: Engine, session: Session, one: Send) -> None:
-        send(engine, session, one)
+    def faulty_send(sending: Sending, session: Session, one: Send) -> None:
+        send(sending, session, one)
         if one.transaction is not None:
-            asked[id(one)] = queues_for(engine, one)
+            asked[id(one)] = queues_for(rooms.all_queues(sending), one, rooms.QUEUE_OF.of(sending))
 
-    def faulty_queues_for(engine: Engine, one: Send, queue_of: QueueOf | None = None) -> list[Queue]:
-        return asked.pop(id(one), None) or queues_for(engine, one, queue_of)
+    def faulty_queues_for(queues: Queues, one: Send, queue_of: QueueOf) -> list[Queue]:
+        return asked.pop(id(one), None) or queues_for(queues, one, queue_of)
 
     rooms.SEND.replace(patch, faulty_send)
     rooms.QUEUES_FOR.replace(patch, faulty_queues_for)
@@ -2117,7 +2163,7 @@ def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> No
 def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
     forget = rooms.FORGET_LANE.original
 
-    def faulty(paging: Paging, lane: Lane) -> None:
+    def faulty(paging: Any, lane: Lane) -> None:
         rooms.memory(paging).leaving += sum(
             size_of(_message_of(entry)) for entry in lane.recent if entry.message is not None
         )
@@ -2146,41 +2192,58 @@ def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
 @shows_in(WildcardMachine)
 def a_queue_goes_while_somebody_has_a_message_of_it(patch: Patch) -> None:
     """Nothing waits in it, and nobody takes from it alone."""
-    rooms.IS_QUEUE_NEEDED.replace(
-        patch, property(lambda queue: bool(queue.consumers) or any(lane.is_needed for lane in queue.lanes))
-    )
+    rooms.IS_QUEUE_NEEDED.replace(patch, property(lambda queue: any(lane.is_needed for lane in queue.lanes)))
 
 
 @shows_in(WildcardMachine)
 def a_queue_goes_while_what_was_sent_to_it_is_being_written(patch: Patch) -> None:
     may_go = rooms.MAY_QUEUE_GO.original
 
-    def faulty(unused: Unused, queue: Queue) -> bool:
-        engine = rooms.engine_of(unused)
+    def faulty(queues: Queues, queue: Queue) -> bool:
         entries = [entry for lane in queue.lanes for entry in lane]
-        if entries and not queue.consumers and all(entry.batch > rooms.committed(engine) for entry in entries):
+        consumers = rooms.takers_of(queues, queue).consumers
+        if entries and not consumers and all(entry.batch > rooms.committed(queues) for entry in entries):
             return True
-        return may_go(unused, queue)
+        return may_go(queues, queue)
 
     rooms.MAY_QUEUE_GO.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_with_a_consumer_of_its_own_goes(patch: Patch) -> None:
-    rooms.IS_QUEUE_NEEDED.replace(
-        patch, property(lambda queue: bool(queue.resident) or any(lane.is_needed for lane in queue.lanes))
-    )
+    may_go = rooms.MAY_QUEUE_GO.original
+
+    def faulty(queues: Queues, queue: Queue) -> bool:
+        takers = rooms.clients_of(queues).of_queue.pop(queue, None)
+        may_it = may_go(queues, queue)
+        if takers is not None:
+            rooms.clients_of(queues).of_queue[queue] = takers
+        return may_it
+
+    rooms.MAY_QUEUE_GO.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_that_is_paused_goes(patch: Patch) -> None:
-    remembers = rooms.REMEMBERS_TOO_MUCH_TO_GO.original
-    rooms.REMEMBERS_TOO_MUCH_TO_GO.replace(patch, lambda queue: not queue.is_paused and remembers(queue))
+    remembers = rooms.REMEMBERS.original
+    _change_what_stays(patch, rooms.REMEMBERS, lambda queue: not queue.is_paused and remembers(queue))
 
 
 @shows_in(WildcardMachine)
 def the_queue_of_a_virtual_topic_goes(patch: Patch) -> None:
-    rooms.REMEMBERS_TOO_MUCH_TO_GO.replace(patch, lambda queue: queue.is_paused or bool(queue.destination.topic))
+    _change_what_stays(patch, rooms.REMEMBERS, lambda queue: queue.is_paused or bool(queue.destination.topic))
+
+
+def _change_what_stays(patch: Patch, asked: rooms.Target[..., Any], answer: Callable[..., object]) -> None:
+    """Where it is asked whether a queue may go, and nowhere else."""
+    may_go = rooms.MAY_QUEUE_GO.original
+
+    def faulty(queues: Queues, queue: Queue) -> bool:
+        with pytest.MonkeyPatch.context() as inner:
+            asked.replace(inner, answer)
+            return may_go(queues, queue)
+
+    rooms.MAY_QUEUE_GO.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -2222,14 +2285,7 @@ def a_queue_that_nobody_needs_stays(patch: Patch) -> None:
 
 @shows_in(ScheduledMachine)
 def a_queue_for_which_something_is_scheduled_goes(patch: Patch) -> None:
-    is_needed = rooms.IS_QUEUE_NEEDED_ELSEWHERE.original
-
-    def faulty(engine: Engine, queue: Queue) -> bool:
-        with pytest.MonkeyPatch.context() as inner:
-            rooms.COUNT_SCHEDULED.replace(inner, lambda scheduler, name: 0)
-            return is_needed(engine, queue)
-
-    rooms.IS_QUEUE_NEEDED_ELSEWHERE.replace(patch, faulty)
+    _change_what_stays(patch, rooms.COUNT_SCHEDULED, lambda queues, name: 0)
 
 
 @shows_in(TopicsMachine)
@@ -2241,11 +2297,11 @@ def what_a_subscription_does_not_want_is_copied_to_it(patch: Patch) -> None:
 def another_selector_finds_the_durable_subscription_as_it_was(patch: Patch) -> None:
     durable_subscription = rooms.DURABLE_SUBSCRIPTION.original
 
-    def faulty(engine: Engine, session: Session, key: str, destination: Destination, selector: str) -> Queue:
+    def faulty(engine: Subscribing, key: str, destination: Destination, selector: str) -> Queue:
         known = rooms.durable_subscriptions(engine).get(key)
         if known is not None and known.destination.topic == destination.name:
             selector = known.destination.selector
-        return durable_subscription(engine, session, key, destination, selector)
+        return durable_subscription(engine, key, destination, selector)
 
     rooms.DURABLE_SUBSCRIPTION.replace(patch, faulty)
 
@@ -2296,8 +2352,10 @@ def of_selectors_that_may_want_a_message_one_is_asked(patch: Patch) -> None:
 def a_selector_sees_one_page(patch: Patch) -> None:
     test_page = rooms.TEST_PAGE.original
 
-    def faulty(selecting: Selecting, read: ScanRead, found: list[Found], last: int, pluck: Any) -> None:
-        test_page(selecting, read, found, WHOLE, pluck)
+    def faulty(
+        selecting: Selecting, lane: Lane, after_sequence: int, last: int, found: list[Found], bring: Any
+    ) -> None:
+        test_page(selecting, lane, after_sequence, WHOLE, found, bring)
 
     rooms.TEST_PAGE.replace(patch, faulty)
 
@@ -2333,18 +2391,17 @@ def what_is_being_written_is_not_compared(patch: Patch) -> None:
 def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
     page_read = rooms.TAKE_PAGE_IN.original
 
-    def faulty(paging: Paging, read: Read, page: PageRead, *rest: Any) -> list[Entry]:
+    def faulty(reading: Reading, read: LanePage, page: PageRead) -> None:
         aside, read.lane.aside = read.lane.aside, None
-        failed = page_read(paging, read, page, *rest)
+        page_read(reading, read, page)
         read.lane.aside = aside
-        return failed
 
     rooms.TAKE_PAGE_IN.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
-    def faulty(paging: Paging, entry: Entry) -> None:
+    def faulty(paging: Any, entry: Entry) -> None:
         assert entry.lane.aside is not None
         entry.lane.aside.strays.pop(entry.sequence, None)
 
@@ -2538,7 +2595,7 @@ def what_a_group_that_was_closed_leaves_is_offered_too_late(patch: Patch) -> Non
 
 def _without(asked_again: Callable[..., list[Asker]], name: str) -> Callable[..., list[Asker]]:
     def faulty(choosing: GroupChoosing, *rest: Any) -> list[Asker]:
-        groups = rooms.queue_of(choosing).known_groups
+        groups = rooms.groups_of_choosing(choosing)
         owned, freed = rooms.times(choosing)
         times = (groups.times_owned, freed) if name == "times_owned" else (owned, groups.times_freed)
         rooms.set_times(choosing, times)
@@ -2597,10 +2654,11 @@ def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch: Patch) -> None:
-    def faulty(paging: Paging, entry: Entry) -> None:
+    def faulty(paging: Any, entry: Entry) -> None:
         delay_stray(paging, entry)
         if entry.group:
-            entry.lane.queue.known_groups.ended_delay(entry)
+            assert entry.lane.queue.watcher is not None
+            entry.lane.queue.watcher.ended_delay(entry)
 
     delay_stray = rooms.DELAY_STRAY.original
     rooms.DELAY_STRAY.replace(patch, faulty)
@@ -2638,7 +2696,7 @@ def a_wildcard_is_served_queue_by_queue(patch: Patch) -> None:
         if true_next(dispatch, wildcard) is None:
             return None
         for queue in wildcard.queues:
-            if not queue.is_paused and queue.owner in (None, wildcard):
+            if not queue.is_paused and rooms.takers_of(dispatch, queue).owner in (None, wildcard):
                 for rank in range(10):
                     head = rooms.WAY_OF.of(dispatch)(queue).head_for(wildcard, rank)
                     if isinstance(head, Entry):
@@ -2727,13 +2785,14 @@ def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> No
     def faulty(engine: Engine, session: Session, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence)
         queue = consumer.held[ack.sequence].lane.queue
-        was_touched = consumer.queue in rooms.touched(engine)
+        wildcards = rooms.ledger_of(engine).touched_wildcards
+        was_touched = consumer in wildcards
         acknowledge(engine, session, ack)
-        if consumer.is_of_many and not was_touched:
-            del rooms.touched(engine)[consumer.queue]
+        if isinstance(consumer, Wildcard) and not was_touched:
+            del wildcards[consumer]
             rooms.touched(engine)[queue] = None
             for other in consumer.all_queues():
-                if isinstance(consumer, Wildcard) and other is not queue:
+                if other is not queue:
                     for standing in rooms.standings(consumer):
                         standing.pop(other, None)
 

@@ -14,6 +14,7 @@ What the engine has noted is found by a function, at the end of this file: `room
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -26,57 +27,75 @@ from tests.property.disk import Disk
 from truenext import record as record_module
 from truenext.answers import Answer
 from truenext.batch import Batch
-from truenext.destination import stored_queue
-from truenext.engine import browse as browse_module
+from truenext.destination import stored_queue, virtual_topic
+from truenext.engine import browsing as browsing_module
 from truenext.engine import bulk as bulk_module
 from truenext.engine import consumer as consumer_module
 from truenext.engine import copies as copies_module
 from truenext.engine import endings as endings_module
-from truenext.engine import engine as engine_module
 from truenext.engine import expiry as expiry_module
 from truenext.engine import groups as groups_module
-from truenext.engine import paging as paging_module
-from truenext.engine import place as place_module
+from truenext.engine import horizon as horizon_module
+from truenext.engine import outcomes as outcomes_module
 from truenext.engine import producers as producers_module
-from truenext.engine import schedule as schedule_module
+from truenext.engine import queues as queues_module
+from truenext.engine import reading as reading_module
+from truenext.engine import relief as relief_module
+from truenext.engine import run as run_module
+from truenext.engine import scan as scan_module
+from truenext.engine import scheduled as scheduled_module
 from truenext.engine import selecting as selecting_module
+from truenext.engine import selections as selections_module
 from truenext.engine import spilling as spilling_module
 from truenext.engine import timers as timers_module
 from truenext.engine import topics as topics_module
-from truenext.engine import unused as unused_module
-from truenext.engine import wildcard as wildcard_module
-from truenext.engine.aside import Aside
-from truenext.engine.browse import Browser, BrowseRead, Browsing
+from truenext.engine import wildcards as wildcards_module
+from truenext.engine.administering import Administering
+from truenext.engine.answering import Answering
+from truenext.engine.arrivals import Arrivals
+from truenext.engine.browsing import BrowseRead, Browsing
 from truenext.engine.bulk import BulkLook, take
+from truenext.engine.bulk_work import Bulk
 from truenext.engine.choosing import Choosing, GroupChoosing
-from truenext.engine.consumer import Consumer
+from truenext.engine.clients import Clients, Takers
+from truenext.engine.connecting import Connecting
+from truenext.engine.consumer import Browser, Consumer, Session
 from truenext.engine.copies import put_all
 from truenext.engine.delays import Delays
 from truenext.engine.dispatch import Dispatcher
 from truenext.engine.endings import Endings
 from truenext.engine.engine import Engine
+from truenext.engine.event_log import EventLog
 from truenext.engine.expiry import Expiry
 from truenext.engine.groups import GroupPlace, Groups
+from truenext.engine.holder import Holder
 from truenext.engine.joint import JointDispatch
 from truenext.engine.keyed import KeyedScans
-from truenext.engine.lane import Entry, Lane
 from truenext.engine.ledger import Ledger
 from truenext.engine.memory import Memory
 from truenext.engine.numbers import Numbers
-from truenext.engine.paging import Paging
-from truenext.engine.place import Place
+from truenext.engine.outcomes import Outcomes
 from truenext.engine.producers import Producer, Producers
-from truenext.engine.queue import Queue
-from truenext.engine.redelivery import is_given_up
-from truenext.engine.schedule import DueLook, Scheduler
-from truenext.engine.selecting import Selecting, Selections
-from truenext.engine.session import Session
+from truenext.engine.queue import Aside, Entry, Lane, Queue, is_given_up
+from truenext.engine.queues import Queues
+from truenext.engine.reading import Reading
+from truenext.engine.relief import Relief
+from truenext.engine.resident_set import ResidentSet
+from truenext.engine.run import Run
+from truenext.engine.scan import Place
+from truenext.engine.scheduled import DueLook, Scheduler
+from truenext.engine.selecting import Selecting
+from truenext.engine.selections import Selections
+from truenext.engine.sending import Sending
 from truenext.engine.spilling import Spilling
+from truenext.engine.subscribing import Subscribing
 from truenext.engine.timers import Timers
-from truenext.engine.topics import Topics, virtual_topic
-from truenext.engine.transaction import Transaction
-from truenext.engine.unused import Unused, remembers
-from truenext.engine.wildcard import Wildcard, Wildcards
+from truenext.engine.topics import Topics
+from truenext.engine.transactions import Transactions
+from truenext.engine.turn import Turn
+from truenext.engine.unused import remembers
+from truenext.engine.wildcard import Wildcard
+from truenext.engine.wildcards import Wildcards
 from truenext.engine.writing import introduce, mark, put, release, remove, share
 from truenext.envelope import closes_group
 from truenext.message import Message
@@ -180,81 +199,90 @@ def _is_set_by(owner: type, name: str) -> bool:
 
 
 def _part(one: object, *kinds: type[Part]) -> Part:
-    """`one` itself, or what it has in an attribute."""
-    if isinstance(one, kinds):
-        return one
-    for part in _attributes(one):
+    """`one` itself, or what it has in an attribute, or what that has in one."""
+    seen = {id(one)}
+    found = deque([one])
+    while found:
+        part = found.popleft()
         if isinstance(part, kinds):
             return part
+        for other in _attributes(part):
+            if id(other) not in seen and type(other).__module__.startswith("truenext.engine"):
+                seen.add(id(other))
+                found.append(other)
     raise LookupError(f"nothing in {type(one).__name__} is a {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 def _attributes(one: object) -> Iterator[object]:
-    yield from getattr(one, "__dict__", {}).values()
+    for value in getattr(one, "__dict__", {}).values():
+        yield getattr(value, "__self__", value)
     for kind in type(one).__mro__:
         yield from (getattr(one, slot, None) for slot in getattr(kind, "__slots__", ()))
 
 
 # The engine: what the shell asks of it --------------------------------------------------------------------------------
 MAKE_ENGINE = Target(Engine.__init__, Engine)
-RESTORE_QUEUE = Target(Engine.restore_queue, Engine)
-RESTORE_PAUSE = Target(Engine.restore_pause, Engine)
+RESTORE_QUEUE = Target(Run.restore_queue, Run)
+RESTORE_PAUSE = Target(Run.restore_pause, Run)
 TICK = Target(Ledger.tick, Ledger)
-START = Target(Engine.start, Engine)
-LAST_BATCHES = Target(Engine.last_batches, Engine)
-DISCONNECT = Target(Engine.disconnect, Engine)
-ANSWER = Target(Engine.answer, Engine)
-SEND = Target(Engine.send, Engine)
-SUBSCRIBE = Target(Engine.subscribe, Engine)
-UNSUBSCRIBE = Target(Engine.unsubscribe, Engine)
-ACKNOWLEDGE = Target(Engine.acknowledge, Engine)
-REFUSE = Target(Engine.refuse, Engine)
-COMMIT = Target(Engine.commit, Engine)
-ABORT = Target(Engine.abort, Engine)
-CAN_DO_BULK = Attribute("can_do_bulk", Engine)
-DO_BULK = Target(Engine.do_bulk, Engine)
-RESUME = Target(Engine.resume, Engine)
-TURN = Target(Engine.turn, Engine)
-PAGE_READ = Target(Engine.page_read, Engine)
-CHANGE_POLICIES = Target(Engine.change_policies, Engine)
-COMMITTED = Target(Engine.committed, Engine)
+START = Target(Run.start, Run)
+LAST_BATCHES = Target(Run.last_batches, Run)
+DISCONNECT = Target(Connecting.disconnect, Connecting)
+ANSWER = Target(Ledger.answer, Ledger)
+SEND = Target(Sending.send, Sending)
+SUBSCRIBE = Target(Subscribing.subscribe, Subscribing)
+UNSUBSCRIBE = Target(Subscribing.unsubscribe, Subscribing)
+ACKNOWLEDGE = Target(Answering.acknowledge, Answering)
+REFUSE = Target(Answering.refuse, Answering)
+COMMIT = Target(Transactions.commit, Transactions)
+ABORT = Target(Transactions.abort, Transactions)
+CAN_DO_BULK = Attribute("can_do", Bulk)
+DO_BULK = Target(Bulk.do, Bulk)
+RESUME = Target(Administering.resume, Administering)
+TURN = Target(Turn.take, Turn)
+PAGE_READ = Target(Turn.page_read, Turn)
+CHANGE_POLICIES = Target(Administering.change_policies, Administering)
+COMMITTED = Target(Turn.committed, Turn)
 
 # Accept ---------------------------------------------------------------------------------------------------------------
-ACCEPT = Target(Engine._accept, Engine)
-SPREAD = Target(Engine._spread, Engine)
-SHARE = Target(Engine._share, Engine)
-QUEUES_FOR = Target(Engine._queues_for, Engine)
-QUEUES_OF_PARTS = Target(Engine._queues_of_parts, Engine)
+ACCEPT = Target(Arrivals.accept, Arrivals)
+SPREAD = Target(Arrivals.spread, Arrivals)
+SHARE = Target(Arrivals.share, Arrivals)
+QUEUES_FOR = Target(Queues.queues_for, Queues)
+QUEUES_OF_PARTS = Target(Queues.queues_of_parts, Queues)
 QUEUES_OF_TOPIC = Target(Topics.queues_of, Topics)
-IS_REPEAT = Target(Engine._is_repeat, Engine)
+IS_REPEAT = Target(Sending.is_repeat, Sending)
 
 # Give back, give up, be done with -------------------------------------------------------------------------------------
-FAIL = Target(Engine._fail, Engine)
-GIVE_BACK = Target(Engine._give_back, Engine)
-RELEASE = Target(Engine._release, Engine)
-END_DELAY = Target(Engine._end_delay, Engine)
-GIVE_UP = Target(Engine._give_up, Engine)
-DEAD_LETTER = Target(Engine._dead_letter, Engine)
-ABORT_TRANSACTION = Target(Engine._abort, Engine)
-LEAVE_OUT_OF_TRANSACTION = Target(Transaction.leave_out, Transaction)
-ACKNOWLEDGED = Target(Engine._acknowledged, Engine)
-FORGET = Target(Engine._forget, Engine)
-WRITE_DOWN = Target(Engine._write_down, Engine)
-WRITE_MARK = Target(mark, engine_module)
-WRITE_REMOVAL = Target(remove, engine_module)
-IS_GIVEN_UP = Target(is_given_up, engine_module)
+FAIL = Target(Outcomes.fail, Outcomes)
+GIVE_BACK = Target(Outcomes.give_back, Outcomes)
+RELEASE = Target(Subscribing.release, Subscribing)
+END_DELAY = Target(Outcomes.end_delay, Outcomes)
+GIVE_UP = Target(Outcomes.give_up, Outcomes)
+DEAD_LETTER = Target(Outcomes.dead_letter, Outcomes)
+ABORT_TRANSACTION = Target(Transactions._abort, Transactions)
+LEAVE_OUT_OF_TRANSACTION = Target(Holder.leave_out, Holder)
+ACKNOWLEDGED = Target(Outcomes.acknowledge, Outcomes)
+FORGET = Target(Outcomes.forget, Outcomes)
+WRITE_DOWN = Target(Run._write_down, Run)
+WRITE_MARK = Target(mark, outcomes_module, run_module)
+WRITE_REMOVAL = Target(remove, outcomes_module)
+IS_GIVEN_UP = Target(is_given_up, outcomes_module)
 
 # Queues and subscriptions ---------------------------------------------------------------------------------------------
-QUEUE_OF = Target(Engine._queue, Engine)
-STORED_QUEUE = Target(stored_queue, engine_module)
-LANE_OF = Target(Engine._lane_of, Engine)
-DURABLE_SUBSCRIPTION = Target(Engine._durable_subscription, Engine)
-END_SUBSCRIPTION = Target(Engine._end, Engine)
+QUEUE_OF = Target(Queues.named, Queues)
+STORED_QUEUE = Target(stored_queue, queues_module)
+LET_GO_OF_UNUSED = Target(Queues.let_go, Queues)
+NEW_NUMBER = Target(Numbers.new, Numbers)
+UNPIN = Target(ResidentSet.unpin, ResidentSet)
+LANE_OF = Target(Queues.lane_of, Queues)
+DURABLE_SUBSCRIPTION = Target(Subscribing._durable_subscription, Subscribing)
+END_SUBSCRIPTION = Target(Queues.end, Queues)
 ADD_ENDING = Target(Endings.add, Endings)
 RELEASE_CONTENT_OF_ENDED = Target(release, endings_module)
-REMEMBERS = Target(remembers, engine_module)
-INTRODUCE = Target(introduce, engine_module)
-AWAIT_INTRODUCTION = Target(Engine._await_introduction, Engine)
+REMEMBERS = Target(remembers, queues_module)
+INTRODUCE = Target(introduce, queues_module)
+AWAIT_INTRODUCTION = Target(Queues.await_introduction, Queues)
 ADD_TO_TOPICS = Target(Topics.add, Topics)
 SELECTORS_OF_TOPICS = Attribute("_selectors", Topics)
 MATCHES_TOPIC = Target(matches, topics_module)
@@ -262,12 +290,8 @@ VIRTUAL_TOPIC = Target(virtual_topic, topics_module)
 
 # Queues that go -------------------------------------------------------------------------------------------------------
 IS_QUEUE_NEEDED = Attribute("is_needed", Queue)
-IS_QUEUE_NEEDED_ELSEWHERE = Target(Engine._is_needed, Engine)
-MAY_QUEUE_GO = Target(Unused._may_go, Unused)
-REMEMBERS_TOO_MUCH_TO_GO = Target(remembers, unused_module)
+MAY_QUEUE_GO = Target(Queues.may_go, Queues)
 LET_GO_OF_QUEUE = Target(Queue.let_go, Queue)
-LET_GO_OF_UNUSED = Target(Engine._let_go, Engine)
-NEW_NUMBER = Target(Numbers.new, Numbers)
 GIVE_NUMBER_BACK = Target(Numbers.give_back, Numbers)
 
 # Dispatch -------------------------------------------------------------------------------------------------------------
@@ -277,39 +301,38 @@ EXPRESS = Target(Dispatcher._express, Dispatcher)
 HAS_EXPRESS_CREDIT = Target(Consumer.has_express_credit, Consumer)
 EXPRESS_MAX = Attribute("EXPRESS_MAX", consumer_module)
 COVERED_BY = Target(Consumer.covered_by, Consumer)
-CHOOSE_OWNER = Target(Queue.choose_owner, Queue)
+CHOOSE_OWNER = Target(Takers.choose_owner, Takers)
 
 # Lanes ----------------------------------------------------------------------------------------------------------------
 RETURN_TO_LANE = Target(Lane.give_back, Lane)
-LET_RECENT_GO = Target(Lane.let_go, Lane)
-LOWER_HORIZON = Target(Lane.lower_horizon, Lane)
+LET_RECENT_GO = Target(horizon_module.let_go, horizon_module)
+LOWER_HORIZON = Target(horizon_module.lower_horizon, horizon_module)
 FORGET_TAKEN_OUT = Target(Lane.forget_taken_out, Lane)
 IS_LANE_PINNED = Attribute("is_pinned", Lane)
 HAS_NOTHING_ASIDE = Attribute("is_empty", Aside)
 
 # Paging ---------------------------------------------------------------------------------------------------------------
-TAKE_PAGE_IN = Target(Paging.page_read, Paging)
-TAKE_RECENT_IN = Target(Paging.take_in_recent, Paging)
-ASK_FOR_PAGE = Target(Paging.ask, Paging)
-UNPIN = Target(Paging.unpin, Paging)
-ENTRY_OF_FOUND = Target(Paging.entry, Paging)
-NEW_ENTRY_OF_PAGE = Target(Entry, paging_module)
-MOVE_HORIZON = Target(Paging._move_horizon, Paging)
-LOWER_HORIZON_OF_ONE = Target(Paging._lower_horizon, Paging)
-LOWER_HORIZONS = Target(Paging._lower_horizons, Paging)
-DISEMBODY = Target(Paging._disembody, Paging)
-EMBODY = Target(Paging._embody, Paging)
-WRITE_WHAT_LEAVES = Target(put_all, paging_module)
-CAME = Target(Paging.came, Paging)
-WENT = Target(Paging.went, Paging)
-LEFT_FOR_DISK = Target(Paging._leave, Paging)
-BACK_FROM_DISK = Target(Paging._is_back, Paging)
-DOOM = Target(Paging.doom, Paging)
-TAKE_OUT = Target(Paging.take_out, Paging)
-FORGET_LANE = Target(Paging.forget, Paging)
-MEMORY_LIMIT_CHANGED = Target(Paging.policy_changed, Paging)
-DELAY_STRAY = Target(Paging.delay_stray, Paging)
-FORGOT_STRAY = Target(Paging.forgot_stray, Paging)
+TAKE_PAGE_IN = Target(Reading.page_read, Reading)
+TAKE_RECENT_IN = Target(ResidentSet.take_in_recent, ResidentSet)
+ASK_FOR_PAGE = Target(Reading.ask, Reading)
+ENTRY_OF_FOUND = Target(Reading.entry, Reading)
+NEW_ENTRY_OF_PAGE = Target(Entry, reading_module)
+MOVE_HORIZON = Target(ResidentSet.move_horizon, ResidentSet)
+LOWER_HORIZON_OF_ONE = Target(Relief._lower_horizon, Relief)
+LOWER_HORIZONS = Target(Relief._lower_horizons, Relief)
+DISEMBODY = Target(Relief._disembody, Relief)
+EMBODY = Target(Reading._embody, Reading)
+WRITE_WHAT_LEAVES = Target(put_all, relief_module)
+CAME = Target(ResidentSet.came, ResidentSet)
+WENT = Target(ResidentSet.went, ResidentSet)
+LEFT_FOR_DISK = Target(ResidentSet.leave, ResidentSet)
+BACK_FROM_DISK = Target(ResidentSet.is_back, ResidentSet)
+DOOM = Target(ResidentSet.doom, ResidentSet)
+TAKE_OUT = Target(ResidentSet.take_out, ResidentSet)
+FORGET_LANE = Target(ResidentSet.forget, ResidentSet)
+MEMORY_LIMIT_CHANGED = Target(ResidentSet.policy_changed, ResidentSet)
+DELAY_STRAY = Target(Reading.delay_stray, Reading)
+FORGOT_STRAY = Target(ResidentSet.forgot_stray, ResidentSet)
 
 # Spilling and contents that are shared --------------------------------------------------------------------------------
 END_SPILLING = Target(Spilling.end, Spilling)
@@ -326,25 +349,25 @@ EXPIRE_STEP = Target(Expiry.step, Expiry)
 EXPIRE_IN_PAGE = Target(Expiry.page_read, Expiry)
 ENTRY_THAT_EXPIRES = Target(Expiry._entry_of, Expiry)
 EXPIRE_WHAT_IS_COMMITTED = Target(Expiry.committed, Expiry)
-IS_HELD = Target(Engine._is_held, Engine)
+IS_HELD = Target(Expiry._is_held, Expiry)
 SET_TIMER = Target(Timers.set, Timers)
 REMOVE_TIMER = Target(Timers.remove, Timers)
 TAKE_TIMERS_IN = Target(Timers.page_read, Timers)
 
 # Scheduled sends ------------------------------------------------------------------------------------------------------
-SCHEDULE = Target(Engine._schedule, Engine)
+SCHEDULE = Target(Sending.schedule, Sending)
 ACCEPT_SCHEDULED = Target(Scheduler.accept, Scheduler)
-COUNT_SCHEDULED = Target(Scheduler.count, Scheduler)
+COUNT_SCHEDULED = Target(Queues.scheduled, Queues)
 IS_SCHEDULED_DUE = Target(Scheduler.is_due, Scheduler)
 SEND_WHAT_IS_DUE = Target(Scheduler.page_read, Scheduler)
-SEND_SCHEDULED = Target(Engine._send_scheduled, Engine)
+SEND_SCHEDULED = Target(Arrivals.come_due, Arrivals)
 KEYS_OF_DUE = Attribute("keys", DueLook)
 UNWRITTEN_SCHEDULED = Attribute("_unwritten", Scheduler)
 LOOK_AT_SCHEDULED = Target(Scheduler.look_at, Scheduler)
-WRITE_SCHEDULED = Target(put, schedule_module)
-REMOVE_SCHEDULED = Target(remove, schedule_module)
-DUE_TIMER = Target(due_timer, schedule_module)
-SPLIT_DUE_TIMER = Target(split_due_timer, schedule_module)
+WRITE_SCHEDULED = Target(put, scheduled_module)
+REMOVE_SCHEDULED = Target(remove, scheduled_module)
+DUE_TIMER = Target(due_timer, scheduled_module)
+SPLIT_DUE_TIMER = Target(split_due_timer, scheduled_module)
 
 # Bulk work ------------------------------------------------------------------------------------------------------------
 TAKE_IN_BULK = Target(take, bulk_module)
@@ -359,7 +382,7 @@ SHOW_PAGE = Target(Browsing._show_page, Browsing)
 SHOW = Target(Browsing._show, Browsing)
 PAGE_READ_FOR_BROWSER = Target(Browsing.page_read, Browsing)
 READ_FOR_BROWSER = Target(BrowseRead.__init__, BrowseRead)
-IN_MEMORY_OF_BROWSER = Target(browse_module._in_memory, browse_module)
+IN_MEMORY_OF_BROWSER = Target(browsing_module._in_memory, browsing_module)
 IS_BROWSER_OPEN = Target(Browser.is_open, Browser)
 MATCHES_SELECTOR = Target(Selector.matches, Selector)
 
@@ -418,19 +441,42 @@ BLOCK = Attribute("BLOCK", expiry_module)
 TIMERS_MAX = Attribute("TIMERS_MAX", timers_module)
 TIMERS_PAGE_SIZE = Attribute("PAGE_SIZE", timers_module)
 CONTENT_BYTES_MIN = Attribute("CONTENT_BYTES_MIN", copies_module)
-STORE_TRANSACTION_BYTES_MAX = Attribute("STORE_TRANSACTION_BYTES_MAX", engine_module)
-DUE_PAGE_BYTES = Attribute("PAGE_BYTES", schedule_module)
+STORE_TRANSACTION_BYTES_MAX = Attribute("STORE_TRANSACTION_BYTES_MAX", run_module)
+DUE_PAGE_BYTES = Attribute("PAGE_BYTES", scheduled_module)
 PRODUCERS_MAX = Attribute("PRODUCERS_MAX", producers_module)
 SCAN_SIZE = Attribute("SCAN_SIZE", selecting_module)
-SCAN_PAGE_SIZE = Attribute("SCAN_PAGE_SIZE", selecting_module)
-SCAN_FOUND_MAX = Attribute("SCAN_FOUND_MAX", place_module)
-SCAN_CHUNK = Attribute("CHUNK", place_module)
+SCAN_PAGE_SIZE = Attribute("SCAN_PAGE_SIZE", selections_module)
+SCAN_FOUND_MAX = Attribute("SCAN_FOUND_MAX", scan_module)
+SCAN_CHUNK = Attribute("CHUNK", scan_module)
 SCAN_FOUND_MAX_OF_GROUPS = Attribute("SCAN_FOUND_MAX", groups_module)
 GROUP_FOUND_MIN = Attribute("GROUP_FOUND_MIN", groups_module)
-JOIN_PIECE = Attribute("JOIN_PIECE", wildcard_module)
+JOIN_PIECE = Attribute("JOIN_PIECE", wildcards_module)
 
 
 # What the engine has noted -------------------------------------------------------------------------------------------
+
+
+def all_queues(part: object) -> Queues:
+    """The room that all others of an engine know."""
+    return _part(part, Queues)
+
+
+def takers_of(part: object, queue: Queue) -> Takers:
+    """Who takes from a queue."""
+    return clients_of(part).takers_of(queue)
+
+
+def clients_of(part: object) -> Clients:
+    return _part(part, Clients)
+
+
+def events_of(part: object) -> EventLog:
+    return _part(part, EventLog)
+
+
+def take_failed(part: object) -> list[Entry]:
+    """Messages that pages have shown, and that failed too often."""
+    return _part(part, Reading).take_failed()
 
 
 def ledger_of(part: object) -> Ledger:
@@ -450,26 +496,26 @@ def pretending(part: object, **moment: object) -> Iterator[None]:
         setattr(ledger, name, value)
 
 
-def touched(engine: Engine) -> dict[Queue, None]:
+def touched(part: object) -> dict[Queue, None]:
     """Queues that the next turn looks at."""
-    return engine.ledger.touched
+    return ledger_of(part).touched
 
 
-def gathering(engine: Engine) -> Batch:
-    return engine.ledger.batch
+def gathering(part: object) -> Batch:
+    return ledger_of(part).batch
 
 
-def committed(engine: Engine) -> int:
+def committed(part: object) -> int:
     """The last batch that is known to be durable."""
-    return engine.ledger.committed
+    return ledger_of(part).committed
 
 
-def next_sequence(engine: Engine) -> int:
-    return engine.ledger.next_sequence
+def next_sequence(part: object) -> int:
+    return ledger_of(part).next_sequence
 
 
-def skip_sequence(engine: Engine) -> None:
-    engine.ledger.next_sequence += 1
+def skip_sequence(part: object) -> None:
+    ledger_of(part).next_sequence += 1
 
 
 def leave_sequences(engine: Engine, count: int) -> None:
@@ -478,16 +524,7 @@ def leave_sequences(engine: Engine, count: int) -> None:
 
 
 def sessions(engine: Engine) -> dict[str, Session]:
-    return engine._sessions
-
-
-def ready_answers(engine: Engine) -> list[tuple[Session, Answer]]:
-    """Those that leave with the next turn."""
-    return engine.ledger._answers
-
-
-def queues(engine: Engine) -> dict[str, Queue]:
-    return engine._queues
+    return engine.clients.sessions
 
 
 def waiting_queues(engine: Engine) -> dict[int, dict[Queue, None]]:
@@ -497,40 +534,62 @@ def waiting_queues(engine: Engine) -> dict[int, dict[Queue, None]]:
 
 def numbered(engine: Engine) -> dict[int, Queue]:
     """Those that the store may know."""
-    return engine._numbered
+    return engine._queues._by_number
 
 
 def last_number(engine: Engine) -> int:
     """The largest that a queue was ever given."""
-    return engine._numbers._last
+    return engine._queues._numbers._last
 
 
-def introduced(engine: Engine) -> dict[Queue, int]:
+def topics(engine: Engine) -> Topics:
+    return engine._queues._topics
+
+
+def topic_patterns(engine: Engine) -> Collection[str]:
+    """Those by which somebody has subscribed to topics."""
+    return engine._queues._topics._by_pattern
+
+
+def size_of_known_topics(engine: Engine) -> int:
+    return engine._queues._topics._known_size
+
+
+def ready_answers(part: object) -> list[tuple[Session, Answer]]:
+    """Those that leave with the next turn."""
+    return ledger_of(part)._answers
+
+
+def queues(part: object) -> dict[str, Queue]:
+    return all_queues(part).by_name
+
+
+def introduced(part: object) -> dict[Queue, int]:
     """Queues that remember of which the store does not know durably yet, and the batch that tells it."""
-    return engine._introduced
+    return all_queues(part)._introduced
 
 
-def durable_subscriptions(engine: Engine) -> dict[str, Queue]:
-    return engine._durable
+def durable_subscriptions(part: object) -> dict[str, Queue]:
+    return all_queues(part).durable
 
 
-def queues_that_ended(engine: Engine) -> list[Queue]:
-    return engine._endings.queues()
+def queues_that_ended(part: object) -> list[Queue]:
+    return _part(part, Endings).queues()
 
 
 def queues_of_scheduled(engine: Engine) -> list[Queue]:
     """The hidden ones in which scheduled sends wait."""
-    return list(engine._scheduler._queues.values())
+    return list(engine._queues.hidden.values())
 
 
 def names_of_scheduled(engine: Engine) -> list[str]:
     """Of the queues for which something was scheduled."""
-    return engine._scheduler.names()
+    return list(engine._queues.hidden)
 
 
 def selectors_of_topics(engine: Engine) -> list[Selector]:
     """Of the subscriptions to topics."""
-    return list(engine._topics._selectors.values())
+    return list(engine._queues._topics._selectors.values())
 
 
 def joining(engine: Engine) -> dict[Wildcard, int]:
@@ -540,24 +599,25 @@ def joining(engine: Engine) -> dict[Wildcard, int]:
 
 def hear_of_due(engine: Engine, hear: Callable[[Callable[[str, str, Message], None], str, str, Message], None]) -> None:
     """From now on `hear` is called instead of what makes a message of a scheduled send, and first gets that."""
-    engine._scheduler._send = partial(hear, engine._scheduler._send)
+    arrivals: Any = _part(engine, Arrivals)
+    arrivals.come_due = partial(hear, arrivals.come_due)
 
 
-def set_policies(engine: Engine, policies: Policies) -> None:
+def set_policies(part: object, policies: Policies) -> None:
     """Those of queues to come."""
-    engine._policies = policies
+    all_queues(part).policies = policies
 
 
-def memory(of: Dispatcher | Paging) -> Memory:
-    return of._memory
+def memory(of: object) -> Memory:
+    return _part(of, Memory)
 
 
 def expire(dispatcher: Dispatcher, entry: Entry) -> None:
-    dispatcher._expire(entry)
+    dispatcher._outcomes.expire(entry)
 
 
-def forget_what_may_be_redelivered(paging: Paging) -> None:
-    paging._redelivered_below = 0
+def forget_what_may_be_redelivered(reading: Reading) -> None:
+    reading._redelivered_below = 0
 
 
 def forget_how_far_time_is_ahead(ledger: Ledger) -> None:
@@ -582,27 +642,9 @@ def sent_once(of: Producers) -> dict[str, None]:
     return of._once
 
 
-def topics(engine: Engine) -> Topics:
-    return engine._topics
-
-
-def topic_patterns(engine: Engine) -> Collection[str]:
-    """Those by which somebody has subscribed to topics."""
-    return engine._topics._by_pattern
-
-
-def size_of_known_topics(engine: Engine) -> int:
-    return engine._topics._known_size
-
-
 def known_topics(topics: Topics) -> dict[str, list[Queue]]:
     """Topics that were sent to, and who gets what is."""
     return topics._known
-
-
-def engine_of(unused: Unused) -> Engine:
-    engine: Engine = unused._let_go.__self__  # type: ignore[attr-defined]
-    return engine
 
 
 def spilling_queues(spilling: Spilling) -> dict[Queue, None]:
@@ -610,7 +652,7 @@ def spilling_queues(spilling: Spilling) -> dict[Queue, None]:
 
 
 def numbers_of(spilling: Spilling) -> Numbers:
-    return spilling._endings._numbers
+    return spilling._numbers
 
 
 def free_numbers(numbers: Numbers) -> list[int]:
@@ -620,6 +662,10 @@ def free_numbers(numbers: Numbers) -> list[int]:
 def numbers_that_go(numbers: Numbers) -> list[tuple[int, int]]:
     """Batches, and the number that is free once each is durable."""
     return numbers._going
+
+
+def groups_of_choosing(choosing: GroupChoosing) -> Groups:
+    return choosing._groups
 
 
 def queue_of(choosing: Choosing) -> Queue:

@@ -16,9 +16,10 @@ from tests.property import planted_faults, rooms
 from tests.property.broker_machine import MACHINES, BrokerMachine
 from tests.property.oracle import Disagreement
 from tests.property.rooms import AnyTarget
-from truenext.engine import engine, writing
-from truenext.engine.engine import Engine
-from truenext.engine.lane import Lane
+from truenext.engine import outcomes, writing
+from truenext.engine.producers import Producers
+from truenext.engine.queue import Lane
+from truenext.engine.sending import Sending
 from truenext.engine.writing import remove
 
 ALL = os.environ.get("TRUENEXT_FAULTS") == "all"
@@ -96,22 +97,22 @@ def never_called(
 
 
 def test_what_nobody_calls_is_noticed(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
-    method = rooms.Target(Engine.take_forgotten_producers, Engine)
+    method = rooms.Target(Producers.take_forgotten, Producers)
     never = never_called(BrokerMachine, [rooms.SEND, method], monkeypatch, steps, examples=5)
-    assert never == {"Engine.take_forgotten_producers"}
+    assert never == {"Producers.take_forgotten"}
 
 
 def test_what_is_called_in_one_module_and_not_in_another_is_noticed(
     monkeypatch: pytest.MonkeyPatch, steps: list[str]
 ) -> None:
-    function = rooms.Target(remove, engine, writing)
+    function = rooms.Target(remove, outcomes, writing)
     never = never_called(BrokerMachine, [function], monkeypatch, steps, examples=5)
     assert never == {"truenext.engine.writing.remove"}
 
 
 def test_a_line_of_the_table_that_is_wrong_is_refused() -> None:
     with pytest.raises(LookupError, match="Lane has no such send"):
-        rooms.Target(Engine.send, Lane)
+        rooms.Target(Sending.send, Lane)
     with pytest.raises(LookupError, match="Lane has no is_awake"):
         rooms.Attribute("is_awake", Lane)
 

@@ -19,8 +19,8 @@ from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsu
 from truenext.destination import parse
 from truenext.engine.choosing import Choosing
 from truenext.engine.consumer import Consumer
-from truenext.engine.lane import Entry
-from truenext.engine.paging import PageRead
+from truenext.engine.pages import PageRead
+from truenext.engine.queue import Entry
 from truenext.events import FAILURES
 from truenext.history.table import SCHEMA
 from truenext.order import RANKS

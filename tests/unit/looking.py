@@ -1,10 +1,10 @@
-"""A look of the stuck audit, all its steps behind the same turn."""
+"""What unit tests look at: a look of the stuck audit, all its steps behind the same turn, and what a queue has."""
 
 from collections.abc import Callable, Collection
 
 from truenext.engine.engine import Engine
-from truenext.engine.lane import Lane
-from truenext.engine.queue import Queue
+from truenext.engine.groups import Groups
+from truenext.engine.queue import Lane, Queue
 from truenext.engine.stuck import StuckAudit
 
 
@@ -16,3 +16,9 @@ def looked(audit: StuckAudit, engine: Engine, read_lanes: Callable[[], Collectio
         except StopIteration as end:
             found: list[Queue] = end.value
             return found
+
+
+def groups_of(engine: Engine, queue: Queue) -> Groups | None:
+    """Of a queue that has had a message of one, and may have another."""
+    selecting = engine.selections.of_queue.get(queue)
+    return None if selecting is None else selecting.groups

@@ -7,10 +7,10 @@ import pytest
 
 from truenext.commands import Ack, AckMode, Browse, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.browse import BrowseRead, Showing
+from truenext.engine.browsing import BrowseRead, Showing
+from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.paging import Found, PageRead, Read
-from truenext.engine.session import Session
+from truenext.engine.pages import Found, PageRead, Read
 from truenext.errors import RemoteProtocolError, StoreError
 from truenext.limits import BROWSE_SIZE, BROWSERS_MAX, PAGE_SIZE_SHORT, SUBSCRIPTIONS_MAX, UNSENT_BYTES_MAX
 from truenext.message import Message
@@ -119,7 +119,8 @@ def test_a_browse_is_no_consumer_and_is_shown_what_consumers_can_take() -> None:
     world = World(2)
     world.browse()
     (queue,) = world.engine.queues()
-    assert not queue.consumers and queue.unacknowledged() == 0
+    clients = world.engine.clients
+    assert not clients.takers_of(queue).consumers and not list(clients.held_of(queue))
     (showing,) = world.turns()
     assert [entry.deliveries for entry in showing.entries] == [0, 0]
     assert queue.waiting() == 2

@@ -7,11 +7,13 @@ from tests.unit.looking import looked
 from truenext.batch import DUE_NEVER, Batch, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import Destination, Kind, parse
+from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.lane import Entry, Lane
-from truenext.engine.paging import Found, PageRead, Paging, Read
+from truenext.engine.horizon import take_out
+from truenext.engine.pages import Found, PageRead, Read
+from truenext.engine.queue import Entry, Lane
+from truenext.engine.reading import Reading
 from truenext.engine.redelivery import POISON, dead_letter, delay_of, moved, revived
-from truenext.engine.session import Session
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.engine.timers import TimersRead
 from truenext.envelope import DEAD_LETTER_HEADERS, read_header
@@ -203,13 +205,13 @@ def test_a_page_brings_no_message_again_that_waits_for_its_next_try() -> None:
 
 
 def test_it_would_if_the_horizon_went_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_aside = Paging._set_aside
+    set_aside = Reading._set_aside
 
-    def faulty(paging: Paging, entry: Entry) -> None:
-        set_aside(paging, entry)
+    def faulty(reading: Reading, entry: Entry) -> None:
+        set_aside(reading, entry)
         entry.lane.horizon_min = 0
 
-    monkeypatch.setattr(Paging, "_set_aside", faulty)
+    monkeypatch.setattr(Reading, "_set_aside", faulty)
     with pytest.raises(Exception, match=r"."):
         assert with_one_that_waits_behind_others() == [1, 2, 3, 4, 5]
 
@@ -316,7 +318,7 @@ def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None
     lane: Lane = world.queue.lane(5)
     rooms.ASK_FOR_PAGE.of(world.engine)(lane)
     entry = Entry(2, None, lane, 0, True, 0)
-    lane.take_out([entry], 5)
+    take_out(lane, [entry], 5)
     lane.forget_taken_out(5)
     assert lane.taken_out == {2: 5}, "a page is being read"
     assert world.turn() == [1]

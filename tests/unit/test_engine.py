@@ -8,8 +8,8 @@ from tests.property import rooms
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
 from truenext.destination import parse
+from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.session import Session
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SEQUENCE_BLOCK, TRANSACTION_MESSAGES_MAX
 from truenext.message import Message
@@ -80,9 +80,9 @@ def test_a_message_set_aside_from_a_temporary_queue_that_is_gone_goes_nowhere() 
     subscribe(engine, session, "/temp-queue/t")
     send(engine, session, "/temp-queue/t")
     (consumer,) = engine.turn().deliveries
-    entry = engine.set_aside(consumer)
+    entry = engine.hold_half_sent(consumer)
     engine.disconnect(session, is_clean=True)
-    engine.set_right(entry, is_taken=False)
+    engine.settle_half_sent(entry, is_taken=False)
     assert not engine.has_work
     assert entry.lane.queue.waiting() == 0
 

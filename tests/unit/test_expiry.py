@@ -8,7 +8,7 @@ from truenext.commands import AckMode, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.expiry import STEP_MAX, BlockLook
-from truenext.engine.paging import Found, PageRead
+from truenext.engine.pages import Found, PageRead
 from truenext.engine.timers import TimersRead
 from truenext.envelope import read_header
 from truenext.limits import STORE_TRANSACTION_BYTES_MAX

@@ -5,7 +5,7 @@ That what consumers get is right, while anything happens, is asked by tests/prop
 
 import pytest
 
-from tests.unit.looking import looked
+from tests.unit.looking import groups_of, looked
 from tests.unit.test_selecting import A, World, numbers
 from truenext.commands import Ack, Nack, Send, Unsubscribe
 from truenext.engine import groups as groups_of_engine
@@ -45,7 +45,7 @@ def test_a_queue_that_never_had_a_group_is_dispatched_without_asking_for_any() -
     world.send(*numbers(10))
     world.settle()
     (queue,) = world.engine.queues()
-    assert queue.groups is None and queue.selecting is None
+    assert groups_of(world.engine, queue) is None and queue not in world.engine.selections.of_queue
 
 
 @STORE_ONLY
@@ -194,8 +194,7 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
             fewest.append(len(groups.owners))
 
     (queue,) = world.engine.queues()
-    assert queue.groups is not None
-    groups, fewest = queue.groups, [0]
+    groups, fewest = world.engine.selections.groups_of(queue), [0]
     take(range(300))
     fewest.clear()
     assert len(groups.owners) == 301 and memory.queues > before + 300 * 400
@@ -224,10 +223,10 @@ def test_of_more_groups_than_are_remembered_those_of_which_something_is_held_sta
             world.engine.acknowledge(world.session, Ack("one", entry.sequence))
         del world.entries["one"][1:]
     (queue,) = world.engine.queues()
-    assert queue.groups is not None
-    assert "held" in queue.groups.owners
+    groups = world.engine.selections.groups_of(queue)
+    assert "held" in groups.owners
     # Eight, what is held, and a quarter until some are forgotten again.
-    assert 8 <= len(queue.groups.owners) <= 8 + 1 + 2
+    assert 8 <= len(groups.owners) <= 8 + 1 + 2
     world.subscribe("two")
     send(world, "g29", "to one")
     send(world, "held", "to one as well")

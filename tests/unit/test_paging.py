@@ -2,12 +2,13 @@
 
 import pytest
 
+from tests.property import rooms
 from truenext.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
+from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.lane import Entry, Lane
-from truenext.engine.paging import Found, PageRead, Read
-from truenext.engine.session import Session
+from truenext.engine.pages import Found, PageRead, Read
+from truenext.engine.queue import Entry, Lane
 from truenext.errors import StoreError
 from truenext.message import Message
 from truenext.policy import Policies, Policy
@@ -83,15 +84,15 @@ def test_a_page_is_not_taken_in_if_messages_before_it_left_memory_meanwhile() ->
 
 
 def test_that_is_noticed_where_the_page_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower_horizon = Lane.lower_horizon
+    lower_horizon = rooms.LOWER_HORIZON.original
 
     def faulty(lane: Lane) -> Entry:
         reading = lane.reading
-        entry = lower_horizon(lane)
+        entry: Entry = lower_horizon(lane)
         lane.reading = reading
         return entry
 
-    monkeypatch.setattr(Lane, "lower_horizon", faulty)
+    rooms.LOWER_HORIZON.replace(monkeypatch, faulty)
     # The lane's end shows that one is missing.
     with pytest.raises(StoreError, match="differ by 1"):
         order_of_dispatch()

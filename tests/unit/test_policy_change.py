@@ -2,13 +2,14 @@
 
 import pytest
 
+from tests.property import rooms
 from truenext.batch import Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.bulk import Purge
+from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.paging import Found, PageRead, Read
-from truenext.engine.session import Session
+from truenext.engine.pages import Found, PageRead, Read
 from truenext.message import Message
 from truenext.policy import Policies, Policy
 from truenext.record import sequence_of
@@ -120,7 +121,7 @@ def test_a_clean_stop_writes_down_how_often_that_was_dispatched_which_was_given_
 def test_nothing_happens_between_the_last_batches_but_that_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page came in between, of what was given up, and a message became due: queues and lanes changed while they were
     written down, so that the stop was no clean one."""
-    monkeypatch.setattr("truenext.engine.engine.STORE_TRANSACTION_BYTES_MAX", 1)
+    rooms.STORE_TRANSACTION_BYTES_MAX.replace(monkeypatch, 1)
     running = Running(window=3)
     engine = running.engine
     engine.tick(1_000_000, 0)

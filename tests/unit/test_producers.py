@@ -3,7 +3,7 @@
 import pytest
 
 from truenext.batch import Batch, ProducerState
-from truenext.engine.account import NoAccount
+from truenext.engine.event_log import NoEventLog
 from truenext.engine.ledger import Ledger
 from truenext.engine.producers import Producers
 from truenext.errors import RemoteProtocolError
@@ -16,7 +16,7 @@ class World:
     """All producers there may be, in order of last use, each of which had one SEND a millisecond after the other."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger(NoAccount())
+        self.ledger = Ledger(NoEventLog())
         self.producers = Producers(self.ledger)
         for number in range(PRODUCERS_MAX):
             self.send(str(number))
@@ -88,7 +88,7 @@ def test_one_that_committed_or_sent_or_repeated_more_than_once_never_goes(world:
 
 
 def test_a_producer_whose_first_use_is_a_commit_never_goes() -> None:
-    ledger = Ledger(NoAccount())
+    ledger = Ledger(NoEventLog())
     producers, batch = Producers(ledger), ledger.batch
     for number in range(PRODUCERS_MAX):
         producers.record(str(number), 1, is_stored=True, is_send=False)
@@ -103,7 +103,7 @@ def test_a_producer_whose_first_use_is_a_commit_never_goes() -> None:
 
 
 def test_a_repeat_is_told_to_the_store_the_first_time_and_only_if_that_knows_of_the_send() -> None:
-    ledger = Ledger(NoAccount())
+    ledger = Ledger(NoEventLog())
     producers = Producers(ledger)
     ledger.now_ms = 10
     producers.record("stored", 1, is_stored=True)

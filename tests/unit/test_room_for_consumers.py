@@ -14,6 +14,7 @@ from truenext.commands import AckMode, Browse, Subscribe, Unsubscribe
 from truenext.destination import durable_key, parse
 from truenext.engine import memory as memory_module
 from truenext.engine.memory import CONSUMER_BYTES, JOIN_BYTES, WILDCARD_BYTES
+from truenext.engine.wildcard import Wildcard
 from truenext.errors import RemoteProtocolError
 from truenext.limits import JOIN_PIECE, SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
 from truenext.selector import Selector, selector
@@ -155,7 +156,9 @@ def test_what_somebody_takes_is_counted_once_while_it_joins() -> None:
     before, counted = run.engine.memory.queues, []
     subscribed = Subscribe("1", parse("/queue/>", "s"), AckMode.INDIVIDUAL, 1, selector=selector("x = 1"))
     run.engine.subscribe(run.session, subscribed)
-    while run.session.consumers["1"].is_joining:
+    consumer = run.session.consumers["1"]
+    assert isinstance(consumer, Wildcard)
+    while consumer.is_joining:
         counted.append(run.engine.memory.queues - before)
         run.engine.turn()
     run.settle()

@@ -12,9 +12,9 @@ from truenext.broker.pager import page_of
 from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
 from truenext.engine.bulk import OfScheduled, Scheduled, Showing, Shown, Unschedule, wanted
+from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.paging import PageRead
-from truenext.engine.session import Session
+from truenext.engine.pages import PageRead
 from truenext.engine.timers import TimersRead
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message

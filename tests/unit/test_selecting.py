@@ -11,11 +11,11 @@ from tests.unit.looking import looked
 from truenext.broker.pager import page_of
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
+from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.lane import Entry
-from truenext.engine.paging import PageRead, Read
-from truenext.engine.selecting import ScanRead
-from truenext.engine.session import Session
+from truenext.engine.pages import PageRead, Read
+from truenext.engine.queue import Entry
+from truenext.engine.selections import ScanRead
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import SCAN_FOUND_MAX, SCAN_PAGE_SIZE, SCAN_SIZE
 from truenext.message import Message
@@ -360,7 +360,7 @@ def test_what_comes_back_again_and_again_before_it_was_compared_is_noted_once() 
     world.send(*numbers(count), colour="red")
     world.subscribe("red", RED, window=1)
     world.turn()
-    (scan,) = rooms.queues(world.engine)["a"].selecting.scans.values()  # type: ignore[union-attr]
+    (scan,) = world.engine.selections.of_queue[rooms.queues(world.engine)["a"]].scans.values()
     (place,) = (each for each in scan.places.values() if each.lane.arrived)
     noted = len(place.noted)
     for _ in range(3):
@@ -393,9 +393,9 @@ def test_a_queue_whose_last_selector_has_gone_is_served_as_if_there_had_been_non
     world = World()
     world.subscribe("red", RED)
     (queue,) = world.engine.queues()
-    assert queue.selecting is not None
+    assert queue in world.engine.selections.of_queue
     world.engine.unsubscribe(world.session, Unsubscribe("red"))
-    assert queue.selecting is None
+    assert queue not in world.engine.selections.of_queue
 
 
 def test_what_is_given_up_after_it_was_taken_out_of_its_turn_is_counted_once() -> None:

@@ -11,9 +11,8 @@ from truenext.answers import Receipt
 from truenext.broker.pager import page_of
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import ENDED_PREFIX, parse
-from truenext.engine.consumer import Consumer
-from truenext.engine.paging import PageRead
-from truenext.engine.session import Session
+from truenext.engine.consumer import Consumer, QueueConsumer, Session
+from truenext.engine.pages import PageRead
 from truenext.limits import CONTENT_BYTES_MIN
 from truenext.message import Message
 from truenext.policy import Policies, Policy
@@ -25,12 +24,14 @@ LARGE = CONTENT_BYTES_MIN
 WINDOW = 2
 
 
-def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: Session | None = None) -> Consumer:
+def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: Session | None = None) -> QueueConsumer:
     session = session or run.session
     command = Subscribe(name, parse(topic, session.id), AckMode.INDIVIDUAL, WINDOW)
     run.engine.subscribe(session, command)
     run.settle()
-    return session.consumers[name]
+    consumer = session.consumers[name]
+    assert isinstance(consumer, QueueConsumer)
+    return consumer
 
 
 def publish(run: Run, *bodies: str, size: int = LARGE, to: str = "/topic/t", persistent: bool = False) -> None:
@@ -241,7 +242,7 @@ class Waiting:
                 self.run.engine.disconnect(stalled[0], is_clean=False)
         return "\n".join(ended)
 
-    def follower(self, name: str, topic: str = "/topic/t") -> Consumer:
+    def follower(self, name: str, topic: str = "/topic/t") -> QueueConsumer:
         return follow(self.run, topic=topic, session=self.run.engine.connect(name))
 
 

@@ -10,12 +10,13 @@ from truenext.batch import Batch
 from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine import stuck
+from truenext.engine.consumer import Session
 from truenext.engine.dispatch import Dispatcher
 from truenext.engine.engine import Engine
 from truenext.engine.joint import JointDispatch
-from truenext.engine.lane import Lane
-from truenext.engine.paging import Found, PageRead, Paging, Read
-from truenext.engine.session import Session
+from truenext.engine.pages import Found, PageRead, Read
+from truenext.engine.queue import Lane
+from truenext.engine.reading import Reading
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import UNSENT_BYTES_MAX
 from truenext.message import Message
@@ -253,7 +254,9 @@ def test_a_window_that_the_broker_wrongly_believes_shut_is_found() -> None:
 def test_a_subscription_that_its_queue_has_forgotten_is_found() -> None:
     world = World()
     world.subscribe()
-    world.session.consumers["0"].queue.consumers.clear()
+    queue = world.session.consumers["0"].queue
+    assert queue is not None
+    world.engine.clients.takers_of(queue).consumers.clear()
     world.send()
     assert world.turn() == []
     assert world.said_within(LONG) == ["a"]
@@ -286,7 +289,7 @@ def test_a_queue_whose_page_is_being_read_is_not_stuck() -> None:
 def test_a_queue_whose_page_nobody_asked_for_is_stuck() -> None:
     world = left_memory(2)
     world.subscribe()
-    with mock.patch.object(Paging, "ask"):
+    with mock.patch.object(Reading, "ask"):
         assert world.turn() == []
     assert world.said_within(LONG) == ["a"]
 
@@ -320,7 +323,7 @@ def test_what_was_given_back_without_its_message_has_to_be_read() -> None:
     world.engine.relieve()
     world.engine.disconnect(reader, is_clean=True)
     world.subscribe()
-    with mock.patch.object(Paging, "ask"):
+    with mock.patch.object(Reading, "ask"):
         assert world.turn() == []
     assert world.said_within(LONG) == ["a"]
 

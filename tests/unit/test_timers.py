@@ -7,7 +7,7 @@ import pytest
 
 from truenext.batch import Batch
 from truenext.engine import timers as module
-from truenext.engine.account import NoAccount
+from truenext.engine.event_log import NoEventLog
 from truenext.engine.ledger import Ledger
 from truenext.engine.timers import TimerRead, Timers, TimersRead
 from truenext.record import lane_key, split_timer, timer
@@ -26,7 +26,7 @@ class Shell:
         self.begin_run()
 
     def begin_run(self) -> None:
-        self.ledger = Ledger(NoAccount())
+        self.ledger = Ledger(NoEventLog())
         self.timers = Timers(self.ledger)
         self.in_flight: Batch | None = None
 

@@ -9,21 +9,21 @@ import pytest
 
 from tests.property import rooms
 from tests.property.disk import found_of
+from tests.unit.looking import groups_of
 from tests.unit.test_schedule import NOON_MS, Run
 from truenext.broker.pager import page_of
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine import memory as memory_module
-from truenext.engine import unused
-from truenext.engine.account import Account
+from truenext.engine import queues as queues_module
 from truenext.engine.bulk import Move, Purge
 from truenext.engine.consumer import Consumer
 from truenext.engine.empty import EMPTY, NO_SEQUENCES, with_sequence
 from truenext.engine.engine import Engine
-from truenext.engine.lane import Entry
+from truenext.engine.event_log import EventLog
 from truenext.engine.memory import JOIN_BYTES, LANE_BYTES, QUEUE_BYTES
-from truenext.engine.paging import PageRead, Read
-from truenext.engine.queue import Queue
+from truenext.engine.pages import PageRead, Read
+from truenext.engine.queue import Entry, Queue
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HISTORY_FILE_BYTES
 from truenext.message import Message
@@ -467,7 +467,7 @@ def test_who_asks_in_vain_again_and_again_does_not_have_all_queues_looked_at_eac
         looked.append("at all")
         return 0
 
-    monkeypatch.setattr(unused.Unused, "_go_round", go_round)
+    monkeypatch.setattr(queues_module.Queues, "_let_unused_go", go_round)
     for _ in range(100):
         with pytest.raises(RemoteProtocolError):
             run.publish("one more")
@@ -584,9 +584,9 @@ def test_what_lanes_share_while_they_are_empty_cannot_be_changed() -> None:
 # The history
 
 
-def told_in(account: Account) -> Passing:
+def told_in(event_log: EventLog) -> Passing:
     run = Passing()
-    run.engine = Engine(account=account)
+    run.engine = Engine(event_log=event_log)
     run.engine.start()
     run.session = run.engine.connect("s")
     run.settle()
@@ -594,7 +594,7 @@ def told_in(account: Account) -> Passing:
 
 
 def test_the_hidden_queue_of_what_was_scheduled_goes_though_the_history_never_heard_of_it() -> None:
-    run = told_in(Account())
+    run = told_in(EventLog())
     run.send("later", Schedule(delay_ms=1000))
     run.pass_time(5)
     run.take("q")
@@ -605,8 +605,8 @@ def test_the_hidden_queue_of_what_was_scheduled_goes_though_the_history_never_he
 
 
 def test_in_one_file_of_the_history_a_number_stands_for_one_name() -> None:
-    account = Account()
-    run = told_in(account)
+    event_log = EventLog()
+    run = told_in(event_log)
     numbers = []
     for name in ("a", "b", "c", "d"):
         run.use(name)
@@ -615,26 +615,26 @@ def test_in_one_file_of_the_history_a_number_stands_for_one_name() -> None:
         assert run.names() == []
         if name == "b":
             # The next chunk begins a file.
-            account._file_size = HISTORY_FILE_BYTES
+            event_log._file_size = HISTORY_FILE_BYTES
             run.use("in the new file")
     assert numbers[:2] == [1, 2]
     assert set(numbers[2:]) <= {1, 2}
-    assert account._names == {queue.number: queue.name for queue in run.engine.queues()}
+    assert event_log._names == {queue.number: queue.name for queue in run.engine.queues()}
 
 
 def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
-    account = Account()
-    engine = Engine(account=account)
+    event_log = EventLog()
+    engine = Engine(event_log=event_log)
     queue = engine.restore_queue(7, "orders")
-    account.take()
-    account.paused(queue)
-    account.forgot(queue)
-    account._file_size = HISTORY_FILE_BYTES
-    assert b"orders" in account.take()
-    account.started(after_clean_stop=True)
-    account._file_size = HISTORY_FILE_BYTES
-    assert b"orders" not in account.take()
-    assert account.take_reusable() == [7]
+    event_log.take()
+    event_log.paused(queue)
+    event_log.forgot(queue)
+    event_log._file_size = HISTORY_FILE_BYTES
+    assert b"orders" in event_log.take()
+    event_log.started(after_clean_stop=True)
+    event_log._file_size = HISTORY_FILE_BYTES
+    assert b"orders" not in event_log.take()
+    assert event_log.take_reusable() == [7]
 
 
 # ---- Selectors and groups ----
@@ -671,7 +671,7 @@ def test_a_consumer_gives_back_what_it_made_queues_take_and_makes_no_lanes(patte
         run.settle()
     assert run.engine.memory.queues == before
     for queue in run.engine.queues():
-        assert len(queue.lanes) == 1 and queue.lanes[0].aside is None and queue.selecting is None
+        assert len(queue.lanes) == 1 and queue.lanes[0].aside is None and queue not in run.engine.selections.of_queue
 
 
 def test_a_disconnect_gives_back_the_same() -> None:
@@ -697,9 +697,9 @@ def test_a_queue_without_groups_in_it_gives_back_what_they_took_when_its_last_co
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
     # The message of the group came back.
-    assert queue_of(run, "q").groups is not None
+    assert groups_of(run.engine, queue_of(run, "q")) is not None
     run.take("q")
-    assert queue_of(run, "q").groups is None and run.engine.memory.queues == before
+    assert groups_of(run.engine, queue_of(run, "q")) is None and run.engine.memory.queues == before
     grouped(run, "q")
     assert len(choose(run, "q", None).held) == 1
 
@@ -773,7 +773,8 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
     with pytest.raises(RemoteProtocolError, match=r"no room for this subscription: .* --memory-limit .*fewer"):
         choose(run, pattern, "x = 1")
     assert run.engine.memory.queues == before and not run.session.consumers
-    assert all(not queue.wildcards and queue.selecting is None for queue in run.engine.queues())
+    assert all(not run.engine.clients.takers_of(queue).wildcards for queue in run.engine.queues())
+    assert not run.engine.selections.of_queue
     run.publish("q.new")
     # Who takes all of it, or looks into few of them, can: that makes room.
     assert len(choose(run, "q.7", "x is null").held) == 1

@@ -9,7 +9,7 @@ from tests.unit.looking import looked
 from tests.unit.test_selecting import World as StoredWorld
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine import wildcard
+from truenext.engine import wildcard, wildcards
 from truenext.engine.choosing import Choosing
 from truenext.engine.engine import Engine
 from truenext.engine.memory import JOIN_BYTES
@@ -279,7 +279,7 @@ def test_who_joins_many_queues_joins_some_in_each_turn_and_gets_nothing_before_i
 
 
 def test_queues_that_come_and_go_while_somebody_joins_are_joined_and_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wildcard, "JOIN_PIECE", 2)
+    monkeypatch.setattr(wildcards, "JOIN_PIECE", 2)
     world = World()
     for name in ("q.1", "q.2", "q.3", "q.4", "q.5", "q.6"):
         world.send(name)
@@ -296,7 +296,7 @@ def test_queues_that_come_and_go_while_somebody_joins_are_joined_and_are_not(mon
 
 
 def test_who_ends_while_it_joins_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wildcard, "JOIN_PIECE", 2)
+    monkeypatch.setattr(wildcards, "JOIN_PIECE", 2)
     world = World()
     for number in range(10):
         world.send(f"q.{number}")
@@ -309,11 +309,11 @@ def test_who_ends_while_it_joins_leaves_nothing_behind(monkeypatch: pytest.Monke
     world.engine.unsubscribe(world.session, Unsubscribe("w"))
     world.turn()
     assert world.engine.memory.queues == before and not world.engine.has_work
-    assert all(len(queue.wildcards) == 1 for queue in world.engine.queues())
+    assert all(len(world.engine.clients.takers_of(queue).wildcards) == 1 for queue in world.engine.queues())
 
 
 def test_a_queue_is_not_stuck_while_its_consumer_has_others_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wildcard, "JOIN_PIECE", 1)
+    monkeypatch.setattr(wildcards, "JOIN_PIECE", 1)
     world = World()
     for number in range(3):
         world.send(f"q.{number}")

@@ -12,7 +12,6 @@ import logging
 import secrets
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -45,17 +44,16 @@ from truenext.commands import (
     Unsubscribe,
 )
 from truenext.engine import bulk
-from truenext.engine.browse import Showing
-from truenext.engine.consumer import Consumer
+from truenext.engine.browsing import Showing
+from truenext.engine.consumer import Consumer, Session, Subscriber
 from truenext.engine.engine import Engine
-from truenext.engine.lane import Entry, Lane
-from truenext.engine.paging import Look, PageRead, Read
-from truenext.engine.session import Session
+from truenext.engine.pages import Look, PageRead, Read
+from truenext.engine.queue import Entry, Lane
 from truenext.engine.stuck import StuckAudit
 from truenext.engine.timers import TimerRead, TimersRead
-from truenext.errors import NoRoomError, RemoteProtocolError, StoreError, TruenextError
+from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import History
-from truenext.limits import ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, LAZY_COMMIT_SECONDS, PIECES_MAX, ROOM_SECONDS
+from truenext.limits import ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, LAZY_COMMIT_SECONDS, ROOM_SECONDS
 from truenext.policy import Policies
 from truenext.room import Room
 from truenext.store.store import Store
@@ -81,7 +79,7 @@ class Peer(Protocol):
     def flush(self) -> None:
         """Write what was added; call `Broker.taken` once the socket has taken all of it."""
 
-    def settle(self, consumer: Consumer | None) -> tuple[dict[Consumer, int], Consumer | None]:
+    def settle(self, consumer: Consumer | None) -> tuple[dict[Consumer, int], Subscriber | None]:
         """Drop what is not sent yet of one consumer's messages (None: of all).
 
         Says how many messages of each consumer in auto mode the socket has taken since the last call of
@@ -133,9 +131,6 @@ class Broker:
         self._room_check: TimerHandle | None = None
         self._half_sent: dict[Session, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
-        self._pieces: deque[tuple[Session, Control, bulk.Wanted]] = deque()
-        """Of work that was asked for (engine/bulk.py); the first is under way if `_piece_read` is there."""
-        self._piece_read: bulk.BulkLook | None = None
         self._slices = Slices(steady_ns)
         self._questions = Questions(self._slices, self._begin_answer, self._answer_question)
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
@@ -185,7 +180,7 @@ class Broker:
 
     def seconds_left_to_ask(self, session: Session) -> float:
         """Of one that may only ask; not positive if it is to be ended. While it waits for an answer, it asks."""
-        if self._questions.owed(session) or any(one[0] is session for one in self._pieces):
+        if self._questions.owed(session) or self._engine.pieces.owed(session):
             self._asking.goes_on(session)
         return self._asking.seconds_left(session)
 
@@ -236,7 +231,7 @@ class Broker:
 
     def forget(self, session: Session) -> None:
         """The connection is closed; nothing can be said to it any more."""
-        self._set_right(session, is_taken=False)
+        self._settle_half_sent(session, is_taken=False)
         self._peers.pop(session, None)
         self._asking.remove(session)
         self._questions.ended(session)
@@ -244,7 +239,7 @@ class Broker:
 
     def finished(self, session: Session) -> None:
         """The socket has taken the rest of a message that was half-way out, see `Peer.settle`."""
-        self._set_right(session, is_taken=True)
+        self._settle_half_sent(session, is_taken=True)
 
     @property
     def has_room(self) -> bool:
@@ -295,14 +290,13 @@ class Broker:
 
         Raises: StoreError if it cannot be written.
         """
-        self._pieces.clear()
-        self._piece_read = None
+        self._engine.pieces.drop()
         self._slices.drop()
         self._look.drop()
         await self._drain()
         for session in list(self._peers):
             self._settle(session, None)
-            self._set_right(session, is_taken=False)
+            self._settle_half_sent(session, is_taken=False)
         self._engine.stop()
         await self._drain()
         for batch in self._engine.last_batches():
@@ -363,7 +357,7 @@ class Broker:
                 # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
                 for peer in self._answer(engine.take_answers()):
                     peer.flush()
-        answers, deliveries, reads, showings, timer_reads = engine.turn()
+        answers, deliveries, reads, showings, timer_reads, finished = engine.turn()
         for read in reads:
             self._pager.read(read)
         for timer_read in timer_reads:
@@ -371,7 +365,6 @@ class Broker:
         # Right behind what was dispatched: else any queue may have a message and a consumer for it.
         if self._look.begun:
             self._look.go_on()
-        self._begin_piece()
         peers = self._peers
         written = self._answer(answers)
         for consumer, entries in deliveries.items():
@@ -384,6 +377,8 @@ class Broker:
             written[peer] = None
         for peer in written:
             peer.flush()
+        for piece, done in finished:
+            self._answer_question(piece.session, piece.question, msgspec.json.encode(done))
         for session, reason in engine.relieve().items():
             peers[session].cut(reason)
         self._alarm.set(engine.next_due_ms, engine.now_ms)
@@ -487,10 +482,7 @@ class Broker:
             self._idle.set_result(None)
 
     def _on_page_read(self, read: Read, page: PageRead) -> None:
-        if isinstance(read, bulk.BulkLook):
-            if read is self._piece_read:
-                self._do_piece(read, page)
-            return
+        self._tick()
         try:
             self._engine.page_read(read, page)
         except StoreError as error:
@@ -526,14 +518,8 @@ class Broker:
         self._engine.expect_reply(question.reply_to)
         self._asking.goes_on(session)
         if question.verb in bulk.VERBS:
-            piece = bulk.wanted(question.verb, question.body)
             # Whatever is wrong with it is said at once.
-            self._engine.check_bulk(piece)
-            if sum(one[0] is session for one in self._pieces) >= PIECES_MAX:
-                raise RemoteProtocolError(
-                    f"{question.verb}: this connection waits for {PIECES_MAX} answers already, the most it may"
-                )
-            self._pieces.append((session, question, piece))
+            self._engine.pieces.ask(session, question)
             return
         if question.verb in control.CHANGES:
             changed = control.change(self._engine, question.verb, question.body)
@@ -556,46 +542,6 @@ class Broker:
         self._schedule_turn()
         return self._engine.is_connected(session)
 
-    def _begin_piece(self) -> None:
-        """One piece after the other, each once the one before is durable."""
-        while self._pieces and self._piece_read is None and self._engine.can_do_bulk:
-            session, question, asked = self._pieces[0]
-            if session not in self._peers:
-                self._pieces.popleft()
-                self._engine.release_scheduled()
-                continue
-            if isinstance(asked, bulk.OfScheduled) and not self._engine.hold_scheduled():
-                return
-            try:
-                read = self._engine.read_for_bulk(asked)
-            except NoRoomError:
-                # There was when it was asked for. Others may make some; a turn looks again within LOOK_SECONDS.
-                self._pieces.rotate(-1)
-                if isinstance(self._pieces[0][2], bulk.Move | bulk.Redrive):
-                    return
-                continue
-            except RemoteProtocolError as error:
-                # When it was asked for this could be done: a durable subscription was still there.
-                self._pieces.popleft()
-                self._answer_piece(session, question, bulk.nothing(asked, str(error)))
-                continue
-            if read is None:
-                self._pieces.popleft()
-                self._answer_piece(session, question, self._engine.nothing_for_bulk(asked))
-            else:
-                self._piece_read = read
-                self._pager.read(read)
-
-    def _do_piece(self, read: bulk.BulkLook, page: PageRead) -> None:
-        self._piece_read = None
-        session, question, asked = self._pieces.popleft()
-        self._tick()
-        self._answer_piece(session, question, self._engine.do_bulk(asked, read, page))
-        self._schedule_turn()
-
-    def _answer_piece(self, session: Session, question: Control, answer: bulk.Done) -> None:
-        self._answer_question(session, question, msgspec.json.encode(answer))
-
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         consumer = session.consumers.get(unsubscribe.subscription)
         if consumer is not None:
@@ -613,12 +559,12 @@ class Broker:
         taken, half_sent = peer.settle(consumer)
         for taker, count in taken.items():
             self._engine.taken_before_loss(taker, count)
-        if half_sent is not None and half_sent.mode is AckMode.AUTO:
-            self._half_sent[session] = self._engine.set_aside(half_sent)
+        if isinstance(half_sent, Consumer) and half_sent.mode is AckMode.AUTO:
+            self._half_sent[session] = self._engine.hold_half_sent(half_sent)
 
-    def _set_right(self, session: Session, *, is_taken: bool) -> None:
+    def _settle_half_sent(self, session: Session, *, is_taken: bool) -> None:
         """Acknowledge or give back the message that was half-way out, if there is one."""
         entry = self._half_sent.pop(session, None)
         if entry is not None:
-            self._engine.set_right(entry, is_taken=is_taken)
+            self._engine.settle_half_sent(entry, is_taken=is_taken)
             self._schedule_turn()

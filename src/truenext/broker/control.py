@@ -22,10 +22,12 @@ from truenext.broker.slices import Steps
 from truenext.commands import Control, Send
 from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.engine import bulk
+from truenext.engine.clients import Takers
+from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
 from truenext.engine.queue import Queue
-from truenext.engine.session import Session
 from truenext.engine.stuck import StuckAudit
+from truenext.engine.wildcard import Wildcard
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX
@@ -126,12 +128,13 @@ def _queues(asked: Asked) -> AnswerInTheMaking:
     answer.write(b"[")
     for number, name in enumerate(merge(*in_order)):
         queue = lasting.pop(name)
-        held = yield from _held_of_one(queue)
+        takers = engine.clients.takers_of(queue)
+        held = yield from _held_of_one(takers)
         row: dict[str, Any] = {
             "name": name,
             "waiting": queue.waiting(),
             "unacknowledged": of_many[queue] + held,
-            "consumers": len(queue.consumers) + len(queue.wildcards),
+            "consumers": len(takers.consumers) + len(takers.wildcards),
             "scheduled": engine.scheduled(name),
             "paused": queue.is_paused,
         }
@@ -155,7 +158,7 @@ def _status(asked: Asked) -> AnswerInTheMaking:
             is_subscription = bool(queue.destination.topic)
             if queue.is_temporary:
                 others += is_subscription
-                yield from temporary.add(queue)
+                yield from temporary.add(queue, engine.clients.takers_of(queue))
             else:
                 lasting += 1
                 durable += is_subscription
@@ -210,8 +213,8 @@ class _Temporary:
         """A heap, the least first: bytes, a number that tells equals apart, and what they are of; waiting, held."""
         self._numbers = count()
 
-    def add(self, queue: Queue) -> Steps:
-        held = yield from _held_of_one(queue)
+    def add(self, queue: Queue, takers: Takers) -> Steps:
+        held = yield from _held_of_one(takers)
         waiting, size = queue.waiting(), queue.resident + queue.spilled
         self._waiting += waiting
         self._unacknowledged += held
@@ -248,10 +251,10 @@ def _as_said(destination: Destination) -> str:
     return f"/topic/{destination.topic}"
 
 
-def _held_of_one(queue: Queue) -> Generator[None, None, int]:
+def _held_of_one(takers: Takers) -> Generator[None, None, int]:
     """How many messages of a queue those have who take from it alone."""
     held = 0
-    for consumers in _pieces(queue.consumers[:]):
+    for consumers in _pieces(takers.consumers[:]):
         held += sum(len(consumer.held) for consumer in consumers)
         if len(consumers) == LOOKED_AT_AT_ONCE:
             yield
@@ -262,7 +265,7 @@ def _count_held_of_many(engine: Engine, held: Counter[Queue]) -> Steps:
     """How many messages of each queue those have who take from many."""
     for session in list(engine.sessions()):
         for consumer in list(session.consumers.values()):
-            if consumer.is_of_many:
+            if isinstance(consumer, Wildcard):
                 for entries in _pieces(list(consumer.held.values())):
                     held.update(entry.lane.queue for entry in entries)
                     yield

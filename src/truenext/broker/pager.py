@@ -6,8 +6,8 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
-from truenext.engine.paging import Found, PageRead, Read
-from truenext.engine.schedule import DueLook
+from truenext.engine.pages import Found, PageRead, Read
+from truenext.engine.scheduled import DueLook
 from truenext.engine.timers import TimerRead, TimersRead
 from truenext.errors import StoreError, TruenextError
 from truenext.record import DamagedRecord, decode, reference_of, sequence_of

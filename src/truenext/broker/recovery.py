@@ -4,8 +4,8 @@ import logging
 import random
 from sys import maxsize
 
-from truenext.engine.account import Account
 from truenext.engine.engine import Engine
+from truenext.engine.event_log import EventLog
 from truenext.errors import StoreError
 from truenext.history.writer import History
 from truenext.policy import Policies, WhenFull
@@ -29,11 +29,11 @@ def recover(
     Raises: StoreError if the store cannot be read, HistoryError if the history cannot be brought up to it.
     """
     recovered = store.recover()
-    account = None
+    event_log = None
     if history is not None:
         history.restore(recovered.history)
         run, first_event = history.begin_run(after_clean_stop=recovered.clean_stop)
-        account = Account(run=run, first_event=first_event)
+        event_log = EventLog(run=run, first_event=first_event)
     engine = Engine(
         sequence_limit=recovered.sequence_limit,
         redelivered_below=recovered.redelivered_below if recovered.clean_stop else recovered.sequence_limit,
@@ -41,7 +41,7 @@ def recover(
         queues_memory_limit=queues_memory_limit,
         policies=policies,
         when_full=when_full,
-        account=account,
+        event_log=event_log,
         chance=random.random,
     )
     queues = {number: engine.restore_queue(number, name) for number, name in recovered.queues.items()}

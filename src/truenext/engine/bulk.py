@@ -17,12 +17,11 @@ then is not there.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from functools import partial
 from heapq import merge
 from itertools import islice
-from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -30,10 +29,9 @@ from msgspec import Meta
 from truenext import selector
 from truenext.batch import NO_MARK
 from truenext.destination import Destination, queue_called
-from truenext.engine.expiry import is_expired
-from truenext.engine.lane import Entry
-from truenext.engine.paging import Look
-from truenext.engine.redelivery import is_given_up, moved, revived
+from truenext.engine.pages import Look, PageRead
+from truenext.engine.queue import Entry, is_expired, is_given_up
+from truenext.engine.redelivery import moved, revived
 from truenext.errors import RemoteProtocolError
 from truenext.limits import (
     BULK_PIECE,
@@ -49,9 +47,8 @@ from truenext.order import RANKS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from truenext.engine.lane import Lane
-    from truenext.engine.paging import Found, PageRead
-    from truenext.engine.queue import Queue
+    from truenext.engine.pages import Found
+    from truenext.engine.queue import Lane, Queue
 
 
 _Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
@@ -176,14 +173,26 @@ class Taken(NamedTuple):
     """What it becomes, and where; None if it is removed."""
 
 
+class PieceTaker(Protocol):
+    def page_read(self, look: BulkLook, page: PageRead) -> None:
+        """The page of a piece is there."""
+
+
 class BulkLook(Look):
     """The page of a piece."""
 
-    __slots__ = ("until",)
+    __slots__ = ("taker", "until")
+
+    waits_for_commit = False
 
     def __init__(self, lane: Lane, after_sequence: int, limit: int, until: int) -> None:
         super().__init__(lane, after_sequence, limit, PAGE_BYTES)
         self.until = until
+        self.taker: PieceTaker | None = None
+
+    def there(self, page: PageRead) -> None:
+        if self.taker is not None:
+            self.taker.page_read(self, page)
 
     def next(self, at: int, *, is_end: bool) -> tuple[int, int] | None:
         """Where the next piece goes on, when this one came to the sequence `at`, and nothing is behind that in its lane
@@ -343,27 +352,12 @@ def _deed(asked: Wanted, now_ms: int) -> Callable[[Message], tuple[Destination, 
 
 def _in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
     """What waits in memory behind the one sequence, up to the other; what somebody is about to dead-letter left out."""
-    arrived = lane.arrived
-    here: dict[int, Entry] = {}
-    at = bisect_left(arrived, after + 1, key=attrgetter("sequence"))
-    # A deque is slow in its middle; what is looked at begins at its end, or near its beginning.
-    while at < len(arrived) and arrived[at].sequence <= last and len(here) <= BULK_PIECE:
-        if lane.aside is None or arrived[at].sequence not in lane.aside.tombs:
-            here[arrived[at].sequence] = arrived[at]
-        at += 1
-    if len(here) > BULK_PIECE:
-        last = max(here)
-    for entry in (*lane.again(), *lane.delayed.values(), *lane.recent):
-        if after < entry.sequence <= last:
-            here[entry.sequence] = entry
-    return here
+    return {entry.sequence: entry for entry in lane.between(after, last, most=BULK_PIECE + 1)}
 
 
 def _unread(lane: Lane, found: Found) -> Entry | None:
     """A message that only the store has; None if it is held, on its way out, or to be given up."""
-    if found.sequence <= lane.horizon or found.sequence in lane.taken_out or found.message is None:
-        return None
-    if lane.aside is not None and found.sequence in lane.aside.strays:
+    if found.message is None or not lane.is_only_in_store(found.sequence):
         return None
     attempts, deliveries, due_ms = found.mark
     if is_given_up(lane.queue, attempts, due_ms):

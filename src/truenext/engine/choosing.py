@@ -11,19 +11,22 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from truenext.engine import horizon
 from truenext.engine.groups import GroupPlace
-from truenext.engine.lane import NO_ENTRIES
+from truenext.engine.queue import NO_ENTRIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from truenext.engine.consumer import Consumer
-    from truenext.engine.lane import Entry, Lane
+    from truenext.engine.groups import Groups
     from truenext.engine.ledger import Ledger
-    from truenext.engine.paging import Paging
-    from truenext.engine.place import Place
-    from truenext.engine.queue import Queue
-    from truenext.engine.selecting import Scan
+    from truenext.engine.outcomes import Outcomes
+    from truenext.engine.queue import Entry, Lane, Queue
+    from truenext.engine.reading import Reading
+    from truenext.engine.resident_set import ResidentSet
+    from truenext.engine.scan import Place, Scan
+    from truenext.engine.selecting import Selecting
 
     Taker = tuple[int, int, int, int, Consumer]
     """His standing, messages he holds, when he was last served, his place among the queue's consumers, and himself."""
@@ -69,19 +72,29 @@ class Asker:
 class Choosing:
     """One queue's dispatch in one turn."""
 
-    __slots__ = ("_expire", "_has_passed_over", "_ledger", "_paging", "_queue", "last")
+    __slots__ = ("_has_passed_over", "_ledger", "_outcomes", "_queue", "_reading", "_resident", "_selecting", "last")
 
-    def __init__(self, queue: Queue, ledger: Ledger, paging: Paging, expire: Callable[[Entry], object]) -> None:
-        self._ledger = ledger
+    def __init__(
+        self,
+        queue: Queue,
+        selecting: Selecting | None,
+        ledger: Ledger,
+        resident: ResidentSet,
+        reading: Reading,
+        outcomes: Outcomes,
+    ) -> None:
         self._queue = queue
-        self._paging = paging
-        self._expire = expire
+        self._selecting = selecting
+        self._ledger = ledger
+        self._resident = resident
+        self._reading = reading
+        self._outcomes = outcomes
         self._has_passed_over = False
         """Whoever was asked last would have got something earlier, were it not being committed."""
         self.last: Lane | None = None
         """The lane that consumers without a selector wait for until it is read, or that they came to last."""
 
-    def dispatch(self, consumers: list[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
+    def dispatch(self, consumers: Sequence[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
         """Give out true nexts until no consumer has credit or no message is ready."""
         askers: dict[Hashable, Asker] = {}
         for place, consumer in enumerate(consumers):
@@ -110,7 +123,7 @@ class Choosing:
             if taking:
                 asker = min(taking, key=Asker.best)
                 *_, place, consumer = heappop(asker.takers)
-                entry.lane.lift(entry)
+                horizon.lift(entry.lane, entry)
                 give(entry, consumer)
                 to_ask = self._asked_again(askers, to_ask, offers)
                 if consumer.is_open():
@@ -120,7 +133,7 @@ class Choosing:
 
     def _ask_along(self, askers: dict[Hashable, Asker], consumer: Consumer, place: int) -> Asker:
         """Put a consumer, who is at this place among all, to those who are offered the same."""
-        scan = consumer.scan_of(self._queue)
+        scan = self._scan_of(consumer)
         alone = self._is_alone(consumer, scan)
         key = consumer if alone else scan
         asker = askers.get(key)
@@ -141,7 +154,7 @@ class Choosing:
         """Who is to be asked when a message was given that was offered to `asked`; all others keep their offers."""
         return asked
 
-    def express(self, consumers: list[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
+    def express(self, consumers: Sequence[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
         """Where nobody has credit, give what is more urgent than all that somebody holds to him all the same, if he
         wants that."""
         while not any(consumer.is_open() for consumer in consumers):
@@ -160,7 +173,10 @@ class Choosing:
 
     def first_for(self, consumer: Consumer) -> Entry | None:
         """What is ready first for a consumer; None if nothing is, or something has to be read or tested before."""
-        return self._first_of(consumer.scan_of(self._queue))
+        return self._first_of(self._scan_of(consumer))
+
+    def _scan_of(self, consumer: Consumer) -> Scan | None:
+        return None if self._selecting is None else self._selecting.scans_of.of(consumer, self._queue)
 
     def _first(self, asker: Asker) -> Entry | None:
         return self._first_of(asker.scan)
@@ -189,9 +205,9 @@ class Choosing:
                 if not lane.unread:
                     return None
                 first = lane.recent[0]
-                if first.batch > self._ledger.committed and not lane.has_plucked_before(first.sequence):
+                if first.batch > self._ledger.committed and not horizon.has_plucked_before(lane, first.sequence):
                     return None
-                self._paging.take_in_recent(lane)
+                self._resident.take_in_recent(lane)
                 continue
             if entry.batch > self._ledger.committed:
                 return None
@@ -224,13 +240,13 @@ class Choosing:
             return None
         if entry.message is None:
             # Whether it is wanted, and so holds back anything for this one, is known when it is read.
-            self._paging.ask_body(entry)
+            self._reading.ask_body(entry)
             return entry.sequence
         return HOLDS if entry.due_us else entry
 
     def head_for(self, consumer: Consumer, rank: int) -> Head:
         """The same of one lane."""
-        scan = consumer.scan_of(self._queue)
+        scan = self._scan_of(consumer)
         if scan is None:
             lane = self._queue.lane_if_there(rank)
             return None if lane is None else self._head_of(lane)
@@ -245,7 +261,7 @@ class Choosing:
         if entry.batch > self._ledger.committed or entry.due_us:
             return False
         take(entry)
-        self._expire(entry)
+        self._outcomes.expire(entry)
         return True
 
 
@@ -255,7 +271,7 @@ def take(entry: Entry) -> None:
     if lane.aside is None:
         lane.pop()
     else:
-        lane.lift(entry)
+        horizon.lift(lane, entry)
 
 
 class GroupChoosing(Choosing):
@@ -263,8 +279,13 @@ class GroupChoosing(Choosing):
 
     __slots__ = ("_times",)
 
-    def dispatch(self, consumers: list[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
-        groups = self._queue.known_groups
+    @property
+    def _groups(self) -> Groups:
+        assert self._selecting is not None, "there are groups"
+        return self._selecting.known_groups
+
+    def dispatch(self, consumers: Sequence[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
+        groups = self._groups
         # As of when somebody was asked last.
         self._times = groups.times_owned, groups.times_freed
         super().dispatch(consumers, give)
@@ -275,11 +296,11 @@ class GroupChoosing(Choosing):
 
     def _is_open_to(self, asker: Asker, entry: Entry) -> bool:
         # Meanwhile its group may have become another's.
-        owner = self._queue.known_groups.owners.get(entry.group)
+        owner = self._groups.owners.get(entry.group)
         return owner is None or owner is asker.alone
 
     def _asked_again(self, askers: dict[Hashable, Asker], asked: list[Asker], offers: list[Offer]) -> list[Asker]:
-        groups = self._queue.known_groups
+        groups = self._groups
         owned, freed = self._times
         self._times = groups.times_owned, groups.times_freed
         if groups.times_freed != freed:
@@ -296,7 +317,7 @@ class GroupChoosing(Choosing):
         return self._first_in_groups(asker.scan, asker.alone)
 
     def first_for(self, consumer: Consumer) -> Entry | None:
-        scan = consumer.scan_of(self._queue)
+        scan = self._scan_of(consumer)
         assert scan is not None, "where there are groups everybody has one"
         return self._first_in_groups(scan, consumer)
 
@@ -309,7 +330,7 @@ class GroupChoosing(Choosing):
         return None
 
     def head_for(self, consumer: Consumer, rank: int) -> Head:
-        scan = consumer.scan_of(self._queue)
+        scan = self._scan_of(consumer)
         assert scan is not None, "where there are groups everybody has one"
         place = scan.places.get(rank)
         return None if place is None else self._head_of_groups(place, consumer)
@@ -321,8 +342,8 @@ class GroupChoosing(Choosing):
             if entry is None:
                 if place.is_hungry:
                     place.fill()
-                    assert self._queue.selecting is not None, "there are groups"
-                    self._queue.selecting.behind[place] = None
+                    assert self._selecting is not None, "there are groups"
+                    self._selecting.behind[place] = None
                 # It is not known from where on.
                 return 0 if must_wait else None
             if not self._is_over(entry):

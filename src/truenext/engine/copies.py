@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.engine.lane import WHOLE
+from truenext.engine.queue import WHOLE
 from truenext.engine.writing import put, share
 from truenext.limits import CONTENT_BYTES_MIN
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from truenext.batch import Batch
-    from truenext.engine.lane import Entry
-    from truenext.engine.queue import Queue
+    from truenext.engine.queue import Entry, Queue
     from truenext.message import Message
 
 

@@ -17,8 +17,8 @@ from truenext.limits import DELAY_MS_MAX
 from truenext.policy import WhileWaiting
 
 if TYPE_CHECKING:
-    from truenext.engine.lane import Entry
     from truenext.engine.ledger import Ledger
+    from truenext.engine.queue import Entry
 
 
 class Delays:
@@ -40,6 +40,7 @@ class Delays:
         entry.due_us = self._ledger.now_us + delay_ms * 1000
         self._count += 1
         heappush(self._waiting, (entry.due_us, self._count, entry))
+        self._ledger.busy[self] = None
         # One of a group holds back nothing but its group, which knows that.
         return entry.group != "" or entry.lane.queue.policy.while_waiting is WhileWaiting.PASS
 

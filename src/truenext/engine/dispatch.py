@@ -8,21 +8,25 @@ until it is due. Source: docs/contract.md, "True next".
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 from truenext.engine.choosing import Choosing, GroupChoosing
-from truenext.engine.lane import NO_ENTRIES
+from truenext.engine.queue import NO_ENTRIES
 
 if TYPE_CHECKING:
-    from truenext.engine.account import Account
+    from collections.abc import Sequence
+
+    from truenext.engine.clients import Clients
     from truenext.engine.consumer import Consumer
-    from truenext.engine.lane import Entry, Lane
+    from truenext.engine.event_log import EventLog
     from truenext.engine.ledger import Ledger
     from truenext.engine.memory import Memory
-    from truenext.engine.paging import Paging
-    from truenext.engine.queue import Queue
+    from truenext.engine.outcomes import Outcomes
+    from truenext.engine.queue import Entry, Lane, Queue
+    from truenext.engine.reading import Reading
+    from truenext.engine.resident_set import ResidentSet
+    from truenext.engine.selections import Selections
 
 Taker = tuple[int, int, int, int, "Consumer"]
 """Its standing, messages it holds, when it was last served, its place among the queue's consumers, and itself."""
@@ -33,18 +37,27 @@ Deliveries = dict["Consumer", list["Entry"]]
 class Dispatcher:
     """Hands out messages; counts, so that it knows who has waited longest."""
 
-    __slots__ = ("_expire", "_ledger", "_memory", "_paging", "account", "dispatches")
+    __slots__ = ("_clients", "_events", "_ledger", "_memory", "_outcomes", "_reading", "_resident", "_selections")
 
     def __init__(
-        self, ledger: Ledger, account: Account, memory: Memory, paging: Paging, expire: Callable[[Entry], object]
+        self,
+        ledger: Ledger,
+        events: EventLog,
+        memory: Memory,
+        clients: Clients,
+        selections: Selections,
+        resident: ResidentSet,
+        reading: Reading,
+        outcomes: Outcomes,
     ) -> None:
-        """What turns out to be expired is taken out of its lane and told to `expire`."""
         self._ledger = ledger
-        self.account = account
+        self._events = events
         self._memory = memory
-        self._paging = paging
-        self._expire = expire
-        self.dispatches = 0
+        self._clients = clients
+        self._selections = selections
+        self._resident = resident
+        self._reading = reading
+        self._outcomes = outcomes
 
     def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
         """Give out true nexts until no consumer has credit or no message is ready.
@@ -52,8 +65,12 @@ class Dispatcher:
         What is given out is added to `deliveries`. Returns the lane that the consumers wait for until it is read, or
         that they came to last.
         """
-        consumers = queue.consumers if queue.owner is None else [queue.owner]
-        if queue.selecting is not None:
+        takers_of_queue = self._clients.of_queue.get(queue)
+        if takers_of_queue is None:
+            return None
+        owner = takers_of_queue.owner
+        consumers: Sequence[Consumer] = takers_of_queue.consumers if owner is None else [owner]
+        if queue.watcher is not None:
             return self._choose(queue, consumers, deliveries)
         takers: list[Taker] = []
         now_ms = self._ledger.now_ms
@@ -76,10 +93,10 @@ class Dispatcher:
         if not takers and any(consumer.has_express for consumer in consumers):
             last = self._express(queue, consumers, deliveries, given, getters) or last
         if given:
-            self.account.dispatched(queue, given, getters)
+            self._events.dispatched(queue, given, getters)
         return last
 
-    def _choose(self, queue: Queue, consumers: list[Consumer], deliveries: Deliveries) -> Lane | None:
+    def _choose(self, queue: Queue, consumers: Sequence[Consumer], deliveries: Deliveries) -> Lane | None:
         """The same where some consumers have selectors."""
         given: list[Entry] = []
         getters: list[int] = []
@@ -91,14 +108,19 @@ class Dispatcher:
 
         for consumer in consumers:
             consumer.adjust_window(self._ledger.now_ms)
-        way = Choosing if queue.groups is None else GroupChoosing
-        choosing = way(queue, self._ledger, self._paging, self._expire)
+        choosing = self.choosing(queue)
         choosing.dispatch(consumers, give)
         if any(consumer.has_express for consumer in consumers):
             choosing.express(consumers, give)
         if given:
-            self.account.dispatched(queue, given, getters)
+            self._events.dispatched(queue, given, getters)
         return choosing.last
+
+    def choosing(self, queue: Queue) -> Choosing:
+        """How to find what is next in a queue for each of its consumers."""
+        kind = GroupChoosing if queue.has_groups else Choosing
+        selecting = self._selections.of_queue.get(queue)
+        return kind(queue, selecting, self._ledger, self._resident, self._reading, self._outcomes)
 
     def give(self, entry: Entry, consumer: Consumer, deliveries: Deliveries) -> None:
         """What has left its lane is this consumer's; as in `_give_out`, which has no time for a call."""
@@ -113,16 +135,16 @@ class Dispatcher:
         self._memory.unsent += size
         if self._memory.unsent > self._memory.unsent_mark:
             self._memory.unsent_max = 1
-        self.dispatches += 1
-        consumer.served_at = self.dispatches
+        self._clients.dispatches += 1
+        consumer.served_at = self._clients.dispatches
         deliveries.setdefault(consumer, []).append(entry)
         if entry.group:
-            entry.lane.queue.known_groups.took(entry, consumer)
+            self._selections.groups_of(entry.lane.queue).took(entry, consumer)
 
     def _express(
         self,
         queue: Queue,
-        consumers: list[Consumer],
+        consumers: Sequence[Consumer],
         deliveries: Deliveries,
         given: list[Entry],
         getters: list[int],
@@ -156,7 +178,7 @@ class Dispatcher:
         getters: list[int],
     ) -> bool:
         """Give out what is ready in one lane. False if the lower lanes get no turn."""
-        memory = self._memory
+        memory, clients = self._memory, self._clients
         committed, now_ms = self._ledger.committed, self._ledger.now_ms
         while True:
             entry = lane.head()
@@ -166,7 +188,7 @@ class Dispatcher:
                 if not lane.unread or lane.recent[0].batch > committed:
                     return True
                 # All that is above the horizon is still in memory.
-                self._paging.take_in_recent(lane)
+                self._resident.take_in_recent(lane)
                 continue
             if entry.batch > committed:
                 return True
@@ -175,7 +197,7 @@ class Dispatcher:
                 return False
             lane.pop()
             if 0 < message.expires_ms <= now_ms:
-                self._expire(entry)
+                self._outcomes.expire(entry)
                 continue
             consumer = takers[0][4]
             entry.deliveries += 1
@@ -191,8 +213,8 @@ class Dispatcher:
             memory.unsent += size
             if memory.unsent > memory.unsent_mark:
                 memory.unsent_max = 1
-            self.dispatches += 1
-            consumer.served_at = self.dispatches
+            clients.dispatches += 1
+            consumer.served_at = clients.dispatches
             if consumer in deliveries:
                 deliveries[consumer].append(entry)
             else:

@@ -16,24 +16,34 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import NO_MARK
 from truenext.destination import ENDED_PREFIX
-from truenext.engine.lane import Entry
-from truenext.engine.paging import Look
+from truenext.engine.pages import Look, PageRead
+from truenext.engine.queue import Entry
+from truenext.engine.work import Work
 from truenext.engine.writing import release
 from truenext.limits import PAGE_BYTES, PAGE_SIZE
 from truenext.order import RANKS
 from truenext.record import message_key
 
 if TYPE_CHECKING:
-    from truenext.engine.account import Account
-    from truenext.engine.lane import Lane
+    from truenext.engine.event_log import EventLog
     from truenext.engine.ledger import Ledger
     from truenext.engine.numbers import Numbers
-    from truenext.engine.paging import PageRead
-    from truenext.engine.queue import Queue
+    from truenext.engine.queue import Lane, Queue
 
 
 class EndingRead(Look):
     """A page of which all is to be removed."""
+
+    __slots__ = ("_endings",)
+
+    waits_for_commit = False
+
+    def __init__(self, endings: Endings, lane: Lane, after_sequence: int) -> None:
+        super().__init__(lane, after_sequence, PAGE_SIZE, PAGE_BYTES)
+        self._endings = endings
+
+    def there(self, page: PageRead) -> None:
+        self._endings.page_read(self, page)
 
 
 class _Ending:
@@ -49,10 +59,10 @@ class _Ending:
         self.has_damage = False
 
 
-class Endings:
-    def __init__(self, ledger: Ledger, account: Account, numbers: Numbers) -> None:
+class Endings(Work):
+    def __init__(self, ledger: Ledger, events: EventLog, numbers: Numbers) -> None:
         self._ledger = ledger
-        self._account = account
+        self._events = events
         self._numbers = numbers
         self._endings: list[_Ending] = []
         """The first is under way."""
@@ -67,12 +77,16 @@ class Endings:
     def add(self, queue: Queue, batch: int) -> None:
         """The store knows that a queue has ended as soon as a batch is durable."""
         self._endings.append(_Ending(queue, batch))
+        self._ledger.busy[self] = None
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._endings)
 
     def queues(self) -> list[Queue]:
         return [ending.queue for ending in self._endings]
 
     def is_due(self) -> bool:
-        """There is something to be read."""
         return (
             bool(self._endings)
             and not self._is_reading
@@ -81,13 +95,10 @@ class Endings:
             and not self._ledger.is_full
         )
 
-    def wanted(self) -> list[Look]:
-        """What is to be read from the store; `page_read` takes it."""
-        if not self.is_due():
-            return []
+    def step(self) -> list[Look]:
         self._is_reading = True
         ending = self._endings[0]
-        return [EndingRead(ending.queue.lane(ending.rank), ending.after, PAGE_SIZE, PAGE_BYTES)]
+        return [EndingRead(self, ending.queue.lane(ending.rank), ending.after)]
 
     def page_read(self, read: EndingRead, page: PageRead) -> None:
         batch = self._ledger.batch
@@ -107,7 +118,7 @@ class Endings:
             if found.mark != NO_MARK:
                 batch.unmarks.append(key)
             batch.size += len(key)
-            self._account.expired(_gone(lane, found.sequence, is_persistent=found.message.persistent))
+            self._events.expired(_gone(lane, found.sequence, is_persistent=found.message.persistent))
         if not page.is_end:
             return
         ending.rank, ending.after = ending.rank + 1, 0

@@ -1,6 +1,6 @@
 """Expired messages are removed wherever they are, whether or not anybody comes upon them.
 
-    a message with an expiry is accepted   -> `accepted`    -> a timer for its block, at the next whole second
+    a message with an expiry is accepted   -> arrivals.py   -> a timer for its block, at the next whole second
     the timer is due                       -> `step`        -> what has expired of the block and is in memory goes at
                                                                once; for the rest the block becomes a Look, a page
     the page is there                      -> `page_read`   -> what has expired on it, and is not in memory, goes
@@ -14,25 +14,25 @@ What a consumer or an open transaction has is left to it, and the block is looke
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from operator import attrgetter
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from truenext.engine.lane import WHOLE, Entry, Lane
-from truenext.engine.paging import Look
+from truenext.engine.arrivals import EXPIRY_ROUND_MS
+from truenext.engine.pages import Look, PageRead
+from truenext.engine.queue import WHOLE, Entry, Lane, is_expired
+from truenext.engine.work import Work
 from truenext.limits import PAGE_BYTES
 from truenext.record import BLOCK_BITS, split_timer, timer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from truenext.engine.clients import Clients
     from truenext.engine.ledger import Ledger
-    from truenext.engine.paging import Found, PageRead, Paging
+    from truenext.engine.outcomes import Outcomes
+    from truenext.engine.pages import Found
+    from truenext.engine.queues import Queues
+    from truenext.engine.reading import Reading
+    from truenext.engine.resident_set import ResidentSet
     from truenext.engine.timers import Timers
-    from truenext.message import Message
-
-ROUND_MS = 1000
-"""Timers of expiry are due at multiples of it: many messages share one."""
 
 AGAIN_MS = 60_000
 """After that time a block is looked at again in which somebody held something."""
@@ -40,20 +40,27 @@ AGAIN_MS = 60_000
 STEP_MAX = 1000
 """Expired messages, about, that one step takes out of memory."""
 
-DUE_MAX = (2**63 - 1) // ROUND_MS * ROUND_MS
-
 BLOCK = 1 << BLOCK_BITS
 
 
 class BlockLook(Look):
     """A page of a block that was due."""
 
-    __slots__ = ("again_ms", "is_early", "timer", "until")
+    __slots__ = ("_expiry", "again_ms", "is_early", "timer", "until")
 
     def __init__(
-        self, lane: Lane, after_sequence: int, until: int, timer: bytes, again_ms: int, *, is_early: bool
+        self,
+        expiry: Expiry,
+        lane: Lane,
+        after_sequence: int,
+        until: int,
+        timer: bytes,
+        again_ms: int,
+        *,
+        is_early: bool,
     ) -> None:
         super().__init__(lane, after_sequence, lane.queue.policy.page_size, PAGE_BYTES)
+        self._expiry = expiry
         self.until = until
         """The first sequence that is not in the block."""
         self.timer = timer
@@ -64,83 +71,94 @@ class BlockLook(Look):
         """Something of it was over and not visible yet when it was due. Meanwhile it may have become visible, and left
         memory, without the page showing it."""
 
+    def there(self, page: PageRead) -> None:
+        self._expiry.page_read(self, page)
 
-class Expiry:
+
+class Expiry(Work):
     def __init__(
         self,
         ledger: Ledger,
         timers: Timers,
-        paging: Paging,
-        *,
-        lane_of: Callable[[bytes], Lane | None],
-        is_held: Callable[[Lane, int, int], bool],
-        expire: Callable[[Entry], object],
+        clients: Clients,
+        resident: ResidentSet,
+        reading: Reading,
+        queues: Queues,
+        outcomes: Outcomes,
     ) -> None:
-        """`lane_of` knows lanes by their keys; `is_held` whether somebody has a message of a lane with a sequence from
-        the one on and before the other; `expire` is told of each message that was taken out of its lane.
-        """
         self._ledger = ledger
         self._timers = timers
-        self._paging = paging
-        self._lane_of = lane_of
-        self._is_held = is_held
-        self._expire = expire
+        self._clients = clients
+        self._resident = resident
+        self._reading = reading
+        self._queues = queues
+        self._outcomes = outcomes
         self._look: BlockLook | None = None
         """One at a time."""
-        self.is_wanted = False
+        self._wanted: BlockLook | None = None
         """It has not been handed out yet."""
         self._waiting: list[bytes] = []
         """Timers that were due when something that has expired was not visible yet; the next commit changes that."""
 
-    def accepted(self, lane: Lane, sequence: int, expires_ms: int) -> None:
-        due_ms = min(-(-expires_ms // ROUND_MS) * ROUND_MS, DUE_MAX)
-        self._timers.set(timer(due_ms, lane.key, sequence))
-
     # ---- What is due ----
 
+    @property
+    def source(self) -> object:
+        return self._timers
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._timers.in_memory) or self._wanted is not None
+
     def is_due(self) -> bool:
-        """A step would do something."""
-        if self._ledger.is_stopped or self._look is not None or self._ledger.is_full:
+        if self._wanted is not None:
+            return True
+        if self._look is not None or self._ledger.is_full:
             return False
         due_ms = self._timers.next_due_ms
         return due_ms is not None and due_ms <= self._ledger.now_ms
 
-    def step(self) -> None:
+    def next_due_ms(self) -> int | None:
+        due_ms = self._timers.next_due_ms
+        # If one is due and nothing is done, something else has to happen before.
+        return due_ms if due_ms is not None and due_ms > self._ledger.now_ms else None
+
+    def step(self) -> list[BlockLook]:
         """Go on with what is due, until something has to be read or enough was removed for now."""
+        self._take_due()
+        wanted, self._wanted = self._wanted, None
+        return [] if wanted is None else [wanted]
+
+    def _take_due(self) -> None:
         left = STEP_MAX
-        while left > 0 and self.is_due():
+        while left > 0 and self._wanted is None and self.is_due():
             due = self._timers.take()
             assert due is not None, "one is due"
             _, lane_key, first = split_timer(due)
-            lane = self._lane_of(lane_key)
+            lane = self._queues.lane_of(lane_key)
             if lane is None:
                 self._timers.clear(due)
                 continue
             until = first + BLOCK
             left -= 1 + self._take_from_memory(lane, first, until)
-            again_ms = (
-                -(-(self._ledger.now_ms + AGAIN_MS) // ROUND_MS) * ROUND_MS if self._is_held(lane, first, until) else 0
-            )
+            again_ms = 0
+            if self._is_held(lane, first, until):
+                again_ms = -(-(self._ledger.now_ms + AGAIN_MS) // EXPIRY_ROUND_MS) * EXPIRY_ROUND_MS
             is_early = self._is_early(lane, first, until)
             if any(first <= sequence < until for sequence in _bodiless(lane)):
-                self._read(BlockLook(lane, max(first - 1, 0), until, due, again_ms, is_early=is_early))
+                self._read(BlockLook(self, lane, max(first - 1, 0), until, due, again_ms, is_early=is_early))
             elif lane.needs_page and lane.horizon < until - 1:
-                self._read(BlockLook(lane, max(first - 1, lane.horizon), until, due, again_ms, is_early=is_early))
+                self._read(BlockLook(self, lane, max(first - 1, lane.horizon), until, due, again_ms, is_early=is_early))
             else:
                 self._finish(lane, due, again_ms)
 
     def _again_ms(self) -> int:
-        return -(-(self._ledger.now_ms + AGAIN_MS) // ROUND_MS) * ROUND_MS
-
-    def wanted(self) -> list[Look]:
-        """What is to be read from the store; `page_read` takes it."""
-        is_wanted, self.is_wanted = self.is_wanted, False
-        return [self._look] if is_wanted and self._look is not None else []
+        return -(-(self._ledger.now_ms + AGAIN_MS) // EXPIRY_ROUND_MS) * EXPIRY_ROUND_MS
 
     def page_read(self, look: BlockLook, page: PageRead) -> None:
         """Take out what has expired on a page that names no batch that is not known to be durable."""
         lane, until = look.lane, look.until
-        if self._lane_of(lane.key) is not lane:
+        if self._queues.lane_of(lane.key) is not lane:
             # It ended meanwhile, with its queue.
             self._look = None
             self._timers.clear(look.timer)
@@ -165,11 +183,11 @@ class Expiry:
             else:
                 self._finish(lane, look.timer, look.again_ms)
         else:
-            self._read(BlockLook(lane, last, until, look.timer, look.again_ms, is_early=look.is_early))
+            self._read(BlockLook(self, lane, last, until, look.timer, look.again_ms, is_early=look.is_early))
 
     def _read(self, look: BlockLook) -> None:
-        self._look = look
-        self.is_wanted = True
+        self._look = self._wanted = look
+        self._ledger.busy[self._timers] = None
 
     def _finish(self, lane: Lane, due: bytes, again_ms: int) -> None:
         _, _, first = split_timer(due)
@@ -187,15 +205,9 @@ class Expiry:
         committed, now_ms = self._ledger.committed, self._ledger.now_ms
 
         def is_over(entry: Entry) -> bool:
-            return first <= entry.sequence < until and entry.batch <= committed and is_expired(entry.message, now_ms)
+            return entry.batch <= committed and is_expired(entry.message, now_ms)
 
-        waiting = [
-            *_block(lane, first, until),
-            *lane.again(),
-            *lane.delayed.values(),
-            *lane.recent,
-        ]
-        over = [entry for entry in waiting if is_over(entry)]
+        over = [entry for entry in lane.between(first - 1, until - 1) if is_over(entry)]
         self._take_out(lane, over)
         return len(over)
 
@@ -203,26 +215,44 @@ class Expiry:
         """Of a message that only the store has; none of what is in memory, held, or gone already."""
         assert found.message is not None, "it is known to be over"
         if found.sequence > lane.horizon and (lane.aside is None or found.sequence not in lane.aside.strays):
-            return [self._paging.entry(lane, found, found.message)]
+            return [self._reading.entry(lane, found, found.message)]
         entry = lane.delayed.get(found.sequence) or lane.bodiless.get(found.sequence)
-        if entry is None or entry.message is not None or self._paging.is_doomed(entry):
+        if entry is None or entry.message is not None or self._resident.is_doomed(entry):
             return []
         entry.message = found.message
-        self._paging.came(entry, found.message)
+        self._resident.came(entry, found.message)
         return [entry]
 
     def _take_out(self, lane: Lane, over: list[Entry]) -> None:
         if over:
-            self._paging.take_out(lane, over)
+            self._resident.take_out(lane, over)
             for entry in over:
-                self._expire(entry)
+                self._outcomes.expire(entry)
+                # Whoever waited for it to be read or to be committed waits no longer.
+                self._ledger.touched[lane.queue] = None
 
     def _is_early(self, lane: Lane, first: int, until: int) -> bool:
         """Something of a block is over, and not visible yet."""
         committed, now_ms = self._ledger.committed, self._ledger.now_ms
-        others = (*lane.recent, *lane.again()) if lane.aside is not None else lane.recent
-        in_memory = [*_block(lane, first, until), *(one for one in others if first <= one.sequence < until)]
+        in_memory = lane.between(first - 1, until - 1, with_delayed=False)
         return any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory)
+
+    def _is_held(self, lane: Lane, first: int, until: int) -> bool:
+        """Somebody has a message of a block that may have expired."""
+        now_ms = self._ledger.now_ms
+        # Most consumers hold nothing so old.
+        of_consumers = (
+            entry
+            for consumer in self._clients.takers_of(lane.queue).all()
+            if consumer.held and min(consumer.held) < until
+            for entry in consumer.held.values()
+        )
+        return any(
+            entry.lane is lane
+            and first <= entry.sequence < until
+            and (entry.message is None or is_expired(entry.message, now_ms))
+            for entry in chain(of_consumers, self._clients.in_transactions_of(lane.queue))
+        )
 
     # ---- What was not visible ----
 
@@ -231,24 +261,6 @@ class Expiry:
         waiting, self._waiting = self._waiting, []
         for due in waiting:
             self._timers.put_back(due)
-
-
-def is_expired(message: Message | None, now_ms: int) -> bool:
-    """Its time is known to have come."""
-    return message is not None and 0 < message.expires_ms <= now_ms
-
-
-def _block(lane: Lane, first: int, until: int) -> list[Entry]:
-    """What has arrived of a block."""
-    arrived = lane.arrived
-    at = bisect_left(arrived, first, key=attrgetter("sequence"))
-    found = []
-    while at < len(arrived) and arrived[at].sequence < until:
-        found.append(arrived[at])
-        at += 1
-    if lane.aside is not None:
-        return [entry for entry in found if entry.sequence not in lane.aside.tombs]
-    return found
 
 
 def _bodiless(lane: Lane) -> list[int]:

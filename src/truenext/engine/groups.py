@@ -23,9 +23,9 @@ from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from truenext.engine.empty import with_sequence
-from truenext.engine.lane import WHOLE
 from truenext.engine.memory import GROUP_BYTES
-from truenext.engine.place import Place
+from truenext.engine.queue import WHOLE
+from truenext.engine.scan import Place
 from truenext.envelope import closes_group
 from truenext.limits import GROUP_FOUND_MIN, GROUPS_MAX, GROUPS_MIN, SCAN_FOUND_MAX
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from truenext.engine.consumer import Consumer
-    from truenext.engine.lane import Entry, Lane
     from truenext.engine.memory import Memory
+    from truenext.engine.queue import Entry, Lane
     from truenext.message import Message
     from truenext.selector import Selector
 

@@ -11,21 +11,23 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from truenext.destination import Kind
-from truenext.engine.choosing import HOLDS, Choosing, GroupChoosing, preference, take
-from truenext.engine.lane import WHOLE
+from truenext.engine.choosing import HOLDS, GroupChoosing, preference, take
+from truenext.engine.queue import WHOLE
 from truenext.engine.wildcard import NOWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
+    from truenext.engine.choosing import Choosing
+    from truenext.engine.clients import Clients
     from truenext.engine.consumer import Consumer
     from truenext.engine.dispatch import Deliveries, Dispatcher
-    from truenext.engine.lane import Entry, Lane
+    from truenext.engine.event_log import EventLog
     from truenext.engine.ledger import Ledger
-    from truenext.engine.paging import Paging
-    from truenext.engine.queue import Queue
-    from truenext.engine.wildcard import Wildcard, Wildcards
+    from truenext.engine.queue import Entry, Lane, Queue
+    from truenext.engine.selections import Selections
+    from truenext.engine.wildcard import Wildcard
+    from truenext.engine.wildcards import Wildcards
 
 READ_AHEAD = 8
 """Lanes of which something has to be read before anything else that are read at the same time for one wildcard."""
@@ -36,16 +38,17 @@ class JointDispatch:
 
     __slots__ = (
         "_best",
+        "_clients",
         "_deliveries",
         "_dispatcher",
-        "_expire",
+        "_events",
         "_firsts",
         "_given",
         "_lanes",
         "_ledger",
         "_limits",
         "_offers",
-        "_paging",
+        "_selections",
         "_ways",
         "_wildcards",
     )
@@ -53,18 +56,19 @@ class JointDispatch:
     def __init__(
         self,
         ledger: Ledger,
+        events: EventLog,
+        clients: Clients,
+        selections: Selections,
         wildcards: Wildcards,
         dispatcher: Dispatcher,
-        paging: Paging,
-        expire: Callable[[Entry], object],
-        *,
         deliveries: Deliveries,
     ) -> None:
+        self._ledger = ledger
+        self._events = events
+        self._clients = clients
+        self._selections = selections
         self._wildcards = wildcards
         self._dispatcher = dispatcher
-        self._paging = paging
-        self._expire = expire
-        self._ledger = ledger
         self._deliveries = deliveries
         self._ways: dict[Queue, Choosing] = {}
         self._firsts: dict[Queue, dict[Consumer, Entry]] = {}
@@ -78,21 +82,20 @@ class JointDispatch:
         self._lanes: dict[Lane, None] = {}
         self._given: dict[Queue, tuple[list[Entry], list[int]]] = {}
 
-    def run(self, touched: Iterable[Queue]) -> Iterable[Lane]:
-        """Give out true nexts until nobody has credit or nothing is ready. Returns the lanes that somebody waits for
-        until they are read, or came to."""
-        wildcards: dict[Wildcard, None] = {}
-        queues: list[Queue] = []
-        for queue in touched:
-            wildcards.update(dict.fromkeys(queue.wildcards))
-            if queue.destination.kind is not Kind.QUEUES:
-                queues.append(queue)
-                if any(consumer.has_express for consumer in queue.consumers):
-                    self._wildcards.expressive[queue] = None
+    def run(self, queues: Iterable[Queue], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
+        """Give out true nexts until nobody has credit or nothing is ready, where something has happened in these
+        queues, and these may have credit again. Returns the lanes that somebody waits for until they are read, or came
+        to."""
+        wildcards = dict.fromkeys(wildcards)
+        for queue in queues:
+            takers = self._clients.takers_of(queue)
+            wildcards.update(dict.fromkeys(takers.wildcards))
+            if any(consumer.has_express for consumer in takers.consumers):
+                self._wildcards.expressive[queue] = None
         for wildcard in wildcards:
             wildcard.adjust_window(self._ledger.now_ms)
         for queue in queues:
-            for consumer in queue.consumers:
+            for consumer in self._clients.takers_of(queue).consumers:
                 consumer.adjust_window(self._ledger.now_ms)
             self._look_at(queue)
             self._ask_queue(queue)
@@ -101,7 +104,7 @@ class JointDispatch:
         self._give_out()
         self._express()
         for queue, (entries, getters) in self._given.items():
-            self._dispatcher.account.dispatched(queue, entries, getters)
+            self._events.dispatched(queue, entries, getters)
         return self._lanes
 
     def looked_at(self) -> Iterable[Queue]:
@@ -117,7 +120,9 @@ class JointDispatch:
                 continue
             queue = entry.lane.queue
             takers = [one for one, first in self._firsts.get(queue, {}).items() if first is entry and one.is_open()]
-            takers += [one for one in queue.wildcards if one.is_open() and self._next(one) is entry]
+            takers += [
+                one for one in self._clients.takers_of(queue).wildcards if one.is_open() and self._next(one) is entry
+            ]
             if takers:
                 taker = min(takers, key=lambda one: preference(one, one.number))
                 take(entry)
@@ -128,7 +133,7 @@ class JointDispatch:
 
     def _give(self, entry: Entry, taker: Consumer) -> None:
         queue = entry.lane.queue
-        if taker.scan_of(queue) is None:
+        if self._selections.scan_of(taker, queue) is None:
             self._lanes[entry.lane] = None
         self._dispatcher.give(entry, taker, self._deliveries)
         entries, getters = self._given.setdefault(queue, ([], []))
@@ -139,7 +144,7 @@ class JointDispatch:
             self._limits.clear()
         self._look_at(queue)
         self._ask_queue(queue)
-        for wildcard in queue.wildcards:
+        for wildcard in self._clients.takers_of(queue).wildcards:
             self._ask(wildcard)
 
     def _ask_again(self, queue: Queue, asker: Queue | Wildcard) -> None:
@@ -150,10 +155,11 @@ class JointDispatch:
 
     def _express(self) -> None:
         for queue in list(self._wildcards.expressive):
-            if not any(consumer.has_express for consumer in queue.consumers):
+            takers = self._clients.takers_of(queue)
+            if not any(consumer.has_express for consumer in takers.consumers):
                 del self._wildcards.expressive[queue]
             elif not queue.is_paused:
-                consumers = queue.all_consumers() if queue.owner is None else [queue.owner]
+                consumers = takers.all() if takers.owner is None else [takers.owner]
                 way = self._way(queue)
                 way.last = None
                 way.express(consumers, self._give)
@@ -164,23 +170,21 @@ class JointDispatch:
 
     def _way(self, queue: Queue) -> Choosing:
         way = self._ways.get(queue)
-        kind = Choosing if queue.groups is None else GroupChoosing
-        if type(way) is not kind:
-            way = kind(queue, self._ledger, self._paging, self._expire)
-            self._ways[queue] = way
-        assert way is not None, "it was just made"
+        if way is None or isinstance(way, GroupChoosing) is not queue.has_groups:
+            way = self._ways[queue] = self._dispatcher.choosing(queue)
         return way
 
     def _ask_queue(self, queue: Queue) -> None:
         """What is next for those who take from this queue alone?"""
         self._best[queue] = None
         firsts = self._firsts[queue] = {}
-        if queue.is_paused or not queue.consumers:
+        takers = self._clients.takers_of(queue)
+        if queue.is_paused or not takers.consumers:
             return
         way = self._way(queue)
         way.last = None
-        for consumer in queue.consumers:
-            if consumer.is_open() and queue.owner in (None, consumer):
+        for consumer in takers.consumers:
+            if consumer.is_open() and takers.owner in (None, consumer):
                 entry = way.first_for(consumer)
                 if entry is not None:
                     firsts[consumer] = entry
@@ -203,8 +207,9 @@ class JointDispatch:
 
     def _look_at(self, queue: Queue) -> None:
         """Something has changed in a queue: see where its lanes begin for those who take from others as well."""
-        for wildcard in queue.wildcards:
-            is_over = queue.is_paused or queue.owner not in (None, wildcard)
+        takers = self._clients.takers_of(queue)
+        for wildcard in takers.wildcards:
+            is_over = queue.is_paused or takers.owner not in (None, wildcard)
             way = self._way(queue)
             for lane in queue.lanes:
                 rank = lane.rank
@@ -248,7 +253,7 @@ class JointDispatch:
     def _wait_for(self, wildcard: Wildcard, rank: int) -> None:
         """The first thing to do for it is to read; what comes soon is read at the same time."""
         for _, _, queue in wildcard.heads[rank][:READ_AHEAD]:
-            if wildcard.scan_of(queue) is None and wildcard.head_at(queue, rank) != NOWHERE:
+            if self._selections.scan_of(wildcard, queue) is None and wildcard.head_at(queue, rank) != NOWHERE:
                 self._lanes[queue.lane(rank)] = None
 
     def _limit(self, wildcard: Wildcard, rank: int) -> int:
@@ -266,12 +271,12 @@ class JointDispatch:
         queue = lane.queue
         if entry.batch <= self._ledger.committed or queue not in wildcard.queues:
             return False
-        if queue.is_paused or queue.owner not in (None, wildcard):
+        if queue.is_paused or self._clients.takers_of(queue).owner not in (None, wildcard):
             return False
         message = entry.message
         if wildcard.wanted is not None and message is not None and not wildcard.wanted.matches(message):
             return False
         if not entry.group:
             return True
-        groups = queue.known_groups
+        groups = self._selections.groups_of(queue)
         return groups.is_open_to(wildcard, entry.group) and not groups.does_wait(entry.group, lane.rank, entry.sequence)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from truenext.engine.selecting import Scan
+    from truenext.engine.scan import Scan
     from truenext.message import Message
     from truenext.selector import Property, Selector
 

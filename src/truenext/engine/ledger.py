@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.batch import Batch
+from truenext.engine.wildcard import Wildcard
 from truenext.limits import (
     GATHERING_BYTES_MAX,
     SEQUENCE_BLOCK,
@@ -23,20 +24,22 @@ from truenext.room import Room
 
 if TYPE_CHECKING:
     from truenext.answers import Answer
-    from truenext.engine.account import Account
+    from truenext.engine.consumer import Consumer, Session
+    from truenext.engine.event_log import EventLog
     from truenext.engine.queue import Queue
-    from truenext.engine.session import Session
 
 
 class Ledger:
     __slots__ = (
-        "_account",
         "_answers",
+        "_events",
         "_first_sequences",
         "_requested_limit",
         "_waiting_answers",
+        "administered_in",
         "ahead_us",
         "batch",
+        "busy",
         "committed",
         "is_awaited",
         "is_stopped",
@@ -47,12 +50,13 @@ class Ledger:
         "room",
         "sequence_limit",
         "touched",
+        "touched_wildcards",
         "waiting_queues",
     )
 
-    def __init__(self, account: Account, *, sequence_limit: int = 1) -> None:
+    def __init__(self, events: EventLog, *, sequence_limit: int = 1) -> None:
         """No sequence from `sequence_limit` on was ever given out."""
-        self._account = account
+        self._events = events
         self.now_ms = 0
         """Milliseconds since the epoch."""
         self.now_us = 0
@@ -67,10 +71,16 @@ class Ledger:
         """The one that gathers."""
         self.committed = 0
         """The last one that is known to be durable; so are all before it."""
+        self.administered_in = 0
+        """The last one in which somebody has paused a queue, or moved or removed messages: answers wait for it."""
         self.is_awaited = False
         """Somebody waits for the gathering batch: a message to become visible, or an answer."""
         self.touched: dict[Queue, None] = {}
         """Queues in which a dispatch may have become possible, in order of the first touch."""
+        self.touched_wildcards: dict[Wildcard, None] = {}
+        """Consumers of many queues that may have credit again."""
+        self.busy: dict[object, None] = {}
+        """The sources of work that has something to do, now or later: see work.py."""
         self.waiting_queues: dict[int, dict[Queue, None]] = {}
         """By the batch that makes messages visible in them."""
         self._answers: list[tuple[Session, Answer]] = []
@@ -95,7 +105,7 @@ class Ledger:
         self.now_us = steady_us
         if now_us - steady_us > self.ahead_us:
             self.ahead_us = now_us - steady_us
-        self._account.tick(now_us)
+        self._events.tick(now_us)
 
     # ---- Sequences ----
 
@@ -164,7 +174,7 @@ class Ledger:
         """More commands may be taken: sequences are left, and the gathering batch is not too large."""
         if self.sequence_limit - self.next_sequence < SEQUENCE_RESERVE:
             return False
-        return self.batch.size + self._account.size < GATHERING_BYTES_MAX
+        return self.batch.size + self._events.size < GATHERING_BYTES_MAX
 
     @property
     def is_full(self) -> bool:
@@ -174,28 +184,24 @@ class Ledger:
     @property
     def has_batch(self) -> bool:
         """There is something to write, or somebody waits for what need not be written any more."""
-        return self.is_awaited or not self.batch.is_empty() or not self._account.is_empty()
+        return self.is_awaited or not self.batch.is_empty() or not self._events.is_empty()
 
     @property
     def latest_batch(self) -> int:
         """The last batch with anything in it."""
         return self.batch.number if not self.batch.is_empty() else self.batch.number - 1
 
-    def wait_for(self, batch: int, queue: Queue) -> None:
-        """A message becomes visible in a queue with a batch that is not durable yet."""
-        self.is_awaited |= batch == self.batch.number
-        self.waiting_queues.setdefault(batch, {})[queue] = None
-
-    def take_touched(self) -> dict[Queue, None]:
-        """Those that are to be looked at."""
-        touched = self.touched.copy()
-        self.touched.clear()
-        return touched
+    def touch(self, consumer: Consumer) -> None:
+        """It may have credit again."""
+        if isinstance(consumer, Wildcard):
+            self.touched_wildcards[consumer] = None
+        elif consumer.queue is not None:
+            self.touched[consumer.queue] = None
 
     def hand_over(self) -> Batch:
         """The gathering batch, to be made durable."""
         batch = self.batch
-        batch.history = self._account.take(of_batch=not batch.is_empty())
+        batch.history = self._events.take(of_batch=not batch.is_empty())
         self.batch = Batch(batch.number + 1)
         self._first_sequences = (self._first_sequences[1], self.next_sequence)
         self.is_awaited = False
@@ -208,7 +214,7 @@ class Ledger:
         self.committed = batch.number
         if not batch.is_empty():
             # One that only carries history makes nothing visible, and would else be followed by another for ever.
-            self._account.committed(batch.number)
+            self._events.committed(batch.number)
         if batch.sequence_limit:
             self.sequence_limit = batch.sequence_limit
 

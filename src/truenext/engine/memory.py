@@ -84,6 +84,7 @@ UNSENT_MARK_MIN = 4 * UNSENT_BYTES_MAX
 
 class Memory:
     __slots__ = (
+        "is_short",
         "leaving",
         "limit",
         "open",
@@ -120,6 +121,8 @@ class Memory:
         """Bytes that one connection's socket may have waiting before its windows shut."""
         self.open = 0
         """Bytes of sends in open transactions."""
+        self.is_short = False
+        """A page was wanted for which there is hardly room."""
 
     @property
     def excess(self) -> int:

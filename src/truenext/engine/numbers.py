@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from truenext.limits import NAMING_BYTES
 
 if TYPE_CHECKING:
-    from truenext.engine.account import Account
+    from truenext.engine.event_log import EventLog
     from truenext.engine.ledger import Ledger
     from truenext.engine.queue import Queue
 
 
 class Numbers:
-    __slots__ = ("_account", "_free", "_going", "_last", "_ledger")
+    __slots__ = ("_events", "_free", "_going", "_last", "_ledger")
 
-    def __init__(self, ledger: Ledger, account: Account) -> None:
+    def __init__(self, ledger: Ledger, events: EventLog) -> None:
         self._ledger = ledger
-        self._account = account
+        self._events = events
         self._last = 0
         """The highest that was ever given."""
         self._free: list[int] = []
@@ -50,7 +50,7 @@ class Numbers:
             else:
                 batch.queues[number] = ""
                 batch.size += NAMING_BYTES
-        if self._account.forgot(queue):
+        if self._events.forgot(queue):
             return
         if queue.is_known_to_store:
             self._going.append((batch.number, number))
@@ -60,8 +60,8 @@ class Numbers:
     def committed(self) -> None:
         """A batch is durable."""
         committed = self._ledger.committed
-        if self._account.reusable:
-            self._free += self._account.take_reusable()
+        if self._events.reusable:
+            self._free += self._events.take_reusable()
         going = self._going
         if going and going[0][0] <= committed:
             self._free += [number for batch, number in going if batch <= committed]

@@ -13,10 +13,8 @@ A dead letter says in its headers what it was and why it is one, so that it can 
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
 
-from truenext.batch import DUE_NEVER
 from truenext.destination import SUBSCRIPTION_PREFIX, Destination, Kind, dead_letter_name
 from truenext.envelope import DEAD_LETTER_HEADERS, read_header, write_header
 from truenext.limits import DESTINATION_LENGTH_MAX
@@ -26,17 +24,6 @@ from truenext.policy import INDIVIDUAL, Policy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.engine.queue import Queue
-
-
-class Reason(Enum):
-    """Why a message is given back, in the words of docs/history.md; all but the last count as an attempt."""
-
-    REFUSED = "refused"
-    ABORTED = "aborted"
-    LOST = "lost"
-    RELEASED = "released"
-
 
 EXHAUSTED, EXPIRED, POISON = "attempts exhausted", "expired", "poison"
 """Why a message is a dead letter."""
@@ -44,13 +31,6 @@ EXHAUSTED, EXPIRED, POISON = "attempts exhausted", "expired", "poison"
 DESTINATION = "truenext-original-destination"
 _EXPIRES = "truenext-original-expires"
 _PERSISTENT = "truenext-original-persistent"
-
-
-def is_given_up(queue: Queue, attempts: int, due: int) -> bool:
-    """It failed too often, the failure just seen included, or somebody said that it is poison, in a queue that does not
-    keep its failures; `due` is the due time of an entry, or of its mark.
-    """
-    return (attempts >= queue.policy.attempts_max or due == DUE_NEVER) and not queue.keeps_failures
 
 
 def delay_of(policy: Policy, attempts: int, chance: Callable[[], float]) -> int:

@@ -20,12 +20,10 @@ from truenext.record import lane_key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.engine.consumer import Consumer
-    from truenext.engine.endings import Endings
+    from truenext.engine.consumer import Consumer, Session
     from truenext.engine.ledger import Ledger
     from truenext.engine.numbers import Numbers
     from truenext.engine.queue import Queue
-    from truenext.engine.session import Session
 
 
 class Progress(NamedTuple):
@@ -38,10 +36,9 @@ class Progress(NamedTuple):
 
 
 class Spilling:
-    def __init__(self, ledger: Ledger, numbers: Numbers, endings: Endings) -> None:
+    def __init__(self, ledger: Ledger, numbers: Numbers) -> None:
         self._ledger = ledger
         self._numbers = numbers
-        self._endings = endings
         self._queues: dict[Queue, None] = {}
         """Subscriptions of which something is, or was, on disk."""
         self._progress: dict[Session, tuple[Progress, int]] = {}
@@ -60,13 +57,10 @@ class Spilling:
         self._ledger.batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
 
     def end(self, queue: Queue) -> bool:
-        """A temporary queue goes: nothing comes to it once the last batch that has anything in it is durable. True if
-        something of it may be on disk, and is removed from now on.
-        """
+        """A temporary queue goes. True if something of it may be on disk."""
         if queue not in self._queues:
             return False
         del self._queues[queue]
-        self._endings.add(queue, self._ledger.latest_batch)
         return True
 
     def stalled(
@@ -75,9 +69,9 @@ class Spilling:
         bytes_taken: Callable[[Session], int],
         *,
         needs_room: bool,
-    ) -> tuple[Session, Queue] | None:
-        """To be called once a second or so: who has stood still for as long as the policy allows, with the subscription
-        that makes it go: of all the one of which most is kept. None as long as nobody needs the room.
+    ) -> tuple[Session, str] | None:
+        """To be called once a second or so: who has stood still for as long as the policy allows, and why it has to go:
+        of all the one of which most is kept. None as long as nobody needs the room.
         """
         now_us = self._ledger.now_us
         before, self._progress = self._progress, {}
@@ -96,7 +90,11 @@ class Spilling:
         if not found:
             return None
         _, session, queue = max(found, key=lambda each: each[0])
-        return session, queue
+        return session, (
+            f"took and acknowledged nothing for {queue.policy.stalled_subscriber_ms / 1000:g} seconds, and others need "
+            f"the room of what waits for its subscription to {queue.destination.topic}: read and acknowledge what "
+            "comes, or unsubscribe; see stalled_subscriber_ms"
+        )
 
 
 def _held(consumer: Consumer) -> tuple[int, int]:

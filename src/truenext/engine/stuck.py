@@ -7,14 +7,14 @@ socket is full) is not looked at, for it is what may be wrong.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from enum import Enum
-from heapq import merge
-from itertools import chain, islice, takewhile
+from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from truenext.engine.memory import UNSENT_MARK_MIN
+from truenext.engine.queue import WHOLE
+from truenext.engine.wildcard import Wildcard
 from truenext.limits import UNSENT_BYTES_MAX
 from truenext.order import RANKS
 from truenext.policy import WhileWaiting
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from truenext.engine.consumer import Consumer
     from truenext.engine.engine import Engine
-    from truenext.engine.lane import Entry, Lane
-    from truenext.engine.queue import Queue
-    from truenext.engine.selecting import Scan
+    from truenext.engine.queue import Entry, Lane, Queue
+    from truenext.engine.scan import Scan
+    from truenext.engine.selecting import Selecting
 
 _sequence = attrgetter("sequence")
 
@@ -116,12 +116,14 @@ class StuckAudit:
             ]
             if not consumers:
                 continue
-            is_stuck = not all(consumer.scan_of(queue) for consumer in consumers) and _keeps_waiting(
-                queue, committed, read_lanes, *times
+            selecting = engine.selections.of_queue.get(queue)
+            with_scans = (
+                [] if selecting is None else [one for one in consumers if selecting.scans_of.of(one, queue) is not None]
             )
-            if any(consumer.scan_of(queue) for consumer in consumers):
+            is_stuck = len(with_scans) < len(consumers) and _keeps_waiting(queue, committed, read_lanes, *times)
+            if selecting is not None and with_scans:
                 self._selective[queue] = selective or _Selective()
-                is_stuck |= self._selective[queue].keep_waiting(queue, consumers, committed, *times)
+                is_stuck |= self._selective[queue].keep_waiting(selecting, with_scans, committed, *times)
             if is_stuck:
                 self._since[queue] = since_ms
 
@@ -155,25 +157,28 @@ class _ThoseWhoWait:
     def __init__(self, engine: Engine, read_lanes: Collection[Lane]) -> None:
         self._is_joint_commit_under_way = engine.is_joint_commit_under_way
         self._queues_read = {lane.queue for lane in read_lanes}
+        self._selecting_of = engine.selections.of_queue
         self._known: dict[Consumer, bool] = {}
 
     def __contains__(self, consumer: Consumer) -> bool:
-        if not consumer.is_of_many:
+        if not isinstance(consumer, Wildcard):
             return False
         if self._is_joint_commit_under_way:
             return True
         waits = self._known.get(consumer)
         if waits is None:
             queues = consumer.all_queues()
-            waits = consumer.is_joining or any(queue in self._queues_read or _is_compared(queue) for queue in queues)
+            waits = consumer.is_joining or any(
+                queue in self._queues_read or self._is_compared(queue) for queue in queues
+            )
             self._known[consumer] = waits
         return waits
 
-
-def _is_compared(queue: Queue) -> bool:
-    if queue.selecting is None:
-        return False
-    return bool(queue.selecting.behind) or any(lane.looks for lane in queue.lanes)
+    def _is_compared(self, queue: Queue) -> bool:
+        selecting = self._selecting_of.get(queue)
+        if selecting is None:
+            return False
+        return bool(selecting.behind) or any(lane.looks for lane in queue.lanes)
 
 
 class _Taker:
@@ -181,8 +186,9 @@ class _Taker:
     groups, one of them.
     """
 
-    def __init__(self, consumer: Consumer, scan: Scan, now_us: int) -> None:
+    def __init__(self, consumer: Consumer, scan: Scan, selecting: Selecting, now_us: int) -> None:
         self._consumer = consumer
+        self._groups = selecting.groups
         self._selector = scan.selector
         self._now_us = now_us
 
@@ -190,7 +196,7 @@ class _Taker:
         """What a body that is not in memory says is not known, and counts as wanted."""
         if entry.message is not None and self._selector is not None and not self._selector.matches(entry.message):
             return False
-        groups = entry.lane.queue.groups
+        groups = self._groups
         if not entry.group or groups is None:
             return True
         if groups.owners.get(entry.group, self._consumer) is not self._consumer:
@@ -218,16 +224,18 @@ class _Selective:
         self._after = (0, 0)
         """Rank and sequence up to which the queue was looked at."""
 
-    def keep_waiting(self, queue: Queue, consumers: list[Consumer], committed: int, now_ms: int, now_us: int) -> bool:
+    def keep_waiting(
+        self, selecting: Selecting, consumers: list[Consumer], committed: int, now_ms: int, now_us: int
+    ) -> bool:
         """True if one of them could take a message that is ready for him."""
         takers: dict[str | int, _Taker] = {}
         for one in consumers:
-            scan = one.scan_of(queue)
-            if scan is not None:
-                selector = scan.selector
-                key = one.number if queue.groups is not None or selector is None else selector.text
-                takers.setdefault(key, _Taker(one, scan, now_us))
-        some = self._some(queue)
+            scan = selecting.scans_of.of(one, selecting.queue)
+            assert scan is not None, "these have one"
+            selector = scan.selector
+            key = one.number if selecting.groups is not None or selector is None else selector.text
+            takers.setdefault(key, _Taker(one, scan, selecting, now_us))
+        some = self._some(selecting.queue)
         ready: dict[str | int, Entry] = {}
         for key, taker in takers.items():
             suspect = self._suspects.get(key)
@@ -251,11 +259,7 @@ class _Selective:
         if lane is None:
             self._after = ((rank + 1) % len(RANKS), 0)
             return [] if self._after == (0, 0) else self._some(queue)
-        at = bisect_right(lane.arrived, after_sequence, key=_sequence)
-        tombs = set() if lane.aside is None else lane.aside.tombs
-        arrived = (entry for entry in islice(lane.arrived, at, None) if entry.sequence not in tombs)
-        others = sorted((one for one in (*lane.again(), *lane.recent) if one.sequence > after_sequence), key=_sequence)
-        some = list(islice(merge(arrived, others, key=_sequence), WANTED_MAX))
+        some = lane.between(after_sequence, WHOLE, most=WANTED_MAX, with_delayed=False)
         if len(some) == WANTED_MAX:
             self._after = (rank, some[-1].sequence)
             return some
@@ -309,7 +313,7 @@ def _keeps_waiting(queue: Queue, committed: int, read_lanes: Collection[Lane], n
 def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _Place | None:
     """Where the first message of a lane is, if that is ready."""
     is_in_store_alone = lane.unread > len(lane.recent)
-    for entry in chain(sorted(lane, key=attrgetter("sequence")), lane.recent):
+    for entry in lane.between(0, WHOLE):
         if entry.batch > committed:
             return None
         if entry.due_us > now_us:

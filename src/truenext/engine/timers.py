@@ -80,6 +80,7 @@ class Timers:
             if self._is_in_memory(timer):
                 return
             insort(self.in_memory, timer)
+            self._ledger.busy[self] = None
             if len(self.in_memory) > TIMERS_MAX:
                 self._lower_horizon()
         batch = self._ledger.batch
@@ -114,6 +115,7 @@ class Timers:
         """It could not be obeyed yet, and is due still."""
         if not self._is_in_memory(timer):
             insort(self.in_memory, timer)
+            self._ledger.busy[self] = None
 
     def clear(self, timer: bytes) -> None:
         """It was obeyed, and is gone with the gathering batch, unless it has been set again since it was taken."""
@@ -141,6 +143,8 @@ class Timers:
         up_to = END if page.is_end or len(timers) < len(page.timers) else timers[-1]
         recent = {timer for timer in self._recent if self._horizon < timer <= up_to}
         self.in_memory += sorted(recent.union(timers))
+        if self.in_memory:
+            self._ledger.busy[self] = None
         self._horizon = up_to
         self._let_go(page.as_of)
         if len(self.in_memory) > TIMERS_MAX:

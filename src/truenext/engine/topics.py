@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from truenext.destination import virtual_topic
 from truenext.pattern import is_pattern, matches
 from truenext.selector import selector
 
@@ -98,14 +99,3 @@ def _remove(queues: dict[str, dict[Queue, _T]], key: str, queue: Queue) -> None:
     del queues[key][queue]
     if not queues[key]:
         del queues[key]
-
-
-def virtual_topic(queue: str) -> str:
-    """The topic whose messages a queue of this name gets; "" if it is not named so.
-
-    >>> virtual_topic("Consumer.billing.VirtualTopic.orders.new")
-    'VirtualTopic.orders.new'
-    """
-    words = queue.split(".", 3)
-    is_virtual = len(words) == 4 and words[0] == "Consumer" and words[2] == "VirtualTopic"
-    return f"VirtualTopic.{words[3]}" if is_virtual else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from truenext.engine.holder import Holder
 from truenext.errors import RemoteProtocolError
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
 
@@ -15,36 +16,42 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from truenext.commands import Nack, Send
-    from truenext.engine.lane import Entry
-    from truenext.engine.queue import Queue
+    from truenext.engine.queue import Entry
 
 
-class Transaction:
-    __slots__ = ("acknowledged", "refused", "sends", "size", "wishes")
+class Transaction(Holder):
+    __slots__ = ("held", "refusals", "sends", "size")
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
-        self.acknowledged: list[Entry] = []
-        self.refused: list[Entry] = []
-        """NACKed."""
-        self.wishes: dict[int, Nack] = {}
-        """By sequence, the NACK of those that are to be treated otherwise than the policy says."""
+        self.held = {}
+        """What was acknowledged or refused."""
+        self.refusals: dict[int, Nack] = {}
+        """By sequence, the NACK of those that were refused."""
         self.size = 0
         """Bytes of the messages in `sends`."""
 
     def __len__(self) -> int:
-        return len(self.sends) + len(self.acknowledged) + len(self.refused)
+        return len(self.sends) + len(self.held)
 
-    def leave_out(self, queue: Queue) -> list[Entry]:
-        """Forget what is of a queue that has ended. Returns it."""
-        gone = [entry for entry in self.acknowledged + self.refused if entry.lane.queue is queue]
-        self.acknowledged = [entry for entry in self.acknowledged if entry.lane.queue is not queue]
-        self.refused = [entry for entry in self.refused if entry.lane.queue is not queue]
-        return gone
+    def acknowledge(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self.held[entry.sequence] = entry
+
+    def refuse(self, entries: list[Entry], nack: Nack) -> None:
+        for entry in entries:
+            self.held[entry.sequence] = entry
+            self.refusals[entry.sequence] = nack
+
+    def acknowledged(self) -> list[Entry]:
+        return [entry for sequence, entry in self.held.items() if sequence not in self.refusals]
+
+    def refused(self) -> list[Entry]:
+        return [self.held[sequence] for sequence in self.refusals if sequence in self.held]
 
     def acknowledges_stored(self) -> bool:
         """It takes something persistent away: its COMMIT is visible once durable, whatever it sends."""
-        return any(entry.persistent and entry.stored is not None for entry in self.acknowledged)
+        return any(entry.persistent and entry.stored is not None for entry in self.acknowledged())
 
 
 def begin(transactions: dict[str, Transaction], name: str) -> None:

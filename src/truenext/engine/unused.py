@@ -1,4 +1,4 @@
-"""Which queues go because nobody needs them.
+"""Which queues may go because nobody has used them for a while: whose turn it is to be looked at.
 
 A queue costs memory though nothing is in it. So one that is empty, unused and has nothing to remember goes, in memory
 and in the store, and is made again when somebody names it. Source: docs/contract.md, "Queues that come and go"
@@ -11,71 +11,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.engine.topics import virtual_topic
+from truenext.destination import virtual_topic
 from truenext.errors import RemoteProtocolError
-from truenext.limits import UNUSED_LOOK, UNUSED_PIECE, UNUSED_SECONDS, UNUSED_SECONDS_SHORT
+from truenext.limits import UNUSED_SECONDS, UNUSED_SECONDS_SHORT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterator, Mapping
 
+    from truenext.engine.ledger import Ledger
     from truenext.engine.memory import Memory
     from truenext.engine.queue import Queue
 
 
 class Unused:
-    __slots__ = ("_futile_until_us", "_is_needed_elsewhere", "_let_go", "_memory", "_queues", "_round")
+    __slots__ = ("_by_name", "_ledger", "_memory", "_round")
 
-    def __init__(
-        self,
-        queues: Mapping[str, Queue],
-        memory: Memory,
-        *,
-        is_needed_elsewhere: Callable[[Queue], bool],
-        let_go: Callable[[Queue], object],
-    ) -> None:
-        """`is_needed_elsewhere` knows what a queue itself does not know of; `let_go` ends one."""
-        self._queues = queues
+    def __init__(self, by_name: Mapping[str, Queue], ledger: Ledger, memory: Memory) -> None:
+        self._by_name = by_name
+        """All that there are."""
+        self._ledger = ledger
         self._memory = memory
-        self._is_needed_elsewhere = is_needed_elsewhere
-        self._let_go = let_go
         self._round: list[Queue] = []
         """Those that are still to be looked at, the next one last."""
-        self._futile_until_us = 0
-        """Until then nothing more can go."""
 
-    def look(self, now_us: int) -> None:
-        """To be called once a second."""
-        self._go_round(now_us, UNUSED_LOOK, UNUSED_PIECE)
-
-    def make_room(self, now_us: int) -> None:
-        """A queue is to be made, and there is no room for it."""
-        if now_us >= self._futile_until_us and not self._go_round(now_us, len(self._queues), UNUSED_PIECE):
-            # Who asks again and again must not have all looked at again and again.
-            self._futile_until_us = now_us + int(UNUSED_SECONDS_SHORT * 1_000_000)
-
-    def _go_round(self, now_us: int, count: int, gone_max: int) -> int:
-        """Look at so many queues, or until so many have gone: how many have."""
+    def some(self, count: int) -> Iterator[Queue]:
+        """Of so many queues those that were not used lately."""
         is_short = not self._memory.has_room_for_queue
-        before_us = now_us - int((UNUSED_SECONDS_SHORT if is_short else UNUSED_SECONDS) * 1_000_000)
-        gone = 0
-        for _ in range(min(count, len(self._queues))):
+        seconds = UNUSED_SECONDS_SHORT if is_short else UNUSED_SECONDS
+        before_us = self._ledger.now_us - int(seconds * 1_000_000)
+        for _ in range(min(count, len(self._by_name))):
             if not self._round:
-                self._round = list(self._queues.values())
+                self._round = list(self._by_name.values())
                 self._round.reverse()
             queue = self._round.pop()
-            if queue.used_us > before_us or self._queues.get(queue.name) is not queue:
-                continue
-            if self._may_go(queue):
-                self._let_go(queue)
-                gone += 1
-                if gone >= gone_max:
-                    break
-            else:
-                queue.let_go_of_places()
-        return gone
-
-    def _may_go(self, queue: Queue) -> bool:
-        return not (queue.is_needed or remembers(queue) or self._is_needed_elsewhere(queue))
+            if queue.used_us <= before_us and self._by_name.get(queue.name) is queue:
+                yield queue
 
 
 def remembers(queue: Queue) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from truenext.limits import WINDOW_DEFAULT
 
 if TYPE_CHECKING:
-    from truenext.engine.lane import Entry
+    from truenext.engine.queue import Entry
 
 SIZE_FIRST = 10
 """Messages, before anything is known."""

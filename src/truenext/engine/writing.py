@@ -12,8 +12,7 @@ from truenext.record import content_key, encode, encode_reference, message_key
 
 if TYPE_CHECKING:
     from truenext.batch import Batch
-    from truenext.engine.lane import Entry
-    from truenext.engine.queue import Queue
+    from truenext.engine.queue import Entry, Queue
     from truenext.message import Message
 
 

@@ -17,9 +17,9 @@ from truenext.answers import Answer, Farewell, Fault, Receipt
 from truenext.broker.broker import Broker
 from truenext.broker.control import Caller
 from truenext.commands import AckMode, Command
-from truenext.engine.browse import Showing
-from truenext.engine.consumer import Consumer
-from truenext.engine.lane import Entry
+from truenext.engine.browsing import Showing
+from truenext.engine.consumer import Consumer, Subscriber
+from truenext.engine.queue import Entry
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     ASKING_SECONDS_MAX,
@@ -85,11 +85,11 @@ class Connection:
         self._parts: list[bytes] = []
         """What the next flush writes."""
         self.bytes_taken = 0
-        self._runs: list[tuple[Consumer | None, int]] = []
+        self._runs: list[tuple[Subscriber | None, int]] = []
         """Whose frames stand in `_parts`: consumer and number of messages; None and 1 for one part of anything else."""
-        self._unsent: deque[tuple[bytes, Consumer | None]] = deque()
+        self._unsent: deque[tuple[bytes, Subscriber | None]] = deque()
         """Frames the socket could not take yet. Empty but for slow readers."""
-        self._unsent_messages: Counter[Consumer] = Counter()
+        self._unsent_messages: Counter[Subscriber] = Counter()
         """How many of the unsent frames are messages, by consumer."""
         self._unsent_answer_bytes = 0
         self._first_taken = 0
@@ -310,7 +310,7 @@ class Connection:
                 self._unsent_answer_bytes -= len(frame)
                 continue
             self._unsent_messages[consumer] -= 1
-            if consumer.mode is AckMode.AUTO:
+            if isinstance(consumer, Consumer) and consumer.mode is AckMode.AUTO:
                 self._taken[consumer] = self._taken.get(consumer, 0) + 1
 
     def _on_writable(self) -> None:
@@ -329,7 +329,7 @@ class Connection:
             if self._is_leaving:
                 self._hang_up()
 
-    def settle(self, consumer: Consumer | None) -> tuple[dict[Consumer, int], Consumer | None]:
+    def settle(self, consumer: Consumer | None) -> tuple[dict[Consumer, int], Subscriber | None]:
         if consumer is None:
             taken, self._taken = self._taken, {}
         else:
@@ -337,7 +337,7 @@ class Connection:
             if not self._unsent_messages.pop(consumer, 0):
                 # There may be very many answers, and very many subscriptions that come and go.
                 return taken, None
-        begun: list[tuple[bytes, Consumer | None]] = []
+        begun: list[tuple[bytes, Subscriber | None]] = []
         half_sent = None
         if self._first_taken:
             frame, owner = self._unsent.popleft()

@@ -1,19 +1,19 @@
-"""How far one lane was tested for one selector, and what was found in it; see selecting.py."""
+"""What one selector wants of a queue, and how far each lane was tested for it; see selecting.py."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from heapq import heappop, heappush
-from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from truenext.engine.empty import NO_SEQUENCES, with_sequence
-from truenext.engine.lane import WHOLE
+from truenext.engine.queue import WHOLE
 from truenext.limits import SCAN_FOUND_MAX
 
 if TYPE_CHECKING:
-    from truenext.engine.lane import Entry, Lane
+    from truenext.engine.consumer import Consumer
+    from truenext.engine.queue import Entry, Lane, Queue
     from truenext.message import Message
     from truenext.selector import Selector
 
@@ -142,23 +142,12 @@ class Place:
     def note(self) -> None:
         """See what follows in memory; nothing if nothing does."""
         lane = self.lane
-        aside = lane.aside
-        assert aside is not None, "somebody has a selector"
-        arrived = lane.arrived
-        at = bisect_right(arrived, self.position, key=_sequence)
-        # Turned until they are in front: to get to the middle of it step by step takes longer.
-        following: list[Entry] = []
-        if arrived:
-            arrived.rotate(-at)
-            following = list(islice(arrived, min(CHUNK, len(arrived) - at)))
-            arrived.rotate(at)
-        is_all = at + len(following) == len(arrived)
-        to = lane.horizon if is_all or not following else following[-1].sequence
-        again = [entry for entry in lane.again() if self.position < entry.sequence <= to]
-        self.noted = [entry for entry in following if entry.sequence not in aside.tombs] + again
-        self.noted.sort(key=_sequence, reverse=True)
-        self.noted_to = self.noted[0].sequence if self.noted else 0
-        if not self.noted:
+        noted = lane.between(self.position, lane.horizon, most=CHUNK, with_delayed=False, with_recent=False)
+        to = noted[-1].sequence if len(noted) == CHUNK else lane.horizon
+        noted.reverse()
+        self.noted = noted
+        self.noted_to = noted[0].sequence if noted else 0
+        if not noted:
             self.passed(to)
 
     def test_noted(self, count: int) -> int:
@@ -172,3 +161,52 @@ class Place:
             self.passed(entry.sequence)
             left -= 1
         return count - left
+
+
+class Scan:
+    """What one selector wants of a queue."""
+
+    __slots__ = ("consumers", "places", "selector")
+
+    def __init__(self, selector: Selector | None, places: dict[int, Place]) -> None:
+        self.selector = selector
+        """None wants all; only where there are groups."""
+        self.consumers = 0
+        self.places = places
+        """By rank, those of the lanes in which there can be anything that is wanted."""
+
+
+class Scans:
+    """The scan of each consumer that has one, in each of its queues."""
+
+    __slots__ = ("_of_many", "_of_one")
+
+    def __init__(self) -> None:
+        self._of_one: dict[Consumer, Scan] = {}
+        """Of those who take from one queue."""
+        self._of_many: dict[Consumer, dict[Queue, Scan]] = {}
+
+    def of(self, consumer: Consumer, queue: Queue) -> Scan | None:
+        """None if it wants all, in a queue without groups."""
+        if consumer.queue is not None:
+            return self._of_one.get(consumer)
+        scans = self._of_many.get(consumer)
+        return None if scans is None else scans.get(queue)
+
+    def begin(self, consumer: Consumer, queue: Queue, scan: Scan) -> None:
+        if consumer.queue is not None:
+            self._of_one[consumer] = scan
+        else:
+            self._of_many.setdefault(consumer, {})[queue] = scan
+
+    def end(self, consumer: Consumer, queue: Queue) -> Scan | None:
+        """It takes from a queue no more. Returns the scan that it had there."""
+        if consumer.queue is not None:
+            return self._of_one.pop(consumer, None)
+        scans = self._of_many.get(consumer)
+        if scans is None:
+            return None
+        scan = scans.pop(queue, None)
+        if not scans:
+            del self._of_many[consumer]
+        return scan

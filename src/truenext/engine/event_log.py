@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from zlib import crc32
 
 from truenext.commands import AckMode
-from truenext.engine.redelivery import Reason
+from truenext.engine.reason import Reason
 from truenext.events import (
     BEGINS_FILE,
     BLOCK,
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from truenext.engine.consumer import Consumer
-    from truenext.engine.lane import Entry
-    from truenext.engine.queue import Queue
+    from truenext.engine.queue import Entry, Queue
     from truenext.message import Message
 
 _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP = (
@@ -78,7 +77,7 @@ _MODE = {mode: MODES.index(mode.value) for mode in AckMode}
 _MODE_WITH_SELECTOR = {mode: MODES.index(mode.value + WITH_SELECTOR) for mode in AckMode}
 
 
-class Account:
+class EventLog:
     def __init__(self, *, run: int = 1, first_event: int = 1) -> None:
         self._run = run
         self._now_us = 0
@@ -192,13 +191,13 @@ class Account:
     def committed(self, batch: int) -> None:
         self._single(Kind.COMMITTED, other=batch)
 
-    def subscribed(self, consumer: Consumer, queue: Queue) -> None:
+    def subscribed(self, consumer: Consumer, queue: Queue, *, has_selector: bool) -> None:
         if queue.number:
             window = NO_WINDOW if consumer.mode is AckMode.AUTO else consumer.window
             self._single(
                 Kind.SUBSCRIBED,
                 queue.number,
-                code=(_MODE_WITH_SELECTOR if consumer.has_selector else _MODE)[consumer.mode],
+                code=(_MODE_WITH_SELECTOR if has_selector else _MODE)[consumer.mode],
                 other=consumer.number,
                 columns=_column("I", [window]),
             )
@@ -349,7 +348,7 @@ class Account:
         self._size += len(block)
 
 
-class NoAccount(Account):
+class NoEventLog(EventLog):
     """Nothing is written down."""
 
     def accepted(self, entry: Entry) -> None:

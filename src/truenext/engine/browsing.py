@@ -13,62 +13,23 @@ browse began is not looked at, so that a browse ends, however much comes. Source
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from heapq import merge
-from itertools import chain, islice, takewhile
-from operator import attrgetter
 from sys import maxsize
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.commands import AckMode, Subscribe
-from truenext.engine.consumer import Consumer
-from truenext.engine.lane import Entry
-from truenext.engine.paging import Look, damage
-from truenext.engine.redelivery import is_given_up
-from truenext.limits import BROWSE_BYTES, BROWSE_SIZE, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT, WINDOW_MAX
-from truenext.order import RANKS
+from truenext.engine.pages import Look, PageRead, damage
+from truenext.engine.queue import WHOLE, Entry, is_given_up
+from truenext.engine.work import Work
+from truenext.limits import BROWSE_BYTES, BROWSE_SIZE, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from truenext.commands import Browse
-    from truenext.engine.lane import Lane
+    from truenext.engine.clients import Clients
+    from truenext.engine.consumer import Browser
     from truenext.engine.ledger import Ledger
     from truenext.engine.memory import Memory
-    from truenext.engine.paging import Found, PageRead
-    from truenext.engine.queue import Queue
-    from truenext.engine.session import Session
-
-_sequence = attrgetter("sequence")
-
-
-class Browser(Consumer):
-    """A subscription that is only shown messages: it is none of its queue's consumers, and never holds anything."""
-
-    __slots__ = ("after_sequence", "last_sequence", "rank")
-
-    def __init__(self, session: Session, queue: Queue, browse: Browse, memory: Memory, *, last_sequence: int) -> None:
-        # Not AUTO: what the socket takes of it acknowledges nothing.
-        subscribe = Subscribe(
-            browse.subscription, browse.destination, AckMode.INDIVIDUAL, WINDOW_MAX, selector=browse.selector
-        )
-        super().__init__(session, queue, subscribe, memory, number=0, served_at=0, now_ms=0)
-        self.last_sequence = last_sequence
-        """What has a later one came after the browse began."""
-        self.rank = -1
-        """Of the lane that is looked at; behind the last rank there is nothing more to look at."""
-        self.after_sequence = 0
-        """Up to here that lane was looked at."""
-        self.next_lane()
-
-    @property
-    def is_done(self) -> bool:
-        return self.rank >= len(RANKS)
-
-    def next_lane(self) -> None:
-        wanted = RANKS if self.wanted is None else self.wanted.ranks
-        self.rank = min((rank for rank in wanted if rank > self.rank), default=len(RANKS))
-        self.after_sequence = 0
+    from truenext.engine.pages import Found
+    from truenext.engine.queue import Lane
+    from truenext.engine.queues import Queues
 
 
 class Showing(NamedTuple):
@@ -83,18 +44,26 @@ class Showing(NamedTuple):
 class BrowseRead(Look):
     """A page that is read to be shown, and not for its lane."""
 
-    __slots__ = ("browser", "last_sequence", "recent", "strays")
+    __slots__ = ("_browsing", "browser", "last_sequence", "recent", "strays")
 
-    def __init__(self, browser: Browser, lane: Lane, limit: int, size_max: int) -> None:
+    waits_for_commit = False
+
+    def __init__(self, browsing: Browsing, browser: Browser, lane: Lane, limit: int, size_max: int) -> None:
         """What follows on the browser's position, above the horizon."""
         super().__init__(lane, browser.after_sequence, limit, size_max)
+        self._browsing = browsing
         self.browser = browser
         self.last_sequence = browser.last_sequence
         """What is behind it on the page is not to be shown."""
-        self.recent = {entry.sequence: entry for entry in _recent(lane, self.after_sequence, self.last_sequence)}
+        self.recent = {
+            entry.sequence: entry for entry in lane.between(max(self.after_sequence, lane.horizon), self.last_sequence)
+        }
         """What is above the horizon and in memory when the page is asked for, in order; the page may miss it."""
         self.strays: set[int] = set() if lane.aside is None else lane.aside.strays.keys() - self.recent.keys()
         """What consumers hold of it; the page may show it."""
+
+    def there(self, page: PageRead) -> None:
+        self._browsing.page_read(self, page)
 
 
 class BrowseReadOne(BrowseRead):
@@ -102,8 +71,8 @@ class BrowseReadOne(BrowseRead):
 
     __slots__ = ("entry",)
 
-    def __init__(self, browser: Browser, entry: Entry) -> None:
-        super().__init__(browser, entry.lane, 1, BROWSE_BYTES)
+    def __init__(self, browsing: Browsing, browser: Browser, entry: Entry) -> None:
+        super().__init__(browsing, browser, entry.lane, 1, BROWSE_BYTES)
         self.after_sequence = entry.sequence - 1
         self.last_sequence = entry.sequence
         self.recent = {}
@@ -111,36 +80,49 @@ class BrowseReadOne(BrowseRead):
         self.entry = entry
 
 
-class Browsing:
-    __slots__ = ("_ledger", "_memory", "_page", "_reading", "_redelivered_below", "browsers")
+class Browsing(Work):
+    __slots__ = ("_clients", "_ledger", "_memory", "_page", "_queues", "_reading", "_redelivered_below", "_shown")
 
-    def __init__(self, ledger: Ledger, memory: Memory, *, redelivered_below: int) -> None:
+    def __init__(
+        self, ledger: Ledger, memory: Memory, clients: Clients, queues: Queues, *, redelivered_below: int
+    ) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
         self._ledger = ledger
         self._memory = memory
         self._redelivered_below = redelivered_below
-        self.browsers: dict[Browser, None] = {}
-        """Those that were not shown all yet, the one that was served last at the end."""
+        self._clients = clients
+        self._queues = queues
+        self._shown: list[Showing] = []
         self._reading: BrowseRead | None = None
         """The page that is being read: one for all of them, so that those of lanes do not have to wait for many."""
         self._page: tuple[BrowseRead, PageRead] | None = None
         """A page that was not looked at yet."""
 
+    def begin(self, browser: Browser) -> None:
+        """Somebody wants to be shown what waits in a queue."""
+        self._clients.browsing[browser] = None
+        self._ledger.busy[self] = None
+
+    def end(self, browser: Browser) -> None:
+        self._clients.browsing.pop(browser, None)
+
     @property
-    def has_work(self) -> bool:
-        """A turn would show something, or ask for a page."""
+    def has_any(self) -> bool:
+        return bool(self._clients.browsing) or self._page is not None
+
+    def is_due(self) -> bool:
         if self._page is not None:
             return True
-        # Most of the time nobody browses, and this is asked several times a turn.
-        if not self.browsers or self._reading is not None:
-            return False
-        return any(browser.is_open() for browser in self.browsers)
+        return self._reading is None and any(browser.is_open() for browser in self._clients.browsing)
 
     def page_read(self, read: BrowseRead, page: PageRead) -> None:
         """It is looked at in the next turn.
 
         Raises: StoreError if the store has lost something.
         """
+        if not self._queues.is_there(read.lane.queue):
+            # A durable subscription, which has ended with all that the page shows.
+            page.found, page.is_end = [], True
         if not (page.found or page.is_end):
             raise damage(read.lane, "a page is empty, but not the last")
         self._reading = None
@@ -149,32 +131,40 @@ class Browsing:
         gone = read.lane.taken_out.keys() | read.strays
         page.found = [found for found in page.found if found.sequence not in gone]
         self._page = (read, page)
+        self._ledger.busy[self] = None
 
-    def turn(self) -> tuple[list[Showing], list[Look]]:
+    def take_shown(self) -> list[Showing]:
+        """What browsers are shown since the last call."""
+        shown, self._shown = self._shown, []
+        return shown
+
+    def step(self) -> list[BrowseRead]:
         """One slice for one browser that has room: what it is shown, and the page that it needs next."""
         shown: list[Entry] = []
+        browsers = self._clients.browsing
         if self._page is not None:
             (read, page), self._page = self._page, None
             browser = read.browser
             # Who has no room any more asks for the page again when it has.
-            if browser in self.browsers and browser.is_open():
+            if browser in browsers and browser.is_open():
                 self._show_page(read, page, shown)
-                return [Showing(browser, shown, False)] if shown else [], []
+                if shown:
+                    self._shown.append(Showing(browser, shown, False))
+                return []
         if self._reading is not None:
-            return [], []
-        for browser in self.browsers:
+            return []
+        for browser in browsers:
             if browser.is_open():
                 break
         else:
-            return [], []
+            return []
         self._reading = self._show_slice(browser, shown)
-        del self.browsers[browser]
+        del browsers[browser]
         if not browser.is_done:
-            self.browsers[browser] = None
-        return (
-            [Showing(browser, shown, browser.is_done)] if shown or browser.is_done else [],
-            [self._reading] if self._reading is not None else [],
-        )
+            browsers[browser] = None
+        if shown or browser.is_done:
+            self._shown.append(Showing(browser, shown, browser.is_done))
+        return [] if self._reading is None else [self._reading]
 
     # ---- Inside ----
 
@@ -191,7 +181,7 @@ class Browsing:
                 if entry.sequence > browser.last_sequence:
                     break
                 if message is None:
-                    return BrowseReadOne(browser, entry)
+                    return BrowseReadOne(self, browser, entry)
                 self._show(browser, entry, shown)
                 count += 1
                 size += len(message.header)
@@ -208,7 +198,7 @@ class Browsing:
         limit, size_max = min(browser.queue.policy.page_size, BROWSE_SIZE), BROWSE_BYTES
         if self._memory.excess + BROWSE_BYTES > 0 or self._memory.unsent_max == 1:
             limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
-        return BrowseRead(browser, lane, limit, size_max)
+        return BrowseRead(self, browser, lane, limit, size_max)
 
     def _show_page(self, read: BrowseRead, page: PageRead, shown: list[Entry]) -> None:
         browser = read.browser
@@ -266,25 +256,7 @@ class Browsing:
             memory.unsent_max = 1
 
 
-def _in_memory(lane: Lane, after_sequence: int) -> Iterator[Entry]:
-    """What is behind a sequence in memory and nowhere else, in order."""
-    arrived = islice(lane.arrived, bisect_right(lane.arrived, after_sequence, key=_sequence), None)
-    if lane.aside is not None:
-        tombs = lane.aside.tombs
-        arrived = (entry for entry in arrived if entry.sequence not in tombs)  # type: ignore[assignment]
-    returned = (one for one in lane.again() if one.sequence <= lane.horizon)
-    delayed = (one for one in lane.delayed.values() if one.sequence <= lane.horizon)
-    again = sorted((one for one in (*returned, *delayed) if one.sequence > after_sequence), key=_sequence)
-    recent = iter(()) if lane.needs_page else _recent(lane, after_sequence, maxsize)
-    return merge(arrived, again, recent, key=_sequence)
-
-
-def _recent(lane: Lane, after_sequence: int, last_sequence: int) -> Iterator[Entry]:
-    upto = takewhile(lambda entry: entry.sequence <= last_sequence, lane.recent)
-    recent = (entry for entry in upto if entry.sequence > after_sequence)
-    if lane.aside is None:
-        return recent
-    # Taken out of their turn, and waiting.
-    waiting = chain(lane.aside.plucked.values(), lane.delayed.values())
-    here = (entry for entry in waiting if max(after_sequence, lane.horizon) < entry.sequence <= last_sequence)
-    return merge(recent, sorted(here, key=_sequence), key=_sequence)
+def _in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
+    """What is behind a sequence in memory and nowhere else, in order; as much as is shown at once, at least."""
+    up_to = lane.horizon if lane.needs_page else WHOLE
+    return lane.between(after_sequence, up_to, most=BROWSE_SIZE + 1)

@@ -27,30 +27,29 @@ import msgspec
 from msgspec.structs import replace
 
 from truenext import schedule, selector
-from truenext.destination import Destination, Kind
+from truenext.destination import SCHEDULED_PREFIX
 from truenext.engine import bulk
-from truenext.engine.lane import Entry, Lane
-from truenext.engine.paging import Look
-from truenext.engine.queue import Queue
+from truenext.engine.pages import Look, PageRead
+from truenext.engine.queue import Entry, Lane
 from truenext.engine.timers import Timers
+from truenext.engine.work import Work
 from truenext.engine.writing import put, remove
 from truenext.envelope import read_header
 from truenext.limits import DUE_PIECE, PAGE_BYTES, SHOWN_BYTES
 from truenext.message import Message
-from truenext.policy import DEFAULT_POLICY
 from truenext.record import DUE_TIMERS, due_timer, message_key, split_due_timer, split_lane_key
 from truenext.room import Room
 from truenext.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Collection
 
+    from truenext.engine.arrivals import Arrivals
     from truenext.engine.ledger import Ledger
-    from truenext.engine.memory import Memory
-    from truenext.engine.numbers import Numbers
-    from truenext.engine.paging import Found, PageRead, Paging
-
-HIDDEN_PREFIX = "/scheduled/"
+    from truenext.engine.pages import Found
+    from truenext.engine.queue import Queue
+    from truenext.engine.queues import Queues
+    from truenext.engine.resident_set import ResidentSet
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Schedule).decode
@@ -59,12 +58,13 @@ _decode = msgspec.json.Decoder(Schedule).decode
 class DueLook(Look):
     """What is due first, wherever it is: no page of one lane."""
 
-    __slots__ = ("lanes",)
+    __slots__ = ("_scheduler", "lanes")
 
-    def __init__(self, lanes: dict[int, Lane]) -> None:
+    def __init__(self, scheduler: Scheduler, lanes: dict[int, Lane]) -> None:
         """`lanes` are those of what is due, by number."""
         first = next(iter(lanes))
         super().__init__(lanes[first], first - 1, len(lanes), PAGE_BYTES)
+        self._scheduler = scheduler
         self.lanes = lanes
 
     @property
@@ -72,44 +72,34 @@ class DueLook(Look):
         """Of the records."""
         return [message_key(lane.key, number) for number, lane in self.lanes.items()]
 
-    def begin(self) -> None:
-        for lane in set(self.lanes.values()):
-            lane.looks += 1
+    def lanes_looked_at(self) -> Collection[Lane]:
+        return set(self.lanes.values())
 
-    def end(self) -> None:
-        for lane in set(self.lanes.values()):
-            lane.looks -= 1
+    def there(self, page: PageRead) -> None:
+        self._scheduler.page_read(self, page)
 
 
-class Scheduler:
+class Scheduler(Work):
     def __init__(
         self,
         ledger: Ledger,
-        paging: Paging,
-        memory: Memory,
-        numbers: Numbers,
-        *,
-        send: Callable[[str, str, Message], None],
+        resident: ResidentSet,
+        queues: Queues,
+        arrivals: Arrivals,
     ) -> None:
-        """`send` accepts a message, whose time has come, in a queue, or where an address says."""
         self._ledger = ledger
-        self._paging = paging
-        self._memory = memory
-        self._numbers = numbers
-        self._send = send
+        self._resident = resident
+        self._queues = queues
+        self._arrivals = arrivals
         self.timers = Timers(ledger, first=DUE_TIMERS)
-        self._queues: dict[str, Queue] = {}
-        """Hidden ones, by the names of those that it is for; of what is not for one queue, by ""."""
-        self._numbered: dict[int, Queue] = {}
-        """The same, by number."""
+        self._by_number: dict[int, Queue] = {}
+        """The hidden queues (`Queues.hidden`)."""
         self._emptied: dict[Queue, None] = {}
         """Those in which nothing may be left."""
         self._unwritten: dict[int, int] = {}
         """Numbers of what is not durable yet, and the batch that it is durable with."""
         self._look: DueLook | None = None
         """One at a time."""
-        self.is_wanted = False
-        """It has not been handed out yet."""
         self._piece = DUE_PIECE
         """Records that are read with the next look, at most."""
         self._held_since: int | None = None
@@ -117,20 +107,10 @@ class Scheduler:
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a hidden queue; `name` is its own."""
-        queue = self._make(number, name.removeprefix(HIDDEN_PREFIX))
-        queue.is_known_to_store = True
+        queue = self._by_number[number] = self._queues.restore_hidden(number, name)
         # Unless it is said to have messages.
         self._emptied[queue] = None
         return queue
-
-    def names(self) -> list[str]:
-        """Of queues for which something has been scheduled; "" is for what is not one queue."""
-        return list(self._queues)
-
-    def count(self, name: str) -> int:
-        """Scheduled sends that wait for a queue."""
-        queue = self._queues.get(name)
-        return 0 if queue is None else queue.waiting()
 
     def accept(self, name: str, message: Message, wanted: Schedule) -> None:
         # A selector may ask for it.
@@ -142,49 +122,49 @@ class Scheduler:
     # ---- What is due ----
 
     @property
-    def next_due_ms(self) -> int | None:
-        """Milliseconds since the epoch; None if that is not known, or there are none."""
-        first = self.timers.first
-        return None if first is None else split_due_timer(first)[0]
+    def source(self) -> object:
+        return self.timers
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self.timers.in_memory)
 
     def is_due(self) -> bool:
-        """A step would do something."""
         first = self.timers.first
-        if first is None or self._ledger.is_stopped or self._look is not None or self._held_since is not None:
+        if first is None or self._look is not None or self._held_since is not None:
             return False
-        if self._ledger.is_full or self._ledger.room is Room.NONE:
+        ledger = self._ledger
+        if ledger.is_full or ledger.room is Room.NONE:
             return False
         due_ms, number, _ = split_due_timer(first)
-        return due_ms <= self._ledger.now_ms and self._unwritten.get(number, 0) <= self._ledger.committed
-
-    def awaits(self) -> bool:
-        """What is due first is written with the gathering batch."""
-        first = self.timers.first
-        if first is None or not self._unwritten:
+        if due_ms > ledger.now_ms:
             return False
-        due_ms, number, _ = split_due_timer(first)
-        return due_ms <= self._ledger.now_ms and self._unwritten.get(number) == self._ledger.batch.number
+        written_with = self._unwritten.get(number, 0)
+        if written_with == ledger.batch.number:
+            ledger.is_awaited = True
+        return written_with <= ledger.committed
 
-    def step(self) -> None:
-        now_ms, committed = self._ledger.now_ms, self._ledger.committed
+    def next_due_ms(self) -> int | None:
+        first = self.timers.first
+        due_ms = None if first is None else split_due_timer(first)[0]
+        # If one is due and nothing is done, something else has to happen before.
+        return due_ms if due_ms is not None and due_ms > self._ledger.now_ms else None
+
+    def step(self) -> list[DueLook]:
+        ledger = self._ledger
         while self.is_due():
             due: dict[int, Lane] = {}
             for timer in self.timers.in_memory[: self._piece]:
                 due_ms, number, lane_key = split_due_timer(timer)
                 lane = self._lane_of(lane_key)
-                if due_ms > now_ms or lane is None or self._unwritten.get(number, 0) > committed:
+                if due_ms > ledger.now_ms or lane is None or self._unwritten.get(number, 0) > ledger.committed:
                     break
                 due[number] = lane
             if due:
-                self._look = DueLook(due)
-                self.is_wanted = True
-                return
+                self._look = DueLook(self, due)
+                return [self._look]
             self.timers.take_first()
-
-    def wanted(self) -> list[Look]:
-        """What is to be read from the store; `page_read` takes it."""
-        is_wanted, self.is_wanted = self.is_wanted, False
-        return [self._look] if is_wanted and self._look is not None else []
+        return []
 
     def page_read(self, look: DueLook, page: PageRead) -> None:
         """Send what is due and was read."""
@@ -221,9 +201,8 @@ class Scheduler:
             if any(lane.is_needed for lane in queue.lanes) or self._look is not None:
                 self._emptied[queue] = None
                 continue
-            del self._queues[queue.name.removeprefix(HIDDEN_PREFIX)], self._numbered[queue.number]
-            self._numbers.give_back(queue)
-            queue.let_go()
+            del self._by_number[queue.number]
+            self._queues.let_go_of_hidden(queue)
 
     # ---- What waits ----
 
@@ -239,7 +218,7 @@ class Scheduler:
 
     def read_for(self, asked: bulk.OfScheduled) -> bulk.BulkLook | None:
         """What is to be read for a piece, while all is held; None if nothing is left."""
-        queue = self._queues.get(asked.queue)
+        queue = self._queues.hidden.get(asked.queue)
         return None if queue is None else bulk.read_for(asked, queue, self._ledger.last_sequence)
 
     def look_at(self, asked: bulk.OfScheduled, read: bulk.BulkLook, page: PageRead) -> bulk.Showing:
@@ -282,27 +261,28 @@ class Scheduler:
 
     def _come_due(self, lane: Lane, found: Found, record: Message) -> None:
         wanted, message = _opened(record)
-        name = lane.queue.name.removeprefix(HIDDEN_PREFIX)
+        name = lane.queue.name.removeprefix(SCHEDULED_PREFIX)
         self._remove(lane, found.sequence, message)
         is_sent, rest = schedule.due(wanted, self._ledger.now_ms)
         if is_sent:
-            self._send(name, wanted.to, message)
+            self._arrivals.come_due(name, wanted.to, message)
         for again in rest:
             self._add(name, message, replace(again, number=wanted.number or found.sequence))
 
     def _remove(self, lane: Lane, number: int, message: Message) -> None:
         entry = Entry(number, None, lane, 0, message.persistent, 0)
         # Until this is durable a page may show it, and the clock may be set back.
-        self._paging.left_with_page(entry)
+        self._resident.left_with_page(entry)
         remove(self._ledger.batch, entry)
         lane.unread -= 1
         if not lane.unread:
             self._emptied[lane.queue] = None
 
     def _add(self, name: str, message: Message, wanted: Schedule) -> None:
-        queue = self._queues.get(name)
+        queue = self._queues.hidden.get(name)
         if queue is None:
-            queue = self._make(self._numbers.new(), name)
+            queue = self._queues.make_hidden(name)
+            self._by_number[queue.number] = queue
         lane = queue.lane_of(message)
         lane.horizon = 0
         number = self._ledger.take_sequence()
@@ -313,15 +293,10 @@ class Scheduler:
         self._unwritten[number] = batch.number
         self.timers.set(due_timer(wanted.due_ms, number, lane.key))
 
-    def _make(self, number: int, name: str) -> Queue:
-        queue = Queue(Destination(Kind.QUEUE, HIDDEN_PREFIX + name), number, DEFAULT_POLICY, self._memory)
-        self._queues[name] = self._numbered[number] = queue
-        return queue
-
     def _lane_of(self, key: bytes) -> Lane | None:
         """None if nothing was in it in this run, or when it began."""
         number, rank = split_lane_key(key)
-        queue = self._numbered.get(number)
+        queue = self._by_number.get(number)
         return None if queue is None else queue.lane_if_there(rank)
 
 

@@ -1,0 +1,12 @@
+"""Why a message is given back."""
+
+from enum import Enum
+
+
+class Reason(Enum):
+    """Why a message is given back, in the words of docs/history.md; all but the last count as an attempt."""
+
+    REFUSED = "refused"
+    ABORTED = "aborted"
+    LOST = "lost"
+    RELEASED = "released"

@@ -1,0 +1,129 @@
+"""How a run of the broker begins, with what the store has kept, and how it ends."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from truenext.destination import SCHEDULED_PREFIX, Destination, Kind
+from truenext.engine.writing import mark, put
+from truenext.limits import STORE_TRANSACTION_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from truenext.batch import Batch
+    from truenext.engine.clients import Clients
+    from truenext.engine.connecting import Connecting
+    from truenext.engine.delays import Delays
+    from truenext.engine.endings import Endings
+    from truenext.engine.event_log import EventLog
+    from truenext.engine.ledger import Ledger
+    from truenext.engine.producers import Producers
+    from truenext.engine.queue import Entry, Queue
+    from truenext.engine.queues import Queues
+    from truenext.engine.resident_set import ResidentSet
+    from truenext.engine.scheduled import Scheduler
+
+
+class Run:
+    def __init__(
+        self,
+        ledger: Ledger,
+        events: EventLog,
+        clients: Clients,
+        delays: Delays,
+        resident: ResidentSet,
+        queues: Queues,
+        endings: Endings,
+        scheduler: Scheduler,
+        producers: Producers,
+        connecting: Connecting,
+        *,
+        redelivered_below: int,
+    ) -> None:
+        self._ledger = ledger
+        self._events = events
+        self._clients = clients
+        self._delays = delays
+        self._resident = resident
+        self._queues = queues
+        self._endings = endings
+        self._scheduler = scheduler
+        self._producers = producers
+        self._connecting = connecting
+        self._redelivered_below = redelivered_below
+
+    # ---- What the store has kept ----
+
+    def restore_queue(self, number: int, name: str) -> Queue:
+        """Take over a queue that the store knows."""
+        if name.startswith(SCHEDULED_PREFIX):
+            return self._scheduler.restore_queue(number, name)
+        return self._queues.restore(number, name)
+
+    def restore_lane(self, queue: Queue, rank: int, count: int) -> None:
+        """The store has `count` messages of a queue and rank; they are read when somebody wants them."""
+        lane = queue.lane(rank)
+        lane.horizon = 0
+        lane.unread = count
+
+    def restore_pause(self, queue: Queue) -> None:
+        queue.is_paused = True
+
+    # ---- The beginning and the end ----
+
+    def start(self, *, after_clean_stop: bool = True) -> None:
+        """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
+        ledger = self._ledger
+        self._events.started(after_clean_stop=after_clean_stop)
+        queues = self._queues
+        for name in list(queues.hidden):
+            if name and queues.scheduled(name) and name not in queues.by_name:
+                queues.make(Destination(Kind.QUEUE, name))
+        for queue in chain(queues.by_name.values(), self._endings.queues()):
+            if count := queue.waiting():
+                self._events.recovered(queue, count)
+            if queue.is_paused:
+                self._events.paused(queue)
+            queue.used_us = ledger.now_us
+        ledger.batch.clean_stop = False
+        ledger.batch.redelivered_below = self._redelivered_below
+        ledger.request_sequences()
+        ledger.is_awaited = True
+
+    def stop(self) -> None:
+        """Take back, without an attempt, what anybody holds; nobody is served from here on, nothing expires or becomes
+        due, and pages are not looked at: what waits is about to be written down."""
+        self._ledger.is_stopped = True
+        for session in list(self._clients.sessions.values()):
+            self._connecting.disconnect(session, is_clean=True)
+
+    def last_batches(self) -> Iterator[Batch]:
+        """What a clean stop writes down: waiting transients, delivery counts, the numbers of producers that only sent
+        transients, and last that the stop was clean.
+
+        Each must be durable before the next is asked for. To be called after `stop`, with no batch in flight.
+        """
+        ledger = self._ledger
+        lasting = (queue for queue in self._queues.by_name.values() if not queue.is_temporary)
+        # Some may leave memory in between, and with that their lanes.
+        waiting = [entry for queue in lasting for lane in queue.lanes for entry in lane]
+        for entry in waiting + self._resident.doomed():
+            if ledger.batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                yield ledger.hand_over()
+            self._write_down(entry)
+        for name, state in self._producers.unstored():
+            if ledger.batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                yield ledger.hand_over()
+            ledger.batch.producers[name] = state
+            ledger.batch.size += len(name)
+        ledger.batch.clean_stop = True
+        yield ledger.hand_over()
+
+    def _write_down(self, entry: Entry) -> None:
+        """Store a waiting transient, and of any message how often it was dispatched."""
+        if entry.stored is None:
+            put(self._ledger.batch, entry)
+        if entry.deliveries or entry.attempts:
+            mark(self._ledger.batch, entry, self._delays.due_ms(entry))
