@@ -21,7 +21,8 @@ from truenext.events import told_by
 from truenext.record import CONTENTS
 from truenext.store import checkpoint, embedded, folder, journal, missing, salvage
 from truenext.store.changes import Changes, decode
-from truenext.store.checkpoint import MARK, Checkpoint, Position
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import MARK, NUMBER, Position
 from truenext.store.contents import settled
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME, Journal
@@ -136,7 +137,7 @@ def a_move_does_not_write_down_the_end(patch: "MonkeyPatch") -> None:
 
 def a_move_forgets_the_end_that_was_written_down(patch: "MonkeyPatch") -> None:
     def faulty(one: Checkpoint, txn: Any, name: bytes, number: int) -> None:
-        one._meta.put(txn, name, checkpoint.NUMBER.pack(number))
+        one._meta.put(txn, name, NUMBER.pack(number))
 
     patch.setattr(Checkpoint, "_raise", faulty)
 

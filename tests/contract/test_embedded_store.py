@@ -29,7 +29,8 @@ from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
 from truenext.record import CONTENTS, DamagedRecord, content_key, decode, encode_reference, lane_key, sequence_of
 from truenext.store import journal
-from truenext.store.checkpoint import DATABASES_MAX, FORMAT_VERSION, Checkpoint
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION
 from truenext.store.embedded import SEGMENTS_BEHIND_MAX, EmbeddedStore
 from truenext.store.journal import Journal
 

@@ -39,7 +39,8 @@ from truenext.policy import Policies
 from truenext.record import encode, lane_key, message_key, sequence_of
 from truenext.store import export as export_module
 from truenext.store import salvage as salvage_module
-from truenext.store.checkpoint import DATABASES, DATABASES_MAX, FORMAT_VERSION, Checkpoint
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME, SECTOR, is_flipped
 from truenext.store.lmdb_file import LmdbFile, Tree, metas

@@ -22,7 +22,8 @@ from truenext.record import lane_key, message_key, sequence_of, timer
 from truenext.room import Room
 from truenext.store import embedded, folder, journal
 from truenext.store.changes import Changes, Rest
-from truenext.store.checkpoint import DATABASES_MAX, Checkpoint
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import DATABASES_MAX
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import Journal
 from truenext.store.memory import MemoryStore

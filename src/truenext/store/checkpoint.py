@@ -1,34 +1,7 @@
 """What the journal no longer holds: an LMDB environment, written to when a segment of the journal is to go.
 
-The databases in it; numbers are big-endian. If you change anything here, increase FORMAT_VERSION:
-
-    messages            message key (record.py)             ->  record                      the persistent
-    transients          generation u32, message key         ->  record                      the others
-    marks               message key                         ->  attempts u32, deliveries u32, due u64   of these
-    transient marks     generation u32, message key         ->  attempts u32, deliveries u32, due u64   of transients
-    counts              lane key (record.py)                ->  messages u64                no entry where there is none
-    transient counts    lane key                            ->  transients u64              of the generation
-    queues              queue number u32                    ->  name
-    timers              timer (record.py)                   ->  nothing                     but the checksum
-    producers           BLAKE2b-128 of the name             ->  number u64, used u64, once u8, name
-    meta                "format"                            ->  u32     FORMAT_VERSION
-                        "identity"                          ->  eight hexadecimal digits
-                        "salt"                              ->  u32     of the journal
-                        "segment"                           ->  u64     the journal's last that is all here
-                        "frame"                             ->  u64     number of the last frame in it
-                        "written"                           ->  u64     number of a frame that was written, see below
-                        "segment bytes"                     ->  u64     bytes of a segment's file, at the least
-                        "generation"                        ->  u32     of the transients that count
-                        "sequence limit"                    ->  u64
-                        "redelivered below"                 ->  u64
-                        "clean stop"                        ->  u8      0 or 1
-                        "paused"                            ->  queue number u32, of each that is paused, in order
-
-Contents (record.py) stand among the messages of their kind. All values but the records carry a checksum, see sealed.py;
-what meta names is there from the beginning.
-
-The frame that "written" names, and all before it, was durable when it was named: that stays true, whatever is written
-later, so that nobody has to take it back (docs/decisions/0019-damage.md).
+Which databases are in it, and how a value stands there, is in checkpoint_format.py. All values but the records carry a
+checksum (sealed.py).
 
 An unclean stop drops all transients, however many there are, by one small transaction: the generation is increased,
 and the counts of transients are thrown away. What earlier generations left is nobody's, and is deleted by and by.
@@ -37,25 +10,43 @@ and the counts of transients are thrown away. What earlier generations left is n
 from __future__ import annotations
 
 import secrets
-import struct
 from collections import Counter
-from hashlib import blake2b
 from heapq import merge
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import lmdb
-import msgspec
 
-from truenext.batch import NO_MARK, Mark, ProducerState
+from truenext.batch import NO_MARK, Mark
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, TIMER_SIZE, message_key
 from truenext.store.changes import with_changes
+from truenext.store.checkpoint_format import (
+    CLEAN,
+    DATA_FILE,
+    DATABASES,
+    DATABASES_MAX,
+    FORMAT,
+    FORMAT_VERSION,
+    GENERATION,
+    MARK,
+    META,
+    NUMBER,
+    QUEUE,
+    SALT,
+    UNCLEAN,
+    Position,
+    paused_of,
+    paused_value,
+    position_of,
+    producer_key,
+    producer_value,
+    recovered_of,
+)
 from truenext.store.folder import sync_folder
 from truenext.store.journal import SEGMENT_BYTES
 from truenext.store.lmdb_file import holds_nothing, metas
-from truenext.store.sealed import DamagedValue, seal, unseal
-from truenext.store.store import Recovered
+from truenext.store.sealed import SealedDatabase
 from truenext.store.trouble import damage, empty, other_format
 
 if TYPE_CHECKING:
@@ -63,128 +54,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from truenext.store.overlay import Layer
-
-DATA_FILE = "data.mdb"
-
-FORMAT_VERSION = 9
+    from truenext.store.store import Recovered
 
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
 
-DATABASES = (
-    b"meta",
-    b"messages",
-    b"transients",
-    b"marks",
-    b"transient marks",
-    b"counts",
-    b"transient counts",
-    b"queues",
-    b"producers",
-    b"timers",
-)
-META = (
-    b"format",
-    b"identity",
-    b"salt",
-    b"segment",
-    b"frame",
-    b"written",
-    b"segment bytes",
-    b"generation",
-    b"sequence limit",
-    b"redelivered below",
-    b"clean stop",
-    b"paused",
-)
-"""What meta names."""
-
-DATABASES_MAX = len(DATABASES)
-
 _LMDB_MAJOR = 0
 """LMDB 0.9.x. Named, because else an environment variable decides what format a new store gets."""
 
-FORMAT = struct.Struct(">I")
-QUEUE = struct.Struct(">I")
-SALT = struct.Struct(">I")
-GENERATION = struct.Struct(">I")
-NUMBER = struct.Struct(">Q")
-MARK = struct.Struct(">IIQ")
-_PRODUCER = struct.Struct(">QQ?")
 _AROUND = 2
 """Keys that are looked at before one that is not there, and behind it."""
-CLEAN, UNCLEAN = b"\1", b"\0"
 _META_PAGES = 2
-
-
-class Position(msgspec.Struct, frozen=True):
-    """How far into the journal the checkpoint reaches."""
-
-    segment: int
-    frame: int
-    written: int = 0
-    """Number of a frame that the journal was given, later ones than `frame` included."""
-
-
-class _Sealed:
-    """A database of small values, each with its checksum. Reading raises StoreError for a damaged value."""
-
-    def __init__(self, db: lmdb._Database, name: bytes, data: Path) -> None:
-        self._db = db
-        self._name = name
-        self._data = data
-
-    def get(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes | None:
-        sealed = txn.get(key, db=self._db)
-        return None if sealed is None else self._unseal(key, sealed)
-
-    def need(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes:
-        value = self.get(txn, key)
-        if value is None:
-            raise damage("checkpoint", f"{key.decode()} is missing in {self._name.decode()}", self._data)
-        return value
-
-    def items(self, txn: lmdb.Transaction[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """All of it, in order; a value that is missing is noticed at the end."""
-        count = 0
-        last = b""
-        for key, sealed in txn.cursor(self._db):
-            if key <= last:
-                raise damage("checkpoint", f"{key.hex()} in {self._name.decode()} is out of order", self._data)
-            last = key
-            yield key, self._unseal(key, sealed)
-            count += 1
-        expected = txn.stat(self._db)["entries"]
-        if count != expected:
-            raise damage("checkpoint", f"of {expected} values in {self._name.decode()} there are {count}", self._data)
-
-    def put(self, txn: lmdb.Transaction[bytes], key: bytes, value: bytes) -> None:
-        txn.put(key, seal(self._name, key, value), db=self._db)
-
-    def delete(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
-        txn.delete(key, db=self._db)
-
-    def clear(self, txn: lmdb.Transaction[bytes]) -> None:
-        txn.drop(self._db, delete=False)
-
-    def behind(self, txn: lmdb.Transaction[bytes], key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """From `key` on, to the end of the database."""
-        cursor = txn.cursor(self._db)
-        if cursor.set_range(key):
-            for found, sealed in cursor:
-                yield found, self._unseal(found, sealed)
-
-    def cursor(self, txn: lmdb.Transaction[bytes]) -> lmdb.Cursor[bytes]:
-        return txn.cursor(self._db)
-
-    def pages(self, txn: lmdb.Transaction[bytes]) -> int:
-        return _pages(txn, self._db)
-
-    def _unseal(self, key: bytes, sealed: bytes) -> bytes:
-        try:
-            return unseal(self._name, key, sealed)
-        except DamagedValue as error:
-            raise damage("checkpoint", str(error), self._data) from error
 
 
 class Checkpoint:
@@ -217,6 +97,7 @@ class Checkpoint:
             what = f"lmdb/{DATA_FILE} is empty" if path.exists() else f"lmdb/{DATA_FILE} is missing"
             raise damage("checkpoint", f"{what}, and the journal is not", self._data)
         self._env = _open(folder, map_size)
+        self._databases: list[lmdb._Database] = []
         try:
             # A commit that was under way when a broker was killed may be in the system's memory only.
             self._env.sync(True)
@@ -262,10 +143,11 @@ class Checkpoint:
             raise damage("checkpoint", f"the database {name.decode()} is missing", self._data) from error
         if any(db.flags().values()):
             raise damage("checkpoint", f"the database {name.decode()} has flags that nobody gave it", self._data)
+        self._databases.append(db)
         return db
 
-    def _sealed(self, txn: lmdb.Transaction[bytes], name: bytes) -> _Sealed:
-        return _Sealed(self._database(txn, name), name, self._data)
+    def _sealed(self, txn: lmdb.Transaction[bytes], name: bytes) -> SealedDatabase:
+        return SealedDatabase(self._database(txn, name), name, self._data)
 
     def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
         """Refuse what this truenext does not understand before anything is changed."""
@@ -281,18 +163,9 @@ class Checkpoint:
     def read(self) -> tuple[Recovered, Position]:
         """What it says by itself, but for the counts, which change with what recovery drops."""
         with self._env.begin() as txn:
-            meta = self._meta
-            recovered = Recovered(
-                identity=meta.need(txn, b"identity").decode(),
-                clean_stop=meta.need(txn, b"clean stop") == CLEAN,
-                sequence_limit=NUMBER.unpack(meta.need(txn, b"sequence limit"))[0],
-                redelivered_below=NUMBER.unpack(meta.need(txn, b"redelivered below"))[0],
-                paused=paused_of(meta.need(txn, b"paused")),
-                queues={QUEUE.unpack(key)[0]: name.decode() for key, name in self._queues.items(txn)},
-                producers=dict(producer_of(value) for _, value in self._producers.items(txn)),
-            )
-            position = Position(*(NUMBER.unpack(meta.need(txn, name))[0] for name in POSITION))
-        return recovered, position
+            meta = {name: self._meta.need(txn, name) for name in META}
+            recovered = recovered_of(meta, self._queues.items(txn), self._producers.items(txn))
+        return recovered, position_of(meta)
 
     def counts(self) -> Counter[bytes]:
         """Lane key to messages of either kind that are here.
@@ -311,7 +184,7 @@ class Checkpoint:
         counts.update(transients)
         return counts
 
-    def _counts_of_kind(self, txn: lmdb.Transaction[bytes], counts: _Sealed) -> Counter[bytes]:
+    def _counts_of_kind(self, txn: lmdb.Transaction[bytes], counts: SealedDatabase) -> Counter[bytes]:
         return Counter({lane: NUMBER.unpack(count)[0] for lane, count in counts.items(txn)})
 
     def kinds(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
@@ -449,19 +322,10 @@ class Checkpoint:
     def size(self) -> int:
         """Bytes of pages in use. The file is larger: it never shrinks."""
         with self._env.begin() as txn:
-            sealed = (
-                self._meta,
-                self._marks,
-                self._transient_marks,
-                self._counts,
-                self._transient_counts,
-                self._queues,
-                self._producers,
-                self._timers,
-            )
-            pages = sum(one.pages(txn) for one in sealed)
-            pages += sum(_pages(txn, db) for db in (self._messages, self._transients, None))
-            return (_META_PAGES + pages) * txn.stat()["psize"]
+            # The list of databases is in one that has no name.
+            stats = [txn.stat(), *(txn.stat(db) for db in self._databases)]
+            pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+            return (_META_PAGES + pages) * stats[0]["psize"]
 
     # ---- Writing ----
 
@@ -562,20 +426,19 @@ class Checkpoint:
                 self._queues.delete(txn, QUEUE.pack(number))
         if layer.paused:
             paused = with_changes(paused_of(self._meta.need(txn, b"paused")), layer.paused)
-            self._meta.put(txn, b"paused", b"".join(map(QUEUE.pack, sorted(paused))))
+            self._meta.put(txn, b"paused", paused_value(paused))
         # Before the producers, as one can be forgotten and come back.
         for name in layer.forgotten_producers:
-            self._producers.delete(txn, _producer_key(name))
+            self._producers.delete(txn, producer_key(name))
         for name, state in layer.producers.items():
-            value = _PRODUCER.pack(state.number, state.used_ms, state.is_once) + name.encode()
-            self._producers.put(txn, _producer_key(name), value)
+            self._producers.put(txn, producer_key(name), producer_value(name, state))
         self._raise(txn, b"sequence limit", layer.sequence_limit)
         if layer.redelivered_below:
             self._meta.put(txn, b"redelivered below", NUMBER.pack(layer.redelivered_below))
         if layer.clean_stop is not None:
             self._meta.put(txn, b"clean stop", CLEAN if layer.clean_stop else UNCLEAN)
 
-    def _count(self, txn: lmdb.Transaction[bytes], counts: _Sealed, change: Counter[bytes]) -> None:
+    def _count(self, txn: lmdb.Transaction[bytes], counts: SealedDatabase, change: Counter[bytes]) -> None:
         for lane, difference in change.items():
             before = counts.get(txn, lane) if self._has(counts.cursor(txn), lane) else None
             count = difference + (0 if before is None else NUMBER.unpack(before)[0])
@@ -583,10 +446,6 @@ class Checkpoint:
                 counts.put(txn, lane, NUMBER.pack(count))
             else:
                 counts.delete(txn, lane)
-
-
-POSITION = (b"segment", b"frame", b"written")
-"""Where meta has the fields of one."""
 
 
 def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
@@ -599,7 +458,7 @@ def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
     # Without a lock, which would be one more file.
     with _open(new, map_size, subdir=False, lock=False) as env, env.begin(write=True) as txn:
         databases = {name: env.open_db(name, txn=txn) for name in DATABASES}
-        meta = _Sealed(databases[b"meta"], b"meta", folder.parent)
+        meta = SealedDatabase(databases[b"meta"], b"meta", folder.parent)
         for name, value in (
             (b"format", FORMAT.pack(FORMAT_VERSION)),
             (b"identity", secrets.token_hex(4).encode()),
@@ -638,20 +497,3 @@ def _chained(
 ) -> Iterator[tuple[bytes, bytes, Mark]]:
     yield first
     yield from rest
-
-
-def _pages(txn: lmdb.Transaction[bytes], db: lmdb._Database | None) -> int:
-    stat = txn.stat(db) if db is not None else txn.stat()
-    return stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-
-
-def _producer_key(name: str) -> bytes:
-    return blake2b(name.encode(), digest_size=16).digest()
-
-
-def paused_of(value: bytes) -> set[int]:
-    return {number for (number,) in QUEUE.iter_unpack(value)}
-
-
-def producer_of(value: bytes) -> tuple[str, ProducerState]:
-    return value[_PRODUCER.size :].decode(), ProducerState(*_PRODUCER.unpack_from(value))

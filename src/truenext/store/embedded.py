@@ -40,7 +40,8 @@ from truenext.record import CONTENTS, LANE_KEY_SIZE, REFERENCE_SIZE, content_key
 from truenext.room import Room
 from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
-from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
+from truenext.store.checkpoint import MAP_SIZE, Checkpoint
+from truenext.store.checkpoint_format import Position
 from truenext.store.contents import settled
 from truenext.store.journal import SEGMENT_BYTES, Journal
 from truenext.store.missing import missing_at_end

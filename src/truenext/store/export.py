@@ -19,7 +19,8 @@ from truenext.limits import SEQUENCE_BLOCK
 from truenext.record import CONTENTS, content_key, reference_of, sequence_of
 from truenext.store import folder
 from truenext.store.check import Summary
-from truenext.store.checkpoint import Checkpoint, Position
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import Position
 from truenext.store.overlay import Layer
 from truenext.store.salvage import Contents, opened
 from truenext.store.trouble import CAUSES, explained

@@ -18,7 +18,7 @@ A segment is a row of frames from its beginning on. Little-endian:
 What stands behind the last frame is zeros, what a crash left of one that was not confirmed, or what an earlier life of
 the file left. None of that can pass for a frame: the checksum covers the segment's number, which is never used
 again, and the salt, which no sender of a message knows. If you change anything here, increase FORMAT_VERSION in
-checkpoint.py.
+checkpoint_format.py.
 """
 
 from __future__ import annotations

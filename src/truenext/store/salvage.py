@@ -39,8 +39,7 @@ from truenext.record import (
     verify,
 )
 from truenext.store import changes, folder
-from truenext.store.checkpoint import (
-    CLEAN,
+from truenext.store.checkpoint_format import (
     DATABASES,
     FORMAT,
     FORMAT_VERSION,
@@ -49,12 +48,11 @@ from truenext.store.checkpoint import (
     META,
     NUMBER,
     POSITION,
-    QUEUE,
     SALT,
     UNCLEAN,
     Position,
-    paused_of,
-    producer_of,
+    position_of,
+    recovered_of,
 )
 from truenext.store.crc import begin_of
 from truenext.store.journal import (
@@ -96,6 +94,14 @@ TIMERS_LEFT_MAX = 1_000_000
 CHECKPOINT = "lmdb/data.mdb"
 
 _SMALL = (b"meta", b"queues", b"producers", b"counts", b"transient counts")
+_UNKNOWN = {
+    b"identity": b"",
+    b"clean stop": UNCLEAN,
+    b"sequence limit": NUMBER.pack(1),
+    b"redelivered below": NUMBER.pack(0),
+    b"paused": b"",
+}
+"""What stands in for what meta does not have any more."""
 _NEEDLE = struct.Struct("<Q")
 _NEVER_MOVED = 1 << 63
 
@@ -315,21 +321,11 @@ class Salvage:
         for name in META:
             if name not in meta:
                 self._in_checkpoint(f"{name.decode()} is missing in meta")
-        self.recovered = Recovered(
-            identity=meta.get(b"identity", b"").decode(),
-            clean_stop=meta.get(b"clean stop", UNCLEAN) == CLEAN,
-            sequence_limit=NUMBER.unpack(meta.get(b"sequence limit", NUMBER.pack(1)))[0],
-            redelivered_below=NUMBER.unpack(meta.get(b"redelivered below", NUMBER.pack(0)))[0],
-            queues={QUEUE.unpack(key)[0]: name.decode() for key, name in values[b"queues"].items()},
-            paused=paused_of(meta.get(b"paused", b"")),
-            producers=dict(producer_of(value) for value in values[b"producers"].values()),
-        )
+        self.recovered = recovered_of(_UNKNOWN | meta, values[b"queues"].items(), values[b"producers"].items())
         for name, counts in self._counts.items():
             counts.update({lane: NUMBER.unpack(value)[0] for lane, value in values[name].items()})
         self._generation = meta.get(b"generation")
-        position = None
-        if all(name in meta for name in POSITION):
-            position = Position(*(NUMBER.unpack(meta[name])[0] for name in POSITION))
+        position = position_of(meta) if all(name in meta for name in POSITION) else None
         self._segment_bytes = NUMBER.unpack(meta.get(b"segment bytes", NUMBER.pack(0)))[0]
         return position, SALT.unpack(meta[b"salt"])[0] if b"salt" in meta else None
 
