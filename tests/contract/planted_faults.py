@@ -19,7 +19,7 @@ from truenext.batch import NO_MARK, Batch, Mark
 from truenext.errors import StoreError
 from truenext.events import told_by
 from truenext.record import CONTENTS
-from truenext.store import checkpoint, embedded, folder, journal, missing, salvage
+from truenext.store import checkpoint, embedded, folder, journal, missing
 from truenext.store.changes import Changes, decode
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import MARK, NUMBER, Position
@@ -27,6 +27,7 @@ from truenext.store.contents import settled
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME, Journal
 from truenext.store.overlay import Layer, Overlay, TimerView
+from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def what_was_written_down_is_not_missed(patch: "MonkeyPatch") -> None:
 
 
 def what_was_written_down_is_not_missed_by_a_check(patch: "MonkeyPatch") -> None:
-    patch.setattr(salvage, "missing_at_end", lambda *_: "")
+    patch.setattr(salvaged_journal, "missing_at_end", lambda *_: "")
 
 
 def what_the_history_tells_of_is_not_missed(patch: "MonkeyPatch") -> None:
@@ -180,7 +181,7 @@ def a_segment_of_any_size_passes(patch: "MonkeyPatch") -> None:
 
 
 def a_segment_of_any_size_passes_a_check(patch: "MonkeyPatch") -> None:
-    patch.setattr(salvage, "cut", lambda *_: "")
+    patch.setattr(salvaged_journal, "cut", lambda *_: "")
 
 
 # The move into the checkpoint

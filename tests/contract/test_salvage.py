@@ -38,12 +38,12 @@ from truenext.limits import SEQUENCE_BLOCK
 from truenext.policy import Policies
 from truenext.record import encode, lane_key, message_key, sequence_of
 from truenext.store import export as export_module
-from truenext.store import salvage as salvage_module
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME, SECTOR, is_flipped
 from truenext.store.lmdb_file import LmdbFile, Tree, metas
+from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
 
 PAGE = 4096
@@ -396,7 +396,7 @@ def salt_of(data: Path) -> int:
 def test_a_body_full_of_what_looks_like_frames_delays_no_check(
     in_journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(salvage_module, "SEARCH_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(salvaged_journal, "SEARCH_BYTES_MAX", 1 << 20)
     (path,) = segments(in_journal)
     content = bytearray(path.read_bytes())
     end = frames(path)[-1][1]
@@ -418,7 +418,7 @@ def test_a_sector_that_the_disk_does_not_give_costs_what_was_in_it(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(file, size, offset)
 
-    monkeypatch.setattr(salvage_module, "READ_BYTES", 16)
+    monkeypatch.setattr(salvaged_journal, "READ_BYTES", 16)
     monkeypatch.setattr(os, "pread", broken)
     found = damages(truenext("check", in_journal))
     assert any("the disk does not give 16 bytes" in line for line in found)
