@@ -244,11 +244,11 @@ def a_move_begins_before_the_history_was_taken(patch: "MonkeyPatch") -> None:
     recover = EmbeddedStore.recover
 
     def faulty(one: EmbeddedStore) -> Recovered:
-        one._has_begun = True
+        one._mover.has_begun = True
         recovered = recover(one)
         with one._changed:
             # As it may happen: it was quicker than whoever takes the history.
-            one._changed.wait_for(lambda: not one._is_move_due(), timeout=1)
+            one._changed.wait_for(lambda: not one._mover._is_move_due(), timeout=1)
         return recovered
 
     patch.setattr(EmbeddedStore, "recover", faulty)

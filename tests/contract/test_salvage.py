@@ -43,6 +43,7 @@ from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VE
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME, SECTOR, is_flipped
 from truenext.store.lmdb_file import LmdbFile, Tree, metas
+from truenext.store.mover import Mover
 from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
 
@@ -689,7 +690,7 @@ def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
 
 def test_transients_that_a_start_has_dropped_stay_dropped(tmp_path: Path) -> None:
     disk = Disk("moving", tmp_path / "data")
-    with mock.patch.object(EmbeddedStore, "_clean", lambda store: None):
+    with mock.patch.object(Mover, "_clean", lambda _: None):
         disk.apply(queues={1: "orders"}, sequence_limit=100, clean_stop=False)
         for n in range(1, 6):
             message = message_of(key(n), random.Random(n), persistent=False)

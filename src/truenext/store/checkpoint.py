@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
 
+TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of records that one transaction is given, or one message: its dirty pages are private memory."""
+
 _LMDB_MAJOR = 0
 """LMDB 0.9.x. Named, because else an environment variable decides what format a new store gets."""
 
