@@ -26,9 +26,11 @@ from truenext.store.checkpoint_format import MARK, NUMBER, Position
 from truenext.store.contents import settled
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import FRAME, Journal
-from truenext.store.overlay import Layer, Overlay, TimerView
+from truenext.store.layer import Layer
+from truenext.store.overlay import Overlay
 from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
+from truenext.store.views import TimerView
 
 if TYPE_CHECKING:
     from pytest import MonkeyPatch

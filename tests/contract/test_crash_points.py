@@ -28,10 +28,13 @@ from truenext.store import (
     embedded,
     folder,
     journal,
+    layer,
     mover,
     overlay,
     room,
     sealed,
+    spans,
+    views,
 )
 
 MODULES = (
@@ -42,10 +45,13 @@ MODULES = (
     embedded,
     folder,
     journal,
+    layer,
     mover,
     overlay,
     room,
     sealed,
+    spans,
+    views,
 )
 
 CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "1200"))

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from truenext.store.overlay import Layer
+    from truenext.store.layer import Layer
     from truenext.store.store import Recovered
 
 MAP_SIZE = 1 << 40

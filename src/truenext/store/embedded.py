@@ -34,9 +34,10 @@ from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint
 from truenext.store.contents import settled
 from truenext.store.journal import SEGMENT_BYTES, Journal
+from truenext.store.layer import is_gone, laid_over, mark_of
 from truenext.store.missing import missing_at_end
 from truenext.store.mover import SEGMENTS_MAX, Mover
-from truenext.store.overlay import Overlay, View, is_gone, laid_over, mark_of
+from truenext.store.overlay import Overlay
 from truenext.store.room import RoomOnDisk
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 from truenext.store.trouble import CAUSES, damage, disagreement, explained
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     import lmdb
 
     from truenext.room import Room
+    from truenext.store.views import View
 
 
 class EmbeddedStore:
@@ -310,13 +312,13 @@ class EmbeddedStore:
     def _content(self, key: bytes, view: View, snapshot: lmdb.Transaction[bytes]) -> bytes:
         """Of a reference that the view shows; empty if it is missing."""
         with self._lock:
-            place = view.content(key)
-        if place is None:
+            span = view.content(key)
+        if span is None:
             return self._checkpoint.content(snapshot, key)
-        return next(self._journal.read([(place.segment, place.offset, place.length)]))
+        return next(self._journal.read([(span.segment, span.offset, span.length)]))
 
     def _page_of_journal(self, view: View) -> Iterator[StoredMessage]:
-        for key, record in zip(view.keys(), self._journal.read(view.spans()), strict=True):
+        for key, record in zip(view.keys(), self._journal.read(view.extents()), strict=True):
             yield StoredMessage(key, record, view.mark(key) or NO_MARK)
 
     def _page_of_checkpoint(self, view: View, entries: Iterator[tuple[bytes, bytes, Mark]]) -> Iterator[StoredMessage]:
@@ -355,7 +357,7 @@ class EmbeddedStore:
 
     def _drop_transients(self) -> None:
         self._checkpoint.drop_transients()
-        if any(place.is_transient for _, place in self._overlay.messages()):
+        if any(span.is_transient for _, span in self._overlay.messages()):
             # Written down, because after a clean stop of this run the transients in the journal would count again.
             rest = Rest(drops_transients=True)
             segment, offset = self._append(encode(Batch(0), rest), 0)

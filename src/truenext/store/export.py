@@ -21,7 +21,7 @@ from truenext.store import folder
 from truenext.store.check import Summary
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import Position
-from truenext.store.overlay import Layer
+from truenext.store.layer import Layer
 from truenext.store.salvage.folder import opened
 from truenext.store.salvage.references import References
 from truenext.store.trouble import CAUSES, explained

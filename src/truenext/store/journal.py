@@ -302,14 +302,14 @@ class Journal:
                 allocate(self._folder / "spare-0", self._segment_bytes)
                 self._spares += 1
 
-    def read(self, places: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
-        """What is at each of the places: segment, offset, length. Neighbours are read together.
+    def read(self, extents: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
+        """What is in each of the extents: segment, offset, length. Neighbours are read together.
 
         Raises: OSError
         """
         run: list[tuple[int, int]] = []
         in_segment = begin = end = 0
-        for segment, offset, length in places:
+        for segment, offset, length in extents:
             if run and not (
                 segment == in_segment
                 and end <= offset <= end + READ_GAP_MAX

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
     from truenext.store.checkpoint import Checkpoint
     from truenext.store.journal import Journal
-    from truenext.store.overlay import Overlay, Place, View
+    from truenext.store.overlay import Overlay
     from truenext.store.room import RoomOnDisk
+    from truenext.store.spans import Span
+    from truenext.store.views import View
 
 logger = logging.getLogger(__name__)
 
@@ -224,12 +226,12 @@ class Mover:
             self._changed.notify_all()
 
     def _records(
-        self, held: Iterable[tuple[bytes, Place]], *, are_transient: bool
+        self, held: Iterable[tuple[bytes, Span]], *, are_transient: bool
     ) -> Iterator[list[tuple[bytes, bytes]]]:
         """Keys and records of one kind, in pieces that one transaction can take."""
         piece: list[tuple[bytes, bytes]] = []
         size = 0
-        for key, record in self._read((key, place) for key, place in held if place.is_transient is are_transient):
+        for key, record in self._read((key, span) for key, span in held if span.is_transient is are_transient):
             if piece and (size + len(record) > TRANSACTION_BYTES_MAX or len(piece) >= MOVE_KEYS_MAX):
                 yield piece
                 piece, size = [], 0
@@ -238,9 +240,9 @@ class Mover:
         if piece:
             yield piece
 
-    def _read(self, places: Iterable[tuple[bytes, Place]]) -> Iterator[tuple[bytes, bytes]]:
-        keys, where = tee(places)
-        records = self._journal.read((place.segment, place.offset, place.length) for _, place in where)
+    def _read(self, spans: Iterable[tuple[bytes, Span]]) -> Iterator[tuple[bytes, bytes]]:
+        keys, where = tee(spans)
+        records = self._journal.read((span.segment, span.offset, span.length) for _, span in where)
         return zip((key for key, _ in keys), records, strict=True)
 
     def _clean(self) -> None:

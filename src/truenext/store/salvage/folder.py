@@ -22,7 +22,8 @@ from truenext.errors import StoreError
 from truenext.record import CONTENTS, LANE_KEY_SIZE, reference_of, sequence_of, split_lane_key
 from truenext.store import folder
 from truenext.store.checkpoint_format import MARK
-from truenext.store.overlay import Overlay, laid_over, mark_of
+from truenext.store.layer import laid_over, mark_of
+from truenext.store.overlay import Overlay
 from truenext.store.salvage.checkpoint import CHECKPOINT, KINDS, SalvagedCheckpoint
 from truenext.store.salvage.findings import Findings, Kept, Progress, damage_of, described
 from truenext.store.salvage.journal import SalvagedJournal
@@ -191,11 +192,11 @@ class Salvage:
         for key in self._checkpoint.marks_left():
             if key not in self._gone:
                 self._findings.add(CHECKPOINT, f"{described(key, queues)} has a mark, and is missing")
-        for key, place in self._overlay.messages():
-            record = self._journal.record(place)
+        for key, span in self._overlay.messages():
+            record = self._journal.record(span)
             mark = mark_of(key, self._marks_of_journal) or NO_MARK
-            file = f"journal/{place.segment:016x}.journal"
-            yield self._looked_at(Kept(key, record, place.is_transient, mark, file))
+            file = f"journal/{span.segment:016x}.journal"
+            yield self._looked_at(Kept(key, record, span.is_transient, mark, file))
         limit = self.recovered.sequence_limit
         if self.highest >= limit:
             self._findings.add(CHECKPOINT, f"message {self.highest} is not below the limit {limit}")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from truenext.store.changes import Changes
     from truenext.store.checkpoint_format import Position
-    from truenext.store.overlay import Place
     from truenext.store.salvage.findings import Findings, Progress
+    from truenext.store.spans import Span
 
 SEARCH_BYTES_MAX = 1 << 34
 """Bytes of one segment, some of them many times, whose checksum is computed to find good frames behind a damaged one: a
@@ -72,9 +72,9 @@ class SalvagedJournal:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def record(self, place: Place) -> bytes:
+    def record(self, span: Span) -> bytes:
         """Raises: OSError"""
-        return os.pread(self._files[place.segment], place.length, place.offset)
+        return os.pread(self._files[span.segment], span.length, span.offset)
 
     def batches(
         self,
