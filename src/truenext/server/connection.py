@@ -30,7 +30,8 @@ from truenext.limits import (
     UNSENT_ANSWER_BYTES_MAX,
     UNSENT_BYTES_MAX,
 )
-from truenext.wire.stomp.server import PARTS_PER_MESSAGE, StompServer
+from truenext.wire.stomp.replies import PARTS_PER_MESSAGE
+from truenext.wire.stomp.server import StompServer
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Connection:
         self._session = broker.connect(self, only_asks=only_asks)
         self._only_asks = only_asks
         self._stomp = StompServer(session_id=self._session.id, identity=identity, server_name=server_name)
+        self._replies = self._stomp.replies
         self._is_reading = True
         """What comes is still listened to."""
         self._is_paused = False
@@ -216,23 +218,23 @@ class Connection:
     def answer(self, answer: Answer) -> None:
         match answer:
             case Receipt():
-                self._add(self._stomp.encode_receipt(answer))
+                self._add(self._replies.encode_receipt(answer))
             case Fault():
-                self._add(self._stomp.encode_fault(answer))
+                self._add(self._replies.encode_fault(answer))
             case Farewell():
                 self._is_leaving = True
                 self._after(FAREWELL_SECONDS, "farewell", self._close)
 
     def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
-        self._stomp.encode_deliveries(consumer.subscription, entries, self._parts)
+        self._replies.encode_deliveries(consumer.subscription, entries, self._parts)
         self._runs.append((consumer, len(entries)))
 
     def show(self, showing: Showing) -> None:
         browser = showing.browser
-        self._stomp.encode_deliveries(browser.subscription, showing.entries, self._parts, is_browse=True)
+        self._replies.encode_deliveries(browser.subscription, showing.entries, self._parts, is_browse=True)
         self._runs.append((browser, len(showing.entries)))
         if showing.is_end:
-            self._add(self._stomp.encode_end_of_browse(browser.subscription, browser.queue.destination))
+            self._add(self._replies.encode_end_of_browse(browser.subscription, browser.queue.destination))
 
     def flush(self) -> None:
         parts = self._parts
