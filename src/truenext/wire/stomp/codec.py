@@ -162,6 +162,7 @@ class Decoder:
                 if body_end - body_start > self._body_bytes_max:
                     raise RemoteProtocolError(f"body of more than {self._body_bytes_max} bytes")
             else:
+                # As `are_digits`, without a call.
                 if not (length.isdigit() and length.isascii()):
                     raise RemoteProtocolError(f"content-length{self._said(length)} is not a number of bytes")
                 digits = length if len(length) <= _NUMBER_LENGTH_MAX else length.lstrip("0") or "0"

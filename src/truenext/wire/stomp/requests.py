@@ -31,6 +31,7 @@ from truenext.destination import (
     parse,
     split_options,
 )
+from truenext.digits import are_digits
 from truenext.errors import RemoteProtocolError
 from truenext.limits import PRODUCER_NUMBER_MAX
 from truenext.message import Message
@@ -49,6 +50,7 @@ _UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
 # A member of an enumeration costs more to look up than a name; this one is asked for with every message.
 _QUEUE = Kind.QUEUE
 _PRIORITIES = {str(priority): priority for priority in range(10)}
+_SEQUENCE_DIGITS = 19
 _DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
 
@@ -247,14 +249,14 @@ class Requests:
         if self._version is Version.V1_2:
             ack = _required(frame, "id")
             digits, at, subscription = ack.partition("@")
-            if not at or not _is_sequence(digits):
+            if not at or not are_digits(digits, _SEQUENCE_DIGITS):
                 raise RemoteProtocolError(
                     f"{frame.command} with the id {ack[:100]!r}, which is no ack header of a MESSAGE of this broker"
                 )
             return subscription, int(digits)
         message_id = _required(frame, "message-id")
         digits = message_id.removeprefix(self._message_id_prefix)
-        if digits == message_id or not _is_sequence(digits):
+        if digits == message_id or not are_digits(digits, _SEQUENCE_DIGITS):
             raise RemoteProtocolError(f"{frame.command} of message {message_id[:100]!r}, which this broker never sent")
         if self._version is Version.V1_1:
             return _required(frame, "subscription"), int(digits)
@@ -328,10 +330,6 @@ def _schedule(headers: dict[str, str], destination: Destination) -> Schedule:
     )
 
 
-def _is_sequence(digits: str) -> bool:
-    return digits.isdigit() and digits.isascii() and len(digits) < 20
-
-
 def _expires(text: str) -> int:
     """Milliseconds since the epoch; 0 is never, and so is -1, which some clients say."""
     return 0 if text == "-1" else read_number("expires", text)
@@ -340,7 +338,7 @@ def _expires(text: str) -> int:
 def _priority(text: str) -> int:
     """As counted: a number outside is moved to the nearest end, however long it is."""
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()):
+    if not are_digits(digits):
         raise RemoteProtocolError(f"priority {text[:100]!r} is not a number")
     number = int(digits.lstrip("0")[:3] or "0")
     return clamp_priority(number if digits == text else -number)
