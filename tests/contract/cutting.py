@@ -23,7 +23,7 @@ from truenext.store import export as export_module
 from truenext.store.check import check
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.journal import FRAME
+from truenext.store.frame import FRAME
 
 SEGMENT_BYTES = 1500
 FIRST_LIMIT = 1000

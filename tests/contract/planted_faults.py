@@ -19,13 +19,14 @@ from truenext.batch import NO_MARK, Batch, Mark
 from truenext.errors import StoreError
 from truenext.events import told_by
 from truenext.record import CONTENTS
-from truenext.store import checkpoint, embedded, folder, journal, missing
+from truenext.store import checkpoint, embedded, folder, frame, journal, missing
 from truenext.store.changes import Changes, decode
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import MARK, NUMBER, Position
 from truenext.store.contents import settled
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.journal import FRAME, Journal
+from truenext.store.frame import FRAME
+from truenext.store.journal import Journal
 from truenext.store.layer import Layer
 from truenext.store.overlay import Overlay
 from truenext.store.salvage import journal as salvaged_journal
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 def an_old_batch_in_a_recycled_segment_passes(patch: "MonkeyPatch") -> None:
     """The checksum is looked at, and not of which segment and number the frame is."""
-    payload_at = journal.payload_at
+    payload_at = frame.payload_at
 
     def faulty(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
         if offset + FRAME.size > len(content):
@@ -52,7 +53,8 @@ def an_old_batch_in_a_recycled_segment_passes(patch: "MonkeyPatch") -> None:
 
 
 def a_batch_passes_without_its_checksum(patch: "MonkeyPatch") -> None:
-    patch.setattr(journal, "crc32", lambda *_: 7)
+    for module in (frame, journal):
+        patch.setattr(module, "crc32", lambda *_: 7)
 
 
 def a_batch_is_confirmed_before_it_is_durable(patch: "MonkeyPatch") -> None:

@@ -41,7 +41,7 @@ from truenext.store import export as export_module
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.journal import FRAME, SECTOR, is_flipped
+from truenext.store.frame import FRAME, SECTOR, is_flipped
 from truenext.store.lmdb_file import LmdbFile, Tree, metas
 from truenext.store.mover import Mover
 from truenext.store.salvage import journal as salvaged_journal

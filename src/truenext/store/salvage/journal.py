@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from truenext.store import changes
 from truenext.store.crc import begin_of
-from truenext.store.journal import (
+from truenext.store.frame import (
     CHECKSUM,
     FLIP_BYTES_MAX,
     FRAME,
