@@ -295,13 +295,13 @@ def a_content_stays_when_its_last_reference_goes(patch: "MonkeyPatch") -> None:
 
 
 def a_transient_content_is_looked_for_among_persistent_ones(patch: "MonkeyPatch") -> None:
-    patch.setattr(Checkpoint, "content", lambda one, snapshot, key: snapshot.get(key, b"", db=one._messages))
+    patch.setattr(Checkpoint, "content", lambda one, snapshot, key: snapshot.get(key, b"", db=one._persistent.messages))
 
 
 def the_references_of_a_transient_content_are_not_counted_once_it_has_moved(patch: "MonkeyPatch") -> None:
     def faulty(one: Checkpoint, key: bytes) -> Mark:
         with one._env.begin() as txn:
-            mark = one._marks.get(txn, key)
+            mark = one._persistent.marks.get(txn, key)
         return NO_MARK if mark is None else Mark(*MARK.unpack(mark))
 
     patch.setattr(Checkpoint, "mark", faulty)
@@ -360,9 +360,9 @@ def transients_of_an_older_generation_are_shown(patch: "MonkeyPatch") -> None:
     drop = Checkpoint.drop_transients
 
     def faulty(one: Checkpoint) -> None:
-        before = one._generation
+        before = one._transient.generation
         drop(one)
-        one._generation = before
+        one._transient.generation = before
 
     patch.setattr(Checkpoint, "drop_transients", faulty)
 

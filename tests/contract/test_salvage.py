@@ -885,7 +885,7 @@ def test_a_mark_that_stands_where_no_message_does_is_not_passed_over(data: Path)
     checkpoint = Checkpoint(data / "lmdb")
     for name in (marks[-1], marks[0]):
         with checkpoint._env.begin(write=True) as txn:
-            txn.delete(name, db=checkpoint._messages)
+            txn.delete(name, db=checkpoint._persistent.messages)
         with checkpoint.snapshot() as snapshot, pytest.raises(StoreError, match=f"{name.hex()} has a mark, and is"):
             list(checkpoint.page(snapshot, name[:5], 0))
     checkpoint.close()
@@ -933,7 +933,7 @@ def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path:
     with mock.patch.object(Checkpoint, "kinds", lambda _, keys: dict.fromkeys(keys, False)):
         disk.apply(removes=[key(1)])
     with store._checkpoint._env.begin(write=True) as txn:
-        txn.delete(key(1), db=store._checkpoint._messages)
+        txn.delete(key(1), db=store._checkpoint._persistent.messages)
     with pytest.raises(StoreError, match="is gone, and cannot be deleted"):
         for n in range(6, 20):
             disk.apply(puts=put(n))

@@ -12,14 +12,12 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from heapq import merge
-from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import lmdb
 
 from truenext.batch import NO_MARK, Mark
-from truenext.errors import StoreError
-from truenext.record import LANE_KEY_SIZE, TIMER_SIZE, message_key
+from truenext.record import TIMER_SIZE
 from truenext.store.changes import with_changes
 from truenext.store.checkpoint_format import (
     CLEAN,
@@ -29,12 +27,14 @@ from truenext.store.checkpoint_format import (
     FORMAT,
     FORMAT_VERSION,
     GENERATION,
-    MARK,
     META,
     NUMBER,
+    PERSISTENT,
     QUEUE,
     SALT,
+    TRANSIENT,
     UNCLEAN,
+    Kind,
     Position,
     paused_of,
     paused_value,
@@ -46,6 +46,7 @@ from truenext.store.checkpoint_format import (
 from truenext.store.folder import sync_folder
 from truenext.store.journal import SEGMENT_BYTES
 from truenext.store.lmdb_file import holds_nothing, metas
+from truenext.store.messages_of_kind import MessagesOfKind
 from truenext.store.sealed import SealedDatabase
 from truenext.store.trouble import damage, empty, other_format
 
@@ -65,8 +66,6 @@ TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 _LMDB_MAJOR = 0
 """LMDB 0.9.x. Named, because else an environment variable decides what format a new store gets."""
 
-_AROUND = 2
-"""Keys that are looked at before one that is not there, and behind it."""
 _META_PAGES = 2
 
 
@@ -112,18 +111,13 @@ class Checkpoint:
                 self._check_format(txn)
                 if entries != len(DATABASES):
                     raise damage("checkpoint", f"it has {entries} databases", self._data)
-                self._messages = self._database(txn, b"messages")
-                self._transients = self._database(txn, b"transients")
-                self._marks = self._sealed(txn, b"marks")
-                self._transient_marks = self._sealed(txn, b"transient marks")
-                self._counts = self._sealed(txn, b"counts")
-                self._transient_counts = self._sealed(txn, b"transient counts")
+                self._persistent = self._of_kind(txn, PERSISTENT)
+                self._transient = self._of_kind(txn, TRANSIENT, self._meta.need(txn, b"generation"))
                 self._queues = self._sealed(txn, b"queues")
                 self._producers = self._sealed(txn, b"producers")
                 self._timers = self._sealed(txn, b"timers")
                 self.salt: int = SALT.unpack(self._meta.need(txn, b"salt"))[0]
                 self.segment_bytes: int = NUMBER.unpack(self._meta.need(txn, b"segment bytes"))[0]
-                self._generation = self._meta.need(txn, b"generation")
         except BaseException:
             self._env.close()
             raise
@@ -152,6 +146,15 @@ class Checkpoint:
     def _sealed(self, txn: lmdb.Transaction[bytes], name: bytes) -> SealedDatabase:
         return SealedDatabase(self._database(txn, name), name, self._data)
 
+    def _of_kind(self, txn: lmdb.Transaction[bytes], kind: Kind, generation: bytes = b"") -> MessagesOfKind:
+        return MessagesOfKind(
+            self._database(txn, kind.messages),
+            self._sealed(txn, kind.marks),
+            self._sealed(txn, kind.counts),
+            generation,
+            self._data,
+        )
+
     def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
         """Refuse what this truenext does not understand before anything is changed."""
         meta = self._meta
@@ -176,19 +179,7 @@ class Checkpoint:
         Raises: StoreError if they are not as many
         """
         with self._env.begin() as txn:
-            counts = self._counts_of_kind(txn, self._counts)
-            transients = self._counts_of_kind(txn, self._transient_counts)
-            # What nobody counts nobody would ever read.
-            for of_kind, db in ((counts, self._messages), (transients, self._transients)):
-                counted, there = of_kind.total(), txn.stat(db)["entries"]
-                # Transients of earlier generations are not counted any more.
-                if counted > there or (counted < there and of_kind is counts):
-                    raise damage("checkpoint", f"{counted} messages are counted and {there} are there", self._data)
-        counts.update(transients)
-        return counts
-
-    def _counts_of_kind(self, txn: lmdb.Transaction[bytes], counts: SealedDatabase) -> Counter[bytes]:
-        return Counter({lane: NUMBER.unpack(count)[0] for lane, count in counts.items(txn)})
+            return self._persistent.counted(txn) + self._transient.counted(txn)
 
     def kinds(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
         """Those of `keys` that are here, and whether they are transient.
@@ -196,29 +187,15 @@ class Checkpoint:
         Raises: StoreError if damage hides whether one is here
         """
         found: dict[bytes, bool] = {}
-        generation = self._generation
+        persistent, transient, generation = self._persistent, self._transient, self._transient.generation
         with self._env.begin() as txn:
-            messages, transients = txn.cursor(self._messages), txn.cursor(self._transients)
+            messages, transients = txn.cursor(persistent.messages), txn.cursor(transient.messages)
             for key in keys:
-                if self._has(messages, key):
+                if persistent.has(messages, key):
                     found[key] = False
-                elif self._has(transients, generation + key):
+                elif transient.has(transients, generation + key):
                     found[key] = True
         return found
-
-    def _has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
-        """What is not here would have a place in the order of what is. If it has none, damage may hide it, and what was
-        acknowledged would come back: raises StoreError.
-        """
-        is_behind = cursor.set_range(key)
-        if is_behind and cursor.key() == key:
-            return True
-        is_ordered = not is_behind or cursor.key() > key
-        if is_ordered and (cursor.prev() if is_behind else cursor.last()):
-            is_ordered = cursor.key() < key
-        if not is_ordered:
-            raise damage("checkpoint", f"{key.hex()} has no place where it should stand", self._data)
-        return False
 
     def snapshot(self) -> lmdb.Transaction[bytes]:
         """For `page`: it sees what was committed before, and nothing that comes later. To be ended by `with`."""
@@ -228,88 +205,36 @@ class Checkpoint:
         self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int
     ) -> Iterator[tuple[bytes, bytes, Mark]]:
         """Key, record and mark of a lane's messages, in order."""
-        messages = self._of_kind(snapshot, lane, after_sequence, is_transient=False)
-        transients = self._of_kind(snapshot, lane, after_sequence, is_transient=True)
+        messages = self._persistent.page(snapshot, lane, after_sequence)
+        transients = self._transient.page(snapshot, lane, after_sequence)
         first = next(transients, None)
         if first is None:
             return messages
         return merge(messages, _chained(first, transients))
 
-    def _of_kind(
-        self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int, *, is_transient: bool
-    ) -> Iterator[tuple[bytes, bytes, Mark]]:
-        prefix = self._generation if is_transient else b""
-        cursor = txn.cursor(self._transients if is_transient else self._messages)
-        last = prefix + message_key(lane, after_sequence)
-        first = prefix + message_key(lane, after_sequence + 1)
-        if not cursor.set_range(first):
-            return
-        marks = (self._transient_marks if is_transient else self._marks).behind(txn, first)
-        mark = next(marks, None)
-        lane, size = prefix + lane, len(prefix)
-        for key, record in cursor.iternext():
-            # Before it is taken for the end of the lane: there may be more of that behind it.
-            if key <= last or len(key) != len(last):
-                raise damage("checkpoint", f"message {key.hex()} stands behind {last.hex()}", self._data)
-            # Each goes with its message: what damage did to one of the two is seen at the other.
-            if mark is not None and mark[0] < key:
-                raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
-            if not key.startswith(lane):
-                return
-            last = key
-            own = NO_MARK
-            if mark is not None and mark[0] == key:
-                own = Mark(*MARK.unpack(mark[1]))
-                mark = next(marks, None)
-            yield key[size:] if size else key, record, own
-        if mark is not None:
-            raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
-
     def some(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[tuple[bytes, bytes, Mark]]:
         """Key, record and mark of those of these messages that are here, in the order of `keys`."""
         for key in keys:
-            transient = self._generation + key
-            record = snapshot.get(key, db=self._messages)
-            mark = self._marks.get(snapshot, key)
+            record, mark = self._persistent.find(snapshot, key)
             if record is None and mark is None:
-                record = snapshot.get(transient, db=self._transients)
-                mark = self._transient_marks.get(snapshot, transient)
+                record, mark = self._transient.find(snapshot, key)
             if record is not None:
-                yield key, record, NO_MARK if mark is None else Mark(*MARK.unpack(mark))
+                yield key, record, mark or NO_MARK
             elif mark is not None:
                 raise damage("checkpoint", f"message {key.hex()} has a mark, and is missing", self._data)
             else:
-                self._look_around(snapshot, key)
-
-    def _look_around(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
-        """Notice a message that is here, and is not found because a key is damaged: where a search ended that went
-        wrong, keys are out of order.
-
-        Raises: StoreError
-        """
-        for database, wanted in ((self._messages, key), (self._transients, self._generation + key)):
-            cursor = txn.cursor(database)
-            if not (cursor.set_range(wanted) or cursor.last()):
-                continue
-            for _ in range(_AROUND):
-                if not cursor.prev():
-                    break
-            # If there is nothing before it either, this begins with the first.
-            around = islice(cursor.iternext(values=False), 2 * _AROUND)
-            for before, after in pairwise(around):
-                if before >= after:
-                    raise damage("checkpoint", f"message {after.hex()} stands behind {before.hex()}", self._data)
+                self._persistent.look_around(snapshot, key)
+                self._transient.look_around(snapshot, key)
 
     def content(self, snapshot: lmdb.Transaction[bytes], key: bytes) -> bytes:
         """The record of a content; empty if it is not here."""
-        record = snapshot.get(key, db=self._messages)
-        return snapshot.get(self._generation + key, b"", db=self._transients) if record is None else record
+        record = self._persistent.record(snapshot, key)
+        return (self._transient.record(snapshot, key) or b"") if record is None else record
 
     def mark(self, key: bytes) -> Mark:
         """That of a message of either kind; NO_MARK if it has none here."""
         with self._env.begin() as txn:
-            mark = self._marks.get(txn, key) or self._transient_marks.get(txn, self._generation + key)
-        return NO_MARK if mark is None else Mark(*MARK.unpack(mark))
+            return self._persistent.mark(txn, key) or self._transient.mark(txn, key) or NO_MARK
 
     def timers(self, snapshot: lmdb.Transaction[bytes], after: bytes) -> Iterator[bytes]:
         """Those behind `after`, in order."""
@@ -337,26 +262,18 @@ class Checkpoint:
 
         Raises: StoreError if one is not here, and then none is deleted: damage hides it, and it would come back
         """
-        changes: tuple[Counter[bytes], Counter[bytes]] = (Counter(), Counter())
+        of_kind: tuple[list[bytes], list[bytes]] = ([], [])
+        for key, is_transient in keys:
+            of_kind[is_transient].append(key)
         with self._env.begin(write=True) as txn:
-            for key, is_transient in keys:
-                stored = self._generation + key if is_transient else key
-                if not txn.delete(stored, db=self._transients if is_transient else self._messages):
-                    raise damage("checkpoint", f"message {key.hex()} is gone, and cannot be deleted", self._data)
-                (self._transient_marks if is_transient else self._marks).delete(txn, stored)
-                changes[is_transient][key[:LANE_KEY_SIZE]] -= 1
-            self._count(txn, self._counts, changes[False])
-            self._count(txn, self._transient_counts, changes[True])
+            self._persistent.delete(txn, of_kind[False])
+            self._transient.delete(txn, of_kind[True])
 
     def put(self, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
         """Raises: StoreError if one of them is here already, and then none is written."""
-        db = self._transients if are_transient else self._messages
-        stored = [(self._generation + key, record) for key, record in messages] if are_transient else messages
+        of_kind = self._transient if are_transient else self._persistent
         with self._env.begin(write=True) as txn:
-            if txn.cursor(db).putmulti(stored, overwrite=False)[1] != len(messages):
-                raise StoreError("store and broker disagree: two messages have one key. This is a bug of truenext")
-            counts = self._transient_counts if are_transient else self._counts
-            self._count(txn, counts, Counter(key[:LANE_KEY_SIZE] for key, _ in messages))
+            of_kind.put(txn, messages)
 
     def set_timers(self, timers: Iterable[tuple[bytes, bool]]) -> None:
         """Set those with True and clear the others, wherever they are or are not."""
@@ -370,13 +287,8 @@ class Checkpoint:
     def finish(self, layers: Iterable[Layer], marks: dict[bytes, Mark], position: Position) -> None:
         """All that the journal's segments said up to `position` is here with this; `marks` are those of the layers."""
         with self._env.begin(write=True) as txn:
-            messages, transients = txn.cursor(self._messages), txn.cursor(self._transients)
-            for key, mark in marks.items():
-                # The message can be gone by a later segment, or be dropped: a mark must not outlive it.
-                if messages.set_key(key):
-                    self._marks.put(txn, key, MARK.pack(*mark))
-                elif transients.set_key(self._generation + key):
-                    self._transient_marks.put(txn, self._generation + key, MARK.pack(*mark))
+            # A message can be gone by a later segment, or be dropped: a mark must not outlive it.
+            self._transient.put_marks(txn, self._persistent.put_marks(txn, marks))
             for layer in layers:
                 self._finish_layer(txn, layer)
             self._meta.put(txn, b"segment", NUMBER.pack(position.segment))
@@ -396,30 +308,21 @@ class Checkpoint:
 
     def drop_transients(self) -> None:
         """However many there are: what is left of them is for `clean`."""
-        generation = GENERATION.pack(GENERATION.unpack(self._generation)[0] + 1)
+        transient = self._transient
+        generation = GENERATION.pack(GENERATION.unpack(transient.generation)[0] + 1)
         with self._env.begin(write=True) as txn:
             self._meta.put(txn, b"generation", generation)
-            self._transient_counts.clear(txn)
-        self._generation = generation
+            transient.counts.clear(txn)
+        transient.generation = generation
 
     def clean(self, keys_max: int) -> bool:
         """Delete up to `keys_max` of what earlier generations left; whether there may be more of it."""
         with self._env.begin() as txn:
-            if not any(self._is_left(cursor) for cursor in self._left(txn)):
+            if not self._transient.has_left(txn):
                 return False
         with self._env.begin(write=True) as txn:
-            for cursor in self._left(txn):
-                while keys_max and self._is_left(cursor):
-                    cursor.delete()
-                    keys_max -= 1
+            self._transient.delete_left(txn, keys_max)
         return True
-
-    def _left(self, txn: lmdb.Transaction[bytes]) -> tuple[lmdb.Cursor[bytes], lmdb.Cursor[bytes]]:
-        return self._transient_marks.cursor(txn), txn.cursor(self._transients)
-
-    def _is_left(self, cursor: lmdb.Cursor[bytes]) -> bool:
-        """The first in the database is of an earlier generation; the cursor is there."""
-        return cursor.first() and cursor.key()[: GENERATION.size] < self._generation
 
     def _finish_layer(self, txn: lmdb.Transaction[bytes], layer: Layer) -> None:
         for number, name in layer.queues.items():
@@ -440,15 +343,6 @@ class Checkpoint:
             self._meta.put(txn, b"redelivered below", NUMBER.pack(layer.redelivered_below))
         if layer.clean_stop is not None:
             self._meta.put(txn, b"clean stop", CLEAN if layer.clean_stop else UNCLEAN)
-
-    def _count(self, txn: lmdb.Transaction[bytes], counts: SealedDatabase, change: Counter[bytes]) -> None:
-        for lane, difference in change.items():
-            before = counts.get(txn, lane) if self._has(counts.cursor(txn), lane) else None
-            count = difference + (0 if before is None else NUMBER.unpack(before)[0])
-            if count:
-                counts.put(txn, lane, NUMBER.pack(count))
-            else:
-                counts.delete(txn, lane)
 
 
 def _make(folder: Path, map_size: int, segment_bytes: int) -> None:

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import struct
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -80,6 +80,19 @@ META = (
 """What meta names."""
 
 DATABASES_MAX = len(DATABASES)
+
+
+class Kind(NamedTuple):
+    """The databases of the messages of one kind."""
+
+    messages: bytes
+    marks: bytes
+    counts: bytes
+    is_transient: bool
+
+
+PERSISTENT = Kind(b"messages", b"marks", b"counts", is_transient=False)
+TRANSIENT = Kind(b"transients", b"transient marks", b"transient counts", is_transient=True)
 
 FORMAT = struct.Struct(">I")
 QUEUE = struct.Struct(">I")

@@ -19,9 +19,12 @@ from truenext.store.checkpoint_format import (
     GENERATION,
     META,
     NUMBER,
+    PERSISTENT,
     POSITION,
     SALT,
+    TRANSIENT,
     UNCLEAN,
+    Kind,
     Position,
     position_of,
     recovered_of,
@@ -57,19 +60,7 @@ _UNKNOWN = {
 """What stands in for what meta does not have any more."""
 
 
-class Kind(NamedTuple):
-    """The databases of the messages of one kind."""
-
-    messages: bytes
-    marks: bytes
-    counts: bytes
-    is_transient: bool
-
-
-KINDS = (
-    Kind(b"messages", b"marks", b"counts", is_transient=False),
-    Kind(b"transients", b"transient marks", b"transient counts", is_transient=True),
-)
+KINDS = (PERSISTENT, TRANSIENT)
 
 
 class Entry(NamedTuple):
