@@ -1,9 +1,11 @@
-"""One client on one socket: bytes in, bytes out, and what its silence means.
+"""What happens between the broker and one socket: bytes in, bytes out, and what the silence of a client means?
 
 The socket is driven directly, not through a transport: in auto mode a message counts as acknowledged once the socket
 has taken its bytes, so we must know exactly which bytes it has taken, at the moment the connection is lost too.
 
     reading --ERROR or DISCONNECT--> closing: what is left to say is sent, what still comes is thrown away --> closed
+
+It is one file: how a connection ends depends on what was read, what was written, and what the socket has taken.
 """
 
 import logging
@@ -268,7 +270,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            # Not at once: whoever is writing to many connections must not find one gone half-way.
+            # Not at once: a turn that writes to many connections must not find one gone half-way.
             self._loop.call_soon(self._lose, f"cannot be written to: {error}")
             return 0
         self.bytes_taken += taken
@@ -452,7 +454,7 @@ class Connection:
             self._lose("missed its heart-beats")
         if self._is_closed or not self._is_reading:
             return
-        # Who is not read is looked at again when that has taken as long.
+        # A client that is not read is looked at again when that has taken as long.
         left = self._patience if self._is_paused else self._patience - self._silence
         self._after(left, "silence", self._on_silence)
 

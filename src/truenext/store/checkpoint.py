@@ -1,4 +1,4 @@
-"""What the journal no longer holds: an LMDB environment, written to when a segment of the journal is to go.
+"""What lives longer than its segment of the journal? It is in an LMDB environment, written to when a segment is to go.
 
 Which databases are in it, and how a value stands there, is in checkpoint_format.py. All values but the records carry a
 checksum (sealed.py).

@@ -1,4 +1,4 @@
-"""The store of one broker on its own disk: a journal, and behind it a checkpoint in LMDB.
+"""How do journal, overlay and checkpoint make one store? That of one broker, on its own disk.
 
 The data folder:
 

@@ -1,4 +1,4 @@
-"""A new data folder from what can be read of a damaged one.
+"""How does what can be read of a damaged data folder become a new one?
 
 The new folder has a checkpoint and no journal. Its messages stand under the keys that they had, with their attempts,
 deliveries and due times; queues, producers and timers are those that were there; no sequence that was ever given out is

@@ -1,4 +1,4 @@
-"""A write-ahead journal: batches as bytes, in order, each durable before the next is written.
+"""How do bytes become durable with one write? A write-ahead journal: batches in order, each durable before the next.
 
 It is a row of segments, files of one size that are allocated and filled with zeros before they are used, so that
 making a batch durable is one write of data and nothing else. A segment that is no longer needed becomes a spare, and

@@ -210,7 +210,7 @@ class Mover:
             for messages in self._records(alive(segment, held), are_transient=are_transient):
                 self._write(partial(self._checkpoint.put, messages, are_transient=are_transient))
         with self._changed:
-            # Copied: whoever removes a message takes its mark out of every layer.
+            # Copied: to remove a message takes its mark out of every layer.
             marks = {key: mark for layer in layers for key, mark in layer.marks.items()}
         self._sync_history()
         position = Position(segment, self._journal.last_frame(segment), self._journal.number)

@@ -41,7 +41,7 @@ class Overlay:
         self.layers: tuple[Layer, ...] = ()
         """Oldest first. Replaced, never changed, so that a reader can keep the one it began with."""
         self.views: set[View] = set()
-        """What is being read; it is told of every change. Whoever has read takes his out."""
+        """Those that are being read: each is told of every change, and taken out once it was read."""
         self.moving = 0
         """The checkpoint has, or is being given, messages of segments up to this one."""
 
