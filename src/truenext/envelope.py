@@ -6,6 +6,8 @@ backslash inside a name or value are escaped as in STOMP 1.2, section "Value Enc
 
 import re
 
+from truenext.digits import are_digits
+
 DEAD_LETTER_HEADERS = frozenset(
     {
         *("truenext-dead-letter-cause", "truenext-dead-letter-timestamp"),
@@ -67,7 +69,7 @@ def closes_group(header: bytes) -> bool:
     """
     value = _value(header, _GROUP_SEQUENCE)
     digits = value[1:]
-    return value.startswith("-") and digits.isascii() and digits.isdigit() and digits.strip("0") != ""
+    return value.startswith("-") and are_digits(digits) and digits.strip("0") != ""
 
 
 def _value(header: bytes, start: bytes) -> str:

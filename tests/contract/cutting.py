@@ -23,7 +23,7 @@ from truenext.store import export as export_module
 from truenext.store.check import check
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.journal import FRAME
+from truenext.store.frame import FRAME
 
 SEGMENT_BYTES = 1500
 FIRST_LIMIT = 1000
@@ -46,7 +46,7 @@ def fresh(folder: Path, segments_max: int = 12) -> Disk:
     EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES).close()
     disk = Disk("embedded", folder)
     assert isinstance(disk.store, EmbeddedStore)
-    disk.store._segments_max = segments_max
+    disk.store._mover._segments_max = segments_max
     disk.apply(queues={1: "orders"}, sequence_limit=FIRST_LIMIT, clean_stop=False)
     return disk
 
@@ -234,12 +234,12 @@ def a_move(folder: Path) -> None:
 
 def move_all(store: EmbeddedStore) -> None:
     """But for the newest segment; and nothing more after that."""
-    segments_max = store._segments_max
+    segments_max = store._mover._segments_max
     with store._changed:
-        store._segments_max = 1
+        store._mover._segments_max = 1
         store._changed.notify_all()
     wait_for_moves(store)
-    store._segments_max = segments_max
+    store._mover._segments_max = segments_max
 
 
 def a_history_that_tells_more(folder: Path) -> None:

@@ -303,11 +303,11 @@ def wait_for_moves(store: EmbeddedStore) -> None:
     """Raises: StoreError if a move fails"""
     with store._changed:
         done = store._changed.wait_for(
-            lambda: store._move_failure is not None or not store._is_move_due(), timeout=PATIENCE_SECONDS
+            lambda: store._mover.failure is not None or not store._mover._is_move_due(), timeout=PATIENCE_SECONDS
         )
     assert done, "a move takes too long"
-    if store._move_failure is not None:
-        raise store._move_failure
+    if store._mover.failure is not None:
+        raise store._mover.failure
 
 
 FIRST_SENT = 10_000

@@ -19,14 +19,19 @@ from truenext.batch import NO_MARK, Batch, Mark
 from truenext.errors import StoreError
 from truenext.events import told_by
 from truenext.record import CONTENTS
-from truenext.store import checkpoint, embedded, folder, journal, missing, salvage
+from truenext.store import checkpoint, embedded, folder, frame, journal, missing
 from truenext.store.changes import Changes, decode
-from truenext.store.checkpoint import MARK, Checkpoint, Position
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import MARK, NUMBER, Position
 from truenext.store.contents import settled
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.journal import FRAME, Journal
-from truenext.store.overlay import Layer, Overlay, TimerView
+from truenext.store.frame import FRAME
+from truenext.store.journal import Journal
+from truenext.store.layer import Layer
+from truenext.store.overlay import Overlay
+from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
+from truenext.store.views import TimerView
 
 if TYPE_CHECKING:
     from pytest import MonkeyPatch
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
 
 def an_old_batch_in_a_recycled_segment_passes(patch: "MonkeyPatch") -> None:
     """The checksum is looked at, and not of which segment and number the frame is."""
-    payload_at = journal.payload_at
+    payload_at = frame.payload_at
 
     def faulty(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
         if offset + FRAME.size > len(content):
@@ -48,7 +53,8 @@ def an_old_batch_in_a_recycled_segment_passes(patch: "MonkeyPatch") -> None:
 
 
 def a_batch_passes_without_its_checksum(patch: "MonkeyPatch") -> None:
-    patch.setattr(journal, "crc32", lambda *_: 7)
+    for module in (frame, journal):
+        patch.setattr(module, "crc32", lambda *_: 7)
 
 
 def a_batch_is_confirmed_before_it_is_durable(patch: "MonkeyPatch") -> None:
@@ -136,7 +142,7 @@ def a_move_does_not_write_down_the_end(patch: "MonkeyPatch") -> None:
 
 def a_move_forgets_the_end_that_was_written_down(patch: "MonkeyPatch") -> None:
     def faulty(one: Checkpoint, txn: Any, name: bytes, number: int) -> None:
-        one._meta.put(txn, name, checkpoint.NUMBER.pack(number))
+        one._meta.put(txn, name, NUMBER.pack(number))
 
     patch.setattr(Checkpoint, "_raise", faulty)
 
@@ -146,7 +152,7 @@ def what_was_written_down_is_not_missed(patch: "MonkeyPatch") -> None:
 
 
 def what_was_written_down_is_not_missed_by_a_check(patch: "MonkeyPatch") -> None:
-    patch.setattr(salvage, "missing_at_end", lambda *_: "")
+    patch.setattr(salvaged_journal, "missing_at_end", lambda *_: "")
 
 
 def what_the_history_tells_of_is_not_missed(patch: "MonkeyPatch") -> None:
@@ -179,7 +185,7 @@ def a_segment_of_any_size_passes(patch: "MonkeyPatch") -> None:
 
 
 def a_segment_of_any_size_passes_a_check(patch: "MonkeyPatch") -> None:
-    patch.setattr(salvage, "cut", lambda *_: "")
+    patch.setattr(salvaged_journal, "cut", lambda *_: "")
 
 
 # The move into the checkpoint
@@ -242,11 +248,11 @@ def a_move_begins_before_the_history_was_taken(patch: "MonkeyPatch") -> None:
     recover = EmbeddedStore.recover
 
     def faulty(one: EmbeddedStore) -> Recovered:
-        one._has_begun = True
+        one._mover.has_begun = True
         recovered = recover(one)
         with one._changed:
             # As it may happen: it was quicker than whoever takes the history.
-            one._changed.wait_for(lambda: not one._is_move_due(), timeout=1)
+            one._changed.wait_for(lambda: not one._mover._is_move_due(), timeout=1)
         return recovered
 
     patch.setattr(EmbeddedStore, "recover", faulty)
@@ -289,13 +295,13 @@ def a_content_stays_when_its_last_reference_goes(patch: "MonkeyPatch") -> None:
 
 
 def a_transient_content_is_looked_for_among_persistent_ones(patch: "MonkeyPatch") -> None:
-    patch.setattr(Checkpoint, "content", lambda one, snapshot, key: snapshot.get(key, b"", db=one._messages))
+    patch.setattr(Checkpoint, "content", lambda one, snapshot, key: snapshot.get(key, b"", db=one._persistent.messages))
 
 
 def the_references_of_a_transient_content_are_not_counted_once_it_has_moved(patch: "MonkeyPatch") -> None:
     def faulty(one: Checkpoint, key: bytes) -> Mark:
         with one._env.begin() as txn:
-            mark = one._marks.get(txn, key)
+            mark = one._persistent.marks.get(txn, key)
         return NO_MARK if mark is None else Mark(*MARK.unpack(mark))
 
     patch.setattr(Checkpoint, "mark", faulty)
@@ -354,9 +360,9 @@ def transients_of_an_older_generation_are_shown(patch: "MonkeyPatch") -> None:
     drop = Checkpoint.drop_transients
 
     def faulty(one: Checkpoint) -> None:
-        before = one._generation
+        before = one._transient.generation
         drop(one)
-        one._generation = before
+        one._transient.generation = before
 
     patch.setattr(Checkpoint, "drop_transients", faulty)
 

@@ -20,7 +20,43 @@ import truenext.store
 from tests.contract.crashing import Held, Tried, crash_everywhere, live
 from tests.contract.recorded_calls import COMPILER
 from tests.contract.simulated_disk import SECTOR, Disk, Durable, Name, Recorder, Walk, Write
-from truenext.store import changes, checkpoint, contents, embedded, folder, journal, overlay, sealed
+from truenext.store import (
+    changes,
+    checkpoint,
+    checkpoint_format,
+    contents,
+    embedded,
+    folder,
+    frame,
+    journal,
+    layer,
+    messages_of_kind,
+    mover,
+    overlay,
+    room,
+    sealed,
+    spans,
+    views,
+)
+
+MODULES = (
+    changes,
+    checkpoint,
+    checkpoint_format,
+    contents,
+    embedded,
+    folder,
+    frame,
+    journal,
+    layer,
+    messages_of_kind,
+    mover,
+    overlay,
+    room,
+    sealed,
+    spans,
+    views,
+)
 
 CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "1200"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "1"))
@@ -83,14 +119,13 @@ def test_whenever_the_power_goes_in_lmdb_every_confirmed_batch_is_there() -> Non
 
 
 def test_what_is_tested_is_the_store_as_it_is_shipped(tmp_path: Path) -> None:
-    modules = (changes, checkpoint, contents, embedded, folder, journal, overlay, sealed)
-    before = {module: dict(functions(module)) for module in modules}
+    before = {module: dict(functions(module)) for module in MODULES}
     recorder = Recorder(Disk(), tmp_path)
     with recorder.recording():
-        assert {module: dict(functions(module)) for module in modules} == before
+        assert {module: dict(functions(module)) for module in MODULES} == before
         assert embedded.EmbeddedStore.__module__ == "truenext.store.embedded"
     (shipped,) = truenext.store.__path__
-    for module in modules:
+    for module in MODULES:
         assert Path(getsourcefile(module) or "").parent == Path(shipped)
 
 

@@ -29,9 +29,11 @@ from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
 from truenext.record import CONTENTS, DamagedRecord, content_key, decode, encode_reference, lane_key, sequence_of
 from truenext.store import journal
-from truenext.store.checkpoint import DATABASES_MAX, FORMAT_VERSION, Checkpoint
-from truenext.store.embedded import SEGMENTS_BEHIND_MAX, EmbeddedStore
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION
+from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import Journal
+from truenext.store.mover import SEGMENTS_BEHIND_MAX, Mover
 
 
 def journal_files(folder: Path) -> list[Path]:
@@ -392,7 +394,7 @@ def test_nothing_moves_until_the_first_batch_shows_that_the_history_was_taken(
 ) -> None:
     """Otherwise the history in what moves would be nowhere: `recover` has only just returned it."""
     with monkeypatch.context() as patch:
-        patch.setattr(EmbeddedStore, "_is_move_due", lambda _: False)
+        patch.setattr(Mover, "_is_move_due", lambda _: False)
         disk = Disk("moving", tmp_path)
         disk.apply(puts=put(1), history=b"first")
         disk.apply(puts=put(*range(2, 20)))
@@ -402,7 +404,7 @@ def test_nothing_moves_until_the_first_batch_shows_that_the_history_was_taken(
     store.sync_history = lambda: synced.append(1)
     assert store.recover().history == [b"first"]
     assert len(journal_files(tmp_path)) == 2
-    assert not store._is_move_due()
+    assert not store._mover._is_move_due()
     assert not synced
     store.apply(Batch(1))
     until(lambda: len(journal_files(tmp_path)) == 1)
@@ -414,12 +416,12 @@ def test_nothing_moves_until_the_first_batch_shows_that_the_history_was_taken(
 
 
 def or_stand_still(action: Callable[..., None]) -> Callable[..., None]:
-    def call(store: EmbeddedStore, *args: int) -> None:
+    def call(mover: Mover, *args: int) -> None:
         try:
-            action(store, *args)
+            action(mover, *args)
         except Stopped:
-            with store._changed:
-                store._changed.wait_for(lambda: store._is_closing)
+            with mover._changed:
+                mover._changed.wait_for(lambda: mover._is_closing)
 
     return call
 
@@ -428,9 +430,9 @@ class Stopped(Exception):
     pass
 
 
-@mock.patch.object(EmbeddedStore, "_move", or_stand_still(EmbeddedStore._move))
-@mock.patch.object(EmbeddedStore, "_clean", or_stand_still(EmbeddedStore._clean))
-@mock.patch.object(EmbeddedStore, "_is_behind", lambda _: False)
+@mock.patch.object(Mover, "_move", or_stand_still(Mover._move))
+@mock.patch.object(Mover, "_clean", or_stand_still(Mover._clean))
+@mock.patch.object(Mover, "_is_behind", lambda _: False)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_move_may_be_interrupted_anywhere(data: st.DataObject) -> None:
@@ -533,8 +535,8 @@ def test_a_damaged_frame_with_a_good_one_behind_it_stops_the_broker(tmp_path: Pa
 
 
 def test_a_missing_or_emptied_segment_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EmbeddedStore, "_is_move_due", lambda _: False)
-    monkeypatch.setattr(EmbeddedStore, "_is_behind", lambda _: False)
+    monkeypatch.setattr(Mover, "_is_move_due", lambda _: False)
+    monkeypatch.setattr(Mover, "_is_behind", lambda _: False)
     disk = Disk("moving", tmp_path)
     for n in range(1, 10):
         disk.apply(puts=put(n))

@@ -38,11 +38,13 @@ from truenext.limits import SEQUENCE_BLOCK
 from truenext.policy import Policies
 from truenext.record import encode, lane_key, message_key, sequence_of
 from truenext.store import export as export_module
-from truenext.store import salvage as salvage_module
-from truenext.store.checkpoint import DATABASES, DATABASES_MAX, FORMAT_VERSION, Checkpoint
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.journal import FRAME, SECTOR, is_flipped
+from truenext.store.frame import FRAME, SECTOR, is_flipped
 from truenext.store.lmdb_file import LmdbFile, Tree, metas
+from truenext.store.mover import Mover
+from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
 
 PAGE = 4096
@@ -395,7 +397,7 @@ def salt_of(data: Path) -> int:
 def test_a_body_full_of_what_looks_like_frames_delays_no_check(
     in_journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(salvage_module, "SEARCH_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(salvaged_journal, "SEARCH_BYTES_MAX", 1 << 20)
     (path,) = segments(in_journal)
     content = bytearray(path.read_bytes())
     end = frames(path)[-1][1]
@@ -417,7 +419,7 @@ def test_a_sector_that_the_disk_does_not_give_costs_what_was_in_it(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(file, size, offset)
 
-    monkeypatch.setattr(salvage_module, "READ_BYTES", 16)
+    monkeypatch.setattr(salvaged_journal, "READ_BYTES", 16)
     monkeypatch.setattr(os, "pread", broken)
     found = damages(truenext("check", in_journal))
     assert any("the disk does not give 16 bytes" in line for line in found)
@@ -688,7 +690,7 @@ def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
 
 def test_transients_that_a_start_has_dropped_stay_dropped(tmp_path: Path) -> None:
     disk = Disk("moving", tmp_path / "data")
-    with mock.patch.object(EmbeddedStore, "_clean", lambda store: None):
+    with mock.patch.object(Mover, "_clean", lambda _: None):
         disk.apply(queues={1: "orders"}, sequence_limit=100, clean_stop=False)
         for n in range(1, 6):
             message = message_of(key(n), random.Random(n), persistent=False)
@@ -883,7 +885,7 @@ def test_a_mark_that_stands_where_no_message_does_is_not_passed_over(data: Path)
     checkpoint = Checkpoint(data / "lmdb")
     for name in (marks[-1], marks[0]):
         with checkpoint._env.begin(write=True) as txn:
-            txn.delete(name, db=checkpoint._messages)
+            txn.delete(name, db=checkpoint._persistent.messages)
         with checkpoint.snapshot() as snapshot, pytest.raises(StoreError, match=f"{name.hex()} has a mark, and is"):
             list(checkpoint.page(snapshot, name[:5], 0))
     checkpoint.close()
@@ -931,7 +933,7 @@ def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path:
     with mock.patch.object(Checkpoint, "kinds", lambda _, keys: dict.fromkeys(keys, False)):
         disk.apply(removes=[key(1)])
     with store._checkpoint._env.begin(write=True) as txn:
-        txn.delete(key(1), db=store._checkpoint._messages)
+        txn.delete(key(1), db=store._checkpoint._persistent.messages)
     with pytest.raises(StoreError, match="is gone, and cannot be deleted"):
         for n in range(6, 20):
             disk.apply(puts=put(n))

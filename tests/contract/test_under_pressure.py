@@ -15,17 +15,18 @@ import pytest
 
 from tests.contract.disk import LANE, NEXT_QUEUE, Disk, key, put, sequences
 from tests.contract.test_embedded_store import journal_files, until
-from truenext import room
 from truenext.batch import Batch
 from truenext.errors import StoreError
 from truenext.record import lane_key, message_key, sequence_of, timer
 from truenext.room import Room
-from truenext.store import embedded, folder, journal
+from truenext.store import folder, journal, mover, room
 from truenext.store.changes import Changes, Rest
-from truenext.store.checkpoint import DATABASES_MAX, Checkpoint
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import DATABASES_MAX
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import Journal
 from truenext.store.memory import MemoryStore
+from truenext.store.mover import Mover
 from truenext.store.overlay import Overlay
 from truenext.store.store import Page, Store
 
@@ -82,7 +83,7 @@ def test_a_segment_is_kept_until_the_pages_that_began_before_have_read_it(
     (first,) = journal_files(tmp_path)
     page = HeldPage(disk, ask, monkeypatch)
     disk.apply(puts=put(5, 6, 7, 8))
-    until(lambda: bool(disk.store._views_in_the_way))  # type: ignore[attr-defined]
+    until(lambda: bool(disk.store._mover._views_in_the_way))  # type: ignore[attr-defined]
     assert first.exists()
     assert sequences(disk.store) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert first.exists()
@@ -106,7 +107,7 @@ def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
     # The newest segment never moves, so that these are read from the journal.
     disk.apply(puts=put(5, 7), transient_puts=put(6, 8), marks={key(5): (5, 5)})
     # A batch may have to wait for a move, and that for the page.
-    monkeypatch.setattr(EmbeddedStore, "_is_behind", lambda _: False)
+    monkeypatch.setattr(Mover, "_is_behind", lambda _: False)
     page = HeldPage(disk, ask, monkeypatch)
     disk.apply(
         removes=[key(1), key(5)],
@@ -190,7 +191,7 @@ def test_an_unclean_start_drops_transients_without_touching_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = moved_transients(tmp_path, 9)
-    monkeypatch.setattr(EmbeddedStore, "_clean", lambda _: None)
+    monkeypatch.setattr(Mover, "_clean", lambda _: None)
     for _ in range(3):
         assert disk.crash().counts == {NEXT_QUEUE: 10}
         assert sequences(disk.store) == []
@@ -203,19 +204,19 @@ def test_an_unclean_start_drops_transients_without_touching_them(
 def test_cleaning_may_be_interrupted_anywhere_and_goes_on_after_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactions: int
 ) -> None:
-    monkeypatch.setattr(embedded, "MOVE_KEYS_MAX", 2)
+    monkeypatch.setattr(mover, "MOVE_KEYS_MAX", 2)
     disk = moved_transients(tmp_path, 9)
     left = transactions
-    clean = EmbeddedStore._clean
+    clean = Mover._clean
 
-    def limited(store: EmbeddedStore) -> None:
+    def limited(one: Mover) -> None:
         nonlocal left
         if left:
             left -= 1
-            clean(store)
+            clean(one)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EmbeddedStore, "_clean", limited)
+        patch.setattr(Mover, "_clean", limited)
         disk.crash()
         until(lambda: not left)
         # Those of this generation are there, and stay.
@@ -228,7 +229,7 @@ def test_cleaning_may_be_interrupted_anywhere_and_goes_on_after_the_next_start(
         assert len(transients) == 10 + max(0, min(9, 10 - 2 * transactions))
     assert disk.open().counts == {NEXT_QUEUE: 20}
     assert disk.crash().counts == {NEXT_QUEUE: 20}
-    until(lambda: not disk.store._needs_cleaning)  # type: ignore[attr-defined]
+    until(lambda: not disk.store._mover._needs_cleaning)  # type: ignore[attr-defined]
     disk.store.close()
     assert stored_transients(tmp_path) == ([], [])
 
@@ -239,7 +240,7 @@ def test_cleaning_leaves_what_a_clean_stop_has_kept(tmp_path: Path) -> None:
     disk.apply(transient_puts=put(10, 11))
     disk.apply(puts=put(*range(110, 120), lane=NEXT_QUEUE))
     assert disk.stop().counts == {LANE: 2, NEXT_QUEUE: 20}
-    until(lambda: not disk.store._needs_cleaning)  # type: ignore[attr-defined]
+    until(lambda: not disk.store._mover._needs_cleaning)  # type: ignore[attr-defined]
     assert sequences(disk.store) == [10, 11]
     disk.store.close()
 
@@ -291,7 +292,7 @@ def test_a_segment_costs_no_more_memory_than_is_counted(make: Callable[[int], di
 def test_a_segment_ends_when_it_holds_or_costs_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(embedded, what, {"SEGMENT_RECORDS_MAX": 20, "SEGMENT_MEMORY_MAX": 1400}[what])
+    monkeypatch.setattr(mover, what, {"SEGMENT_RECORDS_MAX": 20, "SEGMENT_MEMORY_MAX": 1400}[what])
     disk = Disk("embedded", tmp_path)
     for n in range(1, 21):
         disk.apply(puts=put(n))
@@ -382,7 +383,7 @@ def test_a_store_that_opens_beyond_its_limit_says_so_at_once(tmp_path: Path) -> 
 
 
 def test_others_who_fill_the_disk_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(mover, "LOOK_SECONDS", 0.01)
     disk = Disk("embedded", tmp_path)
     disk.apply(puts=put(1))
     for free_segments, expected in ((100, Room.PLENTY), (5, Room.LITTLE), (2, Room.NONE), (100, Room.PLENTY)):
@@ -417,7 +418,7 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]) -> None:
         self.is_full: Callable[[], bool] = lambda: True
         self.refused = 0
-        monkeypatch.setattr(embedded, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(mover, "LOOK_SECONDS", 0.01)
         statvfs = os.statvfs
         monkeypatch.setattr(
             os, "statvfs", lambda path: SimpleNamespace(f_bavail=9, f_frsize=1) if self.is_full() else statvfs(path)
@@ -450,10 +451,10 @@ def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room
     for n in range(1, 8):
         disk.apply(removes=[key(n)], history=bytes(100))
     assert sequences(disk.store) == list(range(8, 17))
-    assert len(journal_files(tmp_path)) > 1 + embedded.SEGMENTS_BEHIND_MAX
+    assert len(journal_files(tmp_path)) > 1 + mover.SEGMENTS_BEHIND_MAX
     full.is_full = lambda: False
     until(lambda: disk.store.room is Room.PLENTY and len(journal_files(tmp_path)) == 1)
-    assert (tmp_path / "ballast").stat().st_size == embedded.BALLAST_SEGMENTS * 200
+    assert (tmp_path / "ballast").stat().st_size == room.BALLAST_SEGMENTS * 200
     assert [record.message for record in caplog.records] == [
         "the disk is full: sends are refused until there is room",
         "the disk has room again",
@@ -471,7 +472,7 @@ def test_a_move_that_finds_no_space_succeeds_with_that_of_the_ballast(
     full = FullDisk(monkeypatch, no_space)
     full.is_full = (tmp_path / "ballast").exists
     # Not within this test, but at once.
-    monkeypatch.setattr(embedded, "LOOK_SECONDS", 60)
+    monkeypatch.setattr(mover, "LOOK_SECONDS", 60)
     monkeypatch.setattr(folder, "allocate", raise_no_space)
     disk.apply(puts=put(*range(1, 9)))
     disk.apply(puts=put(*range(9, 17)))
@@ -555,7 +556,7 @@ def test_a_broken_disk_is_not_taken_for_a_full_one(tmp_path: Path, monkeypatch: 
 def test_a_spare_that_finds_no_space_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(embedded, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(mover, "LOOK_SECONDS", 0.01)
     attempts = 0
 
     def failing(*_: object) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
 from tests.integration.raw_client import bodies
 from truenext.limits import HISTORY_SECONDS
-from truenext.store.journal import FRAME
+from truenext.store.frame import FRAME
 
 
 def store(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from truenext.spark.audit.account import AUTO_WINDOW, NEVER, Code, Start
+from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, Code, Start
 from truenext.spark.audit.sweep import sweep_batches
 from truenext.spark.audit.timeline import CODES, COLUMNS
 

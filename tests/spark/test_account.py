@@ -16,8 +16,8 @@ from tests.spark.histories import RandomHistory
 from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of, witnessed
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
-from truenext.spark.audit import account
-from truenext.spark.audit.account import POINTS_MAX, SELECTIVE, Account, Gone
+from truenext.spark.audit.account import POINTS_MAX, Account
+from truenext.spark.audit.facts import SELECTIVE, Gone, Start
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 STUCK_SECONDS = 10.0
@@ -83,8 +83,8 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     assert any(_differs_or_fails(seed) for seed in range(300))
 
 
-@pytest.mark.parametrize("guard", [account.Start.CLEAN, account.Start.CONTINUED, account.Start.WHOLE])
-def test_each_flag_of_a_start_counts(guard: account.Start, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("guard", [Start.CLEAN, Start.CONTINUED, Start.WHOLE])
+def test_each_flag_of_a_start_counts(guard: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     started = Account.started
     always = lambda self, event, at, flags, previous: started(self, event, at, flags | guard, previous)  # noqa: E731
     monkeypatch.setattr(Account, "started", always)

@@ -30,7 +30,7 @@ def connected(version: Version = Version.V1_2, client_id: str = "c") -> StompSer
 
 
 def ask(server: StompServer, command: str, headers: dict[str, str]) -> list[Command]:
-    return list(server.receive(encode(Frame(command, headers), server._version)))
+    return list(server.receive(encode(Frame(command, headers), server._protocol.version)))
 
 
 def subscribed(address: str, headers: dict[str, str] = NOTHING, *, client_id: str = "c") -> Subscribe:

@@ -35,7 +35,8 @@ from truenext.message import Message
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import parse_heart_beat
-from truenext.wire.stomp.server import PARTS_PER_MESSAGE, StompServer
+from truenext.wire.stomp.replies import PARTS_PER_MESSAGE
+from truenext.wire.stomp.server import StompServer
 
 VERSIONS = list(Version)
 ESCAPING_VERSIONS = [Version.V1_1, Version.V1_2]
@@ -100,7 +101,7 @@ def message_frame(version: Version, deliveries: list[Delivered], *lines: str) ->
     server = connected(version)
     ask(server, "SUBSCRIBE", QUEUE, "id:s", *lines)
     parts: list[bytes] = []
-    server.encode_deliveries("s", deliveries, parts)
+    server.replies.encode_deliveries("s", deliveries, parts)
     assert len(parts) == PARTS_PER_MESSAGE * len(deliveries)
     return decode(version, b"".join(parts))
 
@@ -354,7 +355,7 @@ def test_every_message_says_its_priority_as_it_is_counted_and_once(
     server = connected(consumer)
     ask(server, "SUBSCRIBE", QUEUE, "id:s")
     parts: list[bytes] = []
-    server.encode_deliveries("s", [Delivered(send.message)], parts)
+    server.replies.encode_deliveries("s", [Delivered(send.message)], parts)
     assert b"".join(parts).count(b"\npriority:") == 1
     (frame,) = decode(consumer, b"".join(parts))
     assert frame.headers["priority"] == counted
@@ -576,7 +577,7 @@ def test_in_1_0_a_subscription_may_be_known_by_its_destination() -> None:
     (subscribe,) = ask(server, "SUBSCRIBE", QUEUE)
     assert subscribe == Subscribe("/queue/a", parse("/queue/a", "me"), AckMode.AUTO, None)
     parts: list[bytes] = []
-    server.encode_deliveries("/queue/a", [Delivered(Message(4, False, 0, b"content-length:0\n", b""))], parts)
+    server.replies.encode_deliveries("/queue/a", [Delivered(Message(4, False, 0, b"content-length:0\n", b""))], parts)
     (frame,) = decode(Version.V1_0, b"".join(parts))
     assert "subscription" not in frame.headers
     assert ask(server, "UNSUBSCRIBE", QUEUE) == [Unsubscribe("/queue/a")]
@@ -600,7 +601,7 @@ def test_an_id_may_be_used_again_with_another_mode() -> None:
     ask(server, "UNSUBSCRIBE", "id:s")
     ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:auto")
     parts: list[bytes] = []
-    server.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:0\n", b""))], parts)
+    server.replies.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:0\n", b""))], parts)
     assert "ack" not in decode(Version.V1_2, b"".join(parts))[0].headers
 
 
@@ -610,7 +611,7 @@ def test_a_second_subscribe_of_the_same_id_changes_nothing_for_the_first() -> No
     ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
     ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:auto")
     parts: list[bytes] = []
-    server.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:0\n", b""))], parts)
+    server.replies.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:0\n", b""))], parts)
     assert decode(Version.V1_2, b"".join(parts))[0].headers["ack"] == "7@s"
 
 
@@ -647,9 +648,11 @@ def test_a_browser_reads_how_often_messages_were_dispatched_and_then_that_this_w
     ask(server, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "ack:client")
     message = Message(4, False, 0, b"content-length:1\n", b"x")
     parts: list[bytes] = []
-    server.encode_deliveries("s", [Delivered(message, deliveries=count) for count in (0, 1)], parts, is_browse=True)
+    server.replies.encode_deliveries(
+        "s", [Delivered(message, deliveries=count) for count in (0, 1)], parts, is_browse=True
+    )
     assert len(parts) == 2 * PARTS_PER_MESSAGE
-    parts.append(server.encode_end_of_browse("s", parse("/queue/a", "me")))
+    parts.append(server.replies.encode_end_of_browse("s", parse("/queue/a", "me")))
     never, once, end = decode(version, b"".join(parts))
     assert (never.headers["truenext-deliveries"], never.headers.get("redelivered")) == ("0", None)
     assert (once.headers["truenext-deliveries"], once.headers.get("redelivered")) == ("1", "true")
@@ -682,7 +685,7 @@ def test_what_a_message_carries_acknowledges_it(version: Version, subscription: 
     escaped = escape(subscription)
     ask(server, "SUBSCRIBE", QUEUE, f"id:{escaped}", "ack:client")
     parts: list[bytes] = []
-    server.encode_deliveries(subscription, [Delivered(Message(4, False, 0, b"", b""), sequence=2**63)], parts)
+    server.replies.encode_deliveries(subscription, [Delivered(Message(4, False, 0, b"", b""), sequence=2**63)], parts)
     (frame,) = decode(version, b"".join(parts))
     assert frame.headers["subscription"] == subscription
     if version is Version.V1_2:
@@ -929,16 +932,16 @@ def test_what_came_before_a_broken_frame_stands_however_it_was_read(before: byte
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("receipt", ["1", "a:b", "\u20ac"])
 def test_a_receipt_names_what_it_confirms(version: Version, receipt: str) -> None:
-    (frame,) = decode(version, connected(version).encode_receipt(Receipt(receipt)))
+    (frame,) = decode(version, connected(version).replies.encode_receipt(Receipt(receipt)))
     assert (frame.command, frame.headers, frame.body) == ("RECEIPT", {"receipt-id": receipt}, b"")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_receipt_of_a_repeat_says_so(version: Version) -> None:
     server = connected(version)
-    (frame,) = decode(version, server.encode_receipt(Receipt("r", is_repeat=True)))
+    (frame,) = decode(version, server.replies.encode_receipt(Receipt("r", is_repeat=True)))
     assert frame.headers == {"receipt-id": "r", "truenext-repeat": "true"}
-    (frame,) = decode(version, server.encode_receipt(Receipt("r")))
+    (frame,) = decode(version, server.replies.encode_receipt(Receipt("r")))
     assert frame.headers == {"receipt-id": "r"}
 
 
@@ -958,13 +961,13 @@ def test_a_receipt_is_about_the_numbered_frame_that_asks_for_it_and_no_other() -
 def test_a_receipt_can_be_sent_after_the_disconnect_that_asks_for_it() -> None:
     server = connected()
     assert ask(server, "DISCONNECT", "receipt:bye") == [Disconnect(), Confirm("bye")]
-    assert server.encode_receipt(Receipt("bye")) == b"RECEIPT\nreceipt-id:bye\n\n\0\n"
+    assert server.replies.encode_receipt(Receipt("bye")) == b"RECEIPT\nreceipt-id:bye\n\n\0\n"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_fault_says_why_and_names_the_receipt(version: Version) -> None:
     server = connected(version)
-    (frame,) = decode(version, server.encode_fault(Fault("short", "at length", "r")))
+    (frame,) = decode(version, server.replies.encode_fault(Fault("short", "at length", "r")))
     assert frame.command == "ERROR"
     assert frame.headers == {
         "message": "short",
@@ -973,15 +976,15 @@ def test_a_fault_says_why_and_names_the_receipt(version: Version) -> None:
         "content-length": "9",
     }
     assert frame.body == b"at length"
-    (frame,) = decode(version, server.encode_fault(Fault("short")))
+    (frame,) = decode(version, server.replies.encode_fault(Fault("short")))
     assert "receipt-id" not in frame.headers and frame.body == b"short"
 
 
 def test_a_refused_login_is_told_the_versions() -> None:
     """1.2, "Protocol Negotiation"."""
-    (frame,) = decode(None, connecting().encode_fault(Fault("Supported protocol versions are 1.0 1.1 1.2")))
+    (frame,) = decode(None, connecting().replies.encode_fault(Fault("Supported protocol versions are 1.0 1.1 1.2")))
     assert frame.headers["version"] == "1.0,1.1,1.2"
-    (frame,) = decode(Version.V1_2, connected().encode_fault(Fault("x")))
+    (frame,) = decode(Version.V1_2, connected().replies.encode_fault(Fault("x")))
     assert "version" not in frame.headers
 
 
@@ -995,7 +998,7 @@ PRODUCER_TEXTS = st.text(st.sampled_from("\\\r\n: crn=\u00e9\u2028"), max_size=8
 @example(summary="\\r", detail="", receipt="")
 @example(summary="a\r\n\r\nb", detail="\0", receipt="\n\n")
 def test_whatever_went_wrong_the_fault_is_one_frame(version: Version, summary: str, detail: str, receipt: str) -> None:
-    (frame,) = decode(version, connected(version).encode_fault(Fault(summary, detail, receipt)))
+    (frame,) = decode(version, connected(version).replies.encode_fault(Fault(summary, detail, receipt)))
     assert frame.body == (detail or summary).encode()
     if version is not Version.V1_0:
         assert (frame.headers["message"], frame.headers["receipt-id"]) == (summary, receipt)
@@ -1010,10 +1013,10 @@ def test_every_frame_of_the_broker_ends_with_a_line_feed_of_its_own(version: Ver
     server = connected(version)
     ask(server, "SUBSCRIBE", QUEUE, "id:s")
     parts: list[bytes] = []
-    server.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts)
+    server.replies.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts)
     messages = [b"".join(parts[at : at + PARTS_PER_MESSAGE]) for at in (0, PARTS_PER_MESSAGE)]
-    end_of_browse = server.encode_end_of_browse("s", parse("/queue/a", "me"))
-    answers = [server.encode_receipt(Receipt("r")), server.encode_fault(Fault("short")), end_of_browse]
+    end_of_browse = server.replies.encode_end_of_browse("s", parse("/queue/a", "me"))
+    answers = [server.replies.encode_receipt(Receipt("r")), server.replies.encode_fault(Fault("short")), end_of_browse]
     assert server.connected is not None
     for frame in [*messages, *answers, server.connected]:
         assert frame.endswith(b"\0\n") and frame.count(b"\0") == 1
@@ -1099,7 +1102,9 @@ def test_whatever_a_subscription_is_called_its_messages_are_whole(
     server = connected(version)
     ask(server, "SUBSCRIBE", QUEUE, f"id:{written}", f"ack:{mode}")
     parts: list[bytes] = []
-    server.encode_deliveries(subscription, [Delivered(Message(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts)
+    server.replies.encode_deliveries(
+        subscription, [Delivered(Message(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts
+    )
     frames = decode(version, b"".join(parts))
     assert [(frame.headers["subscription"], frame.body) for frame in frames] == [(subscription, b"x")] * 2
 

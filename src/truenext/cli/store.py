@@ -25,7 +25,7 @@ from truenext.store.export import export as export_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from truenext.store.salvage import Finding
+    from truenext.store.salvage.findings import Finding
 
 
 @click.group()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
-"""No clock of a socket takes ten thousand years, and who waits for a week has forgotten that he does."""
+"""No clock of a socket takes ten thousand years, and after a week nobody remembers what is waited for."""
 
 NUMBER_MAX = 2**63 - 1
 """Of messages and of sequences: neither the broker nor anybody else has more."""

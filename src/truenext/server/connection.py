@@ -1,9 +1,11 @@
-"""One client on one socket: bytes in, bytes out, and what its silence means.
+"""What happens between the broker and one socket: bytes in, bytes out, and what the silence of a client means?
 
 The socket is driven directly, not through a transport: in auto mode a message counts as acknowledged once the socket
 has taken its bytes, so we must know exactly which bytes it has taken, at the moment the connection is lost too.
 
     reading --ERROR or DISCONNECT--> closing: what is left to say is sent, what still comes is thrown away --> closed
+
+It is one file: how a connection ends depends on what was read, what was written, and what the socket has taken.
 """
 
 import logging
@@ -30,7 +32,8 @@ from truenext.limits import (
     UNSENT_ANSWER_BYTES_MAX,
     UNSENT_BYTES_MAX,
 )
-from truenext.wire.stomp.server import PARTS_PER_MESSAGE, StompServer
+from truenext.wire.stomp.replies import PARTS_PER_MESSAGE
+from truenext.wire.stomp.server import StompServer
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class Connection:
         self._session = broker.connect(self, only_asks=only_asks)
         self._only_asks = only_asks
         self._stomp = StompServer(session_id=self._session.id, identity=identity, server_name=server_name)
+        self._replies = self._stomp.replies
         self._is_reading = True
         """What comes is still listened to."""
         self._is_paused = False
@@ -216,23 +220,23 @@ class Connection:
     def answer(self, answer: Answer) -> None:
         match answer:
             case Receipt():
-                self._add(self._stomp.encode_receipt(answer))
+                self._add(self._replies.encode_receipt(answer))
             case Fault():
-                self._add(self._stomp.encode_fault(answer))
+                self._add(self._replies.encode_fault(answer))
             case Farewell():
                 self._is_leaving = True
                 self._after(FAREWELL_SECONDS, "farewell", self._close)
 
     def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
-        self._stomp.encode_deliveries(consumer.subscription, entries, self._parts)
+        self._replies.encode_deliveries(consumer.subscription, entries, self._parts)
         self._runs.append((consumer, len(entries)))
 
     def show(self, showing: Showing) -> None:
         browser = showing.browser
-        self._stomp.encode_deliveries(browser.subscription, showing.entries, self._parts, is_browse=True)
+        self._replies.encode_deliveries(browser.subscription, showing.entries, self._parts, is_browse=True)
         self._runs.append((browser, len(showing.entries)))
         if showing.is_end:
-            self._add(self._stomp.encode_end_of_browse(browser.subscription, browser.queue.destination))
+            self._add(self._replies.encode_end_of_browse(browser.subscription, browser.queue.destination))
 
     def flush(self) -> None:
         parts = self._parts
@@ -266,7 +270,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            # Not at once: whoever is writing to many connections must not find one gone half-way.
+            # Not at once: a turn that writes to many connections must not find one gone half-way.
             self._loop.call_soon(self._lose, f"cannot be written to: {error}")
             return 0
         self.bytes_taken += taken
@@ -450,7 +454,7 @@ class Connection:
             self._lose("missed its heart-beats")
         if self._is_closed or not self._is_reading:
             return
-        # Who is not read is looked at again when that has taken as long.
+        # A client that is not read is looked at again when that has taken as long.
         left = self._patience if self._is_paused else self._patience - self._silence
         self._after(left, "silence", self._on_silence)
 

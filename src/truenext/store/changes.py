@@ -11,7 +11,7 @@
     rest                nothing, or a MessagePack map: `Rest`
     history             nothing, or a chunk of it: events.py
 
-If you change anything here, increase FORMAT_VERSION in checkpoint.py.
+If you change anything here, increase FORMAT_VERSION in checkpoint_format.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether a data folder holds what was written into it, to be asked while no broker has it.
 
-Everything that can be wrong is in salvage.py; here it is only looked at, and counted.
+Everything that can be wrong is found in salvage/; here it is only looked at, and counted.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.record import CONTENTS, LANE_KEY_SIZE, split_lane_key
-from truenext.store.salvage import opened
+from truenext.store.salvage.folder import opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from truenext.store.salvage import Finding, Kept, Salvage
+    from truenext.store.salvage.findings import Finding, Kept
+    from truenext.store.salvage.folder import Salvage
 
 
 class InQueue(msgspec.Struct):
@@ -79,7 +80,7 @@ def check(
     history_told: tuple[int, int] | None = None,
 ) -> Summary:
     """Look at every bit that a broker would believe. `found` is told of all damage, `report` how many bytes of how many
-    were looked at; `history_told` is that of salvage.py.
+    were looked at; `history_told` is that of salvage/folder.py.
 
     Raises: StoreInUseError, StoreError if it cannot be looked at
     """

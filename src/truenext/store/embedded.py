@@ -1,52 +1,46 @@
-"""The store of one broker on its own disk: a journal, and behind it a checkpoint in LMDB.
+"""How do journal, overlay and checkpoint make one store? That of one broker, on its own disk.
 
 The data folder:
 
     lock           the pid of the broker that uses the folder, which holds a flock on this file
     journal/       what happened last, see journal.py and changes.py
     lmdb/          what happened before that, see checkpoint.py
-    ballast        zeros, deleted when a move finds the disk full, so that it can go on
+    ballast        zeros, deleted when a move finds the disk full, so that it can go on, see room.py
 
     apply          the batch goes into the journal, durable by one write; then the overlay knows of it
-    move           on a thread of its own: what the oldest segment still says goes into the checkpoint, and the
-                   segment becomes a spare. What was consumed before that never costs a write to LMDB.
-    clean          on the same thread, when nothing is to be moved: what unclean stops have dropped is deleted
     page, recover  the checkpoint, with the journal laid over it (overlay.py)
 
-A crash can interrupt a move anywhere. The checkpoint then has some of what the journal still holds: the position in
-it moves only with the last of a segment, and recovery leaves out of the overlay what it finds in the checkpoint.
+Meanwhile, on a thread of its own, what the oldest segment still says moves into the checkpoint (mover.py).
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from heapq import merge
-from itertools import islice, tee
 from operator import attrgetter
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock
 from typing import TYPE_CHECKING
 
-from truenext import room
 from truenext.batch import NO_MARK, Batch, Mark
 from truenext.destination import may_be_named
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import CONTENTS, LANE_KEY_SIZE, REFERENCE_SIZE, content_key, reference_of
-from truenext.room import Room
 from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
-from truenext.store.checkpoint import MAP_SIZE, Checkpoint, Position
+from truenext.store.checkpoint import MAP_SIZE, Checkpoint
 from truenext.store.contents import settled
 from truenext.store.journal import SEGMENT_BYTES, Journal
+from truenext.store.layer import is_gone, laid_over, mark_of
 from truenext.store.missing import missing_at_end
-from truenext.store.overlay import Overlay, Place, View, alive, is_gone, laid_over, mark_of
+from truenext.store.mover import SEGMENTS_MAX, Mover
+from truenext.store.overlay import Overlay
+from truenext.store.room import RoomOnDisk
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
-from truenext.store.trouble import CAUSES, damage, disagreement, explained, is_no_space, is_short_write
+from truenext.store.trouble import CAUSES, damage, disagreement, explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -54,37 +48,8 @@ if TYPE_CHECKING:
 
     import lmdb
 
-
-logger = logging.getLogger(__name__)
-
-SEGMENTS_MAX = 12
-"""Segments of the journal that are kept while anything in them lives."""
-
-SEGMENTS_BEHIND_MAX = 3
-"""Further segments that the journal may grow by while the oldest are moved; then batches wait for the move. With a
-spare and SEGMENT_BYTES, that makes half a gigabyte."""
-
-SEGMENT_RECORDS_MAX = 50_000
-"""Changes in one segment, or one batch: times all segments, what a restart has to replay."""
-
-SEGMENT_MEMORY_MAX = 2_600_000
-"""Bytes that one segment may cost in memory, roughly, but for its last batch: times all segments, 40 MB. Where these
-are more, as batches are that large, older segments are moved sooner."""
-
-MOVE_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of records in one transaction of the checkpoint, or one message: its dirty pages are private memory."""
-
-MOVE_KEYS_MAX = 1000
-"""Messages or timers in one transaction of the checkpoint: each may touch a page of its own."""
-
-BALLAST_SEGMENTS = 2
-"""Size of the ballast, in segments: more than two transactions of the checkpoint can need."""
-
-LOOK_SECONDS = 1.0
-"""Longest time until room is looked at again: others fill the disk as well, and make room."""
-
-CLEAN_SECONDS = 0.01
-"""Pause between two transactions that delete what unclean stops have dropped: nobody waits for that."""
+    from truenext.room import Room
+    from truenext.store.views import View
 
 
 class EmbeddedStore:
@@ -107,11 +72,6 @@ class EmbeddedStore:
             StoreError if it cannot be used.
         """
         self._path = path
-        self._segments_max = segments_max
-        self._disk_limit = disk_limit
-        self._room = self._room_in_limit = self._room_on_disk = Room.PLENTY
-        self._is_disk_full = False
-        """A write of the mover found no space, or the ballast that it then gave up is not there again."""
         self.sync_history: Callable[[], None] = _nothing
         """Makes what the history's own files have durable. What `recover` found, and the history of every batch, is in
         them when the next batch is applied."""
@@ -119,20 +79,12 @@ class EmbeddedStore:
         """Run and first event of the last chunk of a batch that the history's own files have; to be set before
         `recover`, which then misses what the journal has not."""
         self._applied = 0
-        self._has_begun = False
-        """A batch has been applied, or begun to be: nothing moves before, as only then its history has been taken."""
         self._refusal = "recover() comes first"
         self._overlay = Overlay()
         self._queues: dict[int, str] = {}
         self._lock = Lock()
         self._changed = Condition(self._lock)
         """Held for the overlay; tells of every move, every new segment, and every page that a move waits for."""
-        self._mover: Thread | None = None
-        self._needs_cleaning = True
-        self._views_in_the_way: set[View] = set()
-        """Pages under way that may read the segment that is to be released."""
-        self._is_closing = False
-        self._move_failure: StoreError | None = None
         with ExitStack() as opened:
             try:
                 folder.refuse_what_is_not_ours(path)
@@ -144,44 +96,54 @@ class EmbeddedStore:
                 )
                 opened.callback(self._checkpoint.close)
                 (path / "journal").mkdir(mode=0o700, exist_ok=True)
-                self._segment_bytes = self._checkpoint.segment_bytes
-                self._journal = Journal(path / "journal", salt=self._checkpoint.salt, segment_bytes=self._segment_bytes)
+                self._journal = Journal(
+                    path / "journal", salt=self._checkpoint.salt, segment_bytes=self._checkpoint.segment_bytes
+                )
                 opened.callback(self._journal.close)
                 for one in (path / "lmdb", path / "journal", path):
                     folder.sync_folder(one)
             except CAUSES as error:
                 raise explained(f"open the store in {path}", error, path) from error
+            self._room = RoomOnDisk(path, self._journal, self._checkpoint, self._changed, limit=disk_limit)
+            self._mover = Mover(
+                path,
+                self._journal,
+                self._checkpoint,
+                self._overlay,
+                self._room,
+                self._changed,
+                segments_max=segments_max,
+                sync_history=lambda: self.sync_history(),
+            )
+            opened.callback(self._mover.close)
             self._opened = opened.pop_all()
 
     # ---- The promise of store.py ----
 
     @property
     def room(self) -> Room:
-        return self._room
+        return self._room.room
 
     def recover(self) -> Recovered:
         try:
             recovered = self._recover()
-            self._look_at_room()
+            self._room.look()
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error, self._path) from error
         self._refusal = ""
-        self._mover = Thread(target=self._move_when_due, name="truenext-checkpoint", daemon=True)
         self._mover.start()
         return recovered
 
     def apply(self, batch: Batch) -> None:
         if self._refusal:
             raise StoreError(f"batch {batch.number} is refused: {self._refusal}")
-        if self._move_failure is not None:
-            raise self._move_failure
+        if self._mover.failure is not None:
+            raise self._mover.failure
         # Set before anything can fail. After a failed write nobody knows what is on the disk, so that a second try
         # could confirm what is not there.
         self._refusal = f"batch {batch.number} could not be written; start the broker again"
-        if not self._has_begun:
-            with self._changed:
-                self._has_begun = True
-                self._changed.notify_all()
+        if not self._mover.has_begun:
+            self._mover.begin()
         try:
             if batch.released or batch.transient_released:
                 batch = settled(batch, self._mark_of())
@@ -236,11 +198,6 @@ class EmbeddedStore:
     def close(self) -> None:
         """Let go of files and locks. Nothing is written. No page may be under way."""
         self._refusal = "the store is closed"
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        if self._mover is not None:
-            self._mover.join()
         self._opened.close()
 
     # ---- Writing ----
@@ -293,12 +250,8 @@ class EmbeddedStore:
     def _append(self, parts: list[bytes], records: int) -> tuple[int, int]:
         journal = self._journal
         size = sum(map(len, parts))
-        if not journal.has_place(size) or self._is_full(records):
-            with self._changed:
-                if self._mover is not None:
-                    self._changed.wait_for(lambda: self._move_failure is not None or not self._is_behind())
-                if self._move_failure is not None:
-                    raise self._move_failure
+        if not journal.has_place(size) or self._mover.is_segment_full(records):
+            self._mover.wait()
             journal.roll(size)
             with self._changed:
                 self._changed.notify_all()
@@ -315,193 +268,10 @@ class EmbeddedStore:
                     self._checkpoint.write_down(self._journal.number, sequence_limit)
                     return
                 except CAUSES as error:
-                    self._expect_no_space(error)
-                self._ballast.unlink(missing_ok=True)
+                    self._room.expect_no_space(error)
+                self._room.give_up_ballast()
         except CAUSES as error:
             raise explained(f"write to the store in {self._path}", error, self._path) from error
-
-    def _is_full(self, records: int) -> bool:
-        """The newest segment should not get a batch of so many changes."""
-        layers = self._overlay.layers
-        if not layers or layers[-1].segment != self._journal.newest:
-            return False
-        layer = layers[-1]
-        return layer.memory >= SEGMENT_MEMORY_MAX or (
-            layer.records > 0 and layer.records + records > SEGMENT_RECORDS_MAX
-        )
-
-    def _is_behind(self) -> bool:
-        # While nothing can move, acknowledgements go on as long as the journal finds a place for them.
-        if self._is_disk_full:
-            return False
-        segments, segments_max = self._journal.segments, self._segments_max + SEGMENTS_BEHIND_MAX
-        # One batch may be large: a message for all subscriptions to a topic.
-        is_large = len(segments) > 1 and self._overlay.memory > segments_max * SEGMENT_MEMORY_MAX
-        return len(segments) >= segments_max or is_large
-
-    # ---- Moving what the journal still says into the checkpoint ----
-
-    def _move_when_due(self) -> None:
-        try:
-            while True:
-                self._provide()
-                with self._changed:
-                    self._changed.wait_for(
-                        lambda: self._is_closing or self._is_move_due() or self._is_spare_due(),
-                        timeout=CLEAN_SECONDS if self._needs_cleaning else LOOK_SECONDS,
-                    )
-                    if self._is_closing:
-                        return
-                    is_due = self._is_move_due()
-                if is_due:
-                    self._move(self._journal.segments[0])
-                elif self._needs_cleaning:
-                    self._clean()
-        except _Closing:
-            return
-        except Exception as error:
-            if isinstance(error, CAUSES):
-                failure = explained(f"write to the store in {self._path}", error, self._path)
-            else:
-                failure = StoreError(f"the store failed: {error!r}")
-            failure.__cause__ = error
-            logger.critical("the journal cannot move into the checkpoint", extra={"reason": str(failure)})
-            with self._changed:
-                self._move_failure = failure
-                self._changed.notify_all()
-
-    def _is_move_due(self) -> bool:
-        segments = self._journal.segments
-        if len(segments) < 2 or not self._has_begun:
-            return False
-        if len(segments) > self._segments_max or self._overlay.memory > self._segments_max * SEGMENT_MEMORY_MAX:
-            return True
-        return not self._overlay.has_messages(segments[0])
-
-    def _move(self, segment: int) -> None:
-        overlay = self._overlay
-        with self._changed:
-            overlay.moving = segment
-            held = overlay.held(segment)
-            layers = [layer for layer in overlay.layers if layer.segment <= segment]
-        for layer in layers:
-            gone = iter(layer.gone.items())
-            while keys := list(islice(gone, MOVE_KEYS_MAX)):
-                self._write(partial(self._checkpoint.delete, keys))
-            # In order, as many then share a page.
-            timers = iter(sorted(layer.timers.items()))
-            while piece := list(islice(timers, MOVE_KEYS_MAX)):
-                self._write(partial(self._checkpoint.set_timers, piece))
-        for are_transient in (False, True):
-            for messages in self._records(alive(segment, held), are_transient=are_transient):
-                self._write(partial(self._checkpoint.put, messages, are_transient=are_transient))
-        with self._changed:
-            # Copied: whoever removes a message takes its mark out of every layer.
-            marks = {key: mark for layer in layers for key, mark in layer.marks.items()}
-        self.sync_history()
-        position = Position(segment, self._journal.last_frame(segment), self._journal.number)
-        self._write(partial(self._checkpoint.finish, layers, marks, position))
-        with self._changed:
-            overlay.drop_layers(segment)
-            # Those that begin later know nothing of this segment.
-            self._views_in_the_way = set(overlay.views)
-            self._changed.wait_for(lambda: self._views_in_the_way.isdisjoint(overlay.views))
-            self._views_in_the_way = set()
-        self._journal.release(segment)
-        with self._changed:
-            self._changed.notify_all()
-
-    def _clean(self) -> None:
-        try:
-            self._needs_cleaning = self._checkpoint.clean(MOVE_KEYS_MAX)
-        except CAUSES as error:
-            self._expect_no_space(error)
-
-    def _write(self, transaction: Callable[[], None]) -> None:
-        """One transaction of a move, which waits for room where there is none. It can be done again: it is done as a
-        whole or not at all.
-        """
-        while True:
-            try:
-                transaction()
-                self._look_at_room()
-                return
-            except CAUSES as error:
-                self._expect_no_space(error)
-            if self._ballast.exists():
-                self._ballast.unlink()
-                continue
-            with self._changed:
-                if self._changed.wait_for(lambda: self._is_closing, timeout=LOOK_SECONDS):
-                    raise _Closing
-
-    # ---- Room on the disk ----
-
-    @property
-    def _ballast(self) -> Path:
-        return self._path / "ballast"
-
-    def _is_spare_due(self) -> bool:
-        # Where it could not be had it is tried again, but not at once.
-        return self._journal.needs_spare and not self._is_disk_full
-
-    def _provide(self) -> None:
-        """A spare segment, and the ballast, as far as the disk has room for them."""
-        try:
-            # On a full disk nothing is tried that cannot succeed: it would take the last bytes from others meanwhile.
-            free = folder.free_bytes(self._path) if self._is_disk_full else None
-            if free is None or free >= 2 * self._segment_bytes:
-                self._journal.prepare()
-            size = BALLAST_SEGMENTS * self._segment_bytes
-            has_ballast = self._ballast.exists()
-            if not has_ballast and (free is None or free >= size + self._reserve()):
-                folder.allocate(self._ballast, size)
-                has_ballast = True
-            if self._is_disk_full and has_ballast and not self._journal.needs_spare:
-                logger.warning("the disk has room again")
-                self._is_disk_full = False
-        except CAUSES as error:
-            self._expect_no_space(error)
-        self._look_at_room()
-
-    def _expect_no_space(self, error: Exception) -> None:
-        """Raises: `error`, if it is another"""
-        if not (is_no_space(error) or (is_short_write(error) and folder.free_bytes(self._path) < MOVE_BYTES_MAX)):
-            raise error
-        if not self._is_disk_full:
-            logger.error("the disk is full: sends are refused until there is room", extra={"reason": str(error)})
-            with self._changed:
-                self._is_disk_full = True
-                self._changed.notify_all()
-        self._look_at_room()
-
-    def _reserve(self) -> int:
-        """Bytes that must be left for what is in the journal to move to the checkpoint, whose pages may be half empty,
-        and for one more segment.
-        """
-        return 2 * self._journal.size + self._segment_bytes
-
-    def _look_at_room(self) -> None:
-        if self._disk_limit is not None:
-            used = self._journal.size + self._journal.spare_size + self._checkpoint.size()
-            self._room_in_limit = room.within(self._disk_limit, used, self._room_in_limit)
-        self._room_on_disk = room.beside(self._reserve(), folder.free_bytes(self._path), self._room_on_disk)
-        self._room = Room.NONE if self._is_disk_full else max(self._room_in_limit, self._room_on_disk)
-
-    def _records(
-        self, held: Iterable[tuple[bytes, Place]], *, are_transient: bool
-    ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Keys and records of one kind, in pieces that one transaction can take."""
-        piece: list[tuple[bytes, bytes]] = []
-        size = 0
-        for key, record in self._read((key, place) for key, place in held if place.is_transient is are_transient):
-            if piece and (size + len(record) > MOVE_BYTES_MAX or len(piece) >= MOVE_KEYS_MAX):
-                yield piece
-                piece, size = [], 0
-            piece.append((key, record))
-            size += len(record)
-        if piece:
-            yield piece
 
     # ---- Reading ----
 
@@ -523,10 +293,7 @@ class EmbeddedStore:
                     merged = self._merged(view, of_checkpoint(snapshot, view))
                     return Page.of(self._with_contents(merged, view, snapshot), limit, size_max, as_of=as_of)
             finally:
-                with self._changed:
-                    self._overlay.views.discard(view)
-                    if view in self._views_in_the_way:
-                        self._changed.notify_all()
+                self._mover.let_go(view)
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error, self._path) from error
 
@@ -545,24 +312,19 @@ class EmbeddedStore:
     def _content(self, key: bytes, view: View, snapshot: lmdb.Transaction[bytes]) -> bytes:
         """Of a reference that the view shows; empty if it is missing."""
         with self._lock:
-            place = view.content(key)
-        if place is None:
+            span = view.content(key)
+        if span is None:
             return self._checkpoint.content(snapshot, key)
-        return next(self._journal.read([(place.segment, place.offset, place.length)]))
+        return next(self._journal.read([(span.segment, span.offset, span.length)]))
 
     def _page_of_journal(self, view: View) -> Iterator[StoredMessage]:
-        for key, record in zip(view.keys(), self._journal.read(view.spans()), strict=True):
+        for key, record in zip(view.keys(), self._journal.read(view.extents()), strict=True):
             yield StoredMessage(key, record, view.mark(key) or NO_MARK)
 
     def _page_of_checkpoint(self, view: View, entries: Iterator[tuple[bytes, bytes, Mark]]) -> Iterator[StoredMessage]:
         for key, record, mark in entries:
             if not view.is_gone(key):
                 yield StoredMessage(key, record, view.mark(key) or mark)
-
-    def _read(self, places: Iterable[tuple[bytes, Place]]) -> Iterator[tuple[bytes, bytes]]:
-        keys, where = tee(places)
-        records = self._journal.read((place.segment, place.offset, place.length) for _, place in where)
-        return zip((key for key, _ in keys), records, strict=True)
 
     # ---- Recovery ----
 
@@ -595,7 +357,7 @@ class EmbeddedStore:
 
     def _drop_transients(self) -> None:
         self._checkpoint.drop_transients()
-        if any(place.is_transient for _, place in self._overlay.messages()):
+        if any(span.is_transient for _, span in self._overlay.messages()):
             # Written down, because after a clean stop of this run the transients in the journal would count again.
             rest = Rest(drops_transients=True)
             segment, offset = self._append(encode(Batch(0), rest), 0)
@@ -615,10 +377,6 @@ class EmbeddedStore:
         counts.update(self._overlay.counts())
         counts.subtract(Counter(key[:LANE_KEY_SIZE] for key in gone))
         return {lane: count for lane, count in counts.items() if count and lane != CONTENTS}
-
-
-class _Closing(Exception):
-    pass
 
 
 def _once(messages: Iterable[StoredMessage]) -> Iterator[StoredMessage]:

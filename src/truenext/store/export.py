@@ -1,4 +1,4 @@
-"""A new data folder from what can be read of a damaged one.
+"""How does what can be read of a damaged data folder become a new one?
 
 The new folder has a checkpoint and no journal. Its messages stand under the keys that they had, with their attempts,
 deliveries and due times; queues, producers and timers are those that were there; no sequence that was ever given out is
@@ -19,16 +19,19 @@ from truenext.limits import SEQUENCE_BLOCK
 from truenext.record import CONTENTS, content_key, reference_of, sequence_of
 from truenext.store import folder
 from truenext.store.check import Summary
-from truenext.store.checkpoint import Checkpoint, Position
-from truenext.store.overlay import Layer
-from truenext.store.salvage import Contents, opened
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import Position
+from truenext.store.layer import Layer
+from truenext.store.salvage.folder import opened
+from truenext.store.salvage.references import References
 from truenext.store.trouble import CAUSES, explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from truenext.store.salvage import Finding, Kept, Salvage
+    from truenext.store.salvage.findings import Finding, Kept
+    from truenext.store.salvage.folder import Salvage
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of records in one transaction, or one message."""
@@ -49,8 +52,8 @@ def export(
     history_told: tuple[int, int] | None = None,
 ) -> Summary:
     """Write what can be read of the folder `data` into `new`, which must be empty or not exist. `found` is told of all
-    that cannot, `report` how many bytes of how many were read; `history_told` is that of salvage.py. Durable when it
-    returns.
+    that cannot, `report` how many bytes of how many were read; `history_told` is that of salvage/folder.py. It is
+    durable when this returns.
 
     Raises: StoreInUseError, StoreError if `data` cannot be read at all, or `new` not be written; nothing is left then
     """
@@ -105,7 +108,7 @@ class _Writer:
         self._piece: dict[bytes, Kept] = {}
         self._size = 0
         self.timers = 0
-        self._contents = Contents()
+        self._references = References()
         """With the references that were written."""
         self._highest = {False: b"", True: b""}
         """The highest key of each kind that was written: what stands behind it was not written yet."""
@@ -142,15 +145,15 @@ class _Writer:
     def _count_references(self) -> None:
         for key, kept in self._piece.items():
             if key.startswith(CONTENTS):
-                self._contents.add(sequence_of(key), kept.mark.attempts)
+                self._references.add(sequence_of(key), kept.mark.attempts)
         for kept in self._piece.values():
             if number := reference_of(kept.record):
-                is_there = self._contents.refer(number)
+                is_there = self._references.refer(number)
                 assert is_there, "a reference comes behind its content"
 
     def settle(self) -> None:
         """See that contents go with what refers to them now. What damage has taken need not be all that it named."""
-        wrong = self._contents.wrong()
+        wrong = self._references.wrong()
         while piece := list(islice(wrong, PIECE_KEYS_MAX)):
             marks = {content_key(number): Mark(found, 0) for number, _, found in piece if found}
             self._checkpoint.finish([], marks, Position(0, 0))

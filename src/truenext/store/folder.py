@@ -1,4 +1,4 @@
-"""The data folder: made for its owner, held by one broker at a time."""
+"""Whose is a data folder? It is made for its owner, and held by one broker at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A write-ahead journal: batches as bytes, in order, each durable before the next is written.
+"""How do bytes become durable with one write? A write-ahead journal: batches in order, each durable before the next.
 
 It is a row of segments, files of one size that are allocated and filled with zeros before they are used, so that
 making a batch durable is one write of data and nothing else. A segment that is no longer needed becomes a spare, and
@@ -7,18 +7,8 @@ a later one again without being allocated anew.
     00000000000000a7.journal    segment 0xa7
     spare-*                     nothing that counts
 
-A segment is a row of frames from its beginning on. Little-endian:
-
-    checksum    u32     CRC-32 of the rest of the frame, begun with the journal's salt
-    size        u32     bytes of the payload
-    segment     u64     number of the segment
-    number      u64     1 for the first frame of the journal, and so on over all segments
-    payload     bytes
-
-What stands behind the last frame is zeros, what a crash left of one that was not confirmed, or what an earlier life of
-the file left. None of that can pass for a frame: the checksum covers the segment's number, which is never used
-again, and the salt, which no sender of a message knows. If you change anything here, increase FORMAT_VERSION in
-checkpoint.py.
+A segment is a row of frames (frame.py) from its beginning on. What stands behind the last frame is zeros, what a crash
+left of one that was not confirmed, or what an earlier life of the file left.
 """
 
 from __future__ import annotations
@@ -29,8 +19,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from truenext.store.crc import wrong_bit
 from truenext.store.folder import allocate, clear, sync_folder, write
+from truenext.store.frame import CHECKSUM, FRAME, REST, SEGMENT_AT, cut, is_flipped, needed_by_first, payload_at
 from truenext.store.trouble import damage
 
 if TYPE_CHECKING:
@@ -48,29 +38,14 @@ SPARES_MAX = 2
 SUSPECTS_MAX = 1000
 """Places behind the last frame that are looked at closely: what a sender put into a body must not cost hours."""
 
-FLIP_BYTES_MAX = 1024 * 1024
-"""Size of a frame in which a single wrong bit is looked for; that one which tore seems to have one is then as likely as
-one in 500, and takes a quarter of a second."""
-
 WRITE_BYTES_MAX = 1024 * 1024
 """Bytes of a payload that are copied to be written together; a larger one takes several writes."""
-
-SECTOR = 512
-"""Bytes of a file that are written as a whole or not at all."""
-
-OLD_BYTES = 64 * 1024
-"""Bytes behind a frame in which is looked for what an earlier life of the file has left."""
 
 READ_BYTES_MAX = 256 * 1024
 """Bytes read together, or one record."""
 
 READ_GAP_MAX = 4 * 1024
 """Bytes between two records that are read with them, rather than asking the system twice."""
-
-FRAME = struct.Struct("<IIQQ")
-CHECKSUM = struct.Struct("<I")
-_REST = struct.Struct("<IQQ")
-SEGMENT_AT = 8
 
 
 class Journal:
@@ -253,7 +228,7 @@ class Journal:
         segment, offset = self._newest, self._end
         file = self._files[segment]
         number = self._number + 1
-        rest = _REST.pack(size, segment, number)
+        rest = REST.pack(size, segment, number)
         checksum = crc32(rest, self._salt)
         if size <= WRITE_BYTES_MAX:
             payload = b"".join(parts)
@@ -302,14 +277,14 @@ class Journal:
                 allocate(self._folder / "spare-0", self._segment_bytes)
                 self._spares += 1
 
-    def read(self, places: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
-        """What is at each of the places: segment, offset, length. Neighbours are read together.
+    def read(self, extents: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
+        """What is in each of the extents: segment, offset, length. Neighbours are read together.
 
         Raises: OSError
         """
         run: list[tuple[int, int]] = []
         in_segment = begin = end = 0
-        for segment, offset, length in places:
+        for segment, offset, length in extents:
             if run and not (
                 segment == in_segment
                 and end <= offset <= end + READ_GAP_MAX
@@ -352,81 +327,6 @@ class Journal:
         else:
             path.rename(self._folder / f"spare-{path.stem}")
             self._spares += 1
-
-
-def payload_at(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
-    """The payload of the frame at `offset`, None if there is none."""
-    if offset + FRAME.size > len(content):
-        return None
-    checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
-    end = offset + FRAME.size + size
-    if in_segment != segment or found != number or end > len(content):
-        return None
-    if crc32(content[offset + CHECKSUM.size : end], salt) != checksum:
-        return None
-    return content[offset + FRAME.size : end]
-
-
-def needed_by_first(content: memoryview, segment: int, number: int) -> int:
-    """Bytes that the file of this segment was made with, for its first frame to have place; 0 if that is not this one.
-
-    What says so stands in one sector, so that no crash leaves a part of it.
-    """
-    if len(content) < FRAME.size:
-        return 0
-    _, size, in_segment, found = FRAME.unpack_from(content)
-    return FRAME.size + int(size) if (in_segment, found) == (segment, number) else 0
-
-
-def cut(segment: int, size: int, made: int) -> str:
-    """In words. A crash does not leave that: a segment gets its name when all of it is on the disk."""
-    return f"segment {segment:016x} has {size} bytes and was made with {made}"
-
-
-def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:
-    """The frame at `offset` is this one but for a single bit. So it was written as a whole, and then damaged: a crash
-    does not leave that, but for one that leaves the old content of a sector that differs from the new one by that bit.
-    """
-    payload = offset + FRAME.size
-    if payload > len(content):
-        return False
-    checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
-    others = (in_segment ^ segment).bit_count() + (found ^ number).bit_count()
-    if others > 1:
-        return False
-
-    def difference(size: int) -> int | None:
-        """Between its checksum and that of a payload of `size` bytes, None if so much is not there."""
-        if payload + size > min(len(content), offset + FLIP_BYTES_MAX):
-            return None
-        rest = crc32(_REST.pack(size, segment, number), salt)
-        return int(crc32(content[payload : payload + size], rest) ^ checksum)
-
-    wrong = difference(size)
-    if others == 1:
-        return wrong == 0
-    if any(difference(size ^ 1 << bit) == 0 for bit in range(32)):
-        return True
-    if wrong is None:
-        return False
-    if wrong.bit_count() == 1:
-        return True
-    at = wrong_bit(wrong, _REST.size + size)
-    if at is None or at[0] < _REST.size:
-        return False
-    return not _may_be_old(content, offset, payload + size, payload + at[0] - _REST.size)
-
-
-def _may_be_old(content: memoryview, offset: int, end: int, at: int) -> bool:
-    """A crash may have left the sector with byte `at` of the frame from `offset` to `end` as it was before.
-
-    Not the one that says of which segment the frame is. Others were zeros, or, where a file is used again, anything;
-    then there is more of that behind the frame.
-    """
-    sector = at - at % SECTOR
-    if sector < offset + FRAME.size:
-        return False
-    return not any(content[sector : min(end, sector + SECTOR)]) or any(content[end : end + OLD_BYTES])
 
 
 def _blocks(parts: list[bytes]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""LMDB's file, read without LMDB: each page is looked at before it is believed.
+"""What stands in LMDB's file? It is read without LMDB: each page is looked at before it is believed.
 
 LMDB believes its pages. A damaged one makes it show something else, or ends the process by a signal; and it tells
 nobody which pages are in use and which are free. This reader tells, reads what is left, and changes nothing. It reads

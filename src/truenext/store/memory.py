@@ -14,7 +14,6 @@ from collections.abc import Collection
 from itertools import islice
 from threading import Lock
 
-from truenext import room
 from truenext.batch import NO_MARK, Batch, Mark, ProducerState
 from truenext.destination import may_be_named
 from truenext.errors import StoreError
@@ -23,6 +22,7 @@ from truenext.record import CONTENTS, LANE_KEY_SIZE, content_key, message_key, r
 from truenext.room import Room
 from truenext.store.changes import with_changes, with_names
 from truenext.store.contents import settled
+from truenext.store.room import within
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 
 
@@ -211,7 +211,7 @@ class MemoryStore:
 
     def _measure(self) -> None:
         if self._limit is not None:
-            self._room = room.within(self._limit, self._used, self._room)
+            self._room = within(self._limit, self._used, self._room)
 
     def _take_from_lane(self, key: bytes) -> None:
         lane = key[:LANE_KEY_SIZE]

@@ -1,4 +1,4 @@
-"""A checksum on each small value of the checkpoint: a flipped bit is refused, and not believed.
+"""Is a small value of the checkpoint what was written? Each has a checksum: a flipped bit is refused, and not believed.
 
     checksum    u32     CRC-32 of the database's name, the key and the value, little-endian
     value       bytes   to the end
@@ -9,7 +9,16 @@ LMDB has no checksums of its own. Records carry theirs, see record.py.
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 from zlib import crc32
+
+from truenext.store.trouble import damage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import lmdb
 
 _CHECKSUM = struct.Struct("<I")
 
@@ -30,3 +39,61 @@ def unseal(database: bytes, key: bytes, sealed: bytes) -> bytes:
         name = key.decode() if database == b"meta" and key.isascii() else key.hex()
         raise DamagedValue(f"the value of {name} in {database.decode()} is not what was written")
     return value
+
+
+class SealedDatabase:
+    """A database of small values, each with its checksum. Reading raises StoreError for a damaged value."""
+
+    def __init__(self, db: lmdb._Database, name: bytes, data: Path) -> None:
+        self._db = db
+        self._name = name
+        self._data = data
+
+    def get(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes | None:
+        sealed = txn.get(key, db=self._db)
+        return None if sealed is None else self._unseal(key, sealed)
+
+    def need(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes:
+        value = self.get(txn, key)
+        if value is None:
+            raise damage("checkpoint", f"{key.decode()} is missing in {self._name.decode()}", self._data)
+        return value
+
+    def items(self, txn: lmdb.Transaction[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """All of it, in order; a value that is missing is noticed at the end."""
+        count = 0
+        last = b""
+        for key, sealed in txn.cursor(self._db):
+            if key <= last:
+                raise damage("checkpoint", f"{key.hex()} in {self._name.decode()} is out of order", self._data)
+            last = key
+            yield key, self._unseal(key, sealed)
+            count += 1
+        expected = txn.stat(self._db)["entries"]
+        if count != expected:
+            raise damage("checkpoint", f"of {expected} values in {self._name.decode()} there are {count}", self._data)
+
+    def put(self, txn: lmdb.Transaction[bytes], key: bytes, value: bytes) -> None:
+        txn.put(key, seal(self._name, key, value), db=self._db)
+
+    def delete(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
+        txn.delete(key, db=self._db)
+
+    def clear(self, txn: lmdb.Transaction[bytes]) -> None:
+        txn.drop(self._db, delete=False)
+
+    def behind(self, txn: lmdb.Transaction[bytes], key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """From `key` on, to the end of the database."""
+        cursor = txn.cursor(self._db)
+        if cursor.set_range(key):
+            for found, sealed in cursor:
+                yield found, self._unseal(found, sealed)
+
+    def cursor(self, txn: lmdb.Transaction[bytes]) -> lmdb.Cursor[bytes]:
+        return txn.cursor(self._db)
+
+    def _unseal(self, key: bytes, sealed: bytes) -> bytes:
+        try:
+            return unseal(self._name, key, sealed)
+        except DamagedValue as error:
+            raise damage("checkpoint", str(error), self._data) from error

@@ -1,7 +1,7 @@
 """What did one queue know at each event, and was what it did then allowed by docs/contract.md?
 
 The account goes through the events of one queue in order, once, and keeps only what is alive. It is plain Python and
-knows no Spark; `sweep.py` feeds it.
+knows no Spark; `sweep.py` feeds it. It is one file, as every event may change what each of the others is judged by.
 
 A message that the account cannot be sure of (after a gap, or accepted before the history begins) is no evidence: it is
 neither overtaken, nor lost, nor given twice. One of a group is evidence for what happens to that group: whose the group
@@ -11,157 +11,30 @@ could take it they are not ready.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from heapq import heappop, heappush
 
-import msgspec
+from truenext.spark.audit.facts import (
+    HOW_GONE,
+    NEVER,
+    NO_CONSUMER,
+    NO_MESSAGE,
+    SELECTIVE,
+    UNKNOWN_PRIORITY,
+    WAITED,
+    Code,
+    Consumer,
+    Finding,
+    Gone,
+    Message,
+    Start,
+    State,
+)
 
-NEVER = 1 << 62
-"""The `visible_event` of a message that the history never shows to be durable."""
-AUTO_WINDOW = 1
-"""In `auto` mode a consumer that holds something may have no room for more bytes; one that holds nothing has."""
-SELECTIVE = -1
-"""In place of the window of a consumer with a selector: what it wants the history does not say, so that nothing that it
-got, or did not get, is evidence."""
 POINTS_MAX = 1000
 """Depths kept per queue; when there are more, every other goes."""
-NO_MESSAGE = -1
-UNKNOWN_PRIORITY = -1
-
-
-class Code(IntEnum):
-    """Kinds of event, and the marks that concern every queue."""
-
-    ACCEPTED = 0
-    DISPATCHED = 1
-    ACKNOWLEDGED = 2
-    RETURNED = 3
-    EXPIRED = 4
-    DEAD_LETTERED = 5
-    SUBSCRIBED = 6
-    UNSUBSCRIBED = 7
-    RECOVERED = 8
-    DRAINED = 9
-    MOVED = 10
-    REMOVED = 11
-    PAUSED = 12
-    RESUMED = 13
-    DELAYED = 14
-    HOLDING = 15
-    STARTED = 16
-    GAP = 17
-    ENDED = 18
-
-
-class Start(IntEnum):
-    """Flags of a STARTED."""
-
-    CLEAN = 1
-    """The run before stopped by itself: transients are still there."""
-    CONTINUED = 2
-    """The run before is in the history."""
-    GOES_ON = 4
-    """The run got past its recovery: a queue without a `recovered` had no messages."""
-    WHOLE = 8
-    """Nothing is in any queue that the history has not seen arrive."""
-
-
-class State(IntEnum):
-    WAITING = 0
-    HELD = 1
-    DOUBTFUL = 2
-    """A gap may hide what became of it; a start makes sure of a persistent one."""
-    PERHAPS = 3
-    """Never durable as far as is known, or lost already: it may turn up again, and may not."""
-    DELAYED = 4
-    """It failed, and is not due yet."""
-
 
 # By themselves they are found faster; a sweep asks for them a few times per event.
 WAITING, HELD, DOUBTFUL, PERHAPS, DELAYED = State
-WAITED = "waiting"
-
-
-class Message(msgspec.Struct, gc=False):
-    """What is known of a message that is not gone."""
-
-    sequence: int
-    priority: int
-    is_persistent: bool
-    visible_event: int
-    visible_at: int
-    arrival: int
-    """Its place among the messages that this queue accepted, from 1; 0 if that was not seen."""
-    state: State = WAITING
-    consumer: int = -1
-    dispatched_at: int = 0
-    wait: int | None = None
-    """Microseconds from visible to the first dispatch, or to the end of the history."""
-    hold: int | None = None
-    """Microseconds from the last dispatch to acknowledged."""
-    how: str = WAITED
-    """How it ended."""
-    delivery: int = 0
-    """Its place among the first dispatches of this queue, from 1."""
-    deliveries: int = 0
-    attempts: int = 0
-    group: int = 0
-
-
-class Consumer(msgspec.Struct, gc=False):
-    window: int
-    held: int = 0
-
-
-class Finding(msgspec.Struct, gc=False):
-    """What the contract does not allow, with a witness."""
-
-    kind: str
-    """`inversion`, `order`, `premature`, `doubled`, `lost`, `resurrected`, `stuck`"""
-    event: int
-    at: int
-    sequence: int
-    """The message dispatched, or lost, or left to wait."""
-    priority: int
-    persistent: bool | None
-    consumer: int
-    overtaken_sequence: int = NO_MESSAGE
-    overtaken_priority: int = UNKNOWN_PRIORITY
-    count: int = 1
-    """Messages that this finding speaks of."""
-    duration: int = 0
-    """Microseconds, of `stuck`."""
-    detail: str = ""
-
-
-class Gone:
-    """Which messages are gone, a byte each: sequences of all queues are close together."""
-
-    __slots__ = ("pages",)
-
-    def __init__(self) -> None:
-        self.pages: dict[int, bytearray] = {}
-
-    def add(self, sequence: int, code: int) -> None:
-        page = self.pages.get(sequence >> 16)
-        if page is None:
-            page = self.pages[sequence >> 16] = bytearray(1 << 16)
-        page[sequence & 0xFFFF] = code
-
-    def get(self, sequence: int) -> int:
-        """Code of the event that ended it; 0 if it is not known to be gone."""
-        page = self.pages.get(sequence >> 16)
-        return 0 if page is None else page[sequence & 0xFFFF]
-
-
-HOW_GONE = {
-    Code.ACKNOWLEDGED: "acknowledged",
-    Code.EXPIRED: "expired",
-    Code.DEAD_LETTERED: "dead-lettered",
-    Code.MOVED: "moved",
-    Code.REMOVED: "removed",
-    Code.STARTED: "gone with a crash",
-}
 
 
 class Account:
@@ -303,14 +176,12 @@ class Account:
         if self.idle is not None:
             self.end_idle(at)
         if self.is_paused:
-            self.findings.append(Finding("premature", event, at, sequence, -1, None, consumer, detail="paused"))
+            self.found("premature", event, at, sequence, consumer, detail="paused")
         message = self.messages.get(sequence)
         if message is None:
             code = self.gone.get(sequence)
             if code:
-                self.findings.append(
-                    Finding("doubled", event, at, sequence, -1, None, consumer, detail=HOW_GONE[Code(code)])
-                )
+                self.found("doubled", event, at, sequence, consumer, detail=HOW_GONE[Code(code)])
                 self.look_again(event, at)
                 return
             message = Message(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL)
@@ -318,40 +189,16 @@ class Account:
         elif message.priority >= 0 and not self.is_selective(consumer):
             self.judge(event, at, message, consumer)
         if message.state is HELD:
-            self.findings.append(
-                Finding(
-                    "doubled",
-                    event,
-                    at,
-                    sequence,
-                    message.priority,
-                    message.is_persistent,
-                    consumer,
-                    detail=f"held by consumer {message.consumer}",
-                )
-            )
+            self.found("doubled", event, at, message, consumer, detail=f"held by consumer {message.consumer}")
             self.let_go(message)
         elif message.state is WAITING:
             if message.visible_event <= event:
                 self.waiting -= 1
             else:
-                self.findings.append(
-                    Finding("premature", event, at, sequence, message.priority, message.is_persistent, consumer)
-                )
+                self.found("premature", event, at, message, consumer)
         elif message.state is DELAYED:
             self.waits_no_longer(sequence)
-            self.findings.append(
-                Finding(
-                    "premature",
-                    event,
-                    at,
-                    sequence,
-                    message.priority,
-                    message.is_persistent,
-                    consumer,
-                    detail="not due yet",
-                )
-            )
+            self.found("premature", event, at, message, consumer, detail="not due yet")
         message.state = HELD
         message.consumer = consumer
         message.dispatched_at = at
@@ -379,15 +226,14 @@ class Account:
         priority = message.priority
         if self.is_held_back(message):
             rank, sequence = min(self.holding.values())
-            self.overtook(
-                "order" if rank == 9 - priority else "inversion", event, at, message, consumer, self.messages[sequence]
-            )
+            kind = "order" if rank == 9 - priority else "inversion"
+            self.found(kind, event, at, message, consumer, overtaken=self.messages[sequence])
             return
         for lane in self.higher[priority]:
             if lane:
                 head = self.head(lane)
                 if head is not None and head.visible_event <= event and not self.is_behind_commit(head, event):
-                    self.overtook("inversion", event, at, message, consumer, head)
+                    self.found("inversion", event, at, message, consumer, overtaken=head)
                     return
         lane = self.lanes[priority]
         if message.state is WAITING and lane and lane[0] == message.sequence:
@@ -396,7 +242,7 @@ class Account:
         head = self.head(lane)
         if head is not None and head.sequence < message.sequence:
             # Ready or still being committed: neither may be overtaken by its equal.
-            self.overtook("order", event, at, message, consumer, head)
+            self.found("order", event, at, message, consumer, overtaken=head)
         elif message.group:
             self.judge_in_group(event, at, message, consumer)
 
@@ -406,7 +252,7 @@ class Account:
         first = min(self.waiting_of.get(message.group, {}).values(), default=(10, 0))
         if first < (9 - priority, message.sequence):
             kind = "order" if first[0] == 9 - priority else "inversion"
-            self.overtook(kind, event, at, message, consumer, self.messages[first[1]])
+            self.found(kind, event, at, message, consumer, overtaken=self.messages[first[1]])
             return
         lanes = self.of_groups.get(message.group, [])
         for lane, plain in zip(lanes[:priority:-1], self.higher[priority], strict=bool(lanes)):
@@ -415,26 +261,36 @@ class Account:
                 equal = self.head(plain)
                 # One of no group that is being committed holds it back; were it visible, it had been overtaken itself.
                 if equal is None or equal.sequence > head.sequence:
-                    self.overtook("inversion", event, at, message, consumer, head)
+                    self.found("inversion", event, at, message, consumer, overtaken=head)
                     return
         head = self.head(lanes[priority]) if lanes else None
         if head is not None and head.sequence < message.sequence:
-            self.overtook("order", event, at, message, consumer, head)
+            self.found("order", event, at, message, consumer, overtaken=head)
 
-    def overtook(self, kind: str, event: int, at: int, message: Message, consumer: int, head: Message) -> None:
-        self.findings.append(
-            Finding(
-                kind,
-                event,
-                at,
-                message.sequence,
-                message.priority,
-                message.is_persistent,
-                consumer,
-                head.sequence,
-                head.priority,
-            )
-        )
+    def found(
+        self,
+        kind: str,
+        event: int,
+        at: int,
+        what: Message | int,
+        consumer: int = NO_CONSUMER,
+        *,
+        overtaken: Message | None = None,
+        count: int = 1,
+        duration: int = 0,
+        detail: str = "",
+    ) -> Finding:
+        """`what` is a message, or its sequence where nothing else is known of it; the others are as in Finding."""
+        if isinstance(what, int):
+            finding = Finding(kind, event, at, what)
+        else:
+            finding = Finding(kind, event, at, what.sequence, what.priority, what.is_persistent)
+        finding.consumer = consumer
+        if overtaken is not None:
+            finding.overtaken_sequence, finding.overtaken_priority = overtaken.sequence, overtaken.priority
+        finding.count, finding.duration, finding.detail = count, duration, detail
+        self.findings.append(finding)
+        return finding
 
     def let_go(self, message: Message) -> None:
         """Its consumer holds it no longer."""
@@ -539,19 +395,8 @@ class Account:
     def end_idle(self, at: int) -> None:
         message, self.idle = self.idle, None
         if message is not None and at - self.idle_since > self.stuck_limit:
-            self.findings.append(
-                Finding(
-                    "stuck",
-                    self.idle_event,
-                    self.idle_since,
-                    message.sequence,
-                    message.priority,
-                    message.is_persistent,
-                    -1,
-                    count=self.waiting,
-                    duration=at - self.idle_since,
-                )
-            )
+            duration = at - self.idle_since
+            self.found("stuck", self.idle_event, self.idle_since, message, count=self.waiting, duration=duration)
 
     def drained(self, event: int, at: int) -> None:
         if not self.waiting:
@@ -561,19 +406,7 @@ class Account:
             some = [each for each in lost if each.is_persistent is is_persistent]
             if some:
                 first = min(some, key=lambda each: (9 - each.priority, each.sequence))
-                self.findings.append(
-                    Finding(
-                        "lost",
-                        event,
-                        at,
-                        first.sequence,
-                        first.priority,
-                        is_persistent,
-                        -1,
-                        count=len(some),
-                        detail="found empty",
-                    )
-                )
+                self.found("lost", event, at, first, count=len(some), detail="found empty")
         for each in lost:
             each.state = PERHAPS
         self.waiting = 0
@@ -642,26 +475,15 @@ class Account:
                 (each for each in self.messages.values() if each.state is WAITING and each.visible_event <= event),
                 key=lambda each: (9 - each.priority, each.sequence),
             )
-            self.findings.append(
-                Finding(
-                    "lost",
-                    event,
-                    at,
-                    # Which of them it was, nobody can say; this is the first that may be.
-                    first.sequence,
-                    first.priority,
-                    None,
-                    -1,
-                    count=certain - count,
-                    detail="not recovered",
-                )
-            )
+            finding = self.found("lost", event, at, first, count=certain - count, detail="not recovered")
+            # Which of them it was, nobody can say; this is the first that may be.
+            finding.persistent = None
             for message in self.messages.values():
                 if message.state is WAITING:
                     message.state = PERHAPS
             self.waiting = 0
         elif count > certain + perhaps and self.start_flags & Start.WHOLE:
-            self.findings.append(Finding("resurrected", event, at, -1, -1, None, -1, count=count - certain - perhaps))
+            self.found("resurrected", event, at, NO_MESSAGE, count=count - certain - perhaps)
 
     def settle_recovered(self, at: int) -> None:
         """A queue of which the start said nothing had no messages."""

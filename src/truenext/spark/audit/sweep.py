@@ -12,7 +12,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
 
-from truenext.spark.audit.account import Account, Code, Finding, Gone, Message
+from truenext.spark.audit.account import Account
+from truenext.spark.audit.facts import Code, Finding, Gone, Message
 
 OUTCOMES = StructType(
     [

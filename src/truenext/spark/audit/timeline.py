@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from truenext.events import DELAYED, HOLDING
-from truenext.spark.audit.account import AUTO_WINDOW, NEVER, SELECTIVE, Code, Start
+from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SELECTIVE, Code, Start
 
 COLUMNS = (
     "queue",

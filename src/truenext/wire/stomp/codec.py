@@ -44,7 +44,7 @@ class Decoder:
     def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self._body_bytes_max = body_bytes_max
         self.version: Version | None = None
-        """None until it is agreed; set by whoever agrees. Until then a frame may be no larger than a login."""
+        """None until it is agreed, and set by what agrees. Until then a frame may be no larger than a login."""
         self._pending = bytearray()
         """The beginning of a frame that is not complete."""
         self._missing = 0
@@ -64,7 +64,7 @@ class Decoder:
 
     def receive_with_acks(self, data: bytes) -> list[Frame | Ack]:
         """The same, but an ACK of STOMP 1.2 with nothing but an id, as a MESSAGE of this broker has it, comes as the
-        command that it is. Whoever acknowledges one by one sends one for each message, and this takes a third of the
+        command that it is. A client that acknowledges one by one sends one for each message; this takes a third of the
         time.
         """
         return self._receive(data, knows_acks=self.version is Version.V1_2)
@@ -162,6 +162,7 @@ class Decoder:
                 if body_end - body_start > self._body_bytes_max:
                     raise RemoteProtocolError(f"body of more than {self._body_bytes_max} bytes")
             else:
+                # As `are_digits`, without a call.
                 if not (length.isdigit() and length.isascii()):
                     raise RemoteProtocolError(f"content-length{self._said(length)} is not a number of bytes")
                 digits = length if len(length) <= _NUMBER_LENGTH_MAX else length.lstrip("0") or "0"

@@ -21,6 +21,7 @@ from enum import Enum
 from typing import TypeVar
 
 from truenext.destination import Destination, Kind
+from truenext.digits import are_digits
 from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import RemoteProtocolError
 from truenext.limits import CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
@@ -348,7 +349,7 @@ def _window(name: str, text: str) -> int | None:
 
 def _consumer_priority(name: str, text: str) -> int:
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and int(digits) <= CONSUMER_PRIORITY_MAX):
+    if not (are_digits(digits, most=3) and int(digits) <= CONSUMER_PRIORITY_MAX):
         raise RemoteProtocolError(
             f"{name} {text[:100]!r} is not a number from -{CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}"
         )

@@ -10,6 +10,7 @@ that decides over a frame's turn is in TRANSITIONS; what a frame *means* is deci
 from enum import Enum
 
 from truenext.commands import Ack
+from truenext.digits import are_digits
 from truenext.errors import LocalProtocolError, RemoteProtocolError
 from truenext.limits import ANSWER_BYTES_MAX, BODY_BYTES_MAX
 from truenext.wire.stomp.codec import Decoder, unknown_command
@@ -150,7 +151,7 @@ def parse_heart_beat(text: str) -> tuple[int, int]:
     Raises: RemoteProtocolError if it is not two numbers.
     """
     numbers = text.split(",")
-    if len(numbers) != 2 or not all(part.isascii() and part.isdigit() for part in numbers):
+    if len(numbers) != 2 or not all(map(are_digits, numbers)):
         raise RemoteProtocolError("heart-beat is not two numbers of milliseconds")
     if any(len(part) > _HEART_BEAT_DIGITS for part in numbers):
         raise RemoteProtocolError(f"heart-beat of more than {'9' * _HEART_BEAT_DIGITS} milliseconds (11 days)")

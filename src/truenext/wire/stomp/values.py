@@ -9,6 +9,7 @@ _NUMBER_MAX = 10**_DIGITS_MAX - 1
 
 
 def read_number(header: str, text: str, most: int = _NUMBER_MAX, unit: str = "") -> int:
+    # As `are_digits`, without a call: messages pass here.
     if not (text.isascii() and text.isdigit()):
         raise RemoteProtocolError(f"{header} {text[:100]!r} is not a number (0 or more, in digits)")
     digits = text.lstrip("0")

@@ -1,0 +1,466 @@
+"""What does the text of a JMS selector say (JMS 2.0, section 3.8.1)? It is compiled while it is parsed.
+
+A condition has three outcomes, as in SQL-92: what is said of a property that is not there is unknown. Unknown is None
+below.
+
+STOMP knows only text. So a property that meets a number is taken for a number if it looks like one, and one that meets
+TRUE or FALSE for a truth value if it looks like one. Source: docs/decisions/0020-selectors.md
+
+This is one file, as each rule of the grammar is a method of the compiler.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lark import Lark, Token, Transformer, UnexpectedInput, v_args
+
+from truenext.like import like
+from truenext.limits import SELECTOR_DEPTH_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    Value = str | int | float | bool | None
+    Values = Mapping[str, Value]
+    """What one message says of itself, by name; None, or no entry, is not there."""
+    Test = Callable[[Values], Any]
+    """A part of a selector, compiled: what it comes to for one message."""
+
+_GRAMMAR = r"""
+    ?start: either
+    ?either: both (_OR both)*
+    ?both: negated (_AND negated)*
+    ?negated: predicate
+            | NOT+ predicate                                         -> negation
+    ?predicate: sum
+              | sum COMPARISON sum                                   -> comparison
+              | sum [NOT] _BETWEEN sum _AND sum                      -> between
+              | sum [NOT] _IN "(" STRING ("," STRING)* ")"           -> among
+              | sum [NOT] _LIKE STRING [_ESCAPE STRING]              -> like
+              | sum _IS [NOT] _NULL                                  -> is_null
+    ?sum: product
+        | product (SIGN product)+                                    -> arithmetic
+    ?product: signed
+            | signed (FACTOR signed)+                                -> arithmetic
+    ?signed: atom
+           | SIGN+ atom                                              -> signed
+    ?atom: "(" either ")"                                            -> parentheses
+         | NAME                                                      -> name
+         | STRING                                                    -> text
+         | APPROXIMATE                                               -> approximate
+         | EXACT                                                     -> exact
+         | TRUTH                                                     -> truth
+
+    COMPARISON: "<>" | "<=" | ">=" | "=" | "<" | ">"
+    SIGN: "+" | "-"
+    FACTOR: "*" | "/"
+    STRING: /'[^']*(?:''[^']*)*'/
+    APPROXIMATE.2: /(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?[fd]?|[0-9]+(?:e[+-]?[0-9]+[fd]?|[fd])/i
+    EXACT.1: /(?:0x[0-9a-f]+|[0-9]+)l?/i
+    NAME: /(?:[^\W\d]|\$)[\w$]*/
+
+    _AND.3: /and(?![\w$])/i
+    _OR.3: /or(?![\w$])/i
+    NOT.3: /not(?![\w$])/i
+    _BETWEEN.3: /between(?![\w$])/i
+    _IN.3: /in(?![\w$])/i
+    _LIKE.3: /like(?![\w$])/i
+    _ESCAPE.3: /escape(?![\w$])/i
+    _IS.3: /is(?![\w$])/i
+    _NULL.3: /null(?![\w$])/i
+    TRUTH.3: /(?:true|false)(?![\w$])/i
+
+    %ignore /[ \t\f\r\n]+/
+"""
+
+PRIORITY = "JMSPriority"
+OF_MESSAGE = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
+"""What need not be read from a message's header lines, with its kind."""
+OF_HEADER = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
+"""What stands in its header lines by another name."""
+_OWN_PREFIXES = ("JMSX", "JMS_")
+"""Names of properties that begin like a header's name."""
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.IGNORECASE)
+_NUMBER_LENGTH_MAX = 40
+_LONG = 2**63
+"""What a whole number may be, up or down, as in Java."""
+_TRUTHS = {"true": True, "false": False}
+
+
+class Meaningless(Exception):
+    """It can be parsed, but says nothing."""
+
+    def __init__(self, at: int, reason: str) -> None:
+        super().__init__(reason)
+        self.at = at
+        """Characters before the place of the fault."""
+        self.reason = reason
+
+
+class Part(NamedTuple):
+    at: int
+    """Characters of the selector before it."""
+    kind: str
+    """"truth", "number" or "text" where that is known before any message is; else "property"."""
+    test: Test
+    names: frozenset[str] = frozenset()
+    """Of the properties that it asks for."""
+    is_name: bool = False
+    """It is a property's name and nothing more."""
+    conjuncts: tuple[Part, ...] = ()
+    """It is true only if all of these are."""
+    one_of: tuple[str, frozenset[str]] | None = None
+    """It is true only if the property of this name is one of these texts."""
+    scan: int = 0
+    """Characters in pieces of patterns for which a value has to be searched character by character."""
+
+
+def condition(text: str) -> Part:
+    """
+    >>> condition("weight > 2").test({"weight": "3"})
+    True
+
+    Raises: Meaningless if it is no selector
+    """
+    try:
+        _check_depth(text)
+        return _condition(_parser().parse(text))
+    except UnexpectedInput as error:
+        is_end = isinstance(getattr(error, "token", None), Token) and error.token.type == "$END"  # type: ignore[attr-defined]
+        at = len(text) if is_end or error.pos_in_stream is None else error.pos_in_stream
+        raise Meaningless(at, "is not understood") from error
+
+
+def conjuncts(part: Part) -> tuple[Part, ...]:
+    """It is true only if all of these are."""
+    return part.conjuncts or (part,)
+
+
+@lru_cache(maxsize=1)
+def _parser() -> Any:
+    # Parts are compiled while they are parsed: no tree, and nothing that calls itself for each level of one.
+    return Lark(_GRAMMAR, parser="lalr", lexer="basic", transformer=_Compiler())
+
+
+def _check_depth(text: str) -> None:
+    depth = 0
+    for found in re.finditer(r"'[^']*'|[()]", text):
+        depth += {"(": 1, ")": -1}.get(found.group(), 0)
+        if depth > SELECTOR_DEPTH_MAX:
+            raise Meaningless(found.start(), f"more than {SELECTOR_DEPTH_MAX} parentheses in one another")
+
+
+@v_args(inline=True)
+class _Compiler(Transformer[Token, Any]):
+    """From the leaves up: each part becomes a function of a message's values."""
+
+    # ---- Conditions ----
+
+    def either(self, *parts: Part) -> Part:
+        conditions = [_condition(part) for part in parts]
+        tests = [condition.test for condition in conditions]
+
+        def test(values: Values) -> bool | None:
+            outcome: bool | None = False
+            for one in tests:
+                found = one(values)
+                if found is True:
+                    return True
+                if found is None:
+                    outcome = None
+            return outcome
+
+        return _joined(conditions, "truth", test)
+
+    def both(self, *parts: Part) -> Part:
+        conditions = [_condition(part) for part in parts]
+        tests = [condition.test for condition in conditions]
+
+        def test(values: Values) -> bool | None:
+            outcome: bool | None = True
+            for one in tests:
+                found = one(values)
+                if found is False:
+                    return False
+                if found is None:
+                    outcome = None
+            return outcome
+
+        conjuncts = tuple(one for condition in conditions for one in condition.conjuncts or (condition,))
+        return _joined(conditions, "truth", test)._replace(conjuncts=conjuncts)
+
+    def negation(self, *parts: Any) -> Part:
+        *signs, part = parts
+        condition = _condition(part)
+        return _negated(condition) if len(signs) % 2 else condition
+
+    def comparison(self, left: Part, sign: Token, right: Part) -> Part:
+        return _comparison(left, sign, right, _at(sign))
+
+    def between(self, part: Part, is_not: Token | None, least: Part, most: Part) -> Part:
+        at_least = _comparison(part, ">=", least, least.at)
+        at_most = _comparison(part, "<=", most, most.at)
+        return _perhaps_negated(self.both(at_least, at_most), is_not)
+
+    def among(self, part: Part, is_not: Token | None, *texts: Token) -> Part:
+        _expect_name(part, "IN")
+        wanted = frozenset(_text(token) for token in texts)
+        ask = part.test
+
+        def test(values: Values) -> bool | None:
+            value = ask(values)
+            return None if value is None else value in wanted
+
+        (name,) = part.names
+        one_of = (name, wanted) if part.kind == "property" else None
+        return _perhaps_negated(_joined([part], "truth", test)._replace(one_of=one_of), is_not)
+
+    def like(self, part: Part, is_not: Token | None, pattern: Token, escape: Token | None) -> Part:
+        _expect_name(part, "LIKE")
+        matches, scan = _like(pattern, escape)
+        ask = part.test
+
+        def test(values: Values) -> bool | None:
+            value = ask(values)
+            return None if value is None else matches(value)
+
+        return _perhaps_negated(_joined([part], "truth", test)._replace(scan=scan), is_not)
+
+    def is_null(self, part: Part, is_not: Token | None) -> Part:
+        if not part.is_name:
+            raise Meaningless(part.at, "IS NULL is for a property's name, which must stand before it,")
+        ask = part.test
+        if is_not is not None:
+            return _joined([part], "truth", lambda values: ask(values) is not None)
+        return _joined([part], "truth", lambda values: ask(values) is None)
+
+    # ---- Values ----
+
+    def arithmetic(self, *parts: Any) -> Part:
+        operands, signs = parts[::2], parts[1::2]
+        for part in operands:
+            _expect_number(part)
+        first, *rest = [_numeric(part) for part in operands]
+        steps = [(_divided if sign == "/" else _OPERATORS[sign], one) for sign, one in zip(signs, rest, strict=True)]
+
+        def test(values: Values) -> Value:
+            result = first(values)
+            for calculate, one in steps:
+                other = one(values)
+                if result is None or other is None:
+                    return None
+                result = _calculated(calculate, result, other)
+            return result  # type: ignore[no-any-return]
+
+        return _joined(operands, "number", test)
+
+    def signed(self, *parts: Any) -> Part:
+        *signs, part = parts
+        _expect_number(part)
+        ask = _numeric(part)
+        if signs.count("-") % 2 == 0:
+            return _joined([part], "number", ask)._replace(at=_at(signs[0]))
+
+        def test(values: Values) -> Value:
+            value = ask(values)
+            return None if value is None else _calculated(operator.mul, value, -1)
+
+        return _joined([part], "number", test)._replace(at=_at(signs[0]))
+
+    def parentheses(self, part: Part) -> Part:
+        return part._replace(is_name=False)
+
+    def name(self, token: Token) -> Part:
+        name = str(token)
+        kind = OF_MESSAGE.get(name, "property")
+        is_known = kind != "property" or name in OF_HEADER or name.startswith(_OWN_PREFIXES)
+        if name.startswith("JMS") and not is_known:
+            raise Meaningless(_at(token), f"messages cannot be selected by {name},")
+        return Part(_at(token), kind, lambda values: values.get(name), frozenset([name]), is_name=True)
+
+    def text(self, token: Token) -> Part:
+        return _constant(token, "text", _text(token))
+
+    def approximate(self, token: Token) -> Part:
+        value = float(token.rstrip("fFdD"))
+        if value in (float("inf"), float("-inf")):
+            raise Meaningless(_at(token), "a number too large for 64 bits")
+        return _constant(token, "number", value)
+
+    def exact(self, token: Token) -> Part:
+        return _constant(token, "number", _exact(token))
+
+    def truth(self, token: Token) -> Part:
+        return _constant(token, "truth", _TRUTHS[token.lower()])
+
+
+# ---- Parts ----
+
+
+def _at(token: Token) -> int:
+    assert token.start_pos is not None, "it came from the lexer"
+    return token.start_pos
+
+
+def _joined(parts: Iterable[Part], kind: str, test: Test) -> Part:
+    """What is made of these parts, but for its conjuncts."""
+    parts = list(parts)
+    names = frozenset().union(*(part.names for part in parts))
+    return Part(parts[0].at, kind, test, names, scan=sum(part.scan for part in parts))
+
+
+def _constant(token: Token, kind: str, value: Value) -> Part:
+    return Part(_at(token), kind, lambda values: value)
+
+
+def _condition(part: Part) -> Part:
+    """A part that is true, false or unknown; a property stands for its own truth."""
+    if part.kind == "truth":
+        return part
+    if part.kind != "property":
+        raise Meaningless(part.at, f"a {part.kind} is neither true nor false")
+    ask = part.test
+    return _joined([part], "truth", lambda values: _truth(ask(values)))
+
+
+def _negated(part: Part) -> Part:
+    ask = part.test
+
+    def test(values: Values) -> bool | None:
+        value = ask(values)
+        return None if value is None else not value
+
+    return _joined([part], "truth", test)
+
+
+def _perhaps_negated(part: Part, is_not: Token | None) -> Part:
+    return part if is_not is None else _negated(part)
+
+
+def _expect_name(part: Part, what: str) -> None:
+    if not part.is_name or part.kind == "number":
+        raise Meaningless(part.at, f"{what} is for a property that is text, whose name must stand before it,")
+
+
+def _expect_number(part: Part) -> None:
+    if part.kind not in ("number", "property"):
+        raise Meaningless(part.at, f"a {part.kind} is no number")
+
+
+def _numeric(part: Part) -> Test:
+    """As a number; what is none is unknown."""
+    ask = part.test
+    return ask if part.kind == "number" else lambda values: _number(ask(values))
+
+
+def _comparison(left: Part, sign: str, right: Part, at: int) -> Part:
+    """`at` is the place that a refusal names. What cannot be compared is false, also for <>."""
+    is_equality = sign in ("=", "<>")
+    kinds = {left.kind, right.kind} - {"property"}
+    if len(kinds) > 1:
+        raise Meaningless(at, f"a {left.kind} cannot be compared with a {right.kind}")
+    kind = kinds.pop() if kinds else "text" if is_equality else "number"
+    if not is_equality and kind != "number":
+        raise Meaningless(at, f"{sign} is for numbers, not for a {kind},")
+    compare, first, second = _OPERATORS[sign], left.test, right.test
+    as_first, as_second = (None if part.kind == kind else _CONVERSIONS[kind] for part in (left, right))
+
+    def test(values: Values) -> bool | None:
+        one, other = first(values), second(values)
+        if one is None or other is None:
+            return None
+        if as_first is not None:
+            one = as_first(one)
+        if as_second is not None:
+            other = as_second(other)
+        return one is not None and other is not None and compare(one, other)
+
+    one_of = None
+    if sign == "=" and kind == "text":
+        for part, other in ((left, right), (right, left)):
+            if part.is_name and part.kind == "property" and not other.names:
+                (name,) = part.names
+                one_of = (name, frozenset([str(other.test({}))]))
+    return _joined([left, right], "truth", test)._replace(one_of=one_of)
+
+
+def _number(value: Value) -> int | float | None:
+    """The number that a text looks like."""
+    if not isinstance(value, str) or len(value) > _NUMBER_LENGTH_MAX:
+        return None
+    if _WHOLE.fullmatch(value) is not None:
+        whole = int(value)
+        return whole if -_LONG <= whole < _LONG else float(whole)
+    return float(value) if _NUMBER.fullmatch(value) is not None else None
+
+
+def _truth(value: Value) -> bool | None:
+    """The truth value that a text looks like."""
+    return _TRUTHS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None
+
+
+_CONVERSIONS: dict[str, Callable[[Value], Value] | None] = {"number": _number, "truth": _truth, "text": None}
+"""Of a property's text to what it is compared with."""
+
+
+def _calculated(calculate: Callable[[Any, Any], Any], one: Any, other: Any) -> int | float | None:
+    """Unknown where Java has no result, or one that does not fit 64 bits."""
+    try:
+        result: int | float = calculate(one, other)
+    except ArithmeticError:
+        return None
+    return result if isinstance(result, float) or -_LONG <= result < _LONG else None
+
+
+def _divided(one: Any, other: Any) -> int | float:
+    """As in Java: whole numbers are divided towards zero."""
+    if isinstance(one, int) and isinstance(other, int):
+        quotient = abs(one) // abs(other)
+        return quotient if (one < 0) is (other < 0) else -quotient
+    result: float = one / other
+    return result
+
+
+def _exact(token: Token) -> int:
+    digits = token.rstrip("lL").lower()
+    base = 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10
+    try:
+        value = int(digits, base)
+    except ValueError as error:
+        raise Meaningless(_at(token), "no number: one that begins with 0 is octal") from error
+    # The largest is there for the sign that may stand before it.
+    if value > _LONG:
+        raise Meaningless(_at(token), "a number too large for 64 bits")
+    return value
+
+
+def _text(token: Token) -> str:
+    return token[1:-1].replace("''", "'")
+
+
+def _like(pattern: Token, escape: Token | None) -> tuple[Callable[[str], bool], int]:
+    """See `like`."""
+    escaping = None if escape is None else _text(escape)
+    if escape is not None and len(_text(escape)) != 1:
+        raise Meaningless(_at(escape), "ESCAPE takes one character")
+    try:
+        return like(_text(pattern), escaping)
+    except ValueError as error:
+        raise Meaningless(_at(pattern), str(error)) from error

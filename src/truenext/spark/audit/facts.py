@@ -1,0 +1,151 @@
+"""What is known of the messages of one queue, and what is found?"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+NEVER = 1 << 62
+"""The `visible_event` of a message that the history never shows to be durable."""
+AUTO_WINDOW = 1
+"""In `auto` mode a consumer that holds something may have no room for more bytes; one that holds nothing has."""
+SELECTIVE = -1
+"""In place of the window of a consumer with a selector: what it wants the history does not say, so that nothing that it
+got, or did not get, is evidence."""
+NO_MESSAGE = -1
+UNKNOWN_PRIORITY = -1
+NO_CONSUMER = -1
+
+
+class Code(IntEnum):
+    """Kinds of event, and the marks that concern every queue."""
+
+    ACCEPTED = 0
+    DISPATCHED = 1
+    ACKNOWLEDGED = 2
+    RETURNED = 3
+    EXPIRED = 4
+    DEAD_LETTERED = 5
+    SUBSCRIBED = 6
+    UNSUBSCRIBED = 7
+    RECOVERED = 8
+    DRAINED = 9
+    MOVED = 10
+    REMOVED = 11
+    PAUSED = 12
+    RESUMED = 13
+    DELAYED = 14
+    HOLDING = 15
+    STARTED = 16
+    GAP = 17
+    ENDED = 18
+
+
+class Start(IntEnum):
+    """Flags of a STARTED."""
+
+    CLEAN = 1
+    """The run before stopped by itself: transients are still there."""
+    CONTINUED = 2
+    """The run before is in the history."""
+    GOES_ON = 4
+    """The run got past its recovery: a queue without a `recovered` had no messages."""
+    WHOLE = 8
+    """Nothing is in any queue that the history has not seen arrive."""
+
+
+class State(IntEnum):
+    WAITING = 0
+    HELD = 1
+    DOUBTFUL = 2
+    """A gap may hide what became of it; a start makes sure of a persistent one."""
+    PERHAPS = 3
+    """Never durable as far as is known, or lost already: it may turn up again, and may not."""
+    DELAYED = 4
+    """It failed, and is not due yet."""
+
+
+WAITED = "waiting"
+
+
+class Message(msgspec.Struct, gc=False):
+    """What is known of a message that is not gone."""
+
+    sequence: int
+    priority: int
+    is_persistent: bool
+    visible_event: int
+    visible_at: int
+    arrival: int
+    """Its place among the messages that this queue accepted, from 1; 0 if that was not seen."""
+    state: State = State.WAITING
+    consumer: int = NO_CONSUMER
+    dispatched_at: int = 0
+    wait: int | None = None
+    """Microseconds from visible to the first dispatch, or to the end of the history."""
+    hold: int | None = None
+    """Microseconds from the last dispatch to acknowledged."""
+    how: str = WAITED
+    """How it ended."""
+    delivery: int = 0
+    """Its place among the first dispatches of this queue, from 1."""
+    deliveries: int = 0
+    attempts: int = 0
+    group: int = 0
+
+
+class Consumer(msgspec.Struct, gc=False):
+    window: int
+    held: int = 0
+
+
+class Finding(msgspec.Struct, gc=False):
+    """What the contract does not allow, with a witness."""
+
+    kind: str
+    """`inversion`, `order`, `premature`, `doubled`, `lost`, `resurrected`, `stuck`"""
+    event: int
+    at: int
+    sequence: int
+    """The message dispatched, or lost, or left to wait."""
+    priority: int = UNKNOWN_PRIORITY
+    persistent: bool | None = None
+    consumer: int = NO_CONSUMER
+    overtaken_sequence: int = NO_MESSAGE
+    overtaken_priority: int = UNKNOWN_PRIORITY
+    count: int = 1
+    """Messages that this finding speaks of."""
+    duration: int = 0
+    """Microseconds, of `stuck`."""
+    detail: str = ""
+
+
+class Gone:
+    """Which messages are gone, a byte each: sequences of all queues are close together."""
+
+    __slots__ = ("pages",)
+
+    def __init__(self) -> None:
+        self.pages: dict[int, bytearray] = {}
+
+    def add(self, sequence: int, code: int) -> None:
+        page = self.pages.get(sequence >> 16)
+        if page is None:
+            page = self.pages[sequence >> 16] = bytearray(1 << 16)
+        page[sequence & 0xFFFF] = code
+
+    def get(self, sequence: int) -> int:
+        """Code of the event that ended it; 0 if it is not known to be gone."""
+        page = self.pages.get(sequence >> 16)
+        return 0 if page is None else page[sequence & 0xFFFF]
+
+
+HOW_GONE = {
+    Code.ACKNOWLEDGED: "acknowledged",
+    Code.EXPIRED: "expired",
+    Code.DEAD_LETTERED: "dead-lettered",
+    Code.MOVED: "moved",
+    Code.REMOVED: "removed",
+    Code.STARTED: "gone with a crash",
+}

@@ -1,0 +1,160 @@
+"""How does the checkpoint stand in LMDB: which databases are there, under which keys, with which values?
+
+Numbers are big-endian. If you change anything here, increase FORMAT_VERSION:
+
+    messages            message key (record.py)             ->  record                      the persistent
+    transients          generation u32, message key         ->  record                      the others
+    marks               message key                         ->  attempts u32, deliveries u32, due u64   of these
+    transient marks     generation u32, message key         ->  attempts u32, deliveries u32, due u64   of transients
+    counts              lane key (record.py)                ->  messages u64                no entry where there is none
+    transient counts    lane key                            ->  transients u64              of the generation
+    queues              queue number u32                    ->  name
+    timers              timer (record.py)                   ->  nothing                     but the checksum
+    producers           BLAKE2b-128 of the name             ->  number u64, used u64, once u8, name
+    meta                "format"                            ->  u32     FORMAT_VERSION
+                        "identity"                          ->  eight hexadecimal digits
+                        "salt"                              ->  u32     of the journal
+                        "segment"                           ->  u64     the journal's last that is all here
+                        "frame"                             ->  u64     number of the last frame in it
+                        "written"                           ->  u64     number of a frame that was written, see below
+                        "segment bytes"                     ->  u64     bytes of a segment's file, at the least
+                        "generation"                        ->  u32     of the transients that count
+                        "sequence limit"                    ->  u64
+                        "redelivered below"                 ->  u64
+                        "clean stop"                        ->  u8      0 or 1
+                        "paused"                            ->  queue number u32, of each that is paused, in order
+
+Contents (record.py) stand among the messages of their kind. All values but the records carry a checksum, see sealed.py;
+what meta names is there from the beginning.
+
+The frame that "written" names, and all before it, was durable when it was named: that stays true, whatever is written
+later, so that nobody has to take it back (docs/decisions/0019-damage.md).
+
+A transient counts only if its generation is the one that meta names.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from truenext.batch import ProducerState
+from truenext.store.store import Recovered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+DATA_FILE = "data.mdb"
+
+FORMAT_VERSION = 9
+
+DATABASES = (
+    b"meta",
+    b"messages",
+    b"transients",
+    b"marks",
+    b"transient marks",
+    b"counts",
+    b"transient counts",
+    b"queues",
+    b"producers",
+    b"timers",
+)
+META = (
+    b"format",
+    b"identity",
+    b"salt",
+    b"segment",
+    b"frame",
+    b"written",
+    b"segment bytes",
+    b"generation",
+    b"sequence limit",
+    b"redelivered below",
+    b"clean stop",
+    b"paused",
+)
+"""What meta names."""
+
+DATABASES_MAX = len(DATABASES)
+
+
+class Kind(NamedTuple):
+    """The databases of the messages of one kind."""
+
+    messages: bytes
+    marks: bytes
+    counts: bytes
+    is_transient: bool
+
+
+PERSISTENT = Kind(b"messages", b"marks", b"counts", is_transient=False)
+TRANSIENT = Kind(b"transients", b"transient marks", b"transient counts", is_transient=True)
+
+FORMAT = struct.Struct(">I")
+QUEUE = struct.Struct(">I")
+SALT = struct.Struct(">I")
+GENERATION = struct.Struct(">I")
+NUMBER = struct.Struct(">Q")
+MARK = struct.Struct(">IIQ")
+_PRODUCER = struct.Struct(">QQ?")
+CLEAN, UNCLEAN = b"\1", b"\0"
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far into the journal the checkpoint reaches."""
+
+    segment: int
+    frame: int
+    written: int = 0
+    """Number of a frame that the journal was given, later ones than `frame` included."""
+
+
+POSITION = (b"segment", b"frame", b"written")
+"""Where meta has the fields of one."""
+
+
+def position_of(meta: Mapping[bytes, bytes]) -> Position:
+    """`meta` has all of POSITION."""
+    return Position(*(NUMBER.unpack(meta[name])[0] for name in POSITION))
+
+
+def recovered_of(
+    meta: Mapping[bytes, bytes], queues: Iterable[tuple[bytes, bytes]], producers: Iterable[tuple[bytes, bytes]]
+) -> Recovered:
+    """What the checkpoint says by itself, but for the counts. `meta` has all of META; the others are keys and values of
+    their databases.
+    """
+    return Recovered(
+        identity=meta[b"identity"].decode(),
+        clean_stop=meta[b"clean stop"] == CLEAN,
+        sequence_limit=NUMBER.unpack(meta[b"sequence limit"])[0],
+        redelivered_below=NUMBER.unpack(meta[b"redelivered below"])[0],
+        paused=paused_of(meta[b"paused"]),
+        queues={QUEUE.unpack(key)[0]: name.decode() for key, name in queues},
+        producers=dict(_producer_of(value) for _, value in producers),
+    )
+
+
+def paused_of(value: bytes) -> set[int]:
+    return {number for (number,) in QUEUE.iter_unpack(value)}
+
+
+def paused_value(paused: Iterable[int]) -> bytes:
+    """What `paused_of` makes the same of again."""
+    return b"".join(map(QUEUE.pack, sorted(paused)))
+
+
+def producer_key(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=16).digest()
+
+
+def producer_value(name: str, state: ProducerState) -> bytes:
+    return _PRODUCER.pack(state.number, state.used_ms, state.is_once) + name.encode()
+
+
+def _producer_of(value: bytes) -> tuple[str, ProducerState]:
+    return value[_PRODUCER.size :].decode(), ProducerState(*_PRODUCER.unpack_from(value))

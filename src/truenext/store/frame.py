@@ -1,0 +1,111 @@
+"""How does a frame stand in a segment of the journal, and is what stands there one?
+
+Little-endian:
+
+    checksum    u32     CRC-32 of the rest of the frame, begun with the journal's salt
+    size        u32     bytes of the payload
+    segment     u64     number of the segment
+    number      u64     1 for the first frame of the journal, and so on over all segments
+    payload     bytes
+
+Nothing else in a segment can pass for a frame: the checksum covers the segment's number, which is never
+used again, and the salt, which no sender of a message knows. If you change anything here, increase FORMAT_VERSION in
+checkpoint_format.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from zlib import crc32
+
+from truenext.store.crc import wrong_bit
+
+FLIP_BYTES_MAX = 1024 * 1024
+"""Size of a frame in which a single wrong bit is looked for; that one which tore seems to have one is then as likely as
+one in 500, and takes a quarter of a second."""
+
+SECTOR = 512
+"""Bytes of a file that are written as a whole or not at all."""
+
+OLD_BYTES = 64 * 1024
+"""Bytes behind a frame in which is looked for what an earlier life of the file has left."""
+
+FRAME = struct.Struct("<IIQQ")
+CHECKSUM = struct.Struct("<I")
+REST = struct.Struct("<IQQ")
+SEGMENT_AT = 8
+
+
+def payload_at(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
+    """The payload of the frame at `offset`, None if there is none."""
+    if offset + FRAME.size > len(content):
+        return None
+    checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
+    end = offset + FRAME.size + size
+    if in_segment != segment or found != number or end > len(content):
+        return None
+    if crc32(content[offset + CHECKSUM.size : end], salt) != checksum:
+        return None
+    return content[offset + FRAME.size : end]
+
+
+def needed_by_first(content: memoryview, segment: int, number: int) -> int:
+    """Bytes that the file of this segment was made with, for its first frame to have place; 0 if that is not this one.
+
+    What says so stands in one sector, so that no crash leaves a part of it.
+    """
+    if len(content) < FRAME.size:
+        return 0
+    _, size, in_segment, found = FRAME.unpack_from(content)
+    return FRAME.size + int(size) if (in_segment, found) == (segment, number) else 0
+
+
+def cut(segment: int, size: int, made: int) -> str:
+    """In words. A crash does not leave that: a segment gets its name when all of it is on the disk."""
+    return f"segment {segment:016x} has {size} bytes and was made with {made}"
+
+
+def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:
+    """The frame at `offset` is this one but for a single bit. So it was written as a whole, and then damaged: a crash
+    does not leave that, but for one that leaves the old content of a sector that differs from the new one by that bit.
+    """
+    payload = offset + FRAME.size
+    if payload > len(content):
+        return False
+    checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
+    others = (in_segment ^ segment).bit_count() + (found ^ number).bit_count()
+    if others > 1:
+        return False
+
+    def difference(size: int) -> int | None:
+        """Between its checksum and that of a payload of `size` bytes, None if so much is not there."""
+        if payload + size > min(len(content), offset + FLIP_BYTES_MAX):
+            return None
+        rest = crc32(REST.pack(size, segment, number), salt)
+        return int(crc32(content[payload : payload + size], rest) ^ checksum)
+
+    wrong = difference(size)
+    if others == 1:
+        return wrong == 0
+    if any(difference(size ^ 1 << bit) == 0 for bit in range(32)):
+        return True
+    if wrong is None:
+        return False
+    if wrong.bit_count() == 1:
+        return True
+    at = wrong_bit(wrong, REST.size + size)
+    if at is None or at[0] < REST.size:
+        return False
+    return not _may_be_old(content, offset, payload + size, payload + at[0] - REST.size)
+
+
+def _may_be_old(content: memoryview, offset: int, end: int, at: int) -> bool:
+    """A crash may have left the sector with byte `at` of the frame from `offset` to `end` as it was before.
+
+    Not the one that says of which segment the frame is. Others were zeros, or, where a file is used again, anything;
+    then there is more of that behind the frame.
+    """
+    sector = at - at % SECTOR
+    if sector < offset + FRAME.size:
+        return False
+    return not any(content[sector : min(end, sector + SECTOR)]) or any(content[end : end + OLD_BYTES])

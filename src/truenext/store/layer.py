@@ -1,0 +1,94 @@
+"""What does one segment of the journal say, and what do several say together over the checkpoint?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from truenext.store.changes import with_changes, with_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from truenext.batch import Mark, ProducerState
+    from truenext.store.spans import Chunk
+    from truenext.store.store import Recovered
+
+
+class Layer:
+    """What one segment says."""
+
+    __slots__ = (
+        "chunks",
+        "clean_stop",
+        "forgotten_producers",
+        "gone",
+        "marks",
+        "memory",
+        "paused",
+        "producers",
+        "queues",
+        "records",
+        "redelivered_below",
+        "segment",
+        "sequence_limit",
+        "timers",
+        "timers_in_order",
+    )
+
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
+        self.records = 0
+        """Everything that its batches name: what it costs to replay it."""
+        self.memory = 0
+        """Bytes that all of this takes, at the most and roughly."""
+        self.chunks: dict[bytes, Chunk] = {}
+        """Lane key to the messages that the segment holds."""
+        self.gone: dict[bytes, bool] = {}
+        """Keys that the checkpoint may have and that were removed since, and whether they are transient."""
+        self.marks: dict[bytes, Mark] = {}
+        self.queues: dict[int, str] = {}
+        self.paused: dict[int, bool] = {}
+        self.producers: dict[str, ProducerState] = {}
+        self.forgotten_producers: set[str] = set()
+        self.timers: dict[bytes, bool] = {}
+        """Those that were set (True) or cleared: what the checkpoint says of them does not count."""
+        self.timers_in_order: list[bytes] | None = None
+        """All of them, once there is a newer layer, so that they change no more, and somebody has asked."""
+        self.sequence_limit = 0
+        self.redelivered_below = 0
+        self.clean_stop: bool | None = None
+
+
+def is_gone(key: bytes, layers: tuple[Layer, ...]) -> bool:
+    """A message of the checkpoint was removed since."""
+    return any(key in layer.gone for layer in layers)
+
+
+def mark_of(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
+    """What the first of `marks` says that says anything."""
+    for one in marks:
+        mark = one.get(key)
+        if mark is not None:
+            return mark
+    return None
+
+
+def laid_over(recovered: Recovered, layers: tuple[Layer, ...]) -> Recovered:
+    """What the checkpoint says by itself, with what the layers say over it; of messages nothing."""
+    queues, producers = recovered.queues, dict(recovered.producers)
+    paused = set(recovered.paused)
+    for layer in layers:
+        queues = with_names(queues, layer.queues)
+        paused = with_changes(paused, layer.paused)
+        for name in layer.forgotten_producers:
+            producers.pop(name, None)
+        producers.update(layer.producers)
+        recovered = replace(
+            recovered,
+            sequence_limit=max(layer.sequence_limit, recovered.sequence_limit),
+            redelivered_below=layer.redelivered_below or recovered.redelivered_below,
+            clean_stop=recovered.clean_stop if layer.clean_stop is None else layer.clean_stop,
+        )
+    by_use = sorted(producers.items(), key=lambda item: (item[1].used_ms, item[0]))
+    return replace(recovered, queues=queues, paused=paused, producers=dict(by_use))

@@ -1,0 +1,199 @@
+"""How do the messages of one kind, persistent or transient, stand in the checkpoint, with their marks and counts?
+
+Each mark goes with its message, and each lane has the number of its messages: what damage did to one of them is seen at
+the others. All of it is read and written in transactions of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING
+
+from truenext.batch import NO_MARK, Mark
+from truenext.errors import StoreError
+from truenext.record import LANE_KEY_SIZE, message_key
+from truenext.store.checkpoint_format import MARK, NUMBER
+from truenext.store.trouble import damage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    import lmdb
+
+    from truenext.store.sealed import SealedDatabase
+
+_AROUND = 2
+"""Keys that are looked at before one that is not there, and behind it."""
+
+
+class MessagesOfKind:
+    def __init__(
+        self,
+        messages: lmdb._Database,
+        marks: SealedDatabase,
+        counts: SealedDatabase,
+        generation: bytes,
+        data: Path,
+    ) -> None:
+        """`generation` stands before each key of a message; a kind may have none. `data` is the data folder."""
+        self.messages = messages
+        self.marks = marks
+        self.counts = counts
+        self.generation = generation
+        self._data = data
+
+    # ---- Reading ----
+
+    def counted(self, txn: lmdb.Transaction[bytes]) -> Counter[bytes]:
+        """Lane key to messages.
+
+        Raises: StoreError if they are not as many
+        """
+        counts = Counter({lane: NUMBER.unpack(count)[0] for lane, count in self.counts.items(txn)})
+        counted, there = counts.total(), txn.stat(self.messages)["entries"]
+        # What nobody counts nobody would ever read. Those of earlier generations are not counted any more.
+        if counted > there or (counted < there and not self.generation):
+            raise damage("checkpoint", f"{counted} messages are counted and {there} are there", self._data)
+        return counts
+
+    def has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
+        """`key`, as it stands in the database of `cursor`, is there.
+
+        What is not there would have a place in the order of what is. If it has none, damage may hide it, and what was
+        acknowledged would come back.
+
+        Raises: StoreError
+        """
+        is_behind = cursor.set_range(key)
+        if is_behind and cursor.key() == key:
+            return True
+        is_ordered = not is_behind or cursor.key() > key
+        if is_ordered and (cursor.prev() if is_behind else cursor.last()):
+            is_ordered = cursor.key() < key
+        if not is_ordered:
+            raise damage("checkpoint", f"{key.hex()} has no place where it should stand", self._data)
+        return False
+
+    def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> tuple[bytes | None, Mark | None]:
+        """Record and mark of a message; None for what is not here."""
+        return self.record(txn, key), self.mark(txn, key)
+
+    def record(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes | None:
+        return txn.get(self.generation + key, db=self.messages)
+
+    def mark(self, txn: lmdb.Transaction[bytes], key: bytes) -> Mark | None:
+        mark = self.marks.get(txn, self.generation + key)
+        return None if mark is None else Mark(*MARK.unpack(mark))
+
+    def page(
+        self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int
+    ) -> Iterator[tuple[bytes, bytes, Mark]]:
+        """Key, record and mark of a lane's messages, in order. Raises: StoreError if one of them is damaged"""
+        prefix = self.generation
+        cursor = txn.cursor(self.messages)
+        last = prefix + message_key(lane, after_sequence)
+        first = prefix + message_key(lane, after_sequence + 1)
+        if not cursor.set_range(first):
+            return
+        marks = self.marks.behind(txn, first)
+        mark = next(marks, None)
+        lane, size = prefix + lane, len(prefix)
+        for key, record in cursor.iternext():
+            # Before it is taken for the end of the lane: there may be more of that behind it.
+            if key <= last or len(key) != len(last):
+                raise damage("checkpoint", f"message {key.hex()} stands behind {last.hex()}", self._data)
+            # Each goes with its message: what damage did to one of the two is seen at the other.
+            if mark is not None and mark[0] < key:
+                raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
+            if not key.startswith(lane):
+                return
+            last = key
+            own = NO_MARK
+            if mark is not None and mark[0] == key:
+                own = Mark(*MARK.unpack(mark[1]))
+                mark = next(marks, None)
+            yield key[size:] if size else key, record, own
+        if mark is not None:
+            raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
+
+    def look_around(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
+        """Notice a message that is here, and is not found because a key is damaged: where a search ended that went
+        wrong, keys are out of order.
+
+        Raises: StoreError
+        """
+        cursor = txn.cursor(self.messages)
+        if not (cursor.set_range(self.generation + key) or cursor.last()):
+            return
+        for _ in range(_AROUND):
+            if not cursor.prev():
+                break
+        # If there is nothing before it either, this begins with the first.
+        around = islice(cursor.iternext(values=False), 2 * _AROUND)
+        for before, after in pairwise(around):
+            if before >= after:
+                raise damage("checkpoint", f"message {after.hex()} stands behind {before.hex()}", self._data)
+
+    # ---- Writing ----
+
+    def put(self, txn: lmdb.Transaction[bytes], messages: list[tuple[bytes, bytes]]) -> None:
+        """Keys and records. Raises: StoreError if one of them is here already"""
+        generation = self.generation
+        stored = [(generation + key, record) for key, record in messages] if generation else messages
+        if txn.cursor(self.messages).putmulti(stored, overwrite=False)[1] != len(messages):
+            raise StoreError("store and broker disagree: two messages have one key. This is a bug of truenext")
+        self._count(txn, Counter(key[:LANE_KEY_SIZE] for key, _ in messages))
+
+    def put_marks(self, txn: lmdb.Transaction[bytes], marks: dict[bytes, Mark]) -> dict[bytes, Mark]:
+        """Those of the messages that are here; the others are given back."""
+        left: dict[bytes, Mark] = {}
+        cursor = txn.cursor(self.messages)
+        for key, mark in marks.items():
+            if cursor.set_key(self.generation + key):
+                self.marks.put(txn, self.generation + key, MARK.pack(*mark))
+            else:
+                left[key] = mark
+        return left
+
+    def delete(self, txn: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> None:
+        """Messages with their marks. Raises: StoreError if one is not here"""
+        change: Counter[bytes] = Counter()
+        for key in keys:
+            stored = self.generation + key
+            if not txn.delete(stored, db=self.messages):
+                raise damage("checkpoint", f"message {key.hex()} is gone, and cannot be deleted", self._data)
+            self.marks.delete(txn, stored)
+            change[key[:LANE_KEY_SIZE]] -= 1
+        self._count(txn, change)
+
+    def _count(self, txn: lmdb.Transaction[bytes], change: Counter[bytes]) -> None:
+        counts = self.counts
+        for lane, difference in change.items():
+            before = counts.get(txn, lane) if self.has(counts.cursor(txn), lane) else None
+            count = difference + (0 if before is None else NUMBER.unpack(before)[0])
+            if count:
+                counts.put(txn, lane, NUMBER.pack(count))
+            else:
+                counts.delete(txn, lane)
+
+    # ---- What earlier generations left ----
+
+    def has_left(self, txn: lmdb.Transaction[bytes]) -> bool:
+        """There is something of an earlier generation."""
+        return any(self._is_left(cursor) for cursor in self._cursors(txn))
+
+    def delete_left(self, txn: lmdb.Transaction[bytes], keys_max: int) -> None:
+        """Up to `keys_max` of that."""
+        for cursor in self._cursors(txn):
+            while keys_max and self._is_left(cursor):
+                cursor.delete()
+                keys_max -= 1
+
+    def _cursors(self, txn: lmdb.Transaction[bytes]) -> tuple[lmdb.Cursor[bytes], lmdb.Cursor[bytes]]:
+        return self.marks.cursor(txn), txn.cursor(self.messages)
+
+    def _is_left(self, cursor: lmdb.Cursor[bytes]) -> bool:
+        """The first in the database is of an earlier generation; the cursor is there."""
+        return cursor.first() and cursor.key()[: len(self.generation)] < self.generation

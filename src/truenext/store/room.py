@@ -1,0 +1,139 @@
+"""When is room for messages little, when is there none, and what does a store do on a full disk?
+
+Each mark is left a little later than it was reached, so that senders are not stopped and welcomed in turns.
+
+A spare segment and the ballast are made while the disk has room: the one lets the journal go on, the other is deleted
+where the checkpoint finds no space, so that what the journal still says can move.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from truenext.room import Room
+from truenext.store import folder
+from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
+from truenext.store.trouble import CAUSES, is_no_space, is_short_write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from threading import Condition
+
+    from truenext.store.checkpoint import Checkpoint
+    from truenext.store.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+LITTLE = 0.9
+"""Part of a limit from which on there is little room; at the limit there is none."""
+
+BACK = 0.03
+"""Part of a limit by which a mark must be undercut again."""
+
+BALLAST_SEGMENTS = 2
+"""Size of the ballast, in segments: more than two transactions of the checkpoint can need."""
+
+
+def within(limit: int, used: int, before: Room) -> Room:
+    """Where `used` of at most `limit` bytes are used."""
+    part = used / limit
+    if part >= 1 or (before is Room.NONE and part >= 1 - BACK):
+        return Room.NONE
+    if part >= LITTLE or (before is not Room.PLENTY and part >= LITTLE - BACK):
+        return Room.LITTLE
+    return Room.PLENTY
+
+
+def beside(reserve: int, free: int, before: Room) -> Room:
+    """Where `free` bytes are left, of which `reserve` must not be used up."""
+    part = free / reserve
+    if part < 1 or (before is Room.NONE and part < 1 + BACK):
+        return Room.NONE
+    if part < 2 or (before is not Room.PLENTY and part < 2 * (1 + BACK)):
+        return Room.LITTLE
+    return Room.PLENTY
+
+
+class RoomOnDisk:
+    """What the disk has left for a store, and what is kept of it for a bad time."""
+
+    def __init__(
+        self, path: Path, journal: Journal, checkpoint: Checkpoint, changed: Condition, *, limit: int | None
+    ) -> None:
+        """`path` is the data folder; `limit` is how many bytes journal and checkpoint may use, None is what the disk
+        has. `changed` is told when the disk is full.
+        """
+        self._path = path
+        self._journal = journal
+        self._checkpoint = checkpoint
+        self._changed = changed
+        self._limit = limit
+        self._in_limit = self._beside = Room.PLENTY
+        self._ballast = path / "ballast"
+        self.room = Room.PLENTY
+        """As it was found last."""
+        self.is_full = False
+        """A write to the checkpoint found no space, or the ballast that was then given up is not there again."""
+
+    def look(self) -> None:
+        """Raises: lmdb.Error, OSError"""
+        journal = self._journal
+        if self._limit is not None:
+            used = journal.size + journal.spare_size + self._checkpoint.size()
+            self._in_limit = within(self._limit, used, self._in_limit)
+        self._beside = beside(self._reserve(), folder.free_bytes(self._path), self._beside)
+        self.room = Room.NONE if self.is_full else max(self._in_limit, self._beside)
+
+    @property
+    def is_spare_due(self) -> bool:
+        # Where it could not be had it is tried again, but not at once.
+        return self._journal.needs_spare and not self.is_full
+
+    def provide(self) -> None:
+        """A spare segment, and the ballast, as far as the disk has room for them."""
+        segment_bytes = self._checkpoint.segment_bytes
+        try:
+            # On a full disk nothing is tried that cannot succeed: it would take the last bytes from others meanwhile.
+            free = folder.free_bytes(self._path) if self.is_full else None
+            if free is None or free >= 2 * segment_bytes:
+                self._journal.prepare()
+            size = BALLAST_SEGMENTS * segment_bytes
+            has_ballast = self._ballast.exists()
+            if not has_ballast and (free is None or free >= size + self._reserve()):
+                folder.allocate(self._ballast, size)
+                has_ballast = True
+            if self.is_full and has_ballast and not self._journal.needs_spare:
+                logger.warning("the disk has room again")
+                self.is_full = False
+        except CAUSES as error:
+            self.expect_no_space(error)
+        self.look()
+
+    def give_up_ballast(self) -> bool:
+        """False if it is given up already."""
+        if not self._ballast.exists():
+            return False
+        self._ballast.unlink()
+        return True
+
+    def expect_no_space(self, error: Exception) -> None:
+        """The disk is full, as `error` says.
+
+        Raises: `error`, if it says anything else
+        """
+        is_short = is_short_write(error) and folder.free_bytes(self._path) < TRANSACTION_BYTES_MAX
+        if not (is_no_space(error) or is_short):
+            raise error
+        if not self.is_full:
+            logger.error("the disk is full: sends are refused until there is room", extra={"reason": str(error)})
+            with self._changed:
+                self.is_full = True
+                self._changed.notify_all()
+        self.look()
+
+    def _reserve(self) -> int:
+        """Bytes that must be left for what is in the journal to move to the checkpoint, whose pages may be half empty,
+        and for one more segment.
+        """
+        return 2 * self._journal.size + self._checkpoint.segment_bytes

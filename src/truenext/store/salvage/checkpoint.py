@@ -1,0 +1,283 @@
+"""What can be read of a checkpoint, whatever is damaged in it?
+
+It is read page by page (lmdb_file.py). Entries on pages that a damaged page led to are found as well, if it is known
+which pages are free; their checksums tell what they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from truenext.record import LANE_KEY_SIZE, MESSAGE_KEY_SIZE, TIMER_SIZE
+from truenext.store.checkpoint_format import (
+    DATA_FILE,
+    DATABASES,
+    FORMAT,
+    FORMAT_VERSION,
+    GENERATION,
+    META,
+    NUMBER,
+    PERSISTENT,
+    POSITION,
+    SALT,
+    TRANSIENT,
+    UNCLEAN,
+    Kind,
+    Position,
+    position_of,
+    recovered_of,
+)
+from truenext.store.lmdb_file import TREE_BYTES, LmdbFile, Tree, holds_nothing, metas
+from truenext.store.salvage.findings import damage_of, described_lane
+from truenext.store.sealed import DamagedValue, unseal
+from truenext.store.trouble import empty, other_format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from truenext.store.lmdb_file import Leaf
+    from truenext.store.salvage.findings import Findings, Progress
+
+MARKS_LEFT_MAX = 100_000
+"""Marks kept for messages that may still be found."""
+
+TIMERS_LEFT_MAX = 1_000_000
+"""Timers kept that damaged pages led to."""
+
+CHECKPOINT = f"lmdb/{DATA_FILE}"
+
+_SMALL = (b"meta", b"queues", b"producers", b"counts", b"transient counts")
+_UNKNOWN = {
+    b"identity": b"",
+    b"clean stop": UNCLEAN,
+    b"sequence limit": NUMBER.pack(1),
+    b"redelivered below": NUMBER.pack(0),
+    b"paused": b"",
+}
+"""What stands in for what meta does not have any more."""
+
+
+KINDS = (PERSISTENT, TRANSIENT)
+
+
+class Entry(NamedTuple):
+    """A message as the checkpoint has it."""
+
+    key: bytes
+    record: bytes
+    mark: bytes | None
+    is_transient: bool
+
+
+class SalvagedCheckpoint:
+    """`timers`, then `messages` of each kind, are to be read to their ends, once; then what was not reached."""
+
+    def __init__(self, data: Path, findings: Findings, progress: Progress, *, may_be_new: bool) -> None:
+        """Raises: StoreError if it holds nothing and may be new, or if another truenext wrote it; OSError"""
+        self._data = data
+        self._findings = findings
+        self._progress = progress
+        self._trees: dict[bytes, Tree] = {}
+        self._marks_left: dict[bytes, bytes] = {}
+        """Of messages that were not found."""
+        self.timers_left: set[bytes] = set()
+        """Timers on pages that a damaged page led to, once these were looked at."""
+        self.left_over = 0
+        """Transients that unclean stops dropped and that are not deleted yet."""
+        self._file = self._open(may_be_new=may_be_new)
+        try:
+            self._read_values()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _found(self, what: str) -> None:
+        self._findings.add(CHECKPOINT, what)
+
+    # ---- Small values ----
+
+    def _open(self, *, may_be_new: bool) -> LmdbFile | None:
+        path = self._data / CHECKPOINT
+        exists = path.exists()
+        if may_be_new and not (exists and path.stat().st_size and not holds_nothing(path)):
+            raise empty(self._data)
+        if not exists:
+            self._found("it is missing")
+            return None
+        states, what = metas(path)
+        if what:
+            self._found(what)
+        return LmdbFile(path, states[0], self._found) if states else None
+
+    def _read_values(self) -> None:
+        damages = self._findings.damages
+        values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _SMALL}
+        if self._file is not None:
+            self._file.read_free()
+            self._trees = _trees(self._file, self._found)
+            for name, of_database in values.items():
+                of_database.update(self._sealed(name))
+            if self._findings.damages > damages:
+                for name, of_database in self._unreached_values(self._file).items():
+                    values[name] = of_database | values[name]
+        meta = values[b"meta"]
+        version = meta.get(b"format", FORMAT.pack(FORMAT_VERSION))
+        if version != FORMAT.pack(FORMAT_VERSION):
+            raise other_format(self._data, int.from_bytes(version), FORMAT_VERSION)
+        for name in META:
+            if name not in meta:
+                self._found(f"{name.decode()} is missing in meta")
+        self.recovered = recovered_of(_UNKNOWN | meta, values[b"queues"].items(), values[b"producers"].items())
+        """Without counts; what is damaged is as in a new store that was not stopped."""
+        self.position: Position | None = position_of(meta) if all(name in meta for name in POSITION) else None
+        """How far into the journal it reaches; None if nobody knows."""
+        self.salt: int | None = SALT.unpack(meta[b"salt"])[0] if b"salt" in meta else None
+        self.segment_bytes: int = NUMBER.unpack(meta.get(b"segment bytes", NUMBER.pack(0)))[0]
+        self._generation = meta.get(b"generation")
+        self._counts = {
+            kind: {lane: NUMBER.unpack(value)[0] for lane, value in values[kind.counts].items()} for kind in KINDS
+        }
+
+    def _walk(self, name: bytes) -> Iterator[Leaf]:
+        tree = self._trees.get(name)
+        if self._file is None or tree is None:
+            return
+        for number, leaf in enumerate(self._file.walk(tree, name.decode())):
+            if number % 1000 == 0:
+                page_size = self._file.meta.page_size
+                self._progress.tell("checkpoint", self._file.seen * page_size, self._file.pages * page_size)
+            yield leaf
+
+    def _sealed(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for leaf in self._walk(name):
+            # Formats 1 and 2 had no checksums.
+            if leaf.key == b"format" and len(leaf.value) == FORMAT.size:
+                yield leaf.key, leaf.value
+                continue
+            try:
+                yield leaf.key, unseal(name, leaf.key, leaf.value)
+            except DamagedValue as error:
+                self._found(f"page {leaf.page}: {error}")
+
+    def _unreached_values(self, file: LmdbFile) -> dict[bytes, dict[bytes, bytes]]:
+        """Small values that a damaged page led to, by database. Walks through the whole checkpoint for that."""
+        values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _SMALL}
+        again = LmdbFile(self._data / CHECKPOINT, file.meta, _ignore)
+        try:
+            again.read_free()
+            for tree in _trees(again, _ignore).values():
+                for _ in again.walk(tree, ""):
+                    pass
+            for leaf in again.unreached() if again.knows_free else ():
+                for name, of_database in values.items():
+                    with suppress(DamagedValue):
+                        of_database[leaf.key] = unseal(name, leaf.key, leaf.value)
+        finally:
+            again.close()
+        return values
+
+    # ---- Timers and messages ----
+
+    def timers(self) -> Iterator[bytes]:
+        """As they stand there: only a damaged checkpoint has one twice, or out of order."""
+        for timer, _ in self._sealed(b"timers"):
+            if len(timer) == TIMER_SIZE:
+                yield timer
+            else:
+                self._found(f"{timer.hex()} is no timer")
+
+    def messages(self, kind: Kind, queues: Mapping[int, str]) -> Iterator[Entry]:
+        """Those of one kind, held against what the checkpoint says of them; `queues` has names by number."""
+        there: Counter[bytes] = Counter()
+        marks = self._sealed(kind.marks)
+        mark = next(marks, None)
+        for leaf in self._walk(kind.messages):
+            while mark is not None and mark[0] < leaf.key:
+                self._leave_mark(*mark, kind)
+                mark = next(marks, None)
+            own = None
+            if mark is not None and mark[0] == leaf.key:
+                own, mark = mark[1], next(marks, None)
+            if not self._is_current(leaf.key, kind):
+                self.left_over += 1
+                continue
+            key = leaf.key[GENERATION.size :] if kind.is_transient else leaf.key
+            if len(key) != MESSAGE_KEY_SIZE:
+                self._found(f"page {leaf.page}: {leaf.key.hex()} is no key of a message")
+                continue
+            there[key[:LANE_KEY_SIZE]] += 1
+            yield Entry(key, leaf.value, own, kind.is_transient)
+        while mark is not None:
+            self._leave_mark(*mark, kind)
+            mark = next(marks, None)
+        counts = self._counts[kind]
+        for lane in sorted(counts.keys() | there.keys()):
+            counted = counts.get(lane, 0)
+            if counted != there[lane]:
+                what = f"{there[lane]} {kind.messages.decode()} are there, {counted} are counted"
+                self._found(f"{described_lane(lane, queues)}: {what}")
+
+    def unreached(self, knows_timer: Callable[[bytes], bool]) -> Iterator[Entry]:
+        """Messages on pages that a damaged page led to. The timers there become `timers_left`, but for those known."""
+        file = self._file
+        if file is None:
+            return
+        if not file.knows_free:
+            if file.unused:
+                self._findings.notes.append(
+                    f"{file.unused} pages of {CHECKPOINT} were left out: nobody knows whether they are free"
+                )
+            return
+        # Marks before their messages, wherever these stand.
+        for leaf in file.unreached():
+            for kind in KINDS:
+                with suppress(DamagedValue):
+                    self._leave_mark(leaf.key, unseal(kind.marks, leaf.key, leaf.value), kind)
+        for leaf in file.unreached():
+            if len(leaf.key) == TIMER_SIZE and len(self.timers_left) < TIMERS_LEFT_MAX:
+                with suppress(DamagedValue):
+                    unseal(b"timers", leaf.key, leaf.value)
+                    if not knows_timer(leaf.key):
+                        self.timers_left.add(leaf.key)
+            kind = KINDS[len(leaf.key) == GENERATION.size + MESSAGE_KEY_SIZE]
+            key = leaf.key[GENERATION.size :] if kind.is_transient else leaf.key
+            if len(key) != MESSAGE_KEY_SIZE or not self._is_current(leaf.key, kind):
+                continue
+            if not damage_of(key, leaf.value):
+                yield Entry(key, leaf.value, self._marks_left.pop(leaf.key, None), kind.is_transient)
+
+    def marks_left(self) -> Iterator[bytes]:
+        """Keys of messages that have a mark, and were not found; once all others were."""
+        return (key[-MESSAGE_KEY_SIZE:] for key in self._marks_left)
+
+    def _is_current(self, key: bytes, kind: Kind) -> bool:
+        """A transient is of the generation that counts. Where nobody knows which that is, all are kept."""
+        return not kind.is_transient or self._generation is None or key[: GENERATION.size] == self._generation
+
+    def _leave_mark(self, key: bytes, mark: bytes, kind: Kind) -> None:
+        if self._is_current(key, kind) and len(self._marks_left) < MARKS_LEFT_MAX:
+            self._marks_left[key] = mark
+
+
+def _trees(file: LmdbFile, found: Callable[[str], None]) -> dict[bytes, Tree]:
+    trees: dict[bytes, Tree] = {}
+    for leaf in file.walk(file.meta.main, "list of databases"):
+        if leaf.key in DATABASES and leaf.key not in trees and len(leaf.value) == TREE_BYTES:
+            trees[leaf.key] = Tree.of(leaf.value)
+        else:
+            found(f"page {leaf.page}: {leaf.key!r} is no database of a store")
+    for name in DATABASES:
+        if name not in trees:
+            found(f"the database {name.decode()} is missing")
+    return trees
+
+
+def _ignore(_: str) -> None:
+    pass

@@ -1,0 +1,283 @@
+"""Which batches can be read of a journal, whatever is damaged in it?
+
+Every good frame counts, also behind a damaged one. If the salt of the checksums is not known any more, it is worked out
+from the frames.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from truenext.store import changes
+from truenext.store.crc import begin_of
+from truenext.store.frame import (
+    CHECKSUM,
+    FLIP_BYTES_MAX,
+    FRAME,
+    SEGMENT_AT,
+    cut,
+    is_flipped,
+    needed_by_first,
+    payload_at,
+)
+from truenext.store.missing import missing_at_end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from truenext.store.changes import Changes
+    from truenext.store.checkpoint_format import Position
+    from truenext.store.salvage.findings import Findings, Progress
+    from truenext.store.spans import Span
+
+SEARCH_BYTES_MAX = 1 << 34
+"""Bytes of one segment, some of them many times, whose checksum is computed to find good frames behind a damaged one: a
+sender can put what looks like frames into a body, and this keeps the search within about ten seconds."""
+
+READ_BYTES = 64 * 1024
+"""Bytes of the journal that are lost with one that the disk does not give."""
+
+_NEEDLE = struct.Struct("<Q")
+
+
+class SalvagedJournal:
+    """`batches` is to be read to its end, once; then `record` reads what they put."""
+
+    def __init__(self, data: Path, findings: Findings, progress: Progress) -> None:
+        """Raises: OSError"""
+        self._findings = findings
+        self._progress = progress
+        self._paths = self._find_segments(data)
+        self._files: dict[int, int] = {}
+        """Open file of each segment that was read."""
+        self._last: int | None = None
+        """Number of the last frame; None if none is known."""
+        self._history = b""
+        """The last chunk of it that a batch has."""
+        self._torn = ""
+        """How the journal ends, if that is with what a crash may have left of a batch."""
+        self._is_last_flipped = False
+        """One bit of the last frame of the newest segment is wrong."""
+        self._seen = 0
+        """Bytes that were read, or need not be."""
+        self._size = sum(path.stat().st_size for path in self._paths.values())
+        """Bytes of all segments."""
+        progress.tell("journal", 0, self._size)
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def record(self, span: Span) -> bytes:
+        """Raises: OSError"""
+        return os.pread(self._files[span.segment], span.length, span.offset)
+
+    def batches(
+        self,
+        position: Position | None,
+        salt: int | None,
+        segment_bytes: int,
+        history_told: tuple[int, int] | None,
+    ) -> Iterator[tuple[Changes, int, int]]:
+        """Every batch that can be read, with its segment and its offset in that.
+
+        `position` and `salt` are what the checkpoint says, None if nobody knows; `segment_bytes` is what every segment
+        has at the least; `history_told` is run and first event of the last chunk that the history's own files have.
+
+        Raises: OSError
+        """
+        paths = self._paths
+        if position is not None:
+            for segment in [segment for segment in paths if segment <= position.segment]:
+                self._seen += paths.pop(segment).stat().st_size
+            if position.segment and not paths:
+                self._findings.add("journal", f"segment {position.segment + 1:016x} is missing")
+                return
+        if paths and salt is None:
+            salt = _salt(paths)
+            if salt is None:
+                self._findings.add("journal", "it cannot be read without the salt of its checksums")
+                return
+            self._findings.notes.append("the salt of the journal's checksums was worked out from the journal")
+        if paths:
+            assert salt is not None, "it was worked out"
+            expected = position.segment + 1 if position is not None else min(paths)
+            self._last = position.frame if position is not None else None
+            for segment, path in paths.items():
+                if segment != expected:
+                    self._findings.add("journal", f"segments {expected:016x} to {segment - 1:016x} are missing")
+                expected = segment + 1
+                yield from self._of_segment(
+                    self._held(segment, path, salt), segment_bytes, is_newest=segment == max(paths)
+                )
+                self._seen += path.stat().st_size
+                self._progress.tell("journal", self._seen, self._size)
+        self._look_at_end(position.written if position is not None else 0, history_told)
+
+    def _find_segments(self, data: Path) -> dict[int, Path]:
+        paths = {}
+        for path in sorted((data / "journal").glob("*.journal")):
+            try:
+                paths[int(path.stem, 16)] = path
+            except ValueError:
+                self._findings.add(f"journal/{path.name}", "it is not named as a segment is")
+        return paths
+
+    def _held(self, number: int, path: Path, salt: int) -> _Segment:
+        file = f"journal/{path.name}"
+        self._files[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        held, unread = _read(self._files[number])
+        for at in unread:
+            self._findings.add(file, f"the disk does not give {READ_BYTES} bytes from byte {at} on")
+        return _Segment(number, file, held, salt)
+
+    def _look_at_end(self, written: int, history_told: tuple[int, int] | None) -> None:
+        """`written` is the number of a frame that was written."""
+        if self._is_last_flipped:
+            # That one is known to be damaged.
+            return
+        missing = missing_at_end(self._last or 0, written, self._history, history_told)
+        if missing:
+            self._findings.add("journal", missing)
+        elif self._torn:
+            self._findings.notes.append(self._torn)
+
+    def _of_segment(
+        self, segment: _Segment, segment_bytes: int, *, is_newest: bool
+    ) -> Iterator[tuple[Changes, int, int]]:
+        if segment.size < segment_bytes:
+            self._findings.add(segment.file, cut(segment.number, segment.size, segment_bytes))
+        offset = 0
+        while True:
+            number, payload = segment.frame(offset, self._last)
+            if payload is None:
+                behind = self._next_frame(segment, offset)
+                if behind is None:
+                    break
+                what = f"bytes {offset} to {behind - 1} cannot be read, and a good frame follows"
+                self._findings.add(segment.file, what)
+                offset = behind
+                number, payload = segment.frame(offset, self._last)
+                assert payload is not None, "it was found there"
+            last = self._last
+            if last is not None and number != last + 1:
+                missing = f"frame {last + 1} is" if number == last + 2 else f"frames {last + 1} to {number - 1} are"
+                self._findings.add(segment.file, f"{missing} missing in front of byte {offset}")
+            self._last = number
+            batch = self._decoded(payload, offset + FRAME.size, segment.file)
+            if batch is not None:
+                yield batch, segment.number, offset + FRAME.size
+            offset += FRAME.size + len(payload)
+        self._look_behind(segment, offset, segment_bytes, is_newest=is_newest)
+
+    def _look_behind(self, segment: _Segment, offset: int, segment_bytes: int, *, is_newest: bool) -> None:
+        """No good frame begins from `offset` on."""
+        last = self._last
+        needed = 0 if last is None else needed_by_first(segment.content, segment.number, last + 1)
+        if last is not None and is_flipped(segment.content, offset, segment.number, last + 1, segment.salt):
+            self._findings.add(segment.file, f"one bit of frame {last + 1} at byte {offset} is wrong")
+            self._is_last_flipped = is_newest
+        elif segment_bytes <= segment.size < needed:
+            self._findings.add(segment.file, cut(segment.number, segment.size, needed))
+        elif is_newest and segment.may_be_torn(offset):
+            self._torn = (
+                f"{segment.file} ends, at byte {offset}, with what a crash left of a batch that nobody was told of; "
+                "the next start cuts it off"
+            )
+
+    def _decoded(self, payload: memoryview, offset: int, file: str) -> Changes | None:
+        try:
+            batch = changes.decode(payload)
+        except ValueError as error:
+            self._findings.add(file, f"the batch at byte {offset} cannot be read: {error}")
+            return None
+        self._history = batch.history or self._history
+        return batch
+
+    def _next_frame(self, segment: _Segment, offset: int) -> int | None:
+        """Where the first good frame behind `offset` begins."""
+        needle = _NEEDLE.pack(segment.number)
+        left = SEARCH_BYTES_MAX
+        at = segment.held.find(needle, offset + SEGMENT_AT)
+        while at >= 0:
+            start = at - SEGMENT_AT
+            if start + FRAME.size <= segment.size:
+                if segment.frame(start, self._last)[1] is not None:
+                    return start
+                left -= min(FRAME.unpack_from(segment.held, start)[1], segment.size - start)
+            if left < 0:
+                what = f"what stands behind byte {start} was not searched: too much looks like a frame"
+                self._findings.add(segment.file, what)
+                return None
+            at = segment.held.find(needle, at + 1)
+        return None
+
+
+class _Segment:
+    """All of one segment, as far as the disk gives it."""
+
+    def __init__(self, number: int, file: str, held: bytearray, salt: int) -> None:
+        self.number = number
+        self.file = file
+        """Its name in the data folder."""
+        self.held = held
+        self.content = memoryview(held)
+        self.size = len(held)
+        self.salt = salt
+
+    def frame(self, offset: int, last: int | None) -> tuple[int, memoryview | None]:
+        """Number and payload of the frame at `offset`, if there is one that comes later than `last`."""
+        if offset + FRAME.size > self.size:
+            return 0, None
+        number: int = FRAME.unpack_from(self.content, offset)[3]
+        if last is not None and number <= last:
+            return 0, None
+        return number, payload_at(self.content, offset, self.number, number, self.salt)
+
+    def may_be_torn(self, offset: int) -> bool:
+        """What stands at `offset` may have been begun as a frame of this segment."""
+        if self.size <= offset + FRAME.size:
+            return False
+        in_segment: int = FRAME.unpack_from(self.content, offset)[2]
+        return in_segment == self.number
+
+
+def _salt(paths: dict[int, Path]) -> int | None:
+    """What all checksums began with: the number on which most of the frames that begin the segments agree."""
+    found: Counter[int] = Counter()
+    for segment, path in paths.items():
+        with path.open("rb", buffering=0) as file:
+            content = memoryview(_read(file.fileno())[0])
+        offset = 0
+        for _ in range(2):
+            if offset + FRAME.size > len(content):
+                break
+            checksum, size, in_segment, _ = FRAME.unpack_from(content, offset)
+            end = offset + FRAME.size + size
+            if in_segment != segment or end > len(content) or size > FLIP_BYTES_MAX:
+                break
+            found[begin_of(content[offset + CHECKSUM.size : end], checksum)] += 1
+            offset = end
+    if not found:
+        return None
+    (salt, votes), *_ = found.most_common(1)
+    # One alone may be damaged, and gives some number even then.
+    return salt if votes > 1 else None
+
+
+def _read(file: int) -> tuple[bytearray, list[int]]:
+    """A file as far as the disk gives it, zeros for the rest, and where those are."""
+    content = bytearray(os.fstat(file).st_size)
+    unread = []
+    for offset in range(0, len(content), READ_BYTES):
+        try:
+            block = os.pread(file, READ_BYTES, offset)
+        except OSError:
+            unread.append(offset)
+        else:
+            content[offset : offset + len(block)] = block
+    return content, unread

@@ -1,0 +1,46 @@
+"""Which contents are there, and do as many messages refer to each as it is said to have?"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class References:
+    """The contents that are there, and how many messages refer to each: 16 bytes for each content."""
+
+    def __init__(self) -> None:
+        self._contents = array("Q")
+        """Their numbers, in order."""
+        self._said = array("I")
+        self._found = array("I")
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def add(self, content: int, said: int) -> None:
+        """A content is there, and is said to have so many references."""
+        at = bisect_left(self._contents, content)
+        if at == len(self._contents) or self._contents[at] != content:
+            # Nearly always at the end.
+            self._contents.insert(at, content)
+            self._said.insert(at, said)
+            self._found.insert(at, 0)
+
+    def refer(self, content: int) -> bool:
+        """One more refers to a content; False if that is not there."""
+        at = bisect_left(self._contents, content)
+        if at == len(self._contents) or self._contents[at] != content:
+            return False
+        self._found[at] += 1
+        return True
+
+    def wrong(self) -> Iterator[tuple[int, int, int]]:
+        """Number of a content, references that it is said to have, and those that were found, where they differ."""
+        for content, said, found in zip(self._contents, self._said, self._found, strict=True):
+            if said != found:
+                yield content, said, found

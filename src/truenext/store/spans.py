@@ -1,0 +1,109 @@
+"""Where in the journal is each message of a lane?
+
+A message costs 16 bytes here, in two arrays that each lane has of each segment; half a gigabyte of journal must not
+cost memory by the number of its messages.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+_SPARSE = 64
+"""Messages of a chunk, gone ones too, from which on it is worth to look for those that are gone."""
+
+
+class Span(NamedTuple):
+    """Where the journal has a record."""
+
+    segment: int
+    offset: int
+    length: int
+    is_transient: bool
+
+
+def span_of(segment: int, packed: int) -> Span:
+    return Span(*extent_of(segment, packed), bool(packed & 1))
+
+
+def extent_of(segment: int, packed: int) -> tuple[int, int, int]:
+    """Segment, offset and length."""
+    return segment, packed >> 32, packed >> 1 & 0x7FFFFFFF
+
+
+class Chunk:
+    """The messages of one lane in one segment."""
+
+    __slots__ = ("alive", "lane", "packed", "segment", "sequences")
+
+    def __init__(self, segment: int, lane: JournalLane) -> None:
+        self.segment = segment
+        self.lane = lane
+        self.sequences = array("Q")
+        """In order."""
+        self.packed = array("Q")
+        """The span of each but for its segment, packed into one number; 0 for one that is gone."""
+        self.alive = 0
+
+    def insert(self, sequence: int, packed: int) -> None:
+        """In front of others, as it is not in a broker; else it is appended."""
+        at = bisect_left(self.sequences, sequence)
+        if self.sequences[at] == sequence:
+            self.packed[at] = packed
+        else:
+            self.sequences.insert(at, sequence)
+            self.packed.insert(at, packed)
+
+    def forget(self, at: int) -> None:
+        packed = self.packed
+        packed[at] = 0
+        self.alive -= 1
+        if self.alive * 4 < len(packed) > _SPARSE:
+            # So that neither memory nor a page has to do with more than a few that are gone for each that is not.
+            alive = [n for n, one in enumerate(packed) if one]
+            self.sequences = array("Q", [self.sequences[n] for n in alive])
+            self.packed = array("Q", [packed[n] for n in alive])
+
+
+class JournalLane:
+    """The messages of one lane in all segments."""
+
+    __slots__ = ("chunks", "last")
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        """Oldest segment first."""
+        self.last = 0
+        """No sequence behind this one was ever put."""
+
+    def find(self, sequence: int) -> tuple[Chunk, int] | None:
+        """The chunk of a message, and where in that it is."""
+        if sequence > self.last:
+            return None
+        for chunk in self.chunks:
+            if chunk.alive:
+                sequences = chunk.sequences
+                if sequences[0] <= sequence <= sequences[-1]:
+                    at = bisect_left(sequences, sequence)
+                    if sequences[at] == sequence and chunk.packed[at]:
+                        return chunk, at
+        return None
+
+    def behind(self, after_sequence: int, limit: int) -> list[tuple[int, int, int]]:
+        """Up to `limit` triples of sequence, segment and packed span, in order."""
+        found: list[tuple[int, int, int]] = []
+        for chunk in self.chunks:
+            if not chunk.alive or (len(found) >= limit and found[limit - 1][0] < chunk.sequences[0]):
+                continue
+            segment, known = chunk.segment, len(found)
+            begin = bisect_right(chunk.sequences, after_sequence)
+            while begin < len(chunk.sequences) and len(found) - known < limit:
+                end = begin + limit
+                pairs = zip(chunk.sequences[begin:end], chunk.packed[begin:end], strict=True)
+                found += [(sequence, segment, packed) for sequence, packed in pairs if packed]
+                begin = end
+            if known and len(found) > known and found[known] < found[known - 1]:
+                # Not in a broker, which puts the messages of a lane in their order.
+                found.sort()
+        return found[:limit]

@@ -1,0 +1,167 @@
+"""What does a client hear from the broker? Deliveries and answers become bytes."""
+
+from collections.abc import Iterable
+from typing import Protocol as Shape
+
+from truenext import envelope
+from truenext.answers import Fault, Receipt
+from truenext.commands import AckMode
+from truenext.destination import Destination
+from truenext.message import Message
+from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
+from truenext.wire.stomp.hop import FIRST_OF_GROUP, HOP_HEADERS
+from truenext.wire.stomp.protocol import Protocol, State
+
+PARTS_PER_MESSAGE = 5
+"""Pieces of bytes that one MESSAGE frame is written in."""
+
+_SAID_BY_BROKER = ("content-length", "priority")
+"""Headers of a message that are right, whatever its producer said."""
+
+
+class Delivery(Shape):
+    """What a MESSAGE frame says of a message."""
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def message(self) -> Message | None: ...
+    @property
+    def deliveries(self) -> int: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def is_first_of_group(self) -> bool: ...
+    @property
+    def address(self) -> str:
+        """Of the queue from which it is."""
+
+
+class Replies:
+    """What is said to one client."""
+
+    def __init__(self, protocol: Protocol, message_id_prefix: str) -> None:
+        """`message_id_prefix` is what all message ids begin with; the sequence follows."""
+        self._protocol = protocol
+        self._message_id_prefix = message_id_prefix
+        self._version = Version.V1_0
+        self._heads: dict[str, tuple[str, str]] = {}
+        """Per subscription how its MESSAGE frames begin: up to the sequence, and, where an ACK needs an id that holds
+        the sequence too, from there to the sequence of the message id."""
+        self._of_many: set[str] = set()
+        """Subscriptions to patterns of queues: their MESSAGEs say from which queue they are."""
+
+    def agree(self, version: Version) -> None:
+        """Both sides speak `version` from here on."""
+        self._version = version
+
+    def add(self, subscription: str, mode: AckMode, *, has_id: bool, is_of_many: bool) -> None:
+        """There is a subscription. Without an id (`has_id`) STOMP 1.0 knows it by its destination."""
+        version = self._version
+        start = "MESSAGE\n"
+        if has_id:
+            start += header_line("subscription", subscription, version)
+        message_id = f"message-id:{self._message_id_prefix}"
+        if mode is not AckMode.AUTO and version is Version.V1_2:
+            acknowledged_as = header_line("ack", f"@{subscription}", version).removeprefix("ack:")
+            head = (f"{start}ack:", f"{acknowledged_as}{message_id}")
+        else:
+            head = (f"{start}{message_id}", "")
+        self._heads.setdefault(subscription, head)
+        if is_of_many:
+            self._of_many.add(subscription)
+
+    def remove(self, subscription: str) -> None:
+        """It may be none that there is."""
+        self._heads.pop(subscription, None)
+        self._of_many.discard(subscription)
+
+    def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
+        """The frame that tells a browser that this was all, as ActiveMQ's."""
+        head, _ = self._heads[subscription]
+        address = header_line("destination", destination.address, self._version)
+        return f"{head}0\n{address}browser:end\ncontent-length:0\n\n".encode() + BROKER_FRAME_END
+
+    def encode_deliveries(
+        self, subscription: str, deliveries: Iterable[Delivery], parts: list[bytes], *, is_browse: bool = False
+    ) -> None:
+        """Add the MESSAGE frames of what was dispatched to a subscription, PARTS_PER_MESSAGE parts each.
+
+        What is only shown to it (`is_browse`) is no delivery, and not counted as one.
+        """
+        head, middle = self._heads[subscription]
+        own = 0 if is_browse else 1
+        is_newest = self._version is Version.V1_2
+        is_of_many = subscription in self._of_many
+        add = parts.extend
+        for delivery in deliveries:
+            message = delivery.message
+            assert message is not None, "what was just dispatched is in memory"
+            sequence = str(delivery.sequence)
+            identity = f"{sequence}{middle}{sequence}" if middle else sequence
+            count = delivery.deliveries
+            flags = "" if count == own else "redelivered:true\n"
+            if delivery.is_first_of_group and not is_browse:
+                flags += f"{FIRST_OF_GROUP}:true\n"
+            header = message.header
+            if is_of_many:
+                header = _of_queue(header, delivery.address)
+            if not is_newest:
+                header = self._for_older_version(header)
+            add(
+                (
+                    f"{head}{identity}\ntruenext-sequence:{sequence}\ntruenext-deliveries:{count}\n"
+                    f"truenext-attempts:{delivery.attempts}\n{flags}timestamp:{message.arrived_ms}\n".encode(),
+                    header,
+                    b"\n",
+                    message.body,
+                    BROKER_FRAME_END,
+                )
+            )
+
+    def _for_older_version(self, header: bytes) -> bytes:
+        version = self._version
+        if version is Version.V1_1:
+            if b"\\" not in header:
+                return header
+            headers = envelope.read_header(header)
+        else:
+            headers = _trimmed(envelope.read_header(header))
+        return "".join(header_line(name, value, version) for name, value in headers.items()).encode()
+
+    def encode_receipt(self, receipt: Receipt) -> bytes:
+        headers = {"receipt-id": receipt.receipt}
+        if receipt.is_repeat:
+            headers["truenext-repeat"] = "true"
+        return self._protocol.send(Frame("RECEIPT", headers))
+
+    def encode_fault(self, fault: Fault) -> bytes:
+        headers = {"message": fault.summary, "content-type": "text/plain"}
+        if self._protocol.state is State.CONNECTING:
+            # Nobody knows yet whether a backslash would be an escape.
+            headers["message"] = fault.summary.replace("\\", "/")
+            headers["version"] = ",".join(version.value for version in Version)
+        elif fault.receipt is not None:
+            # Nothing of a frame before the login is repeated to anybody.
+            headers["receipt-id"] = fault.receipt
+        return self._protocol.send(Frame("ERROR", headers, (fault.detail or fault.summary).encode()))
+
+
+def _of_queue(header: bytes, address: str) -> bytes:
+    """Header lines that name this queue, whatever it was sent to: a composite destination, a topic, another queue."""
+    line = f"\n{header_line('destination', address, Version.V1_2)}".encode()
+    if line in b"\n" + header:
+        return header
+    return envelope.write_header(envelope.read_header(header) | {"destination": address})
+
+
+def _trimmed(headers: dict[str, str]) -> dict[str, str]:
+    """Headers for a reader of STOMP 1.0, which may trim names and then take one for the broker's own."""
+    trimmed = {name: headers[name] for name in _SAID_BY_BROKER if name in headers}
+    for untrimmed, value in headers.items():
+        name = untrimmed.strip()
+        read_as = name.partition(":")[0].strip()
+        is_imitation = read_as in envelope.DEAD_LETTER_HEADERS and read_as != untrimmed
+        if read_as not in ("", *HOP_HEADERS) and not is_imitation:
+            trimmed.setdefault(name, value)
+    return trimmed

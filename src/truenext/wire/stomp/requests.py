@@ -1,0 +1,344 @@
+"""What does a client's frame ask for? A frame becomes a command.
+
+ActiveMQ's headers are understood (`persistent`, `priority`, `expires`, `reply-to`, `activemq.prefetchSize`); what is
+not there yet is refused by name, never ignored (headers.py).
+"""
+
+from collections.abc import Callable
+
+from truenext import envelope
+from truenext.commands import (
+    Abort,
+    Ack,
+    AckMode,
+    Begin,
+    Browse,
+    Command,
+    Commit,
+    Control,
+    Disconnect,
+    Nack,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
+from truenext.destination import (
+    TEMPORARY_PREFIX,
+    TEMPORARY_TOPIC_PREFIX,
+    Destination,
+    Kind,
+    durable_key,
+    parse,
+    split_options,
+)
+from truenext.digits import are_digits
+from truenext.errors import RemoteProtocolError
+from truenext.limits import PRODUCER_NUMBER_MAX
+from truenext.message import Message
+from truenext.order import PRIORITY_DEFAULT, clamp_priority
+from truenext.schedule import FOR_EVER, Schedule, checked
+from truenext.selector import selector
+from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.headers import durable_name, nack_wishes, wishes
+from truenext.wire.stomp.hop import HOP_HEADERS, SCHEDULE_HEADERS
+from truenext.wire.stomp.replies import Replies
+from truenext.wire.stomp.values import read_boolean, read_name, read_number
+
+_NOT_FORWARDED = HOP_HEADERS | envelope.DEAD_LETTER_HEADERS
+"""Of a SEND. What a dead letter says of itself stands in a Message, where the broker alone has put it."""
+_UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
+# A member of an enumeration costs more to look up than a name; this one is asked for with every message.
+_QUEUE = Kind.QUEUE
+_PRIORITIES = {str(priority): priority for priority in range(10)}
+_SEQUENCE_DIGITS = 19
+_DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
+
+
+class Requests:
+    """What one client asks for, once it is connected."""
+
+    def __init__(self, session_id: str, message_id_prefix: str, replies: Replies) -> None:
+        """`replies` is told of each subscription."""
+        self._session_id = session_id
+        self._message_id_prefix = message_id_prefix
+        self._replies = replies
+        self._version = Version.V1_0
+        self._to_queues: set[str] = set()
+        """Subscriptions to queues: that they are durable asks for nothing."""
+        self.client_id = ""
+        """What the client calls itself, whichever of its connections it is."""
+
+    def agree(self, version: Version, client_id: str) -> None:
+        """Both sides speak `version` from here on."""
+        self._version = version
+        self.client_id = client_id
+
+    def _send(self, frame: Frame) -> Command:
+        headers = frame.headers
+        address = headers.get("destination")
+        if address is None:
+            raise RemoteProtocolError("SEND without a destination")
+        destination = parse(address, self._session_id)
+        kind = destination.kind
+        if kind is not _QUEUE:
+            if kind is Kind.CONTROL:
+                return self._control(frame, destination)
+            if kind is Kind.PATTERN or kind is Kind.QUEUES:
+                raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to")
+            if kind is Kind.DURABLE:
+                raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic")
+        said = headers.get("priority")
+        priority = PRIORITY_DEFAULT
+        if said is not None:
+            known = _PRIORITIES.get(said)
+            priority = _priority(said) if known is None else known
+        header = frame.lines
+        producer = None
+        number = 0
+        schedule = None
+        group = ""
+        if not _UNUSUAL_SEND.isdisjoint(headers):
+            if not SCHEDULE_HEADERS.isdisjoint(headers):
+                schedule = _schedule(headers, destination)
+            producer, number = _numbered(headers)
+            text = headers.get("JMSXGroupID")
+            group = "" if text is None else read_name("JMSXGroupID", text)
+            header = self._forwarded(frame, priority)
+        elif not header or "content-length" not in headers:
+            header = self._forwarded(frame, priority)
+        elif said is None:
+            header = _DEFAULT_PRIORITY_LINE + header
+        elif said not in _PRIORITIES:
+            header = self._forwarded(frame, priority)
+        text = headers.get("persistent")
+        persistent = text is not None and (text == "true" or read_boolean("persistent", text))
+        text = headers.get("expires")
+        expires_ms = 0 if text is None else _expires(text)
+        message = Message(priority, persistent, expires_ms, header, frame.body)
+        if group:
+            message.group = group
+        return Send(destination, message, headers.get("transaction"), producer, number, schedule)
+
+    def _forwarded(self, frame: Frame, priority: int) -> bytes:
+        """The header lines that go on to the consumer; they say the priority as it is counted."""
+        headers = frame.headers
+        said = headers.get("priority")
+        is_right = said is None or said in _PRIORITIES
+        if frame.lines and is_right and "content-length" in headers and "reply-to" not in headers:
+            # Nothing is escaped: leaving lines out is enough.
+            kept = b"\n" + frame.lines
+            for name in _NOT_FORWARDED.intersection(headers):
+                before, _, behind = kept.partition(f"\n{name}:".encode())
+                kept = before + behind[behind.index(b"\n") :]
+            return kept[1:] if said is not None else _DEFAULT_PRIORITY_LINE + kept[1:]
+        headers = {name: value for name, value in headers.items() if name not in _NOT_FORWARDED}
+        headers["priority"] = str(priority)
+        headers["content-length"] = str(len(frame.body))
+        reply_to = headers.get("reply-to", "")
+        if reply_to.startswith((TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX)):
+            # A name that only this connection understands becomes one that everybody does.
+            headers["reply-to"] = parse(reply_to, self._session_id).address
+        return envelope.write_header(headers)
+
+    def _control(self, frame: Frame, destination: Destination) -> Control:
+        reply_to = parse(_required(frame, "reply-to"), self._session_id)
+        if reply_to.kind is not Kind.TEMPORARY or reply_to.session != self._session_id:
+            raise RemoteProtocolError("the answer to a question goes to a /temp-queue/ of the connection that asks")
+        if "transaction" in frame.headers:
+            raise RemoteProtocolError("a question to the broker cannot be part of a transaction")
+        return Control(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
+
+    def _subscribe(self, frame: Frame) -> Subscribe | Browse:
+        headers = frame.headers
+        is_browse = read_boolean("browser", headers.get("browser", "false"))
+        address, options = split_options(_required(frame, "destination"))
+        destination = parse(address, self._session_id)
+        if destination.kind is Kind.CONTROL:
+            raise RemoteProtocolError(f"{address} is for questions; subscribe to the queue that the answers go to")
+        if destination.kind is Kind.COMPOSITE:
+            raise RemoteProtocolError(f"subscriptions to composite destinations are not supported yet: {address!r}")
+        if is_browse and destination.kind in (Kind.TOPIC, Kind.PATTERN):
+            raise RemoteProtocolError(
+                "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
+                "nothing waits in a topic"
+            )
+        if is_browse and destination.kind is Kind.QUEUES:
+            raise RemoteProtocolError(f"browser:true with {address}: one queue is browsed at a time, name it")
+        if destination.kind is Kind.DURABLE and not is_browse:
+            raise RemoteProtocolError(f"{address} is to browse; to use it subscribe to its topic, durable")
+        subscription = self._subscription_id(frame)
+        asked = wishes(headers, options, destination, subscription)
+        durable = self._durable_key(asked.durable)
+        if durable and is_browse:
+            raise RemoteProtocolError("browser:true with a durable subscription: a browser keeps nothing")
+        ack = headers.get("ack", "auto")
+        try:
+            mode = AckMode(ack)
+        except ValueError as error:
+            raise RemoteProtocolError(f"ack mode {ack!r} is not auto, client or client-individual") from error
+        if is_browse:
+            # Nothing of it is acknowledged, whatever was asked for.
+            mode = AckMode.AUTO
+        has_express = read_boolean("truenext-express", headers.get("truenext-express", "false"))
+        if has_express and destination.kind is Kind.QUEUES:
+            raise RemoteProtocolError(
+                f"truenext-express with {address}: an express lane is one queue's; subscribe to that by its name"
+            )
+        if has_express and mode is not AckMode.INDIVIDUAL:
+            raise RemoteProtocolError("truenext-express is for ack:client-individual: what it brings comes out of turn")
+        if asked.is_exclusive and is_browse:
+            raise RemoteProtocolError("activemq.exclusive with browser:true: a browser takes no messages")
+        wanted = selector(asked.selector) if asked.selector else None
+        self._replies.add(subscription, mode, has_id="id" in headers, is_of_many=destination.kind is Kind.QUEUES)
+        if destination.kind is not Kind.TOPIC and destination.kind is not Kind.PATTERN:
+            self._to_queues.add(subscription)
+        if is_browse:
+            return Browse(subscription, destination, wanted)
+        return Subscribe(
+            subscription,
+            destination,
+            mode,
+            asked.window,
+            priority=asked.priority,
+            is_exclusive=asked.is_exclusive,
+            has_express=has_express,
+            selector=wanted,
+            durable=durable,
+        )
+
+    def _unsubscribe(self, frame: Frame) -> Unsubscribe:
+        subscription = self._subscription_id(frame)
+        self._replies.remove(subscription)
+        by_id = None if subscription in self._to_queues else subscription
+        self._to_queues.discard(subscription)
+        return Unsubscribe(subscription, self._durable_key(durable_name(frame.headers, by_id)))
+
+    def _durable_key(self, name: str | None) -> str:
+        """Of the client's durable subscription of this name; "" if None is meant."""
+        if name is None:
+            return ""
+        if not self.client_id:
+            raise RemoteProtocolError("a durable subscription needs a client-id, which CONNECT did not name")
+        return durable_key(self.client_id, name)
+
+    def _subscription_id(self, frame: Frame) -> str:
+        """STOMP 1.0 lets a subscription be known by its destination."""
+        subscription = frame.headers.get("id")
+        if subscription is None and self._version is Version.V1_0:
+            subscription = frame.headers.get("destination")
+            if subscription is not None:
+                subscription, _ = split_options(subscription)
+        if subscription is None:
+            raise RemoteProtocolError(f"{frame.command} without an id")
+        return read_name("id", subscription)
+
+    def _ack(self, frame: Frame) -> Ack:
+        subscription, sequence = self._acknowledged(frame)
+        return Ack(subscription, sequence, frame.headers.get("transaction"))
+
+    def _nack(self, frame: Frame) -> Nack:
+        if self._version is Version.V1_0:
+            raise RemoteProtocolError("STOMP 1.0 has no NACK")
+        subscription, sequence = self._acknowledged(frame)
+        delay_ms, is_poison = nack_wishes(frame.headers)
+        return Nack(subscription, sequence, frame.headers.get("transaction"), delay_ms, is_poison)
+
+    def _acknowledged(self, frame: Frame) -> tuple[str | None, int]:
+        """Subscription and sequence that an ACK or NACK names."""
+        headers = frame.headers
+        if self._version is Version.V1_2:
+            ack = _required(frame, "id")
+            digits, at, subscription = ack.partition("@")
+            if not at or not are_digits(digits, _SEQUENCE_DIGITS):
+                raise RemoteProtocolError(
+                    f"{frame.command} with the id {ack[:100]!r}, which is no ack header of a MESSAGE of this broker"
+                )
+            return subscription, int(digits)
+        message_id = _required(frame, "message-id")
+        digits = message_id.removeprefix(self._message_id_prefix)
+        if digits == message_id or not are_digits(digits, _SEQUENCE_DIGITS):
+            raise RemoteProtocolError(f"{frame.command} of message {message_id[:100]!r}, which this broker never sent")
+        if self._version is Version.V1_1:
+            return _required(frame, "subscription"), int(digits)
+        return headers.get("subscription"), int(digits)
+
+    def _begin(self, frame: Frame) -> Begin:
+        return Begin(read_name("transaction", _required(frame, "transaction")))
+
+    def _commit(self, frame: Frame) -> Commit:
+        producer, number = _numbered(frame.headers)
+        return Commit(_required(frame, "transaction"), producer, number)
+
+    def _abort(self, frame: Frame) -> Abort:
+        return Abort(_required(frame, "transaction"))
+
+    def _disconnect(self, _: Frame) -> Disconnect:
+        return Disconnect()
+
+
+REQUESTS: dict[str, Callable[[Requests, Frame], Command]] = {
+    "SEND": Requests._send,
+    "ACK": Requests._ack,
+    "NACK": Requests._nack,
+    "SUBSCRIBE": Requests._subscribe,
+    "UNSUBSCRIBE": Requests._unsubscribe,
+    "BEGIN": Requests._begin,
+    "COMMIT": Requests._commit,
+    "ABORT": Requests._abort,
+    "DISCONNECT": Requests._disconnect,
+}
+"""What each frame of a connected client asks for. Of the class, not of each connection: bound methods kept by their own
+object would be a circle that holds what it last received."""
+
+
+def _required(frame: Frame, name: str) -> str:
+    value = frame.headers.get(name)
+    if value is None:
+        raise RemoteProtocolError(f"{frame.command} without the header {name!r}")
+    return value
+
+
+def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
+    """Producer and number of a send that may be repeated."""
+    producer = headers.get("truenext-producer")
+    text = headers.get("truenext-number")
+    if (producer is None) != (text is None):
+        raise RemoteProtocolError("truenext-producer and truenext-number go together")
+    if producer is None or text is None:
+        return None, 0
+    if not producer:
+        raise RemoteProtocolError("truenext-producer is empty")
+    return read_name("truenext-producer", producer), read_number("truenext-number", text, PRODUCER_NUMBER_MAX)
+
+
+def _schedule(headers: dict[str, str], destination: Destination) -> Schedule:
+    """When a SEND is to be sent, and how often, in ActiveMQ's words."""
+    for part in destination.parts or (destination,):
+        if part.session:
+            raise RemoteProtocolError(f"{part.address} may be gone when a scheduled send is due")
+    repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
+    delay_ms, period_ms = (
+        read_number(name, headers.get(name, "0")) for name in ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD")
+    )
+    return checked(
+        Schedule(
+            delay_ms=delay_ms,
+            period_ms=period_ms,
+            repeat=FOR_EVER if repeat == str(FOR_EVER) else read_number("AMQ_SCHEDULED_REPEAT", repeat),
+            cron=headers.get("AMQ_SCHEDULED_CRON", ""),
+        )
+    )
+
+
+def _expires(text: str) -> int:
+    """Milliseconds since the epoch; 0 is never, and so is -1, which some clients say."""
+    return 0 if text == "-1" else read_number("expires", text)
+
+
+def _priority(text: str) -> int:
+    """As counted: a number outside is moved to the nearest end, however long it is."""
+    digits = text.removeprefix("-")
+    if not are_digits(digits):
+        raise RemoteProtocolError(f"priority {text[:100]!r} is not a number")
+    number = int(digits.lstrip("0")[:3] or "0")
+    return clamp_priority(number if digits == text else -number)
