@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from bench.options import positive
 from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import parse
-from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
+from truenext.engine.state.consumer import Session
 from truenext.message import Message
 
 CASES = [

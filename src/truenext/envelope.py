@@ -15,7 +15,7 @@ DEAD_LETTER_HEADERS = frozenset(
         *("truenext-original-expires", "truenext-original-timestamp", "truenext-original-attempts"),
     }
 )
-"""What a dead letter says of itself (engine/redelivery.py). No client can say it of what it sends."""
+"""What a dead letter says of itself (engine/lifecycle/redelivery.py). No client can say it of what it sends."""
 
 _ESCAPES = {"\\": "\\\\", "\r": "\\r", "\n": "\\n", ":": "\\c"}
 _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}

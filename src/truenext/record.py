@@ -39,7 +39,7 @@ Timer, big-endian, so that bytes sort by time; it says that at that time this bl
     lane key       5 bytes
     block          u64    sequence >> BLOCK_BITS
 
-Timer of a scheduled send (engine/schedule.py), big-endian; of these the first bit is set, so that they stand behind all
+Timer of a scheduled send, big-endian; of these the first bit is set, so that they stand behind all
 others, in the order of what they say:
 
     due            u64    milliseconds since the epoch, and the first bit

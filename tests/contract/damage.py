@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from truenext.batch import NO_MARK, Batch, Mark, ProducerState
-from truenext.engine.event_log import EventLog
+from truenext.engine.writing.event_log import EventLog
 from truenext.errors import TruenextError
 from truenext.history.writer import History
 from truenext.message import Message
@@ -183,7 +183,7 @@ class Writer:
 
 
 def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
-    """As a broker does: all lanes page by page, held against their counts as engine/reading.py does."""
+    """As a broker does: all lanes page by page, held against their counts as engine/memory/reading.py does."""
     recovered = store.recover()
     shelf: Shelf = {}
     for lane, count in recovered.counts.items():

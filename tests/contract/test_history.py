@@ -13,11 +13,11 @@ import pytest
 from tests.contract.naive_history import read, read_folder, read_parquet
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind, parse
-from truenext.engine.bulk import Move, Purge, Wanted
-from truenext.engine.consumer import Session
+from truenext.engine.background.bulk import Move, Purge, Wanted
 from truenext.engine.engine import Engine
-from truenext.engine.event_log import EventLog
-from truenext.engine.pages import PageRead
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.pages import PageRead
+from truenext.engine.writing.event_log import EventLog
 from truenext.errors import HistoryError
 from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, OF_BATCH, REASONS, told_by
 from truenext.events import Kind as EventKind
@@ -464,7 +464,7 @@ def test_a_crash_leaves_numbers_out(tmp_path: Path) -> None:
 def test_a_long_history_has_many_files_and_each_names_its_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("truenext.engine.event_log.HISTORY_FILE_BYTES", 2000)
+    monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 2000)
     told = busy(random.Random(1))
     write(tmp_path, told).close()
     assert len(history_files(tmp_path)) > 3
@@ -607,7 +607,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("truenext.engine.event_log.HISTORY_FILE_BYTES", 2000)
+    monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 2000)
     seed = random.randrange(1 << 30)
     print("seed", seed)
     told = busy(random.Random(seed))
@@ -646,7 +646,7 @@ def test_an_export_that_was_interrupted_is_done_again_and_nothing_is_there_twice
 
 def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("truenext.engine.event_log.HISTORY_FILE_BYTES", 500)
+    monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 500)
     told = Told()
     session = told.session()
     for day in range(40):

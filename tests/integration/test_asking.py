@@ -13,7 +13,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from truenext.broker import asking
 from truenext.cli.files import FILES_OWN
-from truenext.engine.memory import LANE_BYTES, QUEUE_BYTES, Memory
+from truenext.engine.state.memory import LANE_BYTES, QUEUE_BYTES, Memory
 from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX
 from truenext.server import connection
 

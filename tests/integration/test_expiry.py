@@ -9,7 +9,7 @@ import pytest
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
-from truenext.engine.ledger import Ledger
+from truenext.engine.writing.ledger import Ledger
 
 COUNT = 20_000
 SMALL_MEMORY = ("--queue-memory-limit", "200KB")

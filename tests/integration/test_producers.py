@@ -13,7 +13,7 @@ from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS
 from tests.integration.raw_client import RawClient, bodies, numbered
 from truenext.broker import broker as broker_module
-from truenext.engine import producers
+from truenext.engine.writing import producers
 
 FEW = 3
 SHORT_MS = 300

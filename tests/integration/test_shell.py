@@ -17,7 +17,7 @@ from truenext.broker import committer
 from truenext.broker.config import Configuration
 from truenext.broker.settings import BrokerSettings
 from truenext.cli import serve
-from truenext.engine.consumer import Session
+from truenext.engine.state.consumer import Session
 from truenext.errors import TruenextError
 from truenext.server.connection import Connection
 from truenext.store.memory import MemoryStore

@@ -16,8 +16,8 @@ from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerP
 from tests.integration.raw_client import RawClient
 from truenext.broker import broker as broker_module
 from truenext.engine import stuck
-from truenext.engine.dispatch import Deliveries, Dispatcher
-from truenext.engine.queue import Lane, Queue
+from truenext.engine.dispatch.plain import Deliveries, Dispatcher
+from truenext.engine.state.queue import Lane, Queue
 
 
 def status(port: int) -> "subprocess.CompletedProcess[str]":

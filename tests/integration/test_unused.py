@@ -13,7 +13,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from tests.property import rooms
 from truenext.engine.engine import Engine
-from truenext.engine.ledger import Ledger
+from truenext.engine.writing.ledger import Ledger
 from truenext.history.files import chunks_of_file, history_files
 from truenext.history.table import table_of
 from truenext.store.check import check

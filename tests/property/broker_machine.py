@@ -45,19 +45,19 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Kind, parse
-from truenext.engine.browsing import Showing
-from truenext.engine.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
-from truenext.engine.bulk import Showing as ShownSends
-from truenext.engine.bulk import Wanted as BulkWanted
-from truenext.engine.consumer import Consumer, Session
+from truenext.engine.background.browsing import Showing
+from truenext.engine.background.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
+from truenext.engine.background.bulk import Showing as ShownSends
+from truenext.engine.background.bulk import Wanted as BulkWanted
 from truenext.engine.engine import Engine
-from truenext.engine.event_log import EventLog
-from truenext.engine.groups import GroupPlace
-from truenext.engine.memory import size_of
-from truenext.engine.pages import Found, PageRead
-from truenext.engine.queue import Entry, Lane, Queue
-from truenext.engine.scan import Scan
-from truenext.engine.wildcard import Wildcard
+from truenext.engine.selecting.groups import GroupPlace
+from truenext.engine.selecting.scan import Scan
+from truenext.engine.state.consumer import Consumer, Session
+from truenext.engine.state.memory import size_of
+from truenext.engine.state.pages import Found, PageRead
+from truenext.engine.state.queue import Entry, Lane, Queue
+from truenext.engine.state.wildcard import Wildcard
+from truenext.engine.writing.event_log import EventLog
 from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.limits import PRODUCERS_MAX

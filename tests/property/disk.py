@@ -17,9 +17,9 @@ from typing import NamedTuple
 from truenext.batch import Batch, Mark
 from truenext.broker.pager import page_of
 from truenext.destination import ENDED_PREFIX
-from truenext.engine.browsing import BrowseRead
-from truenext.engine.pages import Found, Look, PageRead, Read
-from truenext.engine.timers import TimerRead, TimersRead
+from truenext.engine.background.browsing import BrowseRead
+from truenext.engine.memory.timers import TimerRead, TimersRead
+from truenext.engine.state.pages import Found, Look, PageRead, Read
 from truenext.message import Message
 from truenext.order import RANKS
 from truenext.record import (

@@ -7,11 +7,11 @@ that with the numbers by which the engine decides what has to leave.
 from collections.abc import Collection, Iterator
 
 from tests.property import rooms
-from truenext.engine.consumer import Session, Subscriber
 from truenext.engine.engine import Engine
-from truenext.engine.groups import GroupPlace, group_size
-from truenext.engine.keyed import keys_of
-from truenext.engine.memory import (
+from truenext.engine.selecting.groups import GroupPlace, group_size
+from truenext.engine.selecting.keyed import keys_of
+from truenext.engine.state.consumer import Session, Subscriber
+from truenext.engine.state.memory import (
     ASIDE_BYTES,
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
@@ -26,7 +26,7 @@ from truenext.engine.memory import (
     queue_size,
     size_of,
 )
-from truenext.engine.queue import Entry, Queue
+from truenext.engine.state.queue import Entry, Queue
 from truenext.policy import Policy
 
 

@@ -41,41 +41,41 @@ from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind
-from truenext.engine import horizon
-from truenext.engine.arrivals import ALONE, Arrivals
-from truenext.engine.browsing import BrowseRead, BrowseReadOne, Browsing
-from truenext.engine.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted
-from truenext.engine.choosing import HOLDS, Asker, Choosing, GroupChoosing
-from truenext.engine.clients import Takers
-from truenext.engine.consumer import Browser, Consumer, Session
-from truenext.engine.copies import NONE, Contents
-from truenext.engine.delays import Delays
-from truenext.engine.dispatch import Deliveries, Dispatcher, Taker
+from truenext.engine.background.browsing import BrowseRead, BrowseReadOne, Browsing
+from truenext.engine.background.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted
+from truenext.engine.background.expiry import BlockLook, Expiry
+from truenext.engine.background.scheduled import DueLook, Scheduler
+from truenext.engine.commands.sending import Sending
+from truenext.engine.commands.subscribing import Subscribing
+from truenext.engine.dispatch.plain import Deliveries, Dispatcher, Taker
+from truenext.engine.dispatch.selective import HOLDS, Asker, Choosing, GroupChoosing
+from truenext.engine.dispatch.wildcard import JointDispatch
 from truenext.engine.engine import Engine
-from truenext.engine.expiry import BlockLook, Expiry
-from truenext.engine.groups import GroupPlace, Groups
-from truenext.engine.joint import JointDispatch
-from truenext.engine.ledger import Ledger
-from truenext.engine.memory import size_of
-from truenext.engine.numbers import Numbers
-from truenext.engine.pages import Found, PageRead, Read
-from truenext.engine.producers import Producer, Producers
-from truenext.engine.queue import NO_ENTRIES, WHOLE, Entry, Lane, Queue
-from truenext.engine.queues import Queues
-from truenext.engine.reading import LanePage, Reading
-from truenext.engine.reason import Reason
-from truenext.engine.relief import Relief
-from truenext.engine.resident_set import ResidentSet
-from truenext.engine.scan import Place, Scan
-from truenext.engine.scheduled import DueLook, Scheduler
-from truenext.engine.selecting import Selecting
-from truenext.engine.sending import Sending
-from truenext.engine.spilling import Spilling
-from truenext.engine.subscribing import Subscribing
-from truenext.engine.timers import TimerRead, Timers, TimersRead
-from truenext.engine.topics import Topics
+from truenext.engine.lifecycle.arrivals import ALONE, Arrivals
+from truenext.engine.memory import horizon
+from truenext.engine.memory.delays import Delays
+from truenext.engine.memory.reading import LanePage, Reading
+from truenext.engine.memory.relief import Relief
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.memory.spilling import Spilling
+from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
+from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.topics import Topics
+from truenext.engine.selecting.groups import GroupPlace, Groups
+from truenext.engine.selecting.scan import Place, Scan
+from truenext.engine.selecting.selecting import Selecting
+from truenext.engine.state.clients import Takers
+from truenext.engine.state.consumer import Browser, Consumer, Session
+from truenext.engine.state.memory import size_of
+from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.queue import NO_ENTRIES, WHOLE, Entry, Lane, Queue
+from truenext.engine.state.reason import Reason
+from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Effects, Turn
-from truenext.engine.wildcard import Wildcard
+from truenext.engine.writing.copies import NONE, Contents
+from truenext.engine.writing.ledger import Ledger
+from truenext.engine.writing.numbers import Numbers
+from truenext.engine.writing.producers import Producer, Producers
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
 from truenext.pattern import matches

@@ -28,75 +28,75 @@ from truenext import record as record_module
 from truenext.answers import Answer
 from truenext.batch import Batch
 from truenext.destination import stored_queue, virtual_topic
-from truenext.engine import browsing as browsing_module
-from truenext.engine import bulk as bulk_module
-from truenext.engine import consumer as consumer_module
-from truenext.engine import copies as copies_module
-from truenext.engine import endings as endings_module
-from truenext.engine import expiry as expiry_module
-from truenext.engine import groups as groups_module
-from truenext.engine import horizon as horizon_module
-from truenext.engine import outcomes as outcomes_module
-from truenext.engine import producers as producers_module
-from truenext.engine import queues as queues_module
-from truenext.engine import reading as reading_module
-from truenext.engine import relief as relief_module
 from truenext.engine import run as run_module
-from truenext.engine import scan as scan_module
-from truenext.engine import scheduled as scheduled_module
-from truenext.engine import selecting as selecting_module
-from truenext.engine import selections as selections_module
-from truenext.engine import spilling as spilling_module
-from truenext.engine import timers as timers_module
-from truenext.engine import topics as topics_module
-from truenext.engine import wildcards as wildcards_module
-from truenext.engine.administering import Administering
-from truenext.engine.answering import Answering
-from truenext.engine.arrivals import Arrivals
-from truenext.engine.browsing import BrowseRead, Browsing
-from truenext.engine.bulk import BulkLook, take
-from truenext.engine.bulk_work import Bulk
-from truenext.engine.choosing import Choosing, GroupChoosing
-from truenext.engine.clients import Clients, Takers
-from truenext.engine.connecting import Connecting
-from truenext.engine.consumer import Browser, Consumer, Session
-from truenext.engine.copies import put_all
-from truenext.engine.delays import Delays
-from truenext.engine.dispatch import Dispatcher
-from truenext.engine.endings import Endings
+from truenext.engine.background import browsing as browsing_module
+from truenext.engine.background import bulk as bulk_module
+from truenext.engine.background import expiry as expiry_module
+from truenext.engine.background import scheduled as scheduled_module
+from truenext.engine.background.browsing import BrowseRead, Browsing
+from truenext.engine.background.bulk import BulkLook, take
+from truenext.engine.background.bulk_work import Bulk
+from truenext.engine.background.expiry import Expiry
+from truenext.engine.background.scheduled import DueLook, Scheduler
+from truenext.engine.commands.administering import Administering
+from truenext.engine.commands.answering import Answering
+from truenext.engine.commands.connecting import Connecting
+from truenext.engine.commands.sending import Sending
+from truenext.engine.commands.subscribing import Subscribing
+from truenext.engine.commands.transactions import Transactions
+from truenext.engine.dispatch.plain import Dispatcher
+from truenext.engine.dispatch.selective import Choosing, GroupChoosing
+from truenext.engine.dispatch.wildcard import JointDispatch
 from truenext.engine.engine import Engine
-from truenext.engine.event_log import EventLog
-from truenext.engine.expiry import Expiry
-from truenext.engine.groups import GroupPlace, Groups
-from truenext.engine.holder import Holder
-from truenext.engine.joint import JointDispatch
-from truenext.engine.keyed import KeyedScans
-from truenext.engine.ledger import Ledger
-from truenext.engine.memory import Memory
-from truenext.engine.numbers import Numbers
-from truenext.engine.outcomes import Outcomes
-from truenext.engine.producers import Producer, Producers
-from truenext.engine.queue import Aside, Entry, Lane, Queue, is_given_up
-from truenext.engine.queues import Queues
-from truenext.engine.reading import Reading
-from truenext.engine.relief import Relief
-from truenext.engine.resident_set import ResidentSet
+from truenext.engine.lifecycle import outcomes as outcomes_module
+from truenext.engine.lifecycle.arrivals import Arrivals
+from truenext.engine.lifecycle.outcomes import Outcomes
+from truenext.engine.memory import horizon as horizon_module
+from truenext.engine.memory import reading as reading_module
+from truenext.engine.memory import relief as relief_module
+from truenext.engine.memory import spilling as spilling_module
+from truenext.engine.memory import timers as timers_module
+from truenext.engine.memory.delays import Delays
+from truenext.engine.memory.reading import Reading
+from truenext.engine.memory.relief import Relief
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.memory.spilling import Spilling
+from truenext.engine.memory.timers import Timers
+from truenext.engine.queues import endings as endings_module
+from truenext.engine.queues import queues as queues_module
+from truenext.engine.queues import topics as topics_module
+from truenext.engine.queues import wildcards as wildcards_module
+from truenext.engine.queues.endings import Endings
+from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.topics import Topics
+from truenext.engine.queues.unused import remembers
+from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.run import Run
-from truenext.engine.scan import Place
-from truenext.engine.scheduled import DueLook, Scheduler
-from truenext.engine.selecting import Selecting
-from truenext.engine.selections import Selections
-from truenext.engine.sending import Sending
-from truenext.engine.spilling import Spilling
-from truenext.engine.subscribing import Subscribing
-from truenext.engine.timers import Timers
-from truenext.engine.topics import Topics
-from truenext.engine.transactions import Transactions
+from truenext.engine.selecting import groups as groups_module
+from truenext.engine.selecting import scan as scan_module
+from truenext.engine.selecting import selecting as selecting_module
+from truenext.engine.selecting import selections as selections_module
+from truenext.engine.selecting.groups import GroupPlace, Groups
+from truenext.engine.selecting.keyed import KeyedScans
+from truenext.engine.selecting.scan import Place
+from truenext.engine.selecting.selecting import Selecting
+from truenext.engine.selecting.selections import Selections
+from truenext.engine.state import consumer as consumer_module
+from truenext.engine.state.clients import Clients, Takers
+from truenext.engine.state.consumer import Browser, Consumer, Session
+from truenext.engine.state.holder import Holder
+from truenext.engine.state.memory import Memory
+from truenext.engine.state.queue import Aside, Entry, Lane, Queue, is_given_up
+from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Turn
-from truenext.engine.unused import remembers
-from truenext.engine.wildcard import Wildcard
-from truenext.engine.wildcards import Wildcards
-from truenext.engine.writing import introduce, mark, put, release, remove, share
+from truenext.engine.writing import copies as copies_module
+from truenext.engine.writing import producers as producers_module
+from truenext.engine.writing.copies import put_all
+from truenext.engine.writing.entries import introduce, mark, put, release, remove, share
+from truenext.engine.writing.event_log import EventLog
+from truenext.engine.writing.ledger import Ledger
+from truenext.engine.writing.numbers import Numbers
+from truenext.engine.writing.producers import Producer, Producers
 from truenext.envelope import closes_group
 from truenext.message import Message
 from truenext.pattern import matches

@@ -16,11 +16,12 @@ from tests.property import planted_faults, rooms
 from tests.property.broker_machine import MACHINES, BrokerMachine
 from tests.property.oracle import Disagreement
 from tests.property.rooms import AnyTarget
-from truenext.engine import outcomes, writing
-from truenext.engine.producers import Producers
-from truenext.engine.queue import Lane
-from truenext.engine.sending import Sending
-from truenext.engine.writing import remove
+from truenext.engine.commands.sending import Sending
+from truenext.engine.lifecycle import outcomes
+from truenext.engine.state.queue import Lane
+from truenext.engine.writing import entries as writing
+from truenext.engine.writing.entries import remove
+from truenext.engine.writing.producers import Producers
 
 ALL = os.environ.get("TRUENEXT_FAULTS") == "all"
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))

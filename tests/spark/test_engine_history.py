@@ -17,10 +17,10 @@ from tests.property.disk import found_of
 from tests.spark.judge import Judge
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.choosing import Choosing
-from truenext.engine.consumer import Consumer
-from truenext.engine.pages import PageRead
-from truenext.engine.queue import Entry
+from truenext.engine.dispatch.selective import Choosing
+from truenext.engine.state.consumer import Consumer
+from truenext.engine.state.pages import PageRead
+from truenext.engine.state.queue import Entry
 from truenext.events import FAILURES
 from truenext.history.table import SCHEMA
 from truenext.order import RANKS

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection
 
 from truenext.engine.engine import Engine
-from truenext.engine.groups import Groups
-from truenext.engine.queue import Lane, Queue
+from truenext.engine.selecting.groups import Groups
+from truenext.engine.state.queue import Lane, Queue
 from truenext.engine.stuck import StuckAudit
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from truenext.commands import Ack, AckMode, Browse, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.browsing import BrowseRead, Showing
-from truenext.engine.consumer import Session
+from truenext.engine.background.browsing import BrowseRead, Showing
 from truenext.engine.engine import Engine
-from truenext.engine.pages import Found, PageRead, Read
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.pages import Found, PageRead, Read
 from truenext.errors import RemoteProtocolError, StoreError
 from truenext.limits import BROWSE_SIZE, BROWSERS_MAX, PAGE_SIZE_SHORT, SUBSCRIPTIONS_MAX, UNSENT_BYTES_MAX
 from truenext.message import Message

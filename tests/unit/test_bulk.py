@@ -4,8 +4,8 @@ import pytest
 
 from truenext.commands import Ack, AckMode, Begin, Send, Subscribe
 from truenext.destination import parse
-from truenext.engine import bulk
-from truenext.engine.bulk import Move, Purge, Wanted
+from truenext.engine.background import bulk
+from truenext.engine.background.bulk import Move, Purge, Wanted
 from truenext.engine.engine import Engine
 from truenext.message import Message
 

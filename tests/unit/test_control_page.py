@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import fields
 
 from truenext.broker.control import CHANGES, VERBS
-from truenext.engine import bulk
+from truenext.engine.background import bulk
 
 PAGE = (Path(__file__).parents[2] / "docs" / "control.md").read_text()
 SAID = set(re.findall(r"`([a-z_]+)`", PAGE))

@@ -7,15 +7,15 @@ from tests.unit.looking import looked
 from truenext.batch import DUE_NEVER, Batch, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import Destination, Kind, parse
-from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.horizon import take_out
-from truenext.engine.pages import Found, PageRead, Read
-from truenext.engine.queue import Entry, Lane
-from truenext.engine.reading import Reading
-from truenext.engine.redelivery import POISON, dead_letter, delay_of, moved, revived
+from truenext.engine.lifecycle.redelivery import POISON, dead_letter, delay_of, moved, revived
+from truenext.engine.memory.horizon import take_out
+from truenext.engine.memory.reading import Reading
+from truenext.engine.memory.timers import TimersRead
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import STUCK_MS, StuckAudit
-from truenext.engine.timers import TimersRead
 from truenext.envelope import DEAD_LETTER_HEADERS, read_header
 from truenext.limits import DELAY_MS_MAX
 from truenext.message import Message
@@ -267,7 +267,7 @@ def test_a_message_that_is_due_and_not_tried_is_found(
     world.send()
     (sequence,) = world.turn()
     world.refuse(sequence)
-    monkeypatch.setattr("truenext.engine.delays.Delays.take_due", lambda delays: [])
+    monkeypatch.setattr("truenext.engine.memory.delays.Delays.take_due", lambda delays: [])
     assert world.said_within(3 * STUCK_MS) == ["a"]
 
 

@@ -8,8 +8,8 @@ from tests.property import rooms
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
 from truenext.destination import parse
-from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
+from truenext.engine.state.consumer import Session
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SEQUENCE_BLOCK, TRANSACTION_MESSAGES_MAX
 from truenext.message import Message
@@ -91,7 +91,7 @@ def test_a_message_set_aside_from_a_temporary_queue_that_is_gone_goes_nowhere() 
 def test_all_that_a_cumulative_answer_covers_counts_towards_the_limit_of_a_transaction(
     answer: type[Ack] | type[Nack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("truenext.engine.transaction.TRANSACTION_MESSAGES_MAX", 5)
+    monkeypatch.setattr("truenext.engine.state.transaction.TRANSACTION_MESSAGES_MAX", 5)
     assert TRANSACTION_MESSAGES_MAX > 5
     engine = started()
     session = engine.connect("s")

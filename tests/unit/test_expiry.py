@@ -6,10 +6,10 @@ import pytest
 
 from truenext.commands import AckMode, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
+from truenext.engine.background.expiry import STEP_MAX, BlockLook
 from truenext.engine.engine import Engine
-from truenext.engine.expiry import STEP_MAX, BlockLook
-from truenext.engine.pages import Found, PageRead
-from truenext.engine.timers import TimersRead
+from truenext.engine.memory.timers import TimersRead
+from truenext.engine.state.pages import Found, PageRead
 from truenext.envelope import read_header
 from truenext.limits import STORE_TRANSACTION_BYTES_MAX
 from truenext.message import Message

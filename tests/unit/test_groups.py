@@ -8,7 +8,7 @@ import pytest
 from tests.unit.looking import groups_of, looked
 from tests.unit.test_selecting import A, World, numbers
 from truenext.commands import Ack, Nack, Send, Unsubscribe
-from truenext.engine import groups as groups_of_engine
+from truenext.engine.selecting import groups as groups_of_engine
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.envelope import closes_group, group_of
 from truenext.limits import GROUPS_MIN, SCAN_FOUND_MAX, SCAN_PAGE_SIZE

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.test_stomp_server import ask, connected
 from truenext import limits
 from truenext.broker.settings import BrokerSettings
-from truenext.engine.bulk import wanted
+from truenext.engine.background.bulk import wanted
 from truenext.errors import RemoteProtocolError
 from truenext.policy import Policy
 from truenext.setting import settings_of

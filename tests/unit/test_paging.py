@@ -5,10 +5,10 @@ import pytest
 from tests.property import rooms
 from truenext.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.pages import Found, PageRead, Read
-from truenext.engine.queue import Entry, Lane
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.queue import Entry, Lane
 from truenext.errors import StoreError
 from truenext.message import Message
 from truenext.policy import Policies, Policy

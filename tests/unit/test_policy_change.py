@@ -6,10 +6,10 @@ from tests.property import rooms
 from truenext.batch import Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.bulk import Purge
-from truenext.engine.consumer import Session
+from truenext.engine.background.bulk import Purge
 from truenext.engine.engine import Engine
-from truenext.engine.pages import Found, PageRead, Read
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.pages import Found, PageRead, Read
 from truenext.message import Message
 from truenext.policy import Policies, Policy
 from truenext.record import sequence_of

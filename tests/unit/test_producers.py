@@ -3,9 +3,9 @@
 import pytest
 
 from truenext.batch import Batch, ProducerState
-from truenext.engine.event_log import NoEventLog
-from truenext.engine.ledger import Ledger
-from truenext.engine.producers import Producers
+from truenext.engine.writing.event_log import NoEventLog
+from truenext.engine.writing.ledger import Ledger
+from truenext.engine.writing.producers import Producers
 from truenext.errors import RemoteProtocolError
 from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX
 

@@ -20,9 +20,9 @@ from truenext.broker.slices import Slices, Steps
 from truenext.commands import AckMode, Control, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine import stuck
-from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.queue import Queue
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.queue import Queue
 from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError
 from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, PIECES_MAX

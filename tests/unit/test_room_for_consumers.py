@@ -12,9 +12,9 @@ from tests.unit.test_unused import Passing
 from truenext import selector as selector_module
 from truenext.commands import AckMode, Browse, Subscribe, Unsubscribe
 from truenext.destination import durable_key, parse
-from truenext.engine import memory as memory_module
-from truenext.engine.memory import CONSUMER_BYTES, JOIN_BYTES, WILDCARD_BYTES
-from truenext.engine.wildcard import Wildcard
+from truenext.engine.state import memory as memory_module
+from truenext.engine.state.memory import CONSUMER_BYTES, JOIN_BYTES, WILDCARD_BYTES
+from truenext.engine.state.wildcard import Wildcard
 from truenext.errors import RemoteProtocolError
 from truenext.limits import JOIN_PIECE, SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
 from truenext.selector import Selector, selector

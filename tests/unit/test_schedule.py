@@ -11,11 +11,11 @@ from truenext.batch import Batch
 from truenext.broker.pager import page_of
 from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
-from truenext.engine.bulk import OfScheduled, Scheduled, Showing, Shown, Unschedule, wanted
-from truenext.engine.consumer import Session
+from truenext.engine.background.bulk import OfScheduled, Scheduled, Showing, Shown, Unschedule, wanted
 from truenext.engine.engine import Engine
-from truenext.engine.pages import PageRead
-from truenext.engine.timers import TimersRead
+from truenext.engine.memory.timers import TimersRead
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.pages import PageRead
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message
 from truenext.record import split_lane_key

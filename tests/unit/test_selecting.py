@@ -11,11 +11,11 @@ from tests.unit.looking import looked
 from truenext.broker.pager import page_of
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.consumer import Session
 from truenext.engine.engine import Engine
-from truenext.engine.pages import PageRead, Read
-from truenext.engine.queue import Entry
-from truenext.engine.selections import ScanRead
+from truenext.engine.selecting.selections import ScanRead
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.pages import PageRead, Read
+from truenext.engine.state.queue import Entry
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import SCAN_FOUND_MAX, SCAN_PAGE_SIZE, SCAN_SIZE
 from truenext.message import Message

@@ -11,8 +11,8 @@ from truenext.answers import Receipt
 from truenext.broker.pager import page_of
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import ENDED_PREFIX, parse
-from truenext.engine.consumer import Consumer, QueueConsumer, Session
-from truenext.engine.pages import PageRead
+from truenext.engine.state.consumer import Consumer, QueueConsumer, Session
+from truenext.engine.state.pages import PageRead
 from truenext.limits import CONTENT_BYTES_MIN
 from truenext.message import Message
 from truenext.policy import Policies, Policy

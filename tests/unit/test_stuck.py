@@ -10,13 +10,13 @@ from truenext.batch import Batch
 from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine import stuck
-from truenext.engine.consumer import Session
-from truenext.engine.dispatch import Dispatcher
+from truenext.engine.dispatch.plain import Dispatcher
+from truenext.engine.dispatch.wildcard import JointDispatch
 from truenext.engine.engine import Engine
-from truenext.engine.joint import JointDispatch
-from truenext.engine.pages import Found, PageRead, Read
-from truenext.engine.queue import Lane
-from truenext.engine.reading import Reading
+from truenext.engine.memory.reading import Reading
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.queue import Lane
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import UNSENT_BYTES_MAX
 from truenext.message import Message

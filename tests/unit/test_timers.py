@@ -6,10 +6,10 @@ from collections import deque
 import pytest
 
 from truenext.batch import Batch
-from truenext.engine import timers as module
-from truenext.engine.event_log import NoEventLog
-from truenext.engine.ledger import Ledger
-from truenext.engine.timers import TimerRead, Timers, TimersRead
+from truenext.engine.memory import timers as module
+from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
+from truenext.engine.writing.event_log import NoEventLog
+from truenext.engine.writing.ledger import Ledger
 from truenext.record import lane_key, split_timer, timer
 from truenext.store.memory import MemoryStore
 

@@ -14,10 +14,11 @@ from truenext.batch import Batch
 from truenext.broker.pager import page_of
 from truenext.commands import AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
 from truenext.destination import parse, queue_called, virtual_topic
-from truenext.engine import bulk, topics
-from truenext.engine.consumer import Session
+from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
-from truenext.engine.pages import PageRead
+from truenext.engine.queues import topics
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.pages import PageRead
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message
 from truenext.policy import Policies, Policy

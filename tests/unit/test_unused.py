@@ -14,16 +14,16 @@ from tests.unit.test_schedule import NOON_MS, Run
 from truenext.broker.pager import page_of
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine import memory as memory_module
-from truenext.engine import queues as queues_module
-from truenext.engine.bulk import Move, Purge
-from truenext.engine.consumer import Consumer
-from truenext.engine.empty import EMPTY, NO_SEQUENCES, with_sequence
+from truenext.engine.background.bulk import Move, Purge
 from truenext.engine.engine import Engine
-from truenext.engine.event_log import EventLog
-from truenext.engine.memory import JOIN_BYTES, LANE_BYTES, QUEUE_BYTES
-from truenext.engine.pages import PageRead, Read
-from truenext.engine.queue import Entry, Queue
+from truenext.engine.queues import queues as queues_module
+from truenext.engine.state import memory as memory_module
+from truenext.engine.state.consumer import Consumer
+from truenext.engine.state.empty import EMPTY, NO_SEQUENCES, with_sequence
+from truenext.engine.state.memory import JOIN_BYTES, LANE_BYTES, QUEUE_BYTES
+from truenext.engine.state.pages import PageRead, Read
+from truenext.engine.state.queue import Entry, Queue
+from truenext.engine.writing.event_log import EventLog
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HISTORY_FILE_BYTES
 from truenext.message import Message

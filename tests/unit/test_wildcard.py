@@ -9,12 +9,13 @@ from tests.unit.looking import looked
 from tests.unit.test_selecting import World as StoredWorld
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine import wildcard, wildcards
-from truenext.engine.choosing import Choosing
+from truenext.engine.dispatch.selective import Choosing
 from truenext.engine.engine import Engine
-from truenext.engine.memory import JOIN_BYTES
+from truenext.engine.queues import wildcards
+from truenext.engine.state import wildcard
+from truenext.engine.state.memory import JOIN_BYTES
+from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.stuck import STUCK_MS, StuckAudit
-from truenext.engine.wildcard import Wildcard
 from truenext.limits import JOIN_PIECE
 from truenext.message import Message
 from truenext.policy import Policies, Policy, WhileWaiting

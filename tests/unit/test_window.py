@@ -12,7 +12,7 @@ import pytest
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
-from truenext.engine.window import AutoWindow
+from truenext.engine.state.window import AutoWindow
 from truenext.limits import WINDOW_DEFAULT, WINDOW_MAX
 from truenext.message import Message
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from truenext.commands import Ack, Command, Confirm, Control, Disconnect, Nack, Subscribe, Unsubscribe
 from truenext.destination import Kind
-from truenext.engine.consumer import Session
+from truenext.engine.state.consumer import Session
 from truenext.errors import RemoteProtocolError
 from truenext.limits import ASKING_SECONDS_MAX
 

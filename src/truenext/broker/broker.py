@@ -43,14 +43,14 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
-from truenext.engine import bulk
-from truenext.engine.browsing import Showing
-from truenext.engine.consumer import Consumer, Session, Subscriber
+from truenext.engine.background import bulk
+from truenext.engine.background.browsing import Showing
 from truenext.engine.engine import Engine
-from truenext.engine.pages import Look, PageRead, Read
-from truenext.engine.queue import Entry, Lane
+from truenext.engine.memory.timers import TimerRead, TimersRead
+from truenext.engine.state.consumer import Consumer, Session, Subscriber
+from truenext.engine.state.pages import Look, PageRead, Read
+from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import StuckAudit
-from truenext.engine.timers import TimerRead, TimersRead
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, LAZY_COMMIT_SECONDS, ROOM_SECONDS

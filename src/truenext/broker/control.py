@@ -21,13 +21,13 @@ from truenext.broker.reload import Outcome
 from truenext.broker.slices import Steps
 from truenext.commands import Control, Send
 from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
-from truenext.engine import bulk
-from truenext.engine.clients import Takers
-from truenext.engine.consumer import Session
+from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
-from truenext.engine.queue import Queue
+from truenext.engine.state.clients import Takers
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.queue import Queue
+from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.stuck import StuckAudit
-from truenext.engine.wildcard import Wildcard
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX

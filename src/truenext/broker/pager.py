@@ -6,9 +6,9 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
-from truenext.engine.pages import Found, PageRead, Read
-from truenext.engine.scheduled import DueLook
-from truenext.engine.timers import TimerRead, TimersRead
+from truenext.engine.background.scheduled import DueLook
+from truenext.engine.memory.timers import TimerRead, TimersRead
+from truenext.engine.state.pages import Found, PageRead, Read
 from truenext.errors import StoreError, TruenextError
 from truenext.record import DamagedRecord, decode, reference_of, sequence_of
 from truenext.store.store import Page, Store, StoredMessage

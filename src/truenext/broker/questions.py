@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 
 from truenext.broker.slices import Slices, Steps
 from truenext.commands import Control
-from truenext.engine.consumer import Session
+from truenext.engine.state.consumer import Session
 from truenext.errors import RemoteProtocolError
 from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, PIECES_MAX
 

@@ -5,7 +5,7 @@ import random
 from sys import maxsize
 
 from truenext.engine.engine import Engine
-from truenext.engine.event_log import EventLog
+from truenext.engine.writing.event_log import EventLog
 from truenext.errors import StoreError
 from truenext.history.writer import History
 from truenext.policy import Policies, WhenFull
@@ -24,7 +24,7 @@ def recover(
     queues_memory_limit: int = maxsize,
     history: History | None = None,
 ) -> tuple[Engine, Recovered]:
-    """An engine that knows of every message of the store; the limits are those of engine/memory.py.
+    """An engine that knows of every message of the store; the limits are those of engine/state/memory.py.
 
     Raises: StoreError if the store cannot be read, HistoryError if the history cannot be brought up to it.
     """

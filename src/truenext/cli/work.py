@@ -1,4 +1,4 @@
-"""Long work in a running broker, asked for a piece at a time (engine/bulk.py), with progress on standard error."""
+"""Long work in a running broker, asked for a piece at a time, with progress on standard error."""
 
 import time
 from collections import Counter

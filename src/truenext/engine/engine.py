@@ -21,40 +21,40 @@ from __future__ import annotations
 from sys import maxsize
 from typing import TYPE_CHECKING
 
-from truenext.engine.administering import Administering
-from truenext.engine.answering import Answering
-from truenext.engine.arrivals import Arrivals
-from truenext.engine.browsing import Browsing
-from truenext.engine.bulk_work import Bulk, Pieces
-from truenext.engine.clients import Clients
-from truenext.engine.connecting import Connecting
-from truenext.engine.delays import Delays
-from truenext.engine.dispatch import Dispatcher
-from truenext.engine.endings import Endings
-from truenext.engine.event_log import EventLog, NoEventLog
-from truenext.engine.expiry import Expiry
-from truenext.engine.ledger import Ledger
-from truenext.engine.memory import Memory
-from truenext.engine.numbers import Numbers
-from truenext.engine.outcomes import Outcomes
-from truenext.engine.producers import Producers
-from truenext.engine.queue import Queue
-from truenext.engine.queues import Queues
-from truenext.engine.reading import Reading
-from truenext.engine.relief import Relief, why_to_end
-from truenext.engine.resident_set import ResidentSet
-from truenext.engine.retries import Retries
+from truenext.engine.background.browsing import Browsing
+from truenext.engine.background.bulk_work import Bulk, Pieces
+from truenext.engine.background.expiry import Expiry
+from truenext.engine.background.retries import Retries
+from truenext.engine.background.scheduled import Scheduler
+from truenext.engine.commands.administering import Administering
+from truenext.engine.commands.answering import Answering
+from truenext.engine.commands.connecting import Connecting
+from truenext.engine.commands.sending import Sending
+from truenext.engine.commands.subscribing import Subscribing
+from truenext.engine.commands.transactions import Transactions
+from truenext.engine.dispatch.plain import Dispatcher
+from truenext.engine.lifecycle.arrivals import Arrivals
+from truenext.engine.lifecycle.outcomes import Outcomes
+from truenext.engine.memory.delays import Delays
+from truenext.engine.memory.reading import Reading
+from truenext.engine.memory.relief import Relief, why_to_end
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.memory.spilling import Spilling
+from truenext.engine.memory.timers import Timers
+from truenext.engine.queues.endings import Endings
+from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.topics import Topics
+from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.run import Run
-from truenext.engine.scheduled import Scheduler
-from truenext.engine.selections import Selections
-from truenext.engine.sending import Sending
-from truenext.engine.spilling import Spilling
-from truenext.engine.subscribing import Subscribing
-from truenext.engine.timers import Timers
-from truenext.engine.topics import Topics
-from truenext.engine.transactions import Transactions
+from truenext.engine.selecting.selections import Selections
+from truenext.engine.state.clients import Clients
+from truenext.engine.state.memory import Memory
+from truenext.engine.state.queue import Queue
 from truenext.engine.turn import Turn
-from truenext.engine.wildcards import Wildcards
+from truenext.engine.writing.event_log import EventLog, NoEventLog
+from truenext.engine.writing.ledger import Ledger
+from truenext.engine.writing.numbers import Numbers
+from truenext.engine.writing.producers import Producers
 from truenext.policy import Policies, WhenFull
 from truenext.record import DUE_TIMERS
 from truenext.room import Room
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from truenext.batch import Batch
-    from truenext.engine.consumer import Session
+    from truenext.engine.state.consumer import Session
 
 
 class Engine:

@@ -6,24 +6,24 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from truenext.destination import SCHEDULED_PREFIX, Destination, Kind
-from truenext.engine.writing import mark, put
+from truenext.engine.writing.entries import mark, put
 from truenext.limits import STORE_TRANSACTION_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from truenext.batch import Batch
-    from truenext.engine.clients import Clients
-    from truenext.engine.connecting import Connecting
-    from truenext.engine.delays import Delays
-    from truenext.engine.endings import Endings
-    from truenext.engine.event_log import EventLog
-    from truenext.engine.ledger import Ledger
-    from truenext.engine.producers import Producers
-    from truenext.engine.queue import Entry, Queue
-    from truenext.engine.queues import Queues
-    from truenext.engine.resident_set import ResidentSet
-    from truenext.engine.scheduled import Scheduler
+    from truenext.engine.background.scheduled import Scheduler
+    from truenext.engine.commands.connecting import Connecting
+    from truenext.engine.memory.delays import Delays
+    from truenext.engine.memory.resident_set import ResidentSet
+    from truenext.engine.queues.endings import Endings
+    from truenext.engine.queues.queues import Queues
+    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.queue import Entry, Queue
+    from truenext.engine.writing.event_log import EventLog
+    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.producers import Producers
 
 
 class Run:

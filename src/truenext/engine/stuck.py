@@ -12,9 +12,9 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from truenext.engine.memory import UNSENT_MARK_MIN
-from truenext.engine.queue import WHOLE
-from truenext.engine.wildcard import Wildcard
+from truenext.engine.state.memory import UNSENT_MARK_MIN
+from truenext.engine.state.queue import WHOLE
+from truenext.engine.state.wildcard import Wildcard
 from truenext.limits import UNSENT_BYTES_MAX
 from truenext.order import RANKS
 from truenext.policy import WhileWaiting
@@ -22,11 +22,11 @@ from truenext.policy import WhileWaiting
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator
 
-    from truenext.engine.consumer import Consumer
     from truenext.engine.engine import Engine
-    from truenext.engine.queue import Entry, Lane, Queue
-    from truenext.engine.scan import Scan
-    from truenext.engine.selecting import Selecting
+    from truenext.engine.selecting.scan import Scan
+    from truenext.engine.selecting.selecting import Selecting
+    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.queue import Entry, Lane, Queue
 
 _sequence = attrgetter("sequence")
 

@@ -1,7 +1,7 @@
 """What happens in one pass: work goes on, messages are dispatched, and the shell hears what it is to do.
 
 work that goes on beside commands     a piece of each (work.py)
-queues in which something happened    who gets what (dispatch.py, joint.py)
+queues in which something happened    who gets what (dispatch/)
 pages that somebody waits for         asked for; `page_read` hands them to whom they are for
 """
 
@@ -9,29 +9,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.engine.joint import JointDispatch
+from truenext.engine.dispatch.wildcard import JointDispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from truenext.answers import Answer
     from truenext.batch import Batch
-    from truenext.engine.browsing import Browsing, Showing
-    from truenext.engine.bulk_work import Finished, Pieces
-    from truenext.engine.clients import Clients
-    from truenext.engine.consumer import Session
-    from truenext.engine.dispatch import Deliveries, Dispatcher
-    from truenext.engine.event_log import EventLog
-    from truenext.engine.ledger import Ledger
-    from truenext.engine.outcomes import Outcomes
-    from truenext.engine.pages import Found, PageRead, Read
-    from truenext.engine.queue import Queue
-    from truenext.engine.reading import Reading
-    from truenext.engine.selections import Selections
-    from truenext.engine.timers import TimerRead, Timers, TimersRead
-    from truenext.engine.wildcard import Wildcard
-    from truenext.engine.wildcards import Wildcards
-    from truenext.engine.work import Work
+    from truenext.engine.background.browsing import Browsing, Showing
+    from truenext.engine.background.bulk_work import Finished, Pieces
+    from truenext.engine.dispatch.plain import Deliveries, Dispatcher
+    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.memory.reading import Reading
+    from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
+    from truenext.engine.queues.wildcards import Wildcards
+    from truenext.engine.selecting.selections import Selections
+    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.pages import Found, PageRead, Read
+    from truenext.engine.state.queue import Queue
+    from truenext.engine.state.wildcard import Wildcard
+    from truenext.engine.writing.event_log import EventLog
+    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.work import Work
 
 
 class Effects(NamedTuple):

@@ -19,9 +19,9 @@ from truenext.answers import Answer, Farewell, Fault, Receipt
 from truenext.broker.broker import Broker
 from truenext.broker.control import Caller
 from truenext.commands import AckMode, Command
-from truenext.engine.browsing import Showing
-from truenext.engine.consumer import Consumer, Subscriber
-from truenext.engine.queue import Entry
+from truenext.engine.background.browsing import Showing
+from truenext.engine.state.consumer import Consumer, Subscriber
+from truenext.engine.state.queue import Entry
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.limits import (
     ASKING_SECONDS_MAX,

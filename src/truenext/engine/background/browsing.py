@@ -1,0 +1,262 @@
+"""Showing what waits in a queue, without effect on it.
+
+A browser has a position in its queue, which only moves on: a lane, and a sequence in it. What is behind that is looked
+at slice by slice, one slice of one browser in a turn, so that nobody else is held up:
+
+    below the horizon              the entries of the lane
+    above it                       a page of the store, and what was `recent` when it was asked for
+    one that has left memory       a page of that message alone
+
+A browser's page is for nobody else: it never enters the lane, and no horizon moves for it. What was accepted after the
+browse began is not looked at, so that a browse ends, however much comes. Source: docs/contract.md, "Browsing"
+"""
+
+from __future__ import annotations
+
+from heapq import merge
+from sys import maxsize
+from typing import TYPE_CHECKING, NamedTuple
+
+from truenext.engine.state.pages import Look, PageRead, damage
+from truenext.engine.state.queue import WHOLE, Entry, is_given_up
+from truenext.engine.writing.work import Work
+from truenext.limits import BROWSE_BYTES, BROWSE_SIZE, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
+
+if TYPE_CHECKING:
+    from truenext.engine.queues.queues import Queues
+    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.consumer import Browser
+    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.pages import Found
+    from truenext.engine.state.queue import Lane
+    from truenext.engine.writing.ledger import Ledger
+
+
+class Showing(NamedTuple):
+    """What a turn shows to one browser."""
+
+    browser: Browser
+    entries: list[Entry]
+    is_end: bool
+    """That was all."""
+
+
+class BrowseRead(Look):
+    """A page that is read to be shown, and not for its lane."""
+
+    __slots__ = ("_browsing", "browser", "last_sequence", "recent", "strays")
+
+    waits_for_commit = False
+
+    def __init__(self, browsing: Browsing, browser: Browser, lane: Lane, limit: int, size_max: int) -> None:
+        """What follows on the browser's position, above the horizon."""
+        super().__init__(lane, browser.after_sequence, limit, size_max)
+        self._browsing = browsing
+        self.browser = browser
+        self.last_sequence = browser.last_sequence
+        """What is behind it on the page is not to be shown."""
+        self.recent = {
+            entry.sequence: entry for entry in lane.between(max(self.after_sequence, lane.horizon), self.last_sequence)
+        }
+        """What is above the horizon and in memory when the page is asked for, in order; the page may miss it."""
+        self.strays: set[int] = set() if lane.aside is None else lane.aside.strays.keys() - self.recent.keys()
+        """What consumers hold of it; the page may show it."""
+
+    def there(self, page: PageRead) -> None:
+        self._browsing.page_read(self, page)
+
+
+class BrowseReadOne(BrowseRead):
+    """The same for one message, which was given back and has left memory."""
+
+    __slots__ = ("entry",)
+
+    def __init__(self, browsing: Browsing, browser: Browser, entry: Entry) -> None:
+        super().__init__(browsing, browser, entry.lane, 1, BROWSE_BYTES)
+        self.after_sequence = entry.sequence - 1
+        self.last_sequence = entry.sequence
+        self.recent = {}
+        self.strays = set()
+        self.entry = entry
+
+
+class Browsing(Work):
+    __slots__ = ("_clients", "_ledger", "_memory", "_page", "_queues", "_reading", "_redelivered_below", "_shown")
+
+    def __init__(
+        self, ledger: Ledger, memory: Memory, clients: Clients, queues: Queues, *, redelivered_below: int
+    ) -> None:
+        """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
+        self._ledger = ledger
+        self._memory = memory
+        self._redelivered_below = redelivered_below
+        self._clients = clients
+        self._queues = queues
+        self._shown: list[Showing] = []
+        self._reading: BrowseRead | None = None
+        """The page that is being read: one for all of them, so that those of lanes do not have to wait for many."""
+        self._page: tuple[BrowseRead, PageRead] | None = None
+        """A page that was not looked at yet."""
+
+    def begin(self, browser: Browser) -> None:
+        """Somebody wants to be shown what waits in a queue."""
+        self._clients.browsing[browser] = None
+        self._ledger.busy[self] = None
+
+    def end(self, browser: Browser) -> None:
+        self._clients.browsing.pop(browser, None)
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._clients.browsing) or self._page is not None
+
+    def is_due(self) -> bool:
+        if self._page is not None:
+            return True
+        return self._reading is None and any(browser.is_open() for browser in self._clients.browsing)
+
+    def page_read(self, read: BrowseRead, page: PageRead) -> None:
+        """It is looked at in the next turn.
+
+        Raises: StoreError if the store has lost something.
+        """
+        if not self._queues.is_there(read.lane.queue):
+            # A durable subscription, which has ended with all that the page shows.
+            page.found, page.is_end = [], True
+        if not (page.found or page.is_end):
+            raise damage(read.lane, "a page is empty, but not the last")
+        self._reading = None
+        if not page.is_end:
+            read.last_sequence = min(read.last_sequence, page.found[-1].sequence)
+        gone = read.lane.taken_out.keys() | read.strays
+        page.found = [found for found in page.found if found.sequence not in gone]
+        self._page = (read, page)
+        self._ledger.busy[self] = None
+
+    def take_shown(self) -> list[Showing]:
+        """What browsers are shown since the last call."""
+        shown, self._shown = self._shown, []
+        return shown
+
+    def step(self) -> list[BrowseRead]:
+        """One slice for one browser that has room: what it is shown, and the page that it needs next."""
+        shown: list[Entry] = []
+        browsers = self._clients.browsing
+        if self._page is not None:
+            (read, page), self._page = self._page, None
+            browser = read.browser
+            # Who has no room any more asks for the page again when it has.
+            if browser in browsers and browser.is_open():
+                self._show_page(read, page, shown)
+                if shown:
+                    self._shown.append(Showing(browser, shown, False))
+                return []
+        if self._reading is not None:
+            return []
+        for browser in browsers:
+            if browser.is_open():
+                break
+        else:
+            return []
+        self._reading = self._show_slice(browser, shown)
+        del browsers[browser]
+        if not browser.is_done:
+            browsers[browser] = None
+        if shown or browser.is_done:
+            self._shown.append(Showing(browser, shown, browser.is_done))
+        return [] if self._reading is None else [self._reading]
+
+    # ---- Inside ----
+
+    def _show_slice(self, browser: Browser, shown: list[Entry]) -> BrowseRead | None:
+        """Show what is in memory; returns the page that is needed next, if one is."""
+        count = size = 0
+        while not browser.is_done:
+            lane = browser.queue.lane_if_there(browser.rank)
+            if lane is None:
+                browser.next_lane()
+                continue
+            for entry in _in_memory(lane, browser.after_sequence):
+                message = entry.message
+                if entry.sequence > browser.last_sequence:
+                    break
+                if message is None:
+                    return BrowseReadOne(self, browser, entry)
+                self._show(browser, entry, shown)
+                count += 1
+                size += len(message.header)
+                if count >= BROWSE_SIZE or size >= BROWSE_BYTES or not browser.is_open():
+                    return None
+            at = max(browser.after_sequence, lane.horizon) if lane.needs_page else maxsize
+            if at < browser.last_sequence:
+                browser.after_sequence = at
+                return self._read(browser, lane)
+            browser.next_lane()
+        return None
+
+    def _read(self, browser: Browser, lane: Lane) -> BrowseRead:
+        limit, size_max = min(browser.queue.policy.page_size, BROWSE_SIZE), BROWSE_BYTES
+        if self._memory.excess + BROWSE_BYTES > 0 or self._memory.unsent_max == 1:
+            limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
+        return BrowseRead(self, browser, lane, limit, size_max)
+
+    def _show_page(self, read: BrowseRead, page: PageRead, shown: list[Entry]) -> None:
+        browser = read.browser
+        last = read.last_sequence
+        in_page = {found.sequence: found for found in page.found if found.sequence <= last}
+        for sequence, known in read.recent.items():
+            if sequence > last:
+                break
+            if known.message is None and sequence not in in_page:
+                # It was written, and left memory, after the page was read: from here on it is read again.
+                last = sequence - 1
+                break
+        for sequence in merge(in_page, (sequence for sequence in read.recent if sequence not in in_page)):
+            if sequence > last:
+                break
+            recent, found = read.recent.get(sequence), in_page.get(sequence)
+            if recent is not None and (recent.message is not None or recent.batch > self._ledger.committed):
+                self._show(browser, recent, shown)
+            elif found is not None and (entry := self._entry(read, found)) is not None:
+                self._show(browser, entry, shown)
+            if not browser.is_open():
+                browser.after_sequence = sequence
+                return
+        browser.after_sequence = last
+
+    def _entry(self, read: BrowseRead, found: Found) -> Entry | None:
+        """A message of a page, to be shown and forgotten; None if it is damaged, or on its way to the dead letters."""
+        lane = read.lane
+        message = found.message
+        attempts, deliveries, due_ms = found.mark
+        if message is None or is_given_up(lane.queue, attempts, due_ms):
+            return None
+        known = read.entry if isinstance(read, BrowseReadOne) else read.recent.get(found.sequence)
+        if known is not None:
+            # The store was told of its failures, and not of each dispatch.
+            deliveries, attempts = known.deliveries, known.attempts
+        elif found.sequence < self._redelivered_below:
+            deliveries = max(deliveries, 1)
+        return Entry(found.sequence, message, lane, 0, message.persistent, 0, deliveries, attempts)
+
+    def _show(self, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
+        browser.after_sequence = entry.sequence
+        message = entry.message
+        ledger = self._ledger
+        if message is None or entry.batch > ledger.committed or 0 < message.expires_ms <= ledger.now_ms:
+            return
+        if browser.wanted is not None and not browser.wanted.matches(message):
+            return
+        shown.append(entry)
+        memory = self._memory
+        size = len(message.body) + len(message.header) + browser.frame_bytes
+        browser.session.unsent_bytes += size
+        memory.unsent += size
+        if memory.unsent > memory.unsent_mark:
+            memory.unsent_max = 1
+
+
+def _in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
+    """What is behind a sequence in memory and nowhere else, in order; as much as is shown at once, at least."""
+    up_to = lane.horizon if lane.needs_page else WHOLE
+    return lane.between(after_sequence, up_to, most=BROWSE_SIZE + 1)

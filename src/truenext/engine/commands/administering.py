@@ -1,0 +1,88 @@
+"""What somebody asks of the broker as a whole: to pause a queue, to take over other policies, and to be answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.destination import queue_called
+
+if TYPE_CHECKING:
+    from truenext.commands import Send
+    from truenext.destination import Destination
+    from truenext.engine.lifecycle.arrivals import Arrivals
+    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.memory.resident_set import ResidentSet
+    from truenext.engine.queues.queues import Queues
+    from truenext.engine.writing.ledger import Ledger
+    from truenext.policy import Policies
+
+
+class Administering:
+    def __init__(
+        self, ledger: Ledger, resident: ResidentSet, queues: Queues, arrivals: Arrivals, outcomes: Outcomes
+    ) -> None:
+        self._ledger = ledger
+        self._resident = resident
+        self._queues = queues
+        self._arrivals = arrivals
+        self._outcomes = outcomes
+
+    # ---- Pausing ----
+
+    def pause(self, name: str) -> bool:
+        """Nothing is dispatched from a queue any more, which is made if it is not there; true if it was not. Durable
+        with the next answer.
+
+        Raises: RemoteProtocolError if there can be no such queue.
+        """
+        queue = self._queues.by_name.get(name)
+        is_made = queue is None or queue.is_temporary
+        if is_made:
+            queue = self._queues.named(queue_called(name))
+        assert queue is not None, "it belongs to no connection"
+        self._queues.set_paused(queue, is_paused=True)
+        if queue.is_joint:
+            # What is being committed in it holds back nobody in other queues any more.
+            self._ledger.touched[queue] = None
+        return is_made
+
+    def resume(self, name: str) -> None:
+        """Raises: RemoteProtocolError if there is no such queue."""
+        queue = self._queues.lasting(name)
+        self._queues.set_paused(queue, is_paused=False)
+        self._ledger.touched[queue] = None
+
+    # ---- Policies ----
+
+    def change_policies(self, policies: Policies) -> None:
+        """Give every queue its policy anew, in one step.
+
+        What waits and has failed too often by its new policy is given up. To be followed by a turn and by `relieve`.
+        """
+        self._queues.policies = policies
+        # A dead-letter queue may be made meanwhile.
+        for queue in list(self._queues.by_name.values()):
+            queue.policy = policies.of(queue.policy_name)
+            queue.holds_dead_letters = policies.holds_dead_letters(queue.name) and not queue.is_temporary
+            self._resident.policy_changed(queue)
+            if not queue.keeps_failures:
+                for lane in queue.lanes:
+                    self._outcomes.give_up(lane)
+                # What stands behind a message that had to be read is next now.
+                self._ledger.touched[queue] = None
+
+    # ---- Answers ----
+
+    def expect_reply(self, destination: Destination) -> None:
+        """Somebody asks, and is to be answered in this temporary queue, which is made if it is not there.
+
+        Raises: RemoteProtocolError if there are too many
+        """
+        self._queues.named(destination)
+
+    def reply(self, send: Send) -> None:
+        """Answer a question once what it made the broker do is durable."""
+        queue = self._queues.by_name.get(send.destination.name)
+        if queue is not None:
+            done_with = self._ledger.administered_in
+            self._arrivals.accept(queue, send.message, 0 if done_with <= self._ledger.committed else done_with)

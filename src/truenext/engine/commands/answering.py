@@ -1,0 +1,102 @@
+"""What an ACK and a NACK do. Source: docs/contract.md, "Acknowledging" """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.commands import AckMode
+from truenext.engine.state.reason import Reason
+from truenext.engine.state.transaction import make_room
+
+if TYPE_CHECKING:
+    from truenext.commands import Ack, Nack
+    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.transaction import Transaction
+    from truenext.engine.writing.event_log import EventLog
+    from truenext.engine.writing.ledger import Ledger
+
+_INDIVIDUAL = AckMode.INDIVIDUAL
+
+
+class Answering:
+    def __init__(self, ledger: Ledger, events: EventLog, clients: Clients, outcomes: Outcomes) -> None:
+        self._ledger = ledger
+        self._events = events
+        self._clients = clients
+        self._outcomes = outcomes
+
+    def acknowledge(self, session: Session, ack: Ack) -> None:
+        """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
+        consumer = session.consumer_of(ack.subscription, ack.sequence)
+        queue = consumer.queue
+        if queue is not None:
+            self._ledger.touched[queue] = None
+        else:
+            self._ledger.touch(consumer)
+        if consumer.auto is not None:
+            consumer.auto.answered += 1
+        if consumer.has_express:
+            self._clients.acknowledgements += 1
+            consumer.answered_at = self._clients.acknowledgements
+        if ack.transaction is None and consumer.mode is _INDIVIDUAL:
+            # The general way below, without its lists.
+            entry = consumer.held.pop(ack.sequence)
+            events = self._events
+            if queue is not None and events.acknowledging is queue:
+                events.entries.append(entry)
+            else:
+                events.acknowledged(entry)
+            if self._outcomes.forget(entry):
+                session.batch = self._ledger.batch.number
+            return
+        covered = consumer.covered_by(ack.sequence)
+        if ack.transaction is not None:
+            transaction = _with_room(session, ack.transaction, len(covered))
+            transaction.acknowledge([consumer.held.pop(sequence) for sequence in covered])
+            return
+        for sequence in covered:
+            if self._outcomes.acknowledge(consumer.held.pop(sequence)):
+                session.batch = self._ledger.batch.number
+
+    def refuse(self, session: Session, nack: Nack) -> None:
+        """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
+        consumer = session.consumer_of(nack.subscription, nack.sequence)
+        self._ledger.touch(consumer)
+        if consumer.auto is not None:
+            consumer.auto.answered += 1
+        covered = consumer.covered_by(nack.sequence)
+        if nack.transaction is not None:
+            transaction = _with_room(session, nack.transaction, len(covered))
+            transaction.refuse([consumer.held.pop(sequence) for sequence in covered], nack)
+            return
+        for sequence in covered:
+            self._outcomes.fail(consumer.held.pop(sequence), Reason.REFUSED, nack)
+        session.batch = self._ledger.latest_batch
+
+    # ---- What the socket has taken of a consumer in auto mode ----
+
+    def acknowledge_all(self, consumer: Consumer) -> None:
+        """All that it holds."""
+        held = consumer.held
+        if consumer.queue is not None:
+            self._events.acknowledged_all(consumer.queue, held.values())
+            for entry in held.values():
+                self._outcomes.forget(entry)
+        else:
+            for entry in held.values():
+                self._outcomes.acknowledge(entry)
+        held.clear()
+
+    def acknowledge_some(self, consumer: Consumer, count: int) -> None:
+        """The first of those that it holds."""
+        for sequence in list(consumer.held)[:count]:
+            self._outcomes.acknowledge(consumer.held.pop(sequence))
+
+
+def _with_room(session: Session, name: str, count: int) -> Transaction:
+    """The open transaction, once it is sure that `count` messages more are not too many."""
+    transaction = session.transaction(name)
+    make_room(session.transactions, count=count)
+    return transaction

@@ -1,0 +1,115 @@
+"""How connections come and go, and what becomes of what they had."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.commands import AckMode
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.reason import Reason
+from truenext.limits import UNSENT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from truenext.engine.commands.answering import Answering
+    from truenext.engine.commands.subscribing import Subscribing
+    from truenext.engine.commands.transactions import Transactions
+    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.queues.queues import Queues
+    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.queue import Entry
+    from truenext.engine.writing.ledger import Ledger
+
+_AUTO = AckMode.AUTO
+
+
+class Connecting:
+    def __init__(
+        self,
+        ledger: Ledger,
+        memory: Memory,
+        clients: Clients,
+        queues: Queues,
+        outcomes: Outcomes,
+        answering: Answering,
+        transactions: Transactions,
+        subscribing: Subscribing,
+    ) -> None:
+        self._ledger = ledger
+        self._memory = memory
+        self._clients = clients
+        self._queues = queues
+        self._outcomes = outcomes
+        self._answering = answering
+        self._transactions = transactions
+        self._subscribing = subscribing
+
+    def connect(self, session_id: str) -> Session:
+        session = self._clients.sessions[session_id] = Session(session_id)
+        return session
+
+    def is_connected(self, session: Session) -> bool:
+        return session.id in self._clients.sessions
+
+    def disconnect(self, session: Session, *, is_clean: bool) -> None:
+        """End a connection: what it held goes back in one step.
+
+        If not `is_clean`, what the client had begun counts as an attempt: what it acknowledged in open transactions,
+        and the first message of each subscription. Not so in auto mode: those never left the broker.
+        """
+        if self._clients.sessions.pop(session.id, None) is None:
+            return
+        self._transactions.end_all(session, Reason.RELEASED if is_clean else Reason.LOST)
+        for consumer in session.consumers.values():
+            self._subscribing.release(consumer, has_begun=not is_clean and consumer.mode is not _AUTO)
+        session.consumers.clear()
+        for browser in session.browsers.values():
+            self._subscribing.end_browser(browser)
+        for queue in session.temporary_queues:
+            self._queues.drop(queue)
+        self._count_taken(session)
+
+    # ---- What the socket has taken ----
+
+    def taken(self, session: Session) -> None:
+        """The socket has taken all bytes of all messages dispatched to the connection."""
+        had_no_room = session.unsent_bytes >= self._memory.unsent_max
+        self._count_taken(session)
+        served, session.served = session.served, {}
+        for consumer in session.consumers.values() if had_no_room else served:
+            if had_no_room or len(consumer.held) >= consumer.window:
+                self._ledger.touch(consumer)
+            if consumer.held and consumer.mode is _AUTO:
+                self._answering.acknowledge_all(consumer)
+
+    def _count_taken(self, session: Session) -> None:
+        """The connection's socket has nothing waiting any more."""
+        memory = self._memory
+        memory.unsent -= session.unsent_bytes
+        session.unsent_bytes = 0
+        if memory.unsent_max < UNSENT_BYTES_MAX and memory.unsent <= memory.unsent_mark:
+            memory.unsent_max = UNSENT_BYTES_MAX
+            for one in self._clients.sessions.values():
+                for consumer in one.consumers.values():
+                    self._ledger.touch(consumer)
+
+    def hold_half_sent(self, consumer: Consumer) -> Entry:
+        """Take the first message that a consumer holds from it, of which the socket has taken a part; it is nobody's
+        until `settle_half_sent`."""
+        return consumer.held.pop(next(iter(consumer.held)))
+
+    def settle_half_sent(self, entry: Entry, *, is_taken: bool) -> None:
+        """Acknowledge it, if the socket has taken the rest; else give it back."""
+        if is_taken and self._queues.is_there(entry.lane.queue):
+            self._outcomes.acknowledge(entry)
+        else:
+            self._outcomes.give_back(entry, Reason.RELEASED)
+
+    # ---- Windows ----
+
+    def stretch_windows(self, session: Session) -> None:
+        """Who waits for more than its window lets it have gets more."""
+        for consumer in session.consumers.values():
+            if consumer.stretch_window(self._ledger.now_ms):
+                self._ledger.touch(consumer)

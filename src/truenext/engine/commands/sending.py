@@ -1,0 +1,144 @@
+"""What a SEND does. Source: docs/contract.md, "Accepting"
+
+alone                 it gets its place at once
+to several            a copy in each of their queues
+to be sent later      it waits among the scheduled ones
+in a transaction      it waits for its COMMIT (transactions.py)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from truenext.commands import Begin, Command, Send
+from truenext.destination import Kind
+from truenext.engine.state.transaction import make_room
+from truenext.errors import NoRoomError, RemoteProtocolError
+from truenext.policy import WhenFull
+from truenext.room import FULL, Room
+
+if TYPE_CHECKING:
+    from truenext.destination import Destination
+    from truenext.engine.background.scheduled import Scheduler
+    from truenext.engine.lifecycle.arrivals import Arrivals
+    from truenext.engine.queues.queues import Queues
+    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.memory import Memory
+    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.producers import Producers
+    from truenext.message import Message
+    from truenext.schedule import Schedule
+
+# A member of an enumeration costs more to look up than a name; this is asked for with every message.
+_PLENTY = Room.PLENTY
+
+
+class Sending:
+    def __init__(
+        self,
+        ledger: Ledger,
+        memory: Memory,
+        queues: Queues,
+        arrivals: Arrivals,
+        scheduler: Scheduler,
+        producers: Producers,
+        when_full: WhenFull,
+    ) -> None:
+        self._ledger = ledger
+        self._memory = memory
+        self._queues = queues
+        self._by_name = queues.by_name
+        self._arrivals = arrivals
+        self._scheduler = scheduler
+        self._producers = producers
+        self._when_full = when_full
+
+    def send(self, session: Session, send: Send) -> None:
+        """Raises: RemoteProtocolError if there is no such transaction, or a limit is reached; NoRoomError"""
+        if send.transaction is not None:
+            self._send_in_transaction(session, send, send.transaction)
+            return
+        producer = send.producer
+        if producer is not None and self.is_repeat(session, producer, send.number):
+            send.is_repeat = True
+            return
+        self._admit(session, send)
+        message = send.message
+        destination = send.destination
+        if send.schedule is not None:
+            # Whatever can be refused is refused now.
+            self._queues.queues_for(send, self._queues.named)
+            self._queues.await_introduction(session, destination)
+            is_stored = message.persistent
+            self.schedule(destination, message, send.schedule)
+        elif destination.is_spread:
+            queues = self._queues.queues_for(send, self._queues.named)
+            is_stored = self._arrivals.spread(queues, message)
+            self._queues.await_introduction(session, destination)
+        else:
+            # Most queues are there.
+            queue = self._by_name.get(destination.name)
+            if queue is None:
+                queue = self._queues.named(destination)
+                self._queues.await_introduction(session, destination)
+            is_stored = queue is not None and self._arrivals.accept(queue, message)
+        if producer is not None:
+            self._producers.record(producer, send.number, is_stored=is_stored)
+        if is_stored:
+            session.batch = self._ledger.batch.number
+
+    def _send_in_transaction(self, session: Session, send: Send, name: str) -> None:
+        if send.producer is not None:
+            raise RemoteProtocolError("a send inside a transaction has no number of its own: number the COMMIT")
+        transaction = session.transaction(name)
+        memory = self._memory
+        size = len(send.message.header) + len(send.message.body)
+        make_room(session.transactions, size=size)
+        if not memory.has_room_to_open(size):
+            raise NoRoomError(
+                f"open transactions of all connections hold {memory.open} bytes, and may hold "
+                f"{memory.open_max} (--memory-limit); commit, or try again later"
+            )
+        self._admit(session, send)
+        self._queues.check_parts(send)
+        transaction.sends.append(send)
+        transaction.size += size
+        memory.open += size
+
+    def schedule(self, destination: Destination, message: Message, schedule: Schedule) -> None:
+        """It is sent later, and waits until then."""
+        name = destination.name
+        if destination.is_spread:
+            name, schedule = "", replace(schedule, to=destination.address)
+        self._scheduler.accept(name, message, schedule)
+        self._ledger.is_awaited |= message.persistent
+
+    def is_repeat(self, session: Session, producer: str, number: int) -> bool:
+        """This producer's SEND or COMMIT of this number was accepted before: it is answered once that is durable."""
+        known = self._producers.repeated(producer, number)
+        if known is None:
+            return False
+        # The first may have made a queue that remembers, though nothing else of it is stored.
+        session.batch = max(session.batch, known.batch, self._queues.introduced_with)
+        return True
+
+    # ---- Where room is short ----
+
+    def _admit(self, session: Session, send: Send) -> None:
+        """Raises: NoRoomError if the store has no room for what this connection sends."""
+        session.has_sent = True
+        if self._ledger.room is _PLENTY or send.destination.kind is Kind.TEMPORARY:
+            return
+        if self._ledger.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
+            raise NoRoomError(f"{FULL}; try again when messages were consumed")
+
+    def must_wait(self, session: Session, command: Command) -> bool:
+        """While room is short this is for whoever only sends to wait with, and whatever is behind it."""
+        if self._when_full is not WhenFull.SLOW or not session.only_sends:
+            return False
+        # A transaction makes room only if it takes messages away, and none are held here.
+        return isinstance(command, Begin) or (
+            isinstance(command, Send) and command.destination.kind is not Kind.TEMPORARY
+        )

@@ -1,0 +1,243 @@
+"""What SUBSCRIBE and UNSUBSCRIBE do: who takes from a queue, or only looks at it. Source: docs/contract.md
+
+to a queue                      a consumer of it
+to queues by a pattern          a consumer that joins all of them (wildcards.py)
+to a topic                      a consumer of a queue of its own, which goes with it
+to a topic, durably             a consumer of a queue that stays
+to what waits in a queue        a browser (browsing.py)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.destination import Destination, Kind, durable_subscription
+from truenext.engine.queues.unused import no_room_for_consumer
+from truenext.engine.state.consumer import Browser, QueueConsumer
+from truenext.engine.state.memory import Memory, consumer_size
+from truenext.engine.state.queue import Queue
+from truenext.engine.state.reason import Reason
+from truenext.engine.state.wildcard import Wildcard
+from truenext.errors import RemoteProtocolError
+from truenext.limits import BROWSERS_MAX
+
+if TYPE_CHECKING:
+    from truenext.commands import Browse, Subscribe, Unsubscribe
+    from truenext.engine.background.browsing import Browsing
+    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.memory.resident_set import ResidentSet
+    from truenext.engine.queues.queues import Queues
+    from truenext.engine.queues.wildcards import Wildcards
+    from truenext.engine.selecting.selections import Selections
+    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.consumer import Consumer, Session, Subscriber
+    from truenext.engine.writing.event_log import EventLog
+    from truenext.engine.writing.ledger import Ledger
+
+
+class Subscribing:
+    def __init__(
+        self,
+        ledger: Ledger,
+        events: EventLog,
+        memory: Memory,
+        clients: Clients,
+        resident: ResidentSet,
+        selections: Selections,
+        queues: Queues,
+        wildcards: Wildcards,
+        outcomes: Outcomes,
+        browsing: Browsing,
+    ) -> None:
+        self._ledger = ledger
+        self._events = events
+        self._memory = memory
+        self._clients = clients
+        self._resident = resident
+        self._selections = selections
+        self._queues = queues
+        self._wildcards = wildcards
+        self._outcomes = outcomes
+        self._browsing = browsing
+
+    # ---- Consumers ----
+
+    def subscribe(self, session: Session, subscribe: Subscribe) -> None:
+        """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's, or somebody
+        uses the durable subscription, or there is no room.
+        """
+        session.check_subscription(subscribe.subscription, subscribe.destination)
+        if subscribe.destination.kind is Kind.QUEUES and not subscribe.durable:
+            self._subscribe_to_many(session, subscribe)
+            return
+        queue = self._queue_to_take_from(session, subscribe)
+        self._queues.await_introduction(session, queue.destination)
+        consumer = QueueConsumer(queue, session, subscribe, self._memory, **self._now())
+        # What waits in a subscription to a topic is what its selector wants.
+        selector = None if queue.destination.topic else subscribe.selector
+        if selector is not None or queue.has_groups:
+            self._selections.subscribe(consumer, queue, selector)
+        self._events.subscribed(consumer, queue, has_selector=selector is not None)
+        session.consumers[subscribe.subscription] = consumer
+        self._begin_use(consumer)
+        self._clients.join(consumer)
+        self._ledger.touched[queue] = None
+
+    def _queue_to_take_from(self, session: Session, subscribe: Subscribe) -> Queue:
+        """Made if it is not there. Raises: as `subscribe`"""
+        destination, selector = subscribe.destination, subscribe.selector
+        is_to_topic = destination.kind is Kind.TOPIC or destination.kind is Kind.PATTERN
+        there = None if is_to_topic else self._queues.by_name.get(destination.name)
+        size = 0 if selector is None or there is None else self._selections.bytes_to_join(there, selector)
+        self._check_room(subscribe, size)
+        text = "" if selector is None else selector.text
+        if subscribe.durable:
+            return self._durable_subscription(subscribe.durable, destination, text)
+        if is_to_topic:
+            name = f"/{session.id}//{subscribe.subscription}"
+            destination = Destination(Kind.TEMPORARY, name, session.id, topic=destination.name, selector=text)
+        queue = self._queues.named(destination)
+        assert queue is not None, "the owner of a temporary queue is connected"
+        return queue
+
+    def _subscribe_to_many(self, session: Session, subscribe: Subscribe) -> None:
+        """To all queues whose names match a pattern."""
+        wildcard = Wildcard(session, subscribe, self._memory, **self._now())
+        size = self._wildcards.size_to_join(wildcard)
+        self._check_room(subscribe, size)
+        self._wildcards.subscribe(wildcard, size)
+        session.consumers[subscribe.subscription] = wildcard
+        self._begin_use(wildcard)
+        self._wildcards.step()
+
+    def _now(self) -> dict[str, int]:
+        """What a new consumer has to know."""
+        self._clients.last_number += 1
+        return {
+            "number": self._clients.last_number,
+            "served_at": self._clients.dispatches,
+            "now_ms": self._ledger.now_ms,
+        }
+
+    def _durable_subscription(self, key: str, destination: Destination, selector: str) -> Queue:
+        """The one of this name, made now if it is not there, or is to something else or wants something else."""
+        if destination.session or destination.kind not in (Kind.TOPIC, Kind.PATTERN):
+            raise RemoteProtocolError(f"{destination.address}: durable subscriptions are to topics that last")
+        queue = self._queues.durable.get(key)
+        if queue is not None and self._clients.takers_of(queue).consumers:
+            raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}")
+        wanted = durable_subscription(key, destination.name, selector)
+        if queue is not None and queue.destination != wanted:
+            self._queues.end(queue)
+            queue = None
+        if queue is None:
+            self._queues.check_room()
+            queue = self._queues.durable[key] = self._queues.make(wanted)
+        return queue
+
+    # ---- Browsers ----
+
+    def browse(self, session: Session, browse: Browse) -> None:
+        """Raises: RemoteProtocolError if the subscription is taken, the queue is another connection's, there is no such
+        durable subscription, or too many browse.
+        """
+        session.check_subscription(browse.subscription, browse.destination)
+        if len(self._clients.browsing) >= BROWSERS_MAX:
+            raise RemoteProtocolError(f"more than {BROWSERS_MAX} are browsing; try again when others are done")
+        self._check_room(browse, 0)
+        name = browse.destination.name
+        queue: Queue | None
+        if browse.destination.kind is Kind.DURABLE:
+            queue = self._queues.known_durable(name)
+        else:
+            # One that is not there is empty, and is not made for being looked at.
+            queue = self._queues.by_name.get(name)
+            queue = queue or Queue(browse.destination, 0, self._queues.policies.of(name), Memory())
+        browser = Browser(session, queue, browse, self._memory, last_sequence=self._ledger.last_sequence)
+        session.browsers[browse.subscription] = browser
+        self._browsing.begin(browser)
+        self._begin_use(browser)
+
+    def end_browser(self, browser: Browser) -> None:
+        self._browsing.end(browser)
+        self._end_use(browser)
+
+    # ---- The end of a subscription ----
+
+    def unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
+        """Raises: RemoteProtocolError if there is no such subscription, or somebody else uses it."""
+        if unsubscribe.durable:
+            self._unsubscribe_durable(session, unsubscribe)
+            return
+        browser = session.browsers.pop(unsubscribe.subscription, None)
+        if browser is not None:
+            self.end_browser(browser)
+            return
+        consumer = session.consumers.pop(unsubscribe.subscription, None)
+        if consumer is None:
+            raise RemoteProtocolError(f"there is no subscription {unsubscribe.subscription!r} on this connection")
+        self.release(consumer, has_begun=False)
+        queue = consumer.queue
+        if queue is not None and queue.is_subscription:
+            session.temporary_queues.remove(queue)
+            for transaction in session.transactions.values():
+                for entry in transaction.leave_out(queue):
+                    self._resident.went(entry)
+            self._queues.drop(queue)
+
+    def _unsubscribe_durable(self, session: Session, unsubscribe: Unsubscribe) -> None:
+        queue = self._queues.known_durable(unsubscribe.durable)
+        consumer = session.consumers.get(unsubscribe.subscription)
+        if any(other is not consumer for other in self._clients.takers_of(queue).consumers):
+            raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}")
+        if consumer is not None and consumer.queue is queue:
+            del session.consumers[unsubscribe.subscription]
+            self.release(consumer, has_begun=False)
+        self._queues.end(queue)
+        session.batch = self._ledger.batch.number
+
+    def release(self, consumer: Consumer, *, has_begun: bool) -> None:
+        """End a consumer; `has_begun` charges an attempt to the first message it holds."""
+        self._end_use(consumer)
+        queues = consumer.all_queues()
+        if isinstance(consumer, Wildcard):
+            self._wildcards.left(consumer)
+        for queue in queues:
+            self._clients.leave(consumer, queue)
+            # Nobody may come by again before it goes.
+            queue.let_go_of_places()
+            self._selections.leave(consumer, queue)
+        for entry in consumer.held.values():
+            self._outcomes.give_back(entry, Reason.LOST if has_begun else Reason.RELEASED)
+            has_begun = False
+        consumer.held.clear()
+        consumer.session.served.pop(consumer, None)
+        for queue in queues:
+            self._events.unsubscribed(consumer, queue)
+            # Of those of a wildcard most have nobody else to whom this makes a difference.
+            is_alone = not (self._clients.takers_of(queue).consumers or queue.has_groups or consumer.is_exclusive)
+            if not (is_alone and isinstance(consumer, Wildcard)):
+                self._ledger.touched[queue] = None
+
+    # ---- Room ----
+
+    def _check_room(self, subscribe: Subscribe | Browse, size: int) -> None:
+        """`size` is what it makes queues take that are there.
+
+        Raises: RemoteProtocolError if there is no room for it, and no queue can go
+        """
+        size += consumer_size(subscribe.subscription, subscribe.destination)
+        size += self._memory.bytes_to_use(subscribe.selector)
+        if not self._memory.has_room_for_consumer(size):
+            self._queues.make_room()
+            if not self._memory.has_room_for_consumer(size):
+                raise no_room_for_consumer(size, self._memory)
+
+    def _begin_use(self, subscriber: Subscriber) -> None:
+        """It is there; to be followed by `_end_use`."""
+        self._memory.queues += consumer_size(subscriber.subscription, subscriber.destination)
+        self._memory.use(subscriber.wanted)
+
+    def _end_use(self, subscriber: Subscriber) -> None:
+        self._memory.queues -= consumer_size(subscriber.subscription, subscriber.destination)
+        self._memory.no_longer_use(subscriber.wanted)

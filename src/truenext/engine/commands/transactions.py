@@ -1,0 +1,112 @@
+"""What BEGIN, COMMIT and ABORT do. Source: docs/contract.md, "Transactions" """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.engine.state.reason import Reason
+from truenext.engine.state.transaction import begin
+from truenext.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from truenext.commands import Abort, Begin, Commit, Send
+    from truenext.engine.commands.sending import Sending
+    from truenext.engine.lifecycle.arrivals import Arrivals
+    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.queues.queues import Queues
+    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.memory import Memory
+    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.producers import Producers
+    from truenext.schedule import Schedule
+
+
+class Transactions:
+    def __init__(
+        self,
+        ledger: Ledger,
+        memory: Memory,
+        queues: Queues,
+        arrivals: Arrivals,
+        outcomes: Outcomes,
+        producers: Producers,
+        sending: Sending,
+    ) -> None:
+        self._ledger = ledger
+        self._memory = memory
+        self._queues = queues
+        self._arrivals = arrivals
+        self._outcomes = outcomes
+        self._producers = producers
+        self._sending = sending
+
+    def begin(self, session: Session, command: Begin) -> None:
+        """Raises: RemoteProtocolError if the name is taken or there are too many."""
+        begin(session.transactions, command.transaction)
+
+    def commit(self, session: Session, commit: Commit) -> None:
+        """Raises: RemoteProtocolError if the transaction is not open and its number not recorded."""
+        if commit.producer is not None and self._sending.is_repeat(session, commit.producer, commit.number):
+            commit.is_repeat = True
+            if commit.transaction in session.transactions:
+                self._abort(session, commit.transaction)
+            return
+        transaction = session.transactions.get(commit.transaction)
+        if transaction is None:
+            raise RemoteProtocolError(
+                f"transaction {commit.transaction!r} is not open: it was rolled back, or committed under another number"
+            )
+        # Everything that can be refused is asked for first: from here on all of it happens.
+        queues = self._queues
+        spread = [queues.queues_for(send, queues.needed_if_connected) for send in transaction.sends]
+        del session.transactions[commit.transaction]
+        self._memory.open -= transaction.size
+        is_stored = transaction.acknowledges_stored() or any(
+            send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))
+            for each, send in zip(spread, transaction.sends, strict=True)
+        )
+        batch = self._ledger.batch.number if is_stored else 0
+        scheduled: list[tuple[Send, Schedule]] = []
+        for each, send in zip(spread, transaction.sends, strict=True):
+            if send.schedule is not None:
+                scheduled.append((send, send.schedule))
+                continue
+            contents = self._arrivals.share(send.message, each)
+            for queue in each:
+                self._arrivals.accept(queue, send.message, batch, contents)
+        # Behind the others, whose sequences are one block.
+        for send, schedule in scheduled:
+            self._sending.schedule(send.destination, send.message, schedule)
+        for entry in transaction.acknowledged():
+            self._outcomes.acknowledge(entry)
+        refused = transaction.refused()
+        for entry in refused:
+            self._outcomes.fail(entry, Reason.REFUSED, transaction.refusals[entry.sequence])
+        if commit.producer is not None:
+            self._producers.record(commit.producer, commit.number, is_stored=is_stored, is_send=False)
+        if is_stored or refused:
+            session.batch = self._ledger.latest_batch
+        else:
+            for send in transaction.sends:
+                queues.await_introduction(session, send.destination)
+
+    def abort(self, session: Session, abort: Abort) -> None:
+        """Raises: RemoteProtocolError if the transaction is not open."""
+        session.transaction(abort.transaction)
+        self._abort(session, abort.transaction)
+
+    def _abort(self, session: Session, name: str) -> None:
+        transaction = session.transactions.pop(name)
+        self._memory.open -= transaction.size
+        for entry in (*transaction.acknowledged(), *transaction.refused()):
+            self._outcomes.fail(entry, Reason.ABORTED)
+        if transaction.held:
+            session.batch = self._ledger.latest_batch
+
+    def end_all(self, session: Session, reason: Reason) -> None:
+        """The connection ends: what was acknowledged or refused in open transactions goes back."""
+        for transaction in session.transactions.values():
+            self._memory.open -= transaction.size
+            for entry in (*transaction.acknowledged(), *transaction.refused()):
+                self._outcomes.give_back(entry, reason)
+        session.transactions.clear()

@@ -1,0 +1,232 @@
+"""Which consumer gets which message now.
+
+The lanes are asked in order of rank. A lane answers with its head. If the head's commit is still in flight the lane
+waits, for it must not be overtaken by its equals, and the lower lanes go on. If the head has to be read from the store
+first, the lane and all lower ones wait: that message is ready, so it is next. So they do if it holds the others back
+until it is due. Source: docs/contract.md, "True next".
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heapreplace
+from typing import TYPE_CHECKING
+
+from truenext.engine.dispatch.selective import Choosing, GroupChoosing
+from truenext.engine.state.queue import NO_ENTRIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.memory.reading import Reading
+    from truenext.engine.memory.resident_set import ResidentSet
+    from truenext.engine.selecting.selections import Selections
+    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.queue import Entry, Lane, Queue
+    from truenext.engine.writing.event_log import EventLog
+    from truenext.engine.writing.ledger import Ledger
+
+Taker = tuple[int, int, int, int, "Consumer"]
+"""Its standing, messages it holds, when it was last served, its place among the queue's consumers, and itself."""
+
+Deliveries = dict["Consumer", list["Entry"]]
+
+
+class Dispatcher:
+    """Hands out messages; counts, so that it knows who has waited longest."""
+
+    __slots__ = ("_clients", "_events", "_ledger", "_memory", "_outcomes", "_reading", "_resident", "_selections")
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        events: EventLog,
+        memory: Memory,
+        clients: Clients,
+        selections: Selections,
+        resident: ResidentSet,
+        reading: Reading,
+        outcomes: Outcomes,
+    ) -> None:
+        self._ledger = ledger
+        self._events = events
+        self._memory = memory
+        self._clients = clients
+        self._selections = selections
+        self._resident = resident
+        self._reading = reading
+        self._outcomes = outcomes
+
+    def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
+        """Give out true nexts until no consumer has credit or no message is ready.
+
+        What is given out is added to `deliveries`. Returns the lane that the consumers wait for until it is read, or
+        that they came to last.
+        """
+        takers_of_queue = self._clients.of_queue.get(queue)
+        if takers_of_queue is None:
+            return None
+        owner = takers_of_queue.owner
+        consumers: Sequence[Consumer] = takers_of_queue.consumers if owner is None else [owner]
+        if queue.watcher is not None:
+            return self._choose(queue, consumers, deliveries)
+        takers: list[Taker] = []
+        now_ms = self._ledger.now_ms
+        for index, consumer in enumerate(consumers):
+            consumer.adjust_window(now_ms)
+            if consumer.is_open():
+                takers.append((consumer.standing, len(consumer.held), consumer.served_at, index, consumer))
+        heapify(takers)
+        given: list[Entry] = []
+        getters: list[int] = []
+        last = None
+        if takers:
+            for lane in queue.lanes:
+                if lane.arrived or lane.returned or lane.unread:
+                    last = lane
+                    if not self._give_out(lane, takers, deliveries, given, getters):
+                        break
+                elif lane.arrived is not NO_ENTRIES:
+                    lane.end_arrived()
+        if not takers and any(consumer.has_express for consumer in consumers):
+            last = self._express(queue, consumers, deliveries, given, getters) or last
+        if given:
+            self._events.dispatched(queue, given, getters)
+        return last
+
+    def _choose(self, queue: Queue, consumers: Sequence[Consumer], deliveries: Deliveries) -> Lane | None:
+        """The same where some consumers have selectors."""
+        given: list[Entry] = []
+        getters: list[int] = []
+
+        def give(entry: Entry, consumer: Consumer) -> None:
+            given.append(entry)
+            getters.append(consumer.number)
+            self.give(entry, consumer, deliveries)
+
+        for consumer in consumers:
+            consumer.adjust_window(self._ledger.now_ms)
+        choosing = self.choosing(queue)
+        choosing.dispatch(consumers, give)
+        if any(consumer.has_express for consumer in consumers):
+            choosing.express(consumers, give)
+        if given:
+            self._events.dispatched(queue, given, getters)
+        return choosing.last
+
+    def choosing(self, queue: Queue) -> Choosing:
+        """How to find what is next in a queue for each of its consumers."""
+        kind = GroupChoosing if queue.has_groups else Choosing
+        selecting = self._selections.of_queue.get(queue)
+        return kind(queue, selecting, self._ledger, self._resident, self._reading, self._outcomes)
+
+    def give(self, entry: Entry, consumer: Consumer, deliveries: Deliveries) -> None:
+        """What has left its lane is this consumer's; as in `_give_out`, which has no time for a call."""
+        message = entry.message
+        assert message is not None, "what has left memory is read first"
+        entry.deliveries += 1
+        if not consumer.held and consumer.auto is not None:
+            consumer.auto.got(entry.sequence, self._ledger.now_ms)
+        consumer.held[entry.sequence] = entry
+        size = len(message.body) + len(message.header) + consumer.frame_bytes
+        consumer.session.unsent_bytes += size
+        self._memory.unsent += size
+        if self._memory.unsent > self._memory.unsent_mark:
+            self._memory.unsent_max = 1
+        self._clients.dispatches += 1
+        consumer.served_at = self._clients.dispatches
+        deliveries.setdefault(consumer, []).append(entry)
+        if entry.group:
+            self._selections.groups_of(entry.lane.queue).took(entry, consumer)
+
+    def _express(
+        self,
+        queue: Queue,
+        consumers: Sequence[Consumer],
+        deliveries: Deliveries,
+        given: list[Entry],
+        getters: list[int],
+    ) -> Lane | None:
+        """Where nobody has credit, give what is more urgent than all that somebody holds to him all the same, if he
+        wants that. Returns the lane that has to be read for it."""
+        for lane in queue.lanes:
+            while lane.arrived or lane.returned or lane.unread:
+                takers = [consumer for consumer in consumers if consumer.has_express_credit(lane.rank)]
+                if not takers:
+                    # Nor has anybody for what is less urgent.
+                    return None
+                consumer = max(takers, key=lambda consumer: consumer.answered_at)
+                already = len(given)
+                window, consumer.window = consumer.window, len(consumer.held) + 1
+                taker = (consumer.standing, len(consumer.held), consumer.served_at, 0, consumer)
+                goes_on = self._give_out(lane, [taker], deliveries, given, getters)
+                consumer.window = window
+                if len(given) == already:
+                    if not goes_on:
+                        return lane
+                    break
+        return None
+
+    def _give_out(
+        self,
+        lane: Lane,
+        takers: list[Taker],
+        deliveries: Deliveries,
+        given: list[Entry],
+        getters: list[int],
+    ) -> bool:
+        """Give out what is ready in one lane. False if the lower lanes get no turn."""
+        memory, clients = self._memory, self._clients
+        committed, now_ms = self._ledger.committed, self._ledger.now_ms
+        while True:
+            entry = lane.head()
+            if entry is None:
+                if lane.needs_page:
+                    return False
+                if not lane.unread or lane.recent[0].batch > committed:
+                    return True
+                # All that is above the horizon is still in memory.
+                self._resident.take_in_recent(lane)
+                continue
+            if entry.batch > committed:
+                return True
+            message = entry.message
+            if message is None or entry.due_us:
+                return False
+            lane.pop()
+            if 0 < message.expires_ms <= now_ms:
+                self._outcomes.expire(entry)
+                continue
+            consumer = takers[0][4]
+            entry.deliveries += 1
+            held = consumer.held
+            if not held and consumer.auto is not None:
+                consumer.auto.got(entry.sequence, now_ms)
+            held[entry.sequence] = entry
+            given.append(entry)
+            getters.append(consumer.number)
+            session = consumer.session
+            size = len(message.body) + len(message.header) + consumer.frame_bytes
+            session.unsent_bytes += size
+            memory.unsent += size
+            if memory.unsent > memory.unsent_mark:
+                memory.unsent_max = 1
+            clients.dispatches += 1
+            consumer.served_at = clients.dispatches
+            if consumer in deliveries:
+                deliveries[consumer].append(entry)
+            else:
+                deliveries[consumer] = [entry]
+            if consumer.is_open():
+                heapreplace(takers, (consumer.standing, len(held), consumer.served_at, takers[0][3], consumer))
+                if takers[0][4] is consumer:
+                    continue
+            else:
+                heappop(takers)
+            # Subscriptions of one connection share its room: those behind may just have lost theirs.
+            while takers and not takers[0][4].is_open():
+                heappop(takers)
+            if not takers:
+                return False

@@ -1,0 +1,150 @@
+"""How a message gets its place in a queue: the one rule of when it is visible, and whether it is stored.
+
+    it is stored if it is persistent, and its queue does not go with a connection
+
+    sent alone, or a copy               not stored                      visible at once
+                                        stored, queue is `concurrent`   at once, while its write is in flight
+                                        stored                          with the gathering batch
+    sent in a transaction               its COMMIT stores nothing       at once
+                                        its COMMIT stores something     with the gathering batch, whatever it is
+    moved, dead-lettered or due         whatever it is                  with the gathering batch: so is what it was
+    the broker's answer to a question   never stored                    with the batch that has what was asked for
+
+Whatever the rule says, nothing is visible before its sequence is reserved durably. Source: docs/contract.md
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.destination import Destination, Kind, accepted_address
+from truenext.engine.state.queue import WHOLE, Entry
+from truenext.engine.writing.copies import NONE, Contents, share_new
+from truenext.engine.writing.entries import put
+from truenext.policy import StoreAndDispatch
+from truenext.record import timer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from truenext.engine.memory.resident_set import ResidentSet
+    from truenext.engine.memory.timers import Timers
+    from truenext.engine.queues.queues import Queues
+    from truenext.engine.queues.wildcards import Wildcards
+    from truenext.engine.selecting.selections import Selections
+    from truenext.engine.state.queue import Queue
+    from truenext.engine.writing.event_log import EventLog
+    from truenext.engine.writing.ledger import Ledger
+    from truenext.message import Message
+
+_CONCURRENT = StoreAndDispatch.CONCURRENT
+
+ALONE = -1
+"""In place of a batch: a message is visible as one that is sent alone."""
+
+EXPIRY_ROUND_MS = 1000
+"""Timers of expiry are due at multiples of it: many messages share one."""
+
+_DUE_MAX = (2**63 - 1) // EXPIRY_ROUND_MS * EXPIRY_ROUND_MS
+
+
+class Arrivals:
+    def __init__(
+        self,
+        ledger: Ledger,
+        events: EventLog,
+        resident: ResidentSet,
+        selections: Selections,
+        wildcards: Wildcards,
+        queues: Queues,
+        timers: Timers,
+    ) -> None:
+        """`timers` are those of what expires."""
+        self._ledger = ledger
+        self._events = events
+        self._resident = resident
+        self._selections = selections
+        self._wildcards = wildcards
+        self._queues = queues
+        self._timers = timers
+
+    def accept(self, queue: Queue, message: Message, batch: int = ALONE, contents: Contents = NONE) -> bool:
+        """Give a new message its place. It is visible with `batch`, 0 is at once; ALONE if it is sent alone, or is one
+        of several copies. True if it is stored. Of `contents` see `share`.
+        """
+        ledger = self._ledger
+        sequence = ledger.next_sequence
+        ledger.next_sequence = sequence + 1
+        is_stored = message.persistent and not queue.is_temporary
+        if batch == ALONE:
+            batch = ledger.batch.number if is_stored and queue.policy.store_and_dispatch is not _CONCURRENT else 0
+        if sequence >= ledger.sequence_limit:
+            batch = max(batch, ledger.reserved_with(sequence))
+        message.arrived_ms = ledger.now_ms
+        entry = Entry(sequence, message, queue.lane_of(message), batch, is_stored, None)
+        group = message.group
+        if group:
+            entry.group = group
+            if not queue.has_groups:
+                self._selections.begin_groups(queue)
+        if contents is not NONE:
+            if is_stored:
+                entry.content = contents.persistent
+            elif entry.lane.horizon != WHOLE:
+                entry.content = contents.transient
+        if is_stored:
+            put(ledger.batch, entry)
+        self._resident.add(entry, message)
+        if queue.watcher is not None:
+            queue.watcher.arrived(entry)
+        if message.expires_ms and not queue.is_temporary:
+            self._timers.set(_expiry_timer(entry, message.expires_ms))
+        events = self._events
+        if events.accepting is queue and events.accepting_batch == batch and not group:
+            events.entries.append(entry)
+        else:
+            events.accepted(entry)
+        if batch:
+            if queue.is_joint and batch > ledger.committed:
+                self._wildcards.accepted(entry)
+            if batch == ledger.batch.number:
+                ledger.is_awaited = True
+            ledger.waiting_queues.setdefault(batch, {})[queue] = None
+        else:
+            ledger.touched[queue] = None
+        return is_stored
+
+    def spread(self, queues: Sequence[Queue], message: Message) -> bool:
+        """Give a message its places in several queues, in one batch; each copy is visible as if it were the only one.
+        True if any is stored.
+        """
+        contents = self.share(message, queues)
+        is_stored = False
+        for queue in queues:
+            is_stored |= self.accept(queue, message, ALONE, contents)
+        return is_stored
+
+    def share(self, message: Message, queues: Sequence[Queue]) -> Contents:
+        """What all these queues are to have is stored once, with the gathering batch, as far as it is stored; for
+        `accept`.
+        """
+        if len(queues) < 2:
+            return NONE
+        message.arrived_ms = self._ledger.now_ms
+        return share_new(self._ledger.batch, message, queues, self._ledger.next_sequence)
+
+    def come_due(self, name: str, to: str, message: Message) -> None:
+        """Accept a scheduled send, in the queue of this name, or everywhere that the address `to` stands for now."""
+        needed = self._queues.needed
+        if to:
+            queues = self._queues.queues_of_parts(accepted_address(to), message, needed)
+        else:
+            queues = [needed(Destination(Kind.QUEUE, name))]
+        contents = self.share(message, queues)
+        for queue in queues:
+            self.accept(queue, message, self._ledger.batch.number, contents)
+
+
+def _expiry_timer(entry: Entry, expires_ms: int) -> bytes:
+    due_ms = min(-(-expires_ms // EXPIRY_ROUND_MS) * EXPIRY_ROUND_MS, _DUE_MAX)
+    return timer(due_ms, entry.lane.key, entry.sequence)

@@ -1,0 +1,186 @@
+"""What becomes of a message that was dispatched, or whose time has come: it is done with, comes back, or is given up.
+
+acknowledged               done with
+refused, aborted, lost     back to its place, once its delay is over; or given up, if it failed too often
+released                   back to its place
+given up, expired          a dead letter, or gone
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from truenext.batch import DUE_NEVER
+from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of
+from truenext.engine.state.queue import is_given_up
+from truenext.engine.state.reason import Reason
+from truenext.engine.writing.entries import mark, remove
+from truenext.policy import Expired
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.commands import Nack
+    from truenext.engine.lifecycle.arrivals import Arrivals
+    from truenext.engine.memory.delays import Delays
+    from truenext.engine.memory.resident_set import ResidentSet
+    from truenext.engine.queues.queues import Queues
+    from truenext.engine.state.queue import Entry, Lane
+    from truenext.engine.writing.event_log import EventLog
+    from truenext.engine.writing.ledger import Ledger
+    from truenext.message import Message
+
+
+class Outcomes:
+    def __init__(
+        self,
+        ledger: Ledger,
+        events: EventLog,
+        delays: Delays,
+        resident: ResidentSet,
+        queues: Queues,
+        arrivals: Arrivals,
+        chance: Callable[[], float],
+    ) -> None:
+        """`chance` gives random numbers from 0 to 1, for the jitter of delays."""
+        self._ledger = ledger
+        self._events = events
+        self._delays = delays
+        self._resident = resident
+        self._queues = queues
+        self._arrivals = arrivals
+        self._chance = chance
+
+    # ---- Done with ----
+
+    def acknowledge(self, entry: Entry) -> bool:
+        """True if the store has to be told."""
+        self._events.acknowledged(entry)
+        return self.forget(entry)
+
+    def forget(self, entry: Entry) -> bool:
+        """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
+        self._resident.went(entry)
+        if entry.lane.aside is not None:
+            self._resident.forgot_stray(entry)
+        if entry.stored is None:
+            return False
+        remove(self._ledger.batch, entry)
+        # What is in a temporary queue nobody sees after any end of the broker.
+        return entry.persistent or not entry.lane.queue.is_temporary
+
+    # ---- Back to its place ----
+
+    def fail(self, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
+        """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
+        delay_ms = None
+        if nack is not None:
+            if nack.is_poison:
+                entry.due_us = DUE_NEVER
+            delay_ms = nack.delay_ms
+        if delay_ms is None:
+            delay_ms = delay_of(entry.lane.queue.policy, entry.attempts + 1, self._chance)
+        self.give_back(entry, reason, delay_ms=delay_ms)
+
+    def give_back(self, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+        """Put a message at its place again, once it is due, or into the dead-letter queue."""
+        lane = entry.lane
+        queue = lane.queue
+        if not self._queues.is_there(queue):
+            # A temporary queue that went with its connection.
+            self._resident.went(entry)
+            return
+        has_failed = reason is not Reason.RELEASED
+        if has_failed:
+            entry.attempts += 1
+        # Also without a failure: the policy may have changed while somebody held it.
+        if is_given_up(queue, entry.attempts, entry.due_us):
+            self.dead_letter(entry)
+            return
+        is_away = False
+        if has_failed:
+            entry.due_us = 0
+            is_away = delay_ms > 0 and self._delays.delay(entry, delay_ms)
+            if entry.stored is not None:
+                mark(self._ledger.batch, entry, self._delays.due_ms(entry))
+        if entry.due_us:
+            self._events.delayed(entry, reason, is_holding=not is_away)
+        else:
+            self._events.returned(entry, reason)
+        if is_away:
+            lane.delay(entry)
+        else:
+            self._return_to_lane(entry)
+        self._resident.came_back(entry)
+        self._ledger.touched[queue] = None
+
+    def end_delay(self, entry: Entry) -> None:
+        """A message is due; whatever has become of it meanwhile."""
+        lane = entry.lane
+        queue = lane.queue
+        if lane.delayed.get(entry.sequence) is entry:
+            lane.end_delay(entry.sequence)
+            self._return_to_lane(entry)
+            self._events.due(entry)
+        elif entry.message is not None or lane.bodiless.get(entry.sequence) is entry:
+            # It held the others back, and has not left memory wholly meanwhile.
+            self._events.due(entry)
+        if self._queues.is_there(queue):
+            self._ledger.touched[queue] = None
+
+    def _return_to_lane(self, entry: Entry) -> None:
+        lane = entry.lane
+        lane.give_back(entry)
+        if lane.queue.watcher is not None:
+            lane.queue.watcher.came_back(entry)
+
+    # ---- Given up ----
+
+    def dead_letter(self, entry: Entry, cause: str = "") -> None:
+        """Move a message that is in no lane any more to where failed ones go; at once, if it is in memory."""
+        message: Message | None = entry.message
+        if message is None:
+            # Should the broker end before it is read, it is moved when it is read after that.
+            mark(self._ledger.batch, entry, self._delays.due_ms(entry))
+            self._resident.doom(entry)
+            return
+        origin = entry.lane.queue
+        if not cause:
+            cause = POISON if entry.due_us == DUE_NEVER else EXHAUSTED
+        destination, letter = dead_letter(
+            message, origin.name, origin.policy, attempts=entry.attempts, cause=cause, now_ms=self._ledger.now_ms
+        )
+        dead_letters = self._queues.needed(destination)
+        self._events.dead_lettered(entry, dead_letters, self._ledger.next_sequence)
+        self.forget(entry)
+        self._arrivals.accept(dead_letters, letter, self._ledger.batch.number)
+
+    def give_up(self, lane: Lane) -> None:
+        """Dead-letter what is in memory and has failed too often by now."""
+        failed = [entry for entry in lane if is_given_up(lane.queue, entry.attempts, entry.due_us)]
+        if not failed:
+            return
+        failed.sort(key=attrgetter("sequence"))
+        self._resident.take_out(lane, failed)
+        for entry in failed:
+            if entry.message is not None:
+                self.dead_letter(entry)
+                continue
+            # Its mark says that it has failed so often, unless it was stored only after that.
+            if not entry.marked:
+                mark(self._ledger.batch, entry, self._delays.due_ms(entry))
+            self._resident.doom(entry)
+
+    def expire(self, entry: Entry) -> None:
+        """The time of a message has come that stands in no lane any more."""
+        queue = entry.lane.queue
+        if is_given_up(queue, entry.attempts, entry.due_us):
+            # It had failed already, and only had to be read.
+            self.dead_letter(entry)
+            return
+        if queue.policy.expired is Expired.DEAD_LETTER and not queue.keeps_failures:
+            self.dead_letter(entry, EXPIRED)
+            return
+        self._events.expired(entry)
+        self.forget(entry)

@@ -1,0 +1,77 @@
+"""Which failed messages wait for their next try, and when the first of them is due.
+
+A message that waits while others pass stands in `Lane.delayed`, and in no other place of its lane. One that holds the
+others back stands in its lane as if it were ready; dispatch comes upon it, sees that it is not due, and stops there.
+
+Time is that of a clock that does not jump. The store is told the wall clock's, which is all that is left after a
+restart. What was due once stays due, also when it has left memory and the wall clock is set back before it is read.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from truenext.batch import DUE_NEVER
+from truenext.limits import DELAY_MS_MAX
+from truenext.policy import WhileWaiting
+
+if TYPE_CHECKING:
+    from truenext.engine.state.queue import Entry
+    from truenext.engine.writing.ledger import Ledger
+
+
+class Delays:
+    __slots__ = ("_count", "_ledger", "_waiting")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._waiting: list[tuple[int, int, Entry]] = []
+        """A heap by due time. What became of a message in the meantime is not noticed here until then."""
+        self._count = 0
+
+    @property
+    def next_us(self) -> int | None:
+        """When the first of those that wait is due."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def delay(self, entry: Entry, delay_ms: int) -> bool:
+        """A message is due so many milliseconds from now. True if it has to be kept out of its lane until then."""
+        entry.due_us = self._ledger.now_us + delay_ms * 1000
+        self._count += 1
+        heappush(self._waiting, (entry.due_us, self._count, entry))
+        self._ledger.busy[self] = None
+        # One of a group holds back nothing but its group, which knows that.
+        return entry.group != "" or entry.lane.queue.policy.while_waiting is WhileWaiting.PASS
+
+    def left_ms(self, due_ms: int) -> int:
+        """How long a message of the store still waits, which is due at a time of the wall clock; 0 if it does not."""
+        if due_ms == DUE_NEVER:
+            # Poison, in a queue that keeps its failures by now.
+            return 0
+        # No delay was ever longer: else it is the wall clock that has been somewhere else.
+        ledger = self._ledger
+        return max(0, min(due_ms - (ledger.now_us + ledger.ahead_us) // 1000, DELAY_MS_MAX))
+
+    def restore(self, entry: Entry, due_ms: int) -> bool:
+        """The same for a message of the store, which is due at a time of the wall clock."""
+        if due_ms == DUE_NEVER:
+            entry.due_us = 0
+        delay_ms = self.left_ms(due_ms)
+        return delay_ms > 0 and self.delay(entry, delay_ms)
+
+    def due_ms(self, entry: Entry) -> int:
+        """When a message is due, for the store: milliseconds since the epoch, 0 if it does not wait."""
+        if entry.due_us in (0, DUE_NEVER):
+            return entry.due_us
+        return self._ledger.now_ms - (self._ledger.now_us - entry.due_us) // 1000
+
+    def take_due(self) -> list[Entry]:
+        """Those whose time has come; they wait no longer."""
+        due: list[Entry] = []
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= self._ledger.now_us:
+            entry = heappop(waiting)[2]
+            entry.due_us = 0
+            due.append(entry)
+        return due

@@ -1,0 +1,242 @@
+"""What leaves memory when memory is short, and who must go for it.
+
+    above a limit     horizons move down: what would be served last leaves first
+    still above it    bodies of messages that consumers hold leave, and then those of what has failed and waits
+    still above it    who lets large replies pile up has to go
+
+A transient that leaves becomes a record in the store like any other, written with the gathering batch; nobody waits
+for it. Copies of one message that wait in several subscriptions leave together, so that their content is written once.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from truenext.engine.memory import horizon
+from truenext.engine.memory.horizon import is_stored
+from truenext.engine.state.memory import size_of
+from truenext.engine.writing.copies import put_all
+from truenext.limits import REPLIES_BYTES, STORE_TRANSACTION_BYTES_MAX
+from truenext.order import RANKS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from truenext.engine.memory.resident_set import ResidentSet
+    from truenext.engine.memory.spilling import Spilling
+    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.queue import Entry, Lane, Queue
+    from truenext.engine.writing.ledger import Ledger
+
+
+RELIEF = 4
+"""Where a limit is passed a quarter of it is made free: messages leave many at a time."""
+
+
+class Relief:
+    def __init__(
+        self, ledger: Ledger, memory: Memory, resident: ResidentSet, clients: Clients, spilling: Spilling
+    ) -> None:
+        self._ledger = ledger
+        self._memory = memory
+        self._resident = resident
+        self._clients = clients
+        self._spilling = spilling
+
+    def relieve(self, queues: Collection[Queue]) -> list[Queue]:
+        """Make messages leave until the limits are kept; what the store does not have yet joins the gathering batch.
+
+        Not between a dispatch and the writing of what was dispatched. Returns the temporary queues that have to go: a
+        reply queue, whose messages cannot leave, and subscriptions that hold more than they may.
+        """
+        too_slow = [
+            queue for queue in self._resident.limited if queue.resident + queue.spilled > queue.policy.memory_limit
+        ]
+        too_large, self._resident.too_large = self._resident.too_large, {}
+        for queue in too_large:
+            limit = queue.policy.memory_limit
+            if queue.is_temporary:
+                # Of a reply queue the limit of some pattern was never meant.
+                if queue.destination.topic and queue.resident > limit and queue not in too_slow:
+                    too_slow.append(queue)
+                continue
+            if queue.resident > limit:
+                self._shrink([queue], queue.resident - limit + limit // RELIEF)
+            if queue.resident > limit:
+                self._resident.still_too_large[queue] = None
+        memory = self._memory
+        is_short, memory.is_short = memory.is_short, False
+        if (memory.excess <= 0 and not is_short) or self._resident.futile == (self._ledger.committed, memory.used):
+            return too_slow
+        if memory.places:
+            for queue in queues:
+                queue.let_go_of_places()
+        largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
+        done: set[Queue] = set()
+        for queue in largest_first:
+            needed = memory.excess + memory.limit // RELIEF
+            if needed <= 0:
+                return too_slow
+            if queue in done or queue.is_reply_queue:
+                continue
+            together = [queue]
+            if queue.destination.topic:
+                least = queue.resident // 2
+                together = [
+                    one for one in largest_first if one.destination.topic and one.resident >= least and one not in done
+                ]
+            done.update(together)
+            self._shrink(together, needed)
+        if memory.excess + memory.limit // 4 > 0:
+            self._resident.futile = (self._ledger.committed, memory.used)
+        if memory.excess <= min(REPLIES_BYTES, memory.limit * 3 // 4):
+            # Somebody has asked for something large, and reads it.
+            return too_slow
+        return too_slow + [queue for queue in largest_first[:1] if queue.is_reply_queue]
+
+    def _shrink(self, queues: list[Queue], needed: int) -> None:
+        """Make `needed` bytes of the messages of these queues leave; those that would be served last go first."""
+        for queue in queues:
+            if queue.is_subscription and not queue.is_known_to_store:
+                self._spilling.begin(queue)
+        for rank in reversed(RANKS):
+            lanes = _lanes_of(queues, rank)
+            needed -= self._lower_horizons(lanes, needed)
+            if needed <= 0:
+                return
+        held = [entry for queue in queues for entry in self._clients.held_of(queue) if entry.message is not None]
+        freed = self._disembody(held, needed)
+        if freed:
+            for queue in queues:
+                queue.has_lost_bodies = True
+        needed -= freed
+        for rank in reversed(RANKS):
+            if needed <= 0:
+                return
+            lanes = _lanes_of(queues, rank)
+            waiting = [
+                entry
+                for lane in lanes
+                for entry in (*lane.delayed.values(), *lane.again())
+                if entry.message is not None
+            ]
+            needed -= self._disembody(waiting, needed)
+            for lane in lanes:
+                for entry in lane.again():
+                    if entry.message is None:
+                        lane.keep_bodiless(entry)
+
+    def _lower_horizons(self, lanes: list[Lane], needed: int) -> int:
+        """Bytes that left these lanes, or will once they are durable: what was accepted last goes first. The sequences
+        of copies follow one another, so they go together.
+        """
+        left = 0
+        ends: list[tuple[int, Lane]] = []
+        for lane in lanes:
+            if lane.arrived and lane.queue.watcher is not None:
+                lane.queue.watcher.lowering(lane)
+            self._add_end(ends, lane)
+        while ends and left < needed:
+            message = ends[0][1].arrived[-1].message
+            assert message is not None, "what has arrived stands in memory as a whole"
+            copies: list[Lane] = []
+            while ends and ends[0][1].arrived[-1].message is message:
+                copies.append(heappop(ends)[1])
+            new = [lane.arrived[-1] for lane in copies if lane.arrived[-1].stored is None]
+            if new:
+                if self._ledger.batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                    break
+                put_all(self._ledger.batch, new)
+            for lane in copies:
+                self._lower_horizon(lane)
+                self._add_end(ends, lane)
+            left += len(copies) * size_of(message)
+        for lane in lanes:
+            if lane.aside is not None:
+                horizon.end_horizon(lane)
+            lane.let_go_of_places()
+        return left
+
+    def _add_end(self, ends: list[tuple[int, Lane]], lane: Lane) -> None:
+        """Put the last message that can leave a lane, if there is one, into a heap by sequence, the last one first."""
+        watcher = lane.queue.watcher
+        while lane.arrived:
+            entry = lane.arrived[-1]
+            if entry.sequence <= lane.horizon_min:
+                horizon.fix_horizon(lane)
+            elif watcher is not None and watcher.has_found(entry):
+                horizon.keep_above(lane)
+            else:
+                heappush(ends, (-entry.sequence, lane))
+                return
+
+    def _lower_horizon(self, lane: Lane) -> None:
+        """The last message in a lane's memory leaves, or will once it is durable."""
+        entry = horizon.lower_horizon(lane)
+        message = entry.message
+        assert message is not None, "what has arrived stands in memory as a whole"
+        committed = self._ledger.committed
+        if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
+            self._resident.leave(entry, is_known=False)
+        else:
+            (lane.recent or lane.begin_recent()).appendleft(entry)
+            self._memory.leaving += size_of(message)
+            self._resident.with_recent[lane] = None
+
+    def _disembody(self, entries: list[Entry], needed: int) -> int:
+        """Leave messages to the store, but not the knowledge of them. Bytes that left, or can once they are durable."""
+        left = 0
+        entries.sort(key=_sequence)
+        for _, of_message in groupby(entries, key=_identity):
+            if left >= needed:
+                break
+            new: list[Entry] = []
+            for entry in of_message:
+                if entry.lane.is_pinned:
+                    continue
+                if entry.stored is None:
+                    new.append(entry)
+                    continue
+                left += _size(entry)
+                if entry.stored <= self._ledger.committed:
+                    self._resident.leave(entry, is_known=True)
+            if new and self._ledger.batch.size < STORE_TRANSACTION_BYTES_MAX:
+                left += sum(map(_size, new))
+                put_all(self._ledger.batch, new)
+        return left
+
+
+def _lanes_of(queues: list[Queue], rank: int) -> list[Lane]:
+    """Those that there are."""
+    lanes = (queue.lane_if_there(rank) for queue in queues)
+    return [lane for lane in lanes if lane is not None]
+
+
+def _resident(queue: Queue) -> int:
+    return queue.resident
+
+
+_sequence = attrgetter("sequence")
+
+
+def _identity(entry: Entry) -> int:
+    return id(entry.message)
+
+
+def _size(entry: Entry) -> int:
+    assert entry.message is not None, "it has not left yet"
+    return size_of(entry.message)
+
+
+def why_to_end(queue: Queue) -> str:
+    """The connection that owns a temporary queue must be ended."""
+    if queue.is_reply_queue:
+        return "does not read what waits in its temporary queues"
+    return (
+        f"its subscription to {queue.destination.topic} holds {queue.resident + queue.spilled} bytes, and memory_limit "
+        f"of that topic's policy is {queue.policy.memory_limit}: read faster, or have that raised"
+    )

@@ -1,0 +1,246 @@
+"""Which messages are in memory: all that come and go are counted here, one by one.
+
+What the store has, or is about to get, may leave; `Entry.message` says whether it has. What is above the horizon of its
+lane leaves by itself once it is durable (`let_go`). What leaves because memory is short: relief.py
+"""
+
+from __future__ import annotations
+
+from sys import maxsize
+from typing import TYPE_CHECKING
+
+from truenext.engine.memory import horizon
+from truenext.engine.state.memory import ENTRY_BYTES, size_of
+from truenext.engine.state.pages import damage
+from truenext.engine.state.queue import NO_ENTRIES, WHOLE, Entry
+from truenext.engine.writing.entries import put
+
+if TYPE_CHECKING:
+    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.queue import Lane, Queue
+    from truenext.engine.writing.ledger import Ledger
+    from truenext.message import Message
+
+NEVER = (-1, 0)
+
+
+class ResidentSet:
+    def __init__(self, ledger: Ledger, memory: Memory) -> None:
+        self._ledger = ledger
+        self._memory = memory
+        self._doomed: list[Entry] = []
+        """Failed too often, and to be read before they can move to the dead-letter queue."""
+        self.with_recent: dict[Lane, None] = {}
+        """Lanes from which something leaves once it is durable."""
+        self._with_taken_out: dict[Lane, None] = {}
+        self.too_large: dict[Queue, None] = {}
+        """Queues that may be over their own limit."""
+        self.still_too_large: dict[Queue, None] = {}
+        """Queues that are, from which more can leave once a write under way is durable."""
+        self.limited: dict[Queue, None] = {}
+        """Subscriptions that end with their connections, have a limit of their own, and have something on disk."""
+        self.futile = NEVER
+        """The last batch, and what was used, when everything that could leave had left."""
+
+    # ---- What comes and goes, message by message ----
+
+    def came(self, entry: Entry, message: Message) -> None:
+        """A message is in memory, in its lane or held."""
+        size = size_of(message)
+        queue = entry.lane.queue
+        self._memory.used += size
+        queue.resident += size
+        queue.in_memory += 1
+        if queue.resident > queue.policy.memory_limit:
+            self.too_large[queue] = None
+
+    def went(self, entry: Entry) -> None:
+        """A message is done with, or only the store has it from here on."""
+        message = entry.message
+        if message is not None:
+            # size_of, without the call.
+            size = len(message.body) + len(message.header) + ENTRY_BYTES
+            self._memory.used -= size
+            queue = entry.lane.queue
+            queue.resident -= size
+            queue.in_memory -= 1
+            entry.message = None
+        elif entry.lane.queue.spilled_sizes:
+            queue = entry.lane.queue
+            queue.spilled -= queue.spilled_sizes.pop(entry.sequence, 0)
+
+    def leave(self, entry: Entry, *, is_known: bool) -> None:
+        """A message stays in its queue, and only the store has it from here on, or all of it but its place."""
+        queue = entry.lane.queue
+        if queue.is_subscription:
+            assert entry.message is not None, "it has not left yet"
+            size = size_of(entry.message)
+            queue.spilled += size
+            if is_known:
+                queue.spilled_sizes[entry.sequence] = size
+            if queue.policy.memory_limit != maxsize:
+                self.limited[queue] = None
+        self.went(entry)
+
+    def is_back(self, entry: Entry, message: Message) -> None:
+        """A message that only the store had is in memory again."""
+        queue = entry.lane.queue
+        if queue.is_subscription:
+            queue.spilled -= size_of(message)
+            queue.spilled_sizes.pop(entry.sequence, None)
+        self.came(entry, message)
+
+    def came_back(self, entry: Entry) -> None:
+        """A message is in its lane again; if a transaction had it, it can leave memory only now."""
+        if entry.message is not None:
+            self.futile = NEVER
+            queue = entry.lane.queue
+            if queue.resident > queue.policy.memory_limit:
+                self.too_large[queue] = None
+
+    def add(self, entry: Entry, message: Message) -> None:
+        """Give a new message its place in its lane."""
+        lane = entry.lane
+        queue = lane.queue
+        # `came`, without the calls.
+        size = len(message.body) + len(message.header) + ENTRY_BYTES
+        memory = self._memory
+        memory.used += size
+        queue.resident += size
+        queue.in_memory += 1
+        if queue.resident > queue.policy.memory_limit:
+            self.too_large[queue] = None
+        if lane.horizon == WHOLE:
+            arrived = lane.arrived
+            if arrived is NO_ENTRIES:
+                arrived = lane.begin_arrived()
+            arrived.append(entry)
+            return
+        # Above the horizon nothing may be that the store does not get.
+        if entry.stored is None:
+            put(self._ledger.batch, entry)
+        lane.unread += 1
+        (lane.recent or lane.begin_recent()).append(entry)
+        memory.leaving += size
+        self.with_recent[lane] = None
+
+    def doom(self, entry: Entry) -> None:
+        """A message that has left memory is to be dead-lettered, once it is read."""
+        entry.lane.keep_bodiless(entry)
+        self._doomed.append(entry)
+
+    def doomed(self) -> list[Entry]:
+        """Those that are not read yet; they stand in no lane."""
+        return self._doomed[:]
+
+    def reprieve(self, entry: Entry) -> bool:
+        """It is read. True if it is to be dead-lettered."""
+        left = [one for one in self._doomed if one is not entry]
+        was_doomed = len(left) < len(self._doomed)
+        self._doomed = left
+        return was_doomed
+
+    def is_doomed(self, entry: Entry) -> bool:
+        return any(one is entry for one in self._doomed)
+
+    def policy_changed(self, queue: Queue) -> None:
+        """Its limit may be another."""
+        if queue.resident > queue.policy.memory_limit:
+            self.too_large[queue] = None
+        if queue.spilled:
+            self.limited[queue] = None
+
+    def take_out(self, lane: Lane, entries: list[Entry]) -> None:
+        """Messages leave their lane out of their turn; the gathering batch removes them."""
+        for entry in horizon.take_out(lane, entries, self._ledger.batch.number):
+            assert entry.message is not None, "what is recent has not left memory yet"
+            self._memory.leaving -= size_of(entry.message)
+        if lane.taken_out:
+            self._with_taken_out[lane] = None
+
+    def forget(self, lane: Lane) -> None:
+        """A lane has ended with its queue: nothing of it is in memory, or will be."""
+        self._memory.leaving -= sum(size_of(entry.message) for entry in lane.recent if entry.message is not None)
+        for entry in (*lane, *lane.recent, *lane.bodiless.values()):
+            self.went(entry)
+        lane.bodiless.clear()
+        if lane.recent:
+            lane.recent.clear()
+        lane.clear()
+        lane.unread = 0
+        lane.reading = None
+        self.with_recent.pop(lane, None)
+        self._with_taken_out.pop(lane, None)
+        self.limited.pop(lane.queue, None)
+        self._doomed = [entry for entry in self._doomed if entry.lane is not lane]
+
+    def left_with_page(self, entry: Entry) -> None:
+        """A message of the page that came last did not come into its lane; the gathering batch removes it."""
+        entry.lane.remember_taken_out(entry.sequence, self._ledger.batch.number)
+        self._with_taken_out[entry.lane] = None
+
+    def forgot_stray(self, entry: Entry) -> None:
+        """A message that was taken out of its turn is done with; the gathering batch removes it."""
+        lane = entry.lane
+        batch = self._ledger.batch.number
+        assert lane.aside is not None, "somebody had a selector"
+        if lane.aside.strays.pop(entry.sequence, None) is not None and entry.stored not in (None, batch):
+            lane.remember_taken_out(entry.sequence, batch)
+            self._with_taken_out[lane] = None
+
+    def move_horizon(self, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
+        memory = self._memory
+        in_page, in_memory = horizon.take_in(lane, fresh, left_out, up_to, as_of)
+        for entry in in_page + in_memory:
+            assert entry.message is not None, "what is recent has not left memory yet"
+            memory.leaving -= size_of(entry.message)
+        for entry in in_page:
+            self.leave(entry, is_known=False)
+        if up_to == WHOLE and lane.unread:
+            raise damage(lane, f"the count of its messages and what is in it differ by {lane.unread}")
+
+    # ---- What leaves by itself ----
+
+    def let_go(self) -> None:
+        """A batch is durable, and so is whatever was written with it."""
+        self.too_large.update(self.still_too_large)
+        self.still_too_large.clear()
+        for lane in list(self.with_recent):
+            self.let_go_of(lane)
+        self.forget_taken_out()
+
+    def forget_taken_out(self) -> None:
+        """What durable batches have removed, and no page that is being read may show. To be called now and then as
+        well: the last such page may come when nothing more is written.
+        """
+        for lane in list(self._with_taken_out):
+            lane.forget_taken_out(self._ledger.committed)
+            if not lane.taken_out:
+                del self._with_taken_out[lane]
+
+    def let_go_of(self, lane: Lane) -> None:
+        """The same for one lane, of which no page is being read any more."""
+        for entry in horizon.let_go(lane, self._ledger.committed):
+            assert entry.message is not None, "what is recent has not left memory yet"
+            self._memory.leaving -= size_of(entry.message)
+            self.leave(entry, is_known=False)
+        if not lane.recent:
+            self.with_recent.pop(lane, None)
+
+    def pin(self, lane: Lane) -> None:
+        """Nothing leaves its memory until `unpin`."""
+        lane.is_pinned = True
+
+    def unpin(self, lane: Lane) -> None:
+        lane.is_pinned = False
+        self.let_go_of(lane)
+        # Whatever could not leave meanwhile can.
+        self.too_large[lane.queue] = None
+        self.futile = NEVER
+
+    def take_in_recent(self, lane: Lane) -> None:
+        """What was about to leave the lane is needed now."""
+        for entry in lane.recent:
+            assert entry.message is not None, "what is recent has not left memory yet"
+            self._memory.leaving -= size_of(entry.message)
+        horizon.take_in_recent(lane)

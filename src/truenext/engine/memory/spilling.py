@@ -1,0 +1,101 @@
+"""What becomes of a subscription that ends with its connection where memory is short, and who must go for it.
+
+    memory is short        `begin`    it gets a number, and the name of an ended queue; what leaves memory is transient
+    somebody takes it      pages, as of any queue (reading.py)
+    it ends                `end`      what is left is removed as of a durable subscription that has ended (endings.py)
+    the broker ends        nothing    a crash drops transients; behind a clean stop a start finds an ended queue
+
+So whatever becomes of the broker, nobody finds such a subscription. Its name has the sequence that was next, so that no
+two have the same. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
+"""
+
+from __future__ import annotations
+
+from sys import maxsize
+from typing import TYPE_CHECKING, NamedTuple
+
+from truenext.destination import ENDED_PREFIX
+from truenext.record import lane_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.queue import Queue
+    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.numbers import Numbers
+
+
+class Progress(NamedTuple):
+    """What a connection has taken, acknowledged and refused so far, in numbers that change with it."""
+
+    bytes_taken: int
+    """By its socket."""
+    held: tuple[tuple[int, int], ...]
+    """Of each of its consumers how many messages it holds, and when it got the last one."""
+
+
+class Spilling:
+    def __init__(self, ledger: Ledger, numbers: Numbers) -> None:
+        self._ledger = ledger
+        self._numbers = numbers
+        self._queues: dict[Queue, None] = {}
+        """Subscriptions of which something is, or was, on disk."""
+        self._progress: dict[Session, tuple[Progress, int]] = {}
+        """Of their connections, and since when that has not changed: microseconds by a clock that does not jump."""
+
+    def begin(self, queue: Queue) -> None:
+        """Something of a subscription is about to leave memory."""
+        number = self._numbers.new()
+        # No name had this sequence before.
+        sequence = self._ledger.take_sequence()
+        queue.stored_number = number
+        for lane in queue.lanes:
+            lane.key = lane_key(number, lane.rank)
+        queue.is_known_to_store = True
+        self._queues[queue] = None
+        self._ledger.batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
+
+    def end(self, queue: Queue) -> bool:
+        """A temporary queue goes. True if something of it may be on disk."""
+        if queue not in self._queues:
+            return False
+        del self._queues[queue]
+        return True
+
+    def stalled(
+        self,
+        sessions: dict[str, Session],
+        bytes_taken: Callable[[Session], int],
+        *,
+        needs_room: bool,
+    ) -> tuple[Session, str] | None:
+        """To be called once a second or so: who has stood still for as long as the policy allows, and why it has to go:
+        of all the one of which most is kept. None as long as nobody needs the room.
+        """
+        now_us = self._ledger.now_us
+        before, self._progress = self._progress, {}
+        found: list[tuple[int, Session, Queue]] = []
+        for queue in self._queues:
+            session = sessions[queue.destination.session]
+            if session not in self._progress:
+                now = Progress(bytes_taken(session), tuple(map(_held, session.consumers.values())))
+                known = before.get(session)
+                self._progress[session] = known if known is not None and known[0] == now else (now, now_us)
+            limit_ms = queue.policy.stalled_subscriber_ms
+            waited_us = now_us - self._progress[session][1]
+            kept = queue.resident + queue.spilled
+            if needs_room and kept and limit_ms != maxsize and waited_us >= limit_ms * 1000:
+                found.append((kept, session, queue))
+        if not found:
+            return None
+        _, session, queue = max(found, key=lambda each: each[0])
+        return session, (
+            f"took and acknowledged nothing for {queue.policy.stalled_subscriber_ms / 1000:g} seconds, and others need "
+            f"the room of what waits for its subscription to {queue.destination.topic}: read and acknowledge what "
+            "comes, or unsubscribe; see stalled_subscriber_ms"
+        )
+
+
+def _held(consumer: Consumer) -> tuple[int, int]:
+    return len(consumer.held), consumer.served_at

@@ -1,0 +1,101 @@
+"""Which queues get what is sent to a topic.
+
+Nothing waits in a topic. Each of its subscriptions has a queue of its own, and a message sent to the topic stands in
+every one of them, as one object: from there on a subscription is a queue like others. What a subscription's selector
+does not want never comes to its queue. A virtual topic gives its messages to ordinary queues as well, those that are
+called `Consumer.*.` and its name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from truenext.destination import virtual_topic
+from truenext.pattern import is_pattern, matches
+from truenext.selector import selector
+
+if TYPE_CHECKING:
+    from truenext.engine.state.queue import Queue
+    from truenext.message import Message
+    from truenext.selector import Selector
+
+_T = TypeVar("_T")
+
+KNOWN_MAX = 65_536
+"""Queues in the answers that are kept until subscriptions change: names that are sent to once must not pile up."""
+
+KNOWN_TOPIC = 16
+"""As so many of these a topic itself counts."""
+
+
+class Topics:
+    __slots__ = ("_by_pattern", "_by_topic", "_known", "_known_size", "_selectors")
+
+    def __init__(self) -> None:
+        self._by_topic: dict[str, dict[Queue, None]] = {}
+        self._by_pattern: dict[str, dict[Queue, list[str]]] = {}
+        """Subscriptions to patterns, with the words of these, by their first word."""
+        self._selectors: dict[Queue, Selector] = {}
+        """Of subscriptions that have one."""
+        self._known: dict[str, list[Queue]] = {}
+        self._known_size = 0
+
+    def add(self, queue: Queue) -> None:
+        """A queue was made; most have nothing to do with topics."""
+        topic = queue.destination.topic or virtual_topic(queue.name)
+        if not topic:
+            return
+        if queue.destination.selector:
+            its = self._selectors[queue] = selector(queue.destination.selector)
+            queue.memory.use(its)
+        if is_pattern(topic):
+            words = topic.split(".")
+            self._by_pattern.setdefault(words[0], {})[queue] = words
+        else:
+            self._by_topic.setdefault(topic, {})[queue] = None
+        self._forget()
+
+    def remove(self, queue: Queue) -> None:
+        """A subscription ends."""
+        topic = queue.destination.topic
+        queue.memory.no_longer_use(self._selectors.pop(queue, None))
+        if is_pattern(topic):
+            _remove(self._by_pattern, topic.split(".")[0], queue)
+        else:
+            _remove(self._by_topic, topic, queue)
+        self._forget()
+
+    def queues_of(self, topic: str, message: Message) -> list[Queue]:
+        """Where a message sent to a topic stands."""
+        queues = self._known.get(topic)
+        if queues is None:
+            queues = [*self._by_topic.get(topic, ()), *self._by_patterns(topic)]
+            size = KNOWN_TOPIC + len(queues)
+            if self._known_size + size > KNOWN_MAX:
+                self._forget()
+            self._known[topic] = queues
+            self._known_size += size
+        selectors = self._selectors
+        if not selectors:
+            return queues
+        return [queue for queue in queues if queue not in selectors or selectors[queue].matches(message)]
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._known_size = 0
+
+    def _by_patterns(self, topic: str) -> list[Queue]:
+        if topic.startswith("/"):
+            # A temporary topic is the private business of one connection.
+            return []
+        words = topic.split(".")
+        found: list[Queue] = []
+        for first in (words[0], "*", ">"):
+            found += [queue for queue, pattern in self._by_pattern.get(first, {}).items() if matches(pattern, words)]
+        return found
+
+
+def _remove(queues: dict[str, dict[Queue, _T]], key: str, queue: Queue) -> None:
+    del queues[key][queue]
+    if not queues[key]:
+        del queues[key]

@@ -1,0 +1,70 @@
+"""Which queues may go because nobody has used them for a while: whose turn it is to be looked at.
+
+A queue costs memory though nothing is in it. So one that is empty, unused and has nothing to remember goes, in memory
+and in the store, and is made again when somebody names it. Source: docs/contract.md, "Queues that come and go"
+
+    every second       a part of all queues is looked at: what was not used for a minute goes
+    a queue is made    where there is no room for it, what was not used for a second goes
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.destination import virtual_topic
+from truenext.errors import RemoteProtocolError
+from truenext.limits import UNUSED_SECONDS, UNUSED_SECONDS_SHORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.queue import Queue
+    from truenext.engine.writing.ledger import Ledger
+
+
+class Unused:
+    __slots__ = ("_by_name", "_ledger", "_memory", "_round")
+
+    def __init__(self, by_name: Mapping[str, Queue], ledger: Ledger, memory: Memory) -> None:
+        self._by_name = by_name
+        """All that there are."""
+        self._ledger = ledger
+        self._memory = memory
+        self._round: list[Queue] = []
+        """Those that are still to be looked at, the next one last."""
+
+    def some(self, count: int) -> Iterator[Queue]:
+        """Of so many queues those that were not used lately."""
+        is_short = not self._memory.has_room_for_queue
+        seconds = UNUSED_SECONDS_SHORT if is_short else UNUSED_SECONDS
+        before_us = self._ledger.now_us - int(seconds * 1_000_000)
+        for _ in range(min(count, len(self._by_name))):
+            if not self._round:
+                self._round = list(self._by_name.values())
+                self._round.reverse()
+            queue = self._round.pop()
+            if queue.used_us <= before_us and self._by_name.get(queue.name) is queue:
+                yield queue
+
+
+def remembers(queue: Queue) -> bool:
+    """It is there for what was said of it, or comes by itself, whether it is used or not."""
+    return bool(queue.is_paused or queue.destination.topic or virtual_topic(queue.name))
+
+
+def no_room_for_consumer(size: int, memory: Memory) -> RemoteProtocolError:
+    """A consumer or a browser takes so many bytes, with its selector, and there is no room for that."""
+    return RemoteProtocolError(
+        f"no room for this subscription: it takes {-(-size >> 10)} KiB with its selector and in all its queues, and "
+        f"queues and their consumers take {memory.queues >> 20} of the {memory.queues_limit >> 20} MiB that "
+        "--memory-limit leaves for them; make it larger, have fewer or shorter selectors, or let fewer queues match"
+    )
+
+
+def no_room(queues: int, memory: Memory) -> RemoteProtocolError:
+    """There is no room for another queue, and none of those that are there can go."""
+    return RemoteProtocolError(
+        f"no room for another queue: {queues} queues and their consumers take all of the {memory.queues_limit >> 20} "
+        "MiB that --memory-limit leaves for them; make it larger, or let fewer queues be in use at once"
+    )

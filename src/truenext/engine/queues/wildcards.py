@@ -1,0 +1,197 @@
+"""Which queues the consumers of many have joined, and what of these queues is being committed.
+
+That is noted in the order of sequences: for a wildcard it holds back its equals in all of its queues. Where there are
+many queues a wildcard joins some of them in each turn, and gets nothing before it has joined all: else it might get
+what is behind its true next. Source: docs/contract.md, "Wildcards"
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from truenext.engine.state.memory import JOIN_BYTES
+from truenext.engine.state.queue import WHOLE
+from truenext.engine.writing.work import Work
+from truenext.limits import JOIN_PIECE
+from truenext.order import RANKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from truenext.engine.selecting.selections import Selections
+    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.queue import Entry, Queue
+    from truenext.engine.state.wildcard import Wildcard
+    from truenext.engine.writing.event_log import EventLog
+    from truenext.engine.writing.ledger import Ledger
+
+
+class Wildcards(Work):
+    """All of them, and what of their queues is being committed."""
+
+    __slots__ = (
+        "_begun",
+        "_clients",
+        "_consumers",
+        "_events",
+        "_ledger",
+        "_left",
+        "_queues",
+        "_selections",
+        "expressive",
+        "in_flight",
+        "joining",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        events: EventLog,
+        clients: Clients,
+        queues: Mapping[str, Queue],
+        selections: Selections,
+    ) -> None:
+        self._ledger = ledger
+        self._queues = queues
+        """All that there are."""
+        self._events = events
+        self._clients = clients
+        self._selections = selections
+        self._consumers: list[Wildcard] = []
+        self.joining: dict[Wildcard, int] = {}
+        """Those that have not joined all their queues yet, with the bytes that are counted for those; one after the
+        other does."""
+        self._begun: Wildcard | None = None
+        """The one whose turn it is, if it has begun."""
+        self._left: list[Queue] = []
+        """Queues that were there when it had, at which it is still to look."""
+        self.in_flight: list[deque[Entry]] = [deque() for _ in RANKS]
+        """By rank, in the order of sequences; some may be durable by now."""
+        self.expressive: dict[Queue, None] = {}
+        """Queues that have had consumers with express."""
+
+    def size_to_join(self, wildcard: Wildcard) -> int:
+        """Bytes for which there must be room before it can subscribe. Each queue has room for its first wildcard."""
+        selector = wildcard.wanted
+        if selector is None and not self._consumers:
+            return 0
+        meant = [queue for queue in self._queues.values() if wildcard.is_meant(queue)]
+        size = JOIN_BYTES * sum(queue.is_joint for queue in meant)
+        return (
+            size if selector is None else size + sum(self._selections.bytes_to_join(queue, selector) for queue in meant)
+        )
+
+    def subscribe(self, wildcard: Wildcard, size: int) -> None:
+        """A step joins it to the queues that it means; `size_to_join` is counted for them until it has."""
+        self._consumers.append(wildcard)
+        self.joining[wildcard] = size
+        self._ledger.busy[self] = None
+        wildcard.memory.queues += size
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self.joining)
+
+    def is_due(self) -> bool:
+        return bool(self.joining)
+
+    def step(self) -> tuple[()]:
+        """Look at some of the queues that somebody has to join."""
+        wildcard = next(iter(self.joining))
+        if wildcard is not self._begun:
+            self._begun, self._left = wildcard, list(self._queues.values())
+        # The last ones, which are let go of for nothing.
+        some = self._left[-JOIN_PIECE:]
+        del self._left[-JOIN_PIECE:]
+        known, joined = self._queues, wildcard.queues
+        current = (queue for queue in some if known.get(queue.name) is queue and queue not in joined)
+        meant = [queue for queue in current if wildcard.is_meant(queue)]
+        self._note_in_flight(queue for queue in meant if not queue.is_joint)
+        memory = wildcard.memory
+        before = memory.queues
+        for queue in meant:
+            self._join(wildcard, queue)
+        # What was counted for that before is not counted twice.
+        there = min(self.joining[wildcard], memory.queues - before)
+        self.joining[wildcard] -= there
+        memory.queues -= there
+        self._ledger.touched.update(dict.fromkeys(meant))
+        if not self._left:
+            self._end_joining(wildcard)
+            self._ledger.touched_wildcards[wildcard] = None
+        return ()
+
+    def _end_joining(self, wildcard: Wildcard) -> None:
+        wildcard.is_joining = False
+        wildcard.memory.queues -= self.joining.pop(wildcard, 0)
+        if wildcard is self._begun:
+            self._begun, self._left = None, []
+
+    def made(self, queue: Queue) -> None:
+        """There is a new queue; nothing is in it."""
+        for wildcard in self._consumers:
+            if wildcard.is_meant(queue):
+                self._join(wildcard, queue)
+
+    def left(self, wildcard: Wildcard) -> None:
+        self._consumers.remove(wildcard)
+        self._end_joining(wildcard)
+        self._ledger.touched_wildcards.pop(wildcard, None)
+        self._clients.forget_wildcard(wildcard)
+        for queue in wildcard.queues:
+            if len(self._clients.takers_of(queue).wildcards) > 1:
+                queue.memory.queues -= JOIN_BYTES
+
+    def gone(self, queue: Queue) -> None:
+        """A queue has gone in which nothing was."""
+        wildcards = self._clients.takers_of(queue).wildcards
+        for wildcard in wildcards:
+            self._events.unsubscribed(wildcard, queue)
+            wildcard.left_queue(queue)
+        queue.memory.queues -= JOIN_BYTES * max(0, len(wildcards) - 1)
+        self._clients.forget(queue)
+        self.expressive.pop(queue, None)
+
+    @property
+    def is_commit_under_way(self) -> bool:
+        """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
+        return any(entry.batch > self._ledger.committed for entry in chain(*self.in_flight))
+
+    def accepted(self, entry: Entry) -> None:
+        """A message of such a queue is visible when its batch is durable."""
+        self.in_flight[entry.lane.rank].append(entry)
+
+    def committed(self) -> None:
+        batch = self._ledger.committed
+        for in_flight in self.in_flight:
+            while in_flight and in_flight[0].batch <= batch:
+                in_flight.popleft()
+
+    def _join(self, wildcard: Wildcard, queue: Queue) -> None:
+        wildcard.queues[queue] = None
+        if queue.is_joint:
+            queue.memory.queues += JOIN_BYTES
+        self._clients.join_wildcard(wildcard, queue)
+        if wildcard.wanted is not None or queue.has_groups:
+            self._selections.subscribe(wildcard, queue, wildcard.wanted)
+        # What it passes over in a queue may be held back in another one: the history takes it for one with a selector.
+        self._events.subscribed(wildcard, queue, has_selector=True)
+
+    def _note_in_flight(self, queues: Iterable[Queue]) -> None:
+        ledger = self._ledger
+        since, committed = ledger.first_in_flight, ledger.committed
+        found: list[list[Entry]] = [[] for _ in RANKS]
+        for queue in queues:
+            for lane in queue.lanes:
+                # What was given back was dispatched, and so is visible, unless it had left memory too early.
+                found[lane.rank] += (
+                    entry for entry in lane.between(since - 1, WHOLE, with_delayed=False) if entry.batch > committed
+                )
+        for rank, new in enumerate(found):
+            if not new:
+                continue
+            # Some may be known from another wildcard, which has ended.
+            everything = {entry.sequence: entry for entry in (*self.in_flight[rank], *new)}
+            self.in_flight[rank] = deque(entry for _, entry in sorted(everything.items()))

@@ -1,0 +1,76 @@
+"""Which of a queue's selectors can want a message, told without comparing it with each.
+
+A hundred consumers that each wait for a value of their own (`JMSCorrelationID = '17'`) have a hundred selectors, of
+which one wants a message at most. What such a selector asks of one property is kept here by that; what a message says
+of it is looked for once, however many selectors there are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from truenext.engine.selecting.scan import Scan
+    from truenext.message import Message
+    from truenext.selector import Property, Selector
+
+
+KEYED_MAX = 8
+"""Texts up to which a selector is kept by each: more take more memory in each queue than they save time."""
+
+
+class KeyedScans:
+    __slots__ = ("_by_property", "_others")
+
+    def __init__(self) -> None:
+        self._by_property: dict[Property, dict[str, dict[Scan, None]]] = {}
+        """By the property that has to be one of certain texts, and by these."""
+        self._others: dict[Scan, None] = {}
+        """Those of which no such thing is known."""
+
+    def add(self, scan: Scan) -> None:
+        required = _required(scan.selector)
+        if required is None:
+            self._others[scan] = None
+            return
+        its, texts = required
+        by_text = self._by_property.setdefault(its, {})
+        for text in texts:
+            by_text.setdefault(text, {})[scan] = None
+
+    def remove(self, scan: Scan) -> None:
+        required = _required(scan.selector)
+        if required is None:
+            del self._others[scan]
+            return
+        its, texts = required
+        by_text = self._by_property[its]
+        for text in texts:
+            del by_text[text][scan]
+            if not by_text[text]:
+                del by_text[text]
+        if not by_text:
+            del self._by_property[its]
+
+    def clear(self) -> None:
+        self._by_property.clear()
+        self._others.clear()
+
+    def that_may_want(self, message: Message) -> list[Scan]:
+        found = list(self._others)
+        for its, by_text in self._by_property.items():
+            text = its.of(message.header)
+            if text is not None:
+                found += by_text.get(text, ())
+        return found
+
+
+def keys_of(selector: Selector | None) -> int:
+    """As how many texts it is kept."""
+    required = _required(selector)
+    return 0 if required is None else len(required[1])
+
+
+def _required(selector: Selector | None) -> tuple[Property, frozenset[str]] | None:
+    required = None if selector is None else selector.required
+    return None if required is None or len(required[1]) > KEYED_MAX else required

@@ -1,0 +1,137 @@
+"""Who is connected, and who takes from which queue. Of a queue from which nobody takes nothing is known here.
+
+consumers     of this queue alone
+wildcards     that take from others as well
+owner         the only one of these that gets messages, as long as some are exclusive
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, cast
+
+from truenext.engine.state.consumer import QueueConsumer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from truenext.engine.state.consumer import Browser, Consumer, Session
+    from truenext.engine.state.queue import Entry, Queue
+    from truenext.engine.state.wildcard import Wildcard
+
+
+_NO_CONSUMERS = cast("list[QueueConsumer]", ())
+"""Of all queues from which only wildcards take."""
+
+
+class Takers:
+    """Of one queue."""
+
+    __slots__ = ("consumers", "owner", "wildcards")
+
+    def __init__(self) -> None:
+        self.consumers = _NO_CONSUMERS
+        """In the order in which they came."""
+        self.wildcards: tuple[Wildcard, ...] = ()
+        self.owner: Consumer | None = None
+
+    def all(self) -> list[Consumer]:
+        return [*self.consumers, *self.wildcards]
+
+    def choose_owner(self) -> None:
+        exclusive = [consumer for consumer in self.all() if consumer.is_exclusive]
+        self.owner = min(exclusive, key=lambda consumer: (-consumer.priority, consumer.number), default=None)
+
+
+NOBODY = Takers()
+"""Of all queues that nobody takes from; not to be changed."""
+
+
+class Clients:
+    """All connections, and the takers of all queues."""
+
+    __slots__ = ("_alone", "acknowledgements", "browsing", "dispatches", "last_number", "of_queue", "sessions")
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Session] = {}
+        """By their ids."""
+        self.of_queue: dict[Queue, Takers] = {}
+        """Those from which somebody takes."""
+        self._alone: dict[Wildcard, tuple[Wildcard]] = {}
+        """Each as the only one of a queue."""
+        self.browsing: dict[Browser, None] = {}
+        """Those that were not shown all yet, the one that was served last at the end."""
+        self.last_number = 0
+        """Of consumers."""
+        self.dispatches = 0
+        """How many there were: says who has waited longest."""
+        self.acknowledgements = 0
+        """Of consumers with express: says who was the last."""
+
+    def takers_of(self, queue: Queue) -> Takers:
+        return self.of_queue.get(queue, NOBODY)
+
+    def join(self, consumer: QueueConsumer) -> None:
+        takers = self._begin(consumer.queue)
+        if takers.consumers is _NO_CONSUMERS:
+            takers.consumers = []
+        takers.consumers.append(consumer)
+        if consumer.is_exclusive:
+            takers.choose_owner()
+
+    def join_wildcard(self, wildcard: Wildcard, queue: Queue) -> None:
+        takers = self._begin(queue)
+        # Most queues have one, which has many: they share what says so.
+        alone = self._alone.setdefault(wildcard, (wildcard,))
+        takers.wildcards = (*takers.wildcards, wildcard) if takers.wildcards else alone
+        queue.is_joint = True
+        if wildcard.is_exclusive:
+            takers.choose_owner()
+
+    def leave(self, consumer: Consumer, queue: Queue) -> None:
+        """It takes from this queue no more."""
+        takers = self.of_queue[queue]
+        if isinstance(consumer, QueueConsumer):
+            takers.consumers.remove(consumer)
+        else:
+            takers.wildcards = tuple(one for one in takers.wildcards if one is not consumer)
+            queue.is_joint = bool(takers.wildcards)
+        if consumer.is_exclusive:
+            takers.choose_owner()
+        if not (takers.consumers or takers.wildcards):
+            del self.of_queue[queue]
+
+    def forget_wildcard(self, wildcard: Wildcard) -> None:
+        """It has ended."""
+        self._alone.pop(wildcard, None)
+
+    def forget(self, queue: Queue) -> None:
+        """It has gone, and only wildcards took from it."""
+        self.of_queue.pop(queue, None)
+        queue.is_joint = False
+
+    def _begin(self, queue: Queue) -> Takers:
+        takers = self.of_queue.get(queue)
+        if takers is None:
+            takers = self.of_queue[queue] = Takers()
+        return takers
+
+    # ---- Who has what ----
+
+    def held_of(self, queue: Queue) -> Iterator[Entry]:
+        """What consumers have of a queue; not what was acknowledged or refused in open transactions."""
+        takers = self.of_queue.get(queue, NOBODY)
+        for consumer in takers.consumers:
+            yield from consumer.held.values()
+        for wildcard in takers.wildcards:
+            yield from (entry for entry in wildcard.held.values() if entry.lane.queue is queue)
+
+    def in_transactions_of(self, queue: Queue) -> Iterator[Entry]:
+        """What open transactions have of a queue."""
+        for session in self.sessions.values():
+            for transaction in session.transactions.values():
+                yield from (entry for entry in transaction.held.values() if entry.lane.queue is queue)
+
+    def taken_of(self, queue: Queue) -> Iterator[Entry]:
+        """What somebody has of a queue."""
+        return chain(self.held_of(queue), self.in_transactions_of(queue))

@@ -1,0 +1,300 @@
+"""Who takes messages, who only looks at them, and the connections whose they are.
+
+A consumer's window is open or shut whatever the next message is, so a large message is never passed over.
+"""
+
+from __future__ import annotations
+
+from sys import maxsize
+from typing import TYPE_CHECKING
+
+from truenext.commands import AckMode, Browse, Subscribe
+from truenext.destination import Destination, Kind
+from truenext.engine.state.holder import Holder
+from truenext.engine.state.window import AutoWindow
+from truenext.errors import RemoteProtocolError
+from truenext.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
+from truenext.order import RANKS
+
+if TYPE_CHECKING:
+    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.queue import Queue
+    from truenext.engine.state.transaction import Transaction
+
+
+EXPRESS_MAX = 10
+"""Messages beyond its window that an express consumer may hold."""
+
+FRAME_BYTES = 200
+"""Bytes of a MESSAGE frame that are the broker's own, roughly, its subscription's name apart."""
+
+
+class Subscriber:
+    """One subscription of one connection: a consumer or a browser."""
+
+    __slots__ = ("destination", "frame_bytes", "memory", "session", "subscription", "wanted")
+
+    def __init__(self, session: Session, subscribe: Subscribe | Browse, memory: Memory) -> None:
+        self.session = session
+        self.memory = memory
+        self.subscription = subscribe.subscription
+        self.destination = subscribe.destination
+        """As the client has named it."""
+        self.wanted = subscribe.selector
+        """Its selector, if it has one."""
+        self.frame_bytes = FRAME_BYTES + 2 * len(subscribe.subscription)
+        """What a message costs on the connection beside its header and body, roughly."""
+
+    def is_open(self) -> bool:
+        """Its connection has room for a message."""
+        return self.session.unsent_bytes < self.memory.unsent_max
+
+
+class Consumer(Subscriber, Holder):
+    """Messages are dispatched to it."""
+
+    __slots__ = (
+        "answered_at",
+        "auto",
+        "has_express",
+        "held",
+        "is_exclusive",
+        "mode",
+        "number",
+        "priority",
+        "queue",
+        "served_at",
+        "standing",
+        "window",
+    )
+
+    queue: Queue | None
+    """The one that it takes from; None if it takes from many (wildcard.py)."""
+
+    def __init__(
+        self,
+        session: Session,
+        subscribe: Subscribe,
+        memory: Memory,
+        *,
+        number: int,
+        served_at: int,
+        now_ms: int,
+    ) -> None:
+        super().__init__(session, subscribe, memory)
+        self.number = number
+        """What the history calls it; never used twice in a run."""
+        self.mode = subscribe.mode
+        self.auto = AutoWindow(now_ms) if subscribe.window is None and self.mode is AckMode.INDIVIDUAL else None
+        """Decides over its window, if the client has not."""
+        self.window = _window(subscribe) if self.auto is None else self.auto.size
+        """Messages it may hold."""
+        self.priority = subscribe.priority
+        self.standing = _standing(subscribe.priority, is_stretched=False)
+        """Of two that have credit the one with the smaller is served, whatever they hold."""
+        self.is_exclusive = subscribe.is_exclusive
+        self.has_express = subscribe.has_express
+        self.answered_at = 0
+        """When it last acknowledged something, on the count of acknowledgements; only with express."""
+        self.held = {}
+        """Dispatched and neither acknowledged nor given back, in order of dispatch."""
+        self.served_at = served_at
+        """When it last got a message, or else subscribed, on the count of dispatches; the smallest has waited
+        longest."""
+
+    def all_queues(self) -> list[Queue]:
+        return [] if self.queue is None else [self.queue]
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Still: its subscription has not ended."""
+        return self.session.consumers.get(self.subscription) is self
+
+    def is_open(self) -> bool:
+        """It has credit for a message."""
+        return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_max
+
+    def adjust_window(self, now_ms: int) -> None:
+        """Make of what it answered lately how many it may hold."""
+        auto = self.auto
+        if auto is not None and auto.answered:
+            auto.look(self.held, now_ms)
+            self.window = auto.size
+            self.standing = _standing(self.priority, is_stretched=False)
+
+    def stretch_window(self, now_ms: int) -> bool:
+        """True if its window was full for so long, and nothing came, that it has more room now."""
+        auto = self.auto
+        if auto is None or len(self.held) < self.window or not auto.stretch(now_ms):
+            return False
+        self.window = auto.size
+        self.standing = _standing(self.priority, is_stretched=True)
+        return True
+
+    def has_express_credit(self, rank: int) -> bool:
+        """A message of this rank may come to it beyond its window, which is full of what goes behind it."""
+        beyond = len(self.held) - self.window
+        if not (self.has_express and self.window > 1 and 0 <= beyond < EXPRESS_MAX):
+            return False
+        if self.session.unsent_bytes >= self.memory.unsent_max:
+            return False
+        for entry in self.held.values():
+            if entry.lane.rank <= rank:
+                beyond -= 1
+                if beyond < 0:
+                    return False
+        return True
+
+    def covered_by(self, sequence: int) -> list[int]:
+        """The sequences that an ACK or NACK of a held one covers, in order of dispatch."""
+        if self.mode is not AckMode.CLIENT:
+            return [sequence]
+        covered = []
+        for earlier in self.held:
+            covered.append(earlier)
+            if earlier == sequence:
+                break
+        return covered
+
+
+class QueueConsumer(Consumer):
+    """It takes from one queue."""
+
+    __slots__ = ()
+
+    queue: Queue
+
+    def __init__(
+        self,
+        queue: Queue,
+        session: Session,
+        subscribe: Subscribe,
+        memory: Memory,
+        *,
+        number: int,
+        served_at: int,
+        now_ms: int,
+    ) -> None:
+        super().__init__(session, subscribe, memory, number=number, served_at=served_at, now_ms=now_ms)
+        self.queue = queue
+
+
+class Browser(Subscriber):
+    """It is shown messages, in the order of its queue: how, see browsing.py."""
+
+    __slots__ = ("after_sequence", "last_sequence", "queue", "rank")
+
+    def __init__(self, session: Session, queue: Queue, browse: Browse, memory: Memory, *, last_sequence: int) -> None:
+        super().__init__(session, browse, memory)
+        self.queue = queue
+        self.last_sequence = last_sequence
+        """What has a later one came after the browse began."""
+        self.rank = -1
+        """Of the lane that is looked at; behind the last rank there is nothing more to look at."""
+        self.after_sequence = 0
+        """Up to here that lane was looked at."""
+        self.next_lane()
+
+    @property
+    def is_done(self) -> bool:
+        return self.rank >= len(RANKS)
+
+    def next_lane(self) -> None:
+        wanted = RANKS if self.wanted is None else self.wanted.ranks
+        self.rank = min((rank for rank in wanted if rank > self.rank), default=len(RANKS))
+        self.after_sequence = 0
+
+
+class Session:
+    __slots__ = (
+        "batch",
+        "browsers",
+        "consumers",
+        "has_sent",
+        "id",
+        "served",
+        "temporary_queues",
+        "transactions",
+        "unsent_bytes",
+    )
+
+    def __init__(self, session_id: str) -> None:
+        self.id = session_id
+        """Not to be guessed: it is the address of the connection's temporary queues."""
+        self.consumers: dict[str, Consumer] = {}
+        """By subscription."""
+        self.served: dict[Consumer, None] = {}
+        """Those of them that got something since the socket last took all there was."""
+        self.browsers: dict[str, Browser] = {}
+        """By subscription; those that were shown all are here until they unsubscribe."""
+        self.transactions: dict[str, Transaction] = {}
+        """Open ones, by the client's name for them."""
+        self.temporary_queues: list[Queue] = []
+        """They go with the connection; among them those of its subscriptions to topics."""
+        self.batch = 0
+        """The last batch that has anything of this connection; its answers wait for it."""
+        self.has_sent = False
+        """It has sent something to a queue."""
+        self.unsent_bytes = 0
+        """Bytes of messages dispatched to this connection that its socket has not taken."""
+
+    @property
+    def only_sends(self) -> bool:
+        """It takes no messages away: it may have to wait until others have."""
+        return self.has_sent and not self.consumers and not self.transactions
+
+    def may_be_answered_in(self, destination: Destination) -> bool:
+        """A temporary queue of its own that it may have however many queues there are: the first."""
+        return not destination.topic and all(queue.destination.topic for queue in self.temporary_queues)
+
+    def check_subscription(self, subscription: str, destination: Destination) -> None:
+        """Raises: RemoteProtocolError if there cannot be such a subscription to it."""
+        if subscription in self.consumers or subscription in self.browsers:
+            raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection")
+        if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
+            raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection")
+        if destination.session and destination.session != self.id:
+            what = "topic" if destination.kind is Kind.TOPIC else "queue"
+            raise RemoteProtocolError(f"only the connection that owns a temporary {what} may subscribe to it")
+
+    def consumer_of(self, subscription: str | None, sequence: int) -> Consumer:
+        """The consumer that an ACK or NACK speaks of.
+
+        Raises: RemoteProtocolError if none of this connection's holds the message.
+        """
+        if subscription is not None:
+            consumer = self.consumers.get(subscription)
+            if subscription in self.browsers:
+                raise RemoteProtocolError(f"subscription {subscription!r} browses: nothing of it is acknowledged")
+            if consumer is None:
+                raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection")
+            if consumer.mode is AckMode.AUTO:
+                raise RemoteProtocolError(f"subscription {subscription!r} acknowledges by itself (ack:auto)")
+            if sequence in consumer.held:
+                return consumer
+        else:
+            for consumer in self.consumers.values():
+                if sequence in consumer.held and consumer.mode is not AckMode.AUTO:
+                    return consumer
+        raise RemoteProtocolError(
+            f"message {sequence} is not held by this connection's subscription: it was never sent to it, "
+            "or is acknowledged or given back already"
+        )
+
+    def transaction(self, name: str) -> Transaction:
+        """Raises: RemoteProtocolError if it is not open."""
+        transaction = self.transactions.get(name)
+        if transaction is None:
+            raise RemoteProtocolError(f"transaction {name!r} is not open on this connection")
+        return transaction
+
+
+def _standing(priority: int, *, is_stretched: bool) -> int:
+    return is_stretched - 2 * priority
+
+
+def _window(subscribe: Subscribe) -> int:
+    if subscribe.window is not None:
+        return subscribe.window
+    # In auto mode the socket's buffer is the window; it is bounded in bytes.
+    return maxsize if subscribe.mode is AckMode.AUTO else WINDOW_DEFAULT

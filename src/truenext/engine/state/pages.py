@@ -1,0 +1,113 @@
+"""What is asked of the store, and what it answers.
+
+A page is read for somebody, and comes back to whom it is for by `Read.there`. Most are the next page of a lane; a Look
+is a page that is nobody's next page.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext.batch import NO_MARK, Mark
+from truenext.errors import StoreError
+from truenext.message import Message
+from truenext.order import PRIORITY_MAX
+from truenext.record import split_lane_key
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from truenext.engine.state.queue import Lane
+
+
+class Found(msgspec.Struct, gc=False):
+    """One message of a page."""
+
+    sequence: int
+    message: Message | None
+    """None if its record is damaged."""
+    mark: Mark = NO_MARK
+    content: int = 0
+    """The number of the content that it shares with others; 0 if its record has its own."""
+
+
+class PageRead(msgspec.Struct, gc=False):
+    """What was there."""
+
+    found: list[Found]
+    """In order of sequence."""
+    as_of: int
+    """Every batch up to this one is in it; what later ones did may be missing."""
+    is_end: bool
+    """As of then, there was nothing behind it."""
+
+
+class Read:
+    """A page that is wanted."""
+
+    __slots__ = ("after_sequence", "lane", "limit", "size_max")
+
+    waits_for_commit = True
+    """It is taken in once all batches that are in it are known to be durable."""
+
+    is_for_consumers = False
+    """Consumers of the queue may wait for what it brings into memory."""
+
+    def __init__(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
+        self.lane = lane
+        self.after_sequence = after_sequence
+        self.limit = limit
+        """Messages, at most."""
+        self.size_max = size_max
+        """Bytes of records, at most, unless the first is larger."""
+
+    def begin(self) -> None:
+        """It is wanted, until `end`."""
+
+    def end(self) -> None:
+        """It is there."""
+
+    @abstractmethod
+    def there(self, page: PageRead) -> None:
+        """Whoever wanted it gets it.
+
+        Raises: StoreError if the store has lost something
+        """
+
+
+class Look(Read):
+    """A page that is nobody's next page: what is on it stays where it is, as far as the lane is concerned, which
+    remembers meanwhile what leaves it."""
+
+    __slots__ = ("_is_begun",)
+
+    def __init__(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
+        super().__init__(lane, after_sequence, limit, size_max)
+        self._is_begun = False
+
+    def begin(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            for lane in self.lanes_looked_at():
+                lane.looks += 1
+
+    def end(self) -> None:
+        if self._is_begun:
+            self._is_begun = False
+            for lane in self.lanes_looked_at():
+                lane.looks -= 1
+
+    def lanes_looked_at(self) -> Collection[Lane]:
+        return (self.lane,)
+
+
+def damage(lane: Lane, what: str) -> StoreError:
+    """The store does not have what it should."""
+    priority = PRIORITY_MAX - split_lane_key(lane.key)[1]
+    return StoreError(
+        f"the store is damaged: of queue {lane.queue.name!r}, priority {priority}, {what}. "
+        "`truenext store check DIR` says more, `truenext store export DIR NEW` saves what can be read"
+    )

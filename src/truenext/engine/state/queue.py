@@ -1,0 +1,623 @@
+"""What waits, and where: queues, their lanes, and the messages in these.
+
+A queue has up to ten lanes, one for each priority, made when they are first needed. A lane holds persistent and
+transient messages together, in the order of their sequences. What is in memory is a beginning of it; the rest, if any,
+is in the store alone and is read page by page:
+
+    returned, arrived                            unread
+    <----- in memory, in order -----> horizon <----- in the store, or being written ----->
+
+Every message at or below the horizon that waits is in memory, every one above it is returned by a page of the store or
+stands in `recent`, because its write is under way. Whoever was dispatched is below it. So there is one unread region,
+and a page never brings what is in memory, held or gone already. How the horizon moves: horizon.py
+
+There may be a hundred thousand lanes, most with a message or none: what holds messages is made when the first comes,
+and until then it is one empty thing that all lanes share and none can change (empty.py).
+
+One file, for an entry knows its lane, a lane its queue, and a queue its lanes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from heapq import heapify, heappop, heappush, merge
+from itertools import islice
+from operator import attrgetter
+from sys import maxsize
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
+
+from truenext.batch import DUE_NEVER
+from truenext.destination import Destination, Kind
+from truenext.engine.state.empty import EMPTY, NO_SEQUENCES
+from truenext.engine.state.memory import ASIDE_BYTES, LANE_BYTES, PLACES_BYTES, Memory, queue_size
+from truenext.message import Message
+from truenext.order import PRIORITY_MAX, rank
+from truenext.policy import Policy
+from truenext.record import lane_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WHOLE = maxsize
+"""The horizon of a lane that is in memory wholly."""
+
+NO_ENTRIES = cast("deque[Entry]", ())
+_NO_PLACES = cast("list[tuple[int, Entry]]", ())
+
+_sequence = attrgetter("sequence")
+
+
+class Watcher(Protocol):
+    """Who is told what happens in a queue, as long as somebody takes from it out of its turn: selecting.py."""
+
+    def made(self, lane: Lane) -> None:
+        """There is a new lane; nothing is in it."""
+
+    def arrived(self, entry: Entry) -> None:
+        """A message has just got its place at the end of its lane."""
+
+    def came_back(self, entry: Entry) -> None:
+        """A message is in its lane again."""
+
+    def delayed(self, entry: Entry) -> None:
+        """A message of a group waits for its next try, and others pass it."""
+
+    def ended_delay(self, entry: Entry) -> None:
+        """It waits no longer, for whatever reason."""
+
+    def lowering(self, lane: Lane) -> None:
+        """The horizon of a lane is about to move down."""
+
+    def has_found(self, entry: Entry) -> bool:
+        """It has to stay known, whatever leaves memory."""
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A message's place in a queue, and what became of it there so far."""
+
+    sequence: int
+    message: Message | None
+    """None if only the store has it: it has left memory, or it is done with."""
+    lane: Lane
+    batch: int
+    """It is visible once this batch is durable; 0 is at once."""
+    persistent: bool
+    """What a crash must leave of it here; not so in a subscription that ends with its connection, whatever it is."""
+    stored: int | None
+    """The batch that gives it to the store, 0 for one of an earlier run: its removal must be told to the store. None
+    if the store has never heard of it."""
+    deliveries: int = 0
+    attempts: int = 0
+    marked: bool = False
+    """The store has a mark for it (batch.Mark)."""
+    due_us: int = 0
+    """If not 0: it failed, and waits until then for its next try; see delays.py."""
+    is_taken: bool = False
+    """It stands in its lane no more; only kept while its queue is served by selectors."""
+    is_again: bool = False
+    """It is not in `Lane.arrived`: it was given back, or stays known while its body may leave."""
+    group: str = ""
+    """That of its message; see groups.py."""
+    is_first_of_group: bool = False
+    """Its last dispatch has made its group its consumer's."""
+    content: int = 0
+    """If not 0: the store has its content once for several queues, under this number."""
+
+    @property
+    def address(self) -> str:
+        """Of the queue in which it is."""
+        return self.lane.queue.destination.address
+
+
+class Aside:
+    """What of a lane was taken out of its turn, because a selector or a group wanted it.
+
+    All else relies on messages leaving a lane in order: who was dispatched is below the horizon. A message that is
+    taken from the middle of a lane, or from above its horizon, is none of those. It is a *stray* until it is done with,
+    whoever has it, and no page brings a stray:
+
+        waits, below the horizon     in `Lane.returned`, like any that was given back
+        waits, above it              in `plucked`
+        is held, or delayed          nowhere in particular
+
+    Where it was taken from it is not looked for: its place stays, and is known to be empty.
+    """
+
+    __slots__ = ("embodying", "lifted", "plucked", "rises", "scanning", "strays", "tombs")
+
+    def __init__(self) -> None:
+        self.strays: dict[int, Entry] = {}
+        """Those that were taken out of their turn and are not done with, by sequence."""
+        self.plucked: dict[int, Entry] = {}
+        """Those of them that wait and are above the horizon."""
+        self.tombs = NO_SEQUENCES
+        """Empty places in `Lane.arrived`."""
+        self.lifted = NO_SEQUENCES
+        """Empty places in `Lane.returned`; who comes back to one of these fills it."""
+        self.scanning = 0
+        """Pages that are being read for a selector: while there are any nothing leaves `Lane.recent`, for it may be
+        missing on them."""
+        self.rises = 0
+        """How often the horizon was moved up."""
+        self.embodying = NO_SEQUENCES
+        """Strays that are being read."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing of the lane was taken out of its turn and is not done with."""
+        return not (self.strays or self.plucked or self.tombs or self.lifted or self.scanning or self.embodying)
+
+
+class Lane:
+    __slots__ = (
+        "arrived",
+        "aside",
+        "bodiless",
+        "delayed",
+        "horizon",
+        "horizon_min",
+        "is_pinned",
+        "key",
+        "looks",
+        "queue",
+        "rank",
+        "reading",
+        "recent",
+        "returned",
+        "taken_out",
+        "unread",
+    )
+
+    def __init__(self, key: bytes, queue: Queue) -> None:
+        self.key = key
+        """What the store's keys of this lane begin with, see record.py."""
+        self.queue = queue
+        self.rank = key[-1]
+        self.arrived = NO_ENTRIES
+        """Not given back in this run, in order of sequence. Whoever appends keeps it so, and says `begin_arrived` to an
+        empty one first."""
+        self.returned = _NO_PLACES
+        """Given back, as a heap by sequence."""
+        self.bodiless: dict[int, Entry] = EMPTY
+        """Those whose message has to be read before anything can be done with them, by sequence: given back ones, and
+        failed ones on their way to the dead-letter queue."""
+        self.delayed: dict[int, Entry] = EMPTY
+        """Those that wait for their next try while others pass, by sequence; they stand nowhere else."""
+        self.horizon = WHOLE
+        """The highest sequence up to which this lane is in memory."""
+        self.horizon_min = 0
+        """The horizon stays above this: a page has brought this message, and it may be anywhere by now."""
+        self.unread = 0
+        """Messages above the horizon."""
+        self.recent = NO_ENTRIES
+        """Those of them whose write is under way, or was when the page was asked for that is being read; in order."""
+        self.reading: object | None = None
+        """The page that is being read."""
+        self.is_pinned = False
+        """Nothing leaves memory: a page is being read, and is laid beside what is there."""
+        self.looks = 0
+        """Other pages of it that are being read, and are nobody's next ones."""
+        self.aside: Aside | None = None
+        """What was taken out of its turn; where there are consumers with selectors or groups, and where there were as
+        long as something is."""
+        self.taken_out: dict[int, int] = EMPTY
+        """Messages that have left out of their turn, by sequence, and the batch that removes them: pages may still show
+        them."""
+
+    def __len__(self) -> int:
+        length = len(self.arrived) + len(self.returned) + len(self.delayed) + self.unread
+        aside = self.aside
+        return length if aside is None else length + len(aside.plucked) - len(aside.tombs) - len(aside.lifted)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Those in memory, in no particular order."""
+        aside = self.aside
+        if aside is None:
+            yield from self.arrived
+        else:
+            yield from (entry for entry in self.arrived if entry.sequence not in aside.tombs)
+        yield from self.again()
+        yield from self.delayed.values()
+
+    def again(self) -> Iterator[Entry]:
+        """Those in memory that wait and have not just arrived, in no particular order: they may lose their bodies."""
+        aside = self.aside
+        if aside is None:
+            for _, entry in self.returned:
+                yield entry
+        else:
+            yield from (entry for sequence, entry in self.returned if sequence not in aside.lifted)
+            yield from aside.plucked.values()
+
+    def between(
+        self, after: int, until: int, *, most: int = maxsize, with_delayed: bool = True, with_recent: bool = True
+    ) -> list[Entry]:
+        """What waits in memory behind the sequence `after` and up to `until`, in order; the first ones, if they are
+        more than `most`.
+
+        Without those that wait for their next try while others pass, for whoever looks for what can be dispatched: it
+        hears of these when they are due. Without those above the horizon whose write is under way, for whoever has them
+        from elsewhere.
+        """
+        found: list[Entry] = []
+        arrived, aside = self.arrived, self.aside
+        if arrived and arrived[-1].sequence > after and arrived[0].sequence <= until:
+            at = bisect_right(arrived, after, key=_sequence)
+            # Turned until they are in front: to get to the middle of it step by step takes longer.
+            arrived.rotate(-at)
+            for entry in islice(arrived, len(arrived) - at):
+                if entry.sequence > until or len(found) >= most:
+                    break
+                if aside is None or entry.sequence not in aside.tombs:
+                    found.append(entry)
+            arrived.rotate(at)
+        others = [entry for entry in self.again() if after < entry.sequence <= until]
+        if with_delayed and self.delayed:
+            others += [entry for entry in self.delayed.values() if after < entry.sequence <= until]
+        if with_recent and self.recent:
+            others += [entry for entry in self.recent if after < entry.sequence <= until]
+        if others:
+            others.sort(key=_sequence)
+            found = list(islice(merge(found, others, key=_sequence), most))
+        return found
+
+    def is_only_in_store(self, sequence: int) -> bool:
+        """Of one that a page shows: it has not gone, and nobody has it, unless it is `recent`."""
+        if sequence <= self.horizon or sequence in self.taken_out:
+            return False
+        return self.aside is None or sequence not in self.aside.strays
+
+    def head(self) -> Entry | None:
+        """The earliest message in memory, ready or not."""
+        arrived, returned = self.arrived, self.returned
+        if returned and (not arrived or returned[0][0] < arrived[0].sequence):
+            return returned[0][1]
+        return arrived[0] if arrived else None
+
+    def pop(self) -> Entry:
+        """Take the head out."""
+        arrived, returned = self.arrived, self.returned
+        if returned and (not arrived or returned[0][0] < arrived[0].sequence):
+            entry = heappop(returned)[1]
+        else:
+            entry = arrived.popleft()
+        if self.aside is not None:
+            self.strip()
+        return entry
+
+    def give_back(self, entry: Entry) -> None:
+        """Put a message that was dispatched at its place again."""
+        sequence = entry.sequence
+        entry.is_taken = False
+        entry.is_again = True
+        aside = self.aside
+        if aside is not None and sequence > self.horizon:
+            aside.plucked[sequence] = entry
+        elif aside is not None and sequence in aside.lifted:
+            aside.lifted.discard(sequence)
+        else:
+            self.push(sequence, entry)
+        if entry.message is None:
+            self.keep_bodiless(entry)
+
+    def push(self, sequence: int, entry: Entry) -> None:
+        if self.returned is _NO_PLACES:
+            self.returned = []
+        heappush(self.returned, (sequence, entry))
+
+    def keep_bodiless(self, entry: Entry) -> None:
+        """It has to be read before anything can be done with it."""
+        if self.bodiless is EMPTY:
+            self.bodiless = {}
+        self.bodiless[entry.sequence] = entry
+
+    def remember_taken_out(self, sequence: int, batch: int) -> None:
+        """A message has left out of its turn; `batch` removes it."""
+        if self.taken_out is EMPTY:
+            self.taken_out = {}
+        self.taken_out[sequence] = batch
+
+    def delay(self, entry: Entry) -> None:
+        """It waits for its next try, and others pass it, if not of its group."""
+        if self.delayed is EMPTY:
+            self.delayed = {}
+        self.delayed[entry.sequence] = entry
+        if entry.group:
+            assert self.queue.watcher is not None, "there are groups"
+            self.queue.watcher.delayed(entry)
+
+    def end_delay(self, sequence: int) -> None:
+        """If it waited, it does no longer."""
+        entry = self.delayed.pop(sequence, None)
+        if entry is not None and entry.group:
+            assert self.queue.watcher is not None, "there are groups"
+            self.queue.watcher.ended_delay(entry)
+
+    def leave_out(self, entry: Entry) -> None:
+        """Forget a message that was given back."""
+        entry.is_taken = True
+        if self.aside is not None:
+            self.aside.plucked.pop(entry.sequence, None)
+            self.aside.strays.pop(entry.sequence, None)
+            self.aside.lifted.discard(entry.sequence)
+        self.returned = [(sequence, one) for sequence, one in self.returned if one is not entry]
+        heapify(self.returned)
+
+    def forget_taken_out(self, committed: int) -> None:
+        """This batch is durable: pages that are asked for from now on do not show what it removed."""
+        if self.reading is None and not self.looks:
+            left = {sequence: batch for sequence, batch in self.taken_out.items() if batch > committed}
+            self.taken_out = left or EMPTY
+
+    @property
+    def needs_page(self) -> bool:
+        """There are messages that only the store has."""
+        return self.unread > len(self.recent)
+
+    def clear(self) -> None:
+        if self.arrived:
+            self.arrived.clear()
+        if self.returned:
+            self.returned.clear()
+        if self.delayed:
+            self.delayed.clear()
+        self.let_go_of_places()
+        if self.aside is not None:
+            self._drop_aside()
+
+    # ---- Places ----
+
+    def begin_arrived(self) -> deque[Entry]:
+        """For the first message that comes; it stays until somebody finds the lane empty, or memory is short."""
+        assert self.arrived is NO_ENTRIES, "it has begun"
+        self.queue.memory.places += PLACES_BYTES
+        self.arrived = deque()
+        return self.arrived
+
+    def end_arrived(self) -> None:
+        """Nothing is there any more."""
+        self.arrived = NO_ENTRIES
+        self.queue.memory.places -= PLACES_BYTES
+
+    def begin_recent(self) -> deque[Entry]:
+        self.recent = deque()
+        return self.recent
+
+    def let_go_of_places(self) -> None:
+        """What holds no message takes no memory either, until one comes."""
+        if not self.arrived and self.arrived is not NO_ENTRIES:
+            self.end_arrived()
+        if not self.returned:
+            self.returned = _NO_PLACES
+        if not self.bodiless:
+            self.bodiless = EMPTY
+        if not self.delayed:
+            self.delayed = EMPTY
+        if not self.taken_out:
+            self.taken_out = EMPTY
+        if self.aside is not None and self.queue.watcher is None:
+            self.end_aside()
+
+    @property
+    def has_places(self) -> bool:
+        """Memory for messages that are still to come."""
+        return self.arrived is not NO_ENTRIES
+
+    @property
+    def is_needed(self) -> bool:
+        """It has messages, or is being read, or knows something that must not be forgotten yet."""
+        aside = self.aside
+        return bool(
+            self.arrived
+            or self.returned
+            or self.unread
+            or self.delayed
+            or self.recent
+            or self.bodiless
+            or self.taken_out
+            or self.looks
+            or self.is_pinned
+            or self.reading is not None
+            or (aside is not None and (aside.strays or aside.plucked or aside.scanning or aside.embodying))
+        )
+
+    # ---- Out of turn ----
+
+    def begin_aside(self) -> None:
+        """Somebody has a selector, or there are groups."""
+        if self.aside is None:
+            self.aside = Aside()
+            self.queue.memory.queues += ASIDE_BYTES
+
+    def end_aside(self) -> None:
+        """Nobody has a selector, and there are no groups; it stays while something is out of its turn."""
+        if self.aside is not None and self.aside.is_empty:
+            self._drop_aside()
+
+    def _drop_aside(self) -> None:
+        self.aside = None
+        self.queue.memory.queues -= ASIDE_BYTES
+
+    def strip(self) -> None:
+        """Let both ends of what is in memory be no empty places."""
+        aside = self.aside
+        assert aside is not None, "somebody has a selector"
+        tombs, lifted = aside.tombs, aside.lifted
+        arrived, returned = self.arrived, self.returned
+        while tombs and arrived and arrived[0].sequence in tombs:
+            tombs.discard(arrived.popleft().sequence)
+        while tombs and arrived and arrived[-1].sequence in tombs:
+            tombs.discard(arrived.pop().sequence)
+        while lifted and returned and returned[0][0] in lifted:
+            lifted.discard(heappop(returned)[0])
+
+
+_NOWHERE = -1
+
+_places: dict[tuple[int, ...], list[int]] = {}
+"""By the ranks of the lanes that there are: where among them that of each priority is, or _NOWHERE. There are many more
+queues than these."""
+
+
+def _places_of(lanes: tuple[Lane, ...]) -> list[int]:
+    ranks = tuple(lane.rank for lane in lanes)
+    places = _places.get(ranks)
+    if places is None:
+        by_priority = [rank(priority) for priority in range(PRIORITY_MAX + 1)]
+        places = _places[ranks] = [ranks.index(each) if each in ranks else _NOWHERE for each in by_priority]
+    return places
+
+
+class Queue:
+    __slots__ = (
+        "_places",
+        "destination",
+        "has_groups",
+        "has_lost_bodies",
+        "holds_dead_letters",
+        "in_memory",
+        "is_joint",
+        "is_known_to_store",
+        "is_paused",
+        "is_temporary",
+        "lanes",
+        "memory",
+        "number",
+        "policy",
+        "resident",
+        "spilled",
+        "spilled_sizes",
+        "stored_number",
+        "used_us",
+        "watcher",
+    )
+
+    def __init__(
+        self,
+        destination: Destination,
+        number: int,
+        policy: Policy,
+        memory: Memory,
+        *,
+        holds_dead_letters: bool = False,
+        used_us: int = 0,
+    ) -> None:
+        self.destination = destination
+        self.memory = memory
+        """What it takes of this it gives back with `let_go`."""
+        memory.queues += queue_size(destination)
+        self.policy = policy
+        self.number = 0 if destination.kind is Kind.TEMPORARY else number
+        """What the history calls it; 0 if it is not there."""
+        self.stored_number = number
+        """What the store calls it, or will; 0 if it does not."""
+        self.is_temporary = destination.kind is Kind.TEMPORARY
+        """It goes with its connection; nothing of it outlives a crash."""
+        self.holds_dead_letters = holds_dead_letters
+        self.is_known_to_store = False
+        self.is_paused = False
+        """Nothing is dispatched."""
+        self.lanes: tuple[Lane, ...] = ()
+        """Those that there are, by rank: the first non-empty lane is served first."""
+        self._places = _places_of(())
+        self.is_joint = False
+        """Somebody takes from it who takes from other queues as well."""
+        self.watcher: Watcher | None = None
+        """As long as some consumers have selectors, or there are groups."""
+        self.has_groups = False
+        """It has had a message of one; then there is a watcher."""
+        self.resident = 0
+        """Bytes of memory that its messages take, waiting or held."""
+        self.spilled = 0
+        """Bytes of messages that have left memory; counted in a subscription that ends with its connection."""
+        self.spilled_sizes: dict[int, int] = {}
+        """Of those among them that are known without their bodies, by sequence."""
+        self.in_memory = 0
+        """How many messages that are."""
+        self.has_lost_bodies = False
+        """Bodies of messages that somebody held have left memory: `resident` does not say that nobody has one."""
+        self.used_us = used_us
+        """When something was done with it last that dispatch had to know of, in microseconds of Delays' clock."""
+
+    @property
+    def name(self) -> str:
+        return self.destination.name
+
+    @property
+    def policy_name(self) -> str:
+        """By what its policy is looked up: a subscription has that of its topic."""
+        return self.destination.topic or self.destination.name
+
+    @property
+    def is_subscription(self) -> bool:
+        """To a topic, and it ends with its connection."""
+        return self.destination.kind is Kind.TEMPORARY and bool(self.destination.topic)
+
+    @property
+    def is_reply_queue(self) -> bool:
+        """It goes with its connection, and never leaves memory."""
+        return self.destination.kind is Kind.TEMPORARY and not self.destination.topic
+
+    @property
+    def keeps_failures(self) -> bool:
+        """What fails here stays here, however often."""
+        return self.is_temporary or self.holds_dead_letters
+
+    def lane_of(self, message: Message) -> Lane:
+        """Where a message of this queue stands."""
+        place = self._places[message.priority]
+        return self.lanes[place] if place >= 0 else self.lane(rank(message.priority))
+
+    def lane(self, rank: int) -> Lane:
+        """Made if it is not there."""
+        lane = self.lane_if_there(rank)
+        if lane is None:
+            lane = Lane(lane_key(self.stored_number, rank), self)
+            self.memory.queues += LANE_BYTES
+            self.lanes = tuple(sorted((*self.lanes, lane), key=lambda one: one.rank))
+            self._places = _places_of(self.lanes)
+            if self.watcher is not None:
+                self.watcher.made(lane)
+        return lane
+
+    def lane_if_there(self, rank: int) -> Lane | None:
+        place = self._places[PRIORITY_MAX - rank]
+        return self.lanes[place] if place >= 0 else None
+
+    @property
+    def is_needed(self) -> bool:
+        """Something of it is there, as far as it knows itself; or it goes with its connection."""
+        return bool(self.resident or self.is_temporary or any(lane.is_needed for lane in self.lanes))
+
+    def let_go(self) -> None:
+        """It is nobody's any more. A lane and its queue refer to one another, and the garbage collector comes rarely:
+        the circle is broken by hand."""
+        for lane in self.lanes:
+            self.memory.queues -= LANE_BYTES
+            lane.clear()
+        self.memory.queues -= queue_size(self.destination)
+        self.lanes = ()
+        self._places = _places_of(())
+
+    def let_go_of_places(self) -> None:
+        for lane in self.lanes:
+            lane.let_go_of_places()
+
+    def waiting(self) -> int:
+        """Messages that no consumer holds."""
+        return sum(map(len, self.lanes))
+
+
+def is_given_up(queue: Queue, attempts: int, due: int) -> bool:
+    """A message failed too often, the failure just seen included, or somebody said that it is poison, in a queue that
+    does not keep its failures; `due` is the due time of an entry, or of its mark.
+    """
+    return (attempts >= queue.policy.attempts_max or due == DUE_NEVER) and not queue.keeps_failures
+
+
+def is_expired(message: Message | None, now_ms: int) -> bool:
+    """Its time is known to have come."""
+    return message is not None and 0 < message.expires_ms <= now_ms

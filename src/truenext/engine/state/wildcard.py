@@ -1,0 +1,105 @@
+"""A consumer of all queues whose names match a pattern. Source: docs/contract.md, "Wildcards"
+
+Where each lane of each of its queues begins is known to it, in one heap for each rank: what is next for it is at the
+top of one of them, however many queues there are. Whatever can make something earlier ready touches its queue, and that
+is then looked at again; what has become later turns out when it is at the top. How it is
+served: dispatch/wildcard.py
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappush
+from typing import TYPE_CHECKING
+
+from truenext.destination import DEAD_LETTER_PREFIX, Kind, virtual_topic
+from truenext.engine.state.consumer import Consumer
+from truenext.order import RANKS
+from truenext.pattern import is_pattern, matches
+
+if TYPE_CHECKING:
+    from truenext.commands import Subscribe
+    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.queue import Queue
+
+NOWHERE = -1
+"""In place of a sequence: nothing is ready in that lane."""
+
+STALE_MIN = 64
+"""So many heads of lanes may be no longer true before the heap is made anew."""
+
+
+class Wildcard(Consumer):
+    __slots__ = ("_pushed", "_standing_at", "heads", "is_joining", "queues", "words")
+
+    def __init__(
+        self,
+        session: Session,
+        subscribe: Subscribe,
+        memory: Memory,
+        *,
+        number: int,
+        served_at: int,
+        now_ms: int,
+    ) -> None:
+        super().__init__(session, subscribe, memory, number=number, served_at=served_at, now_ms=now_ms)
+        self.queue = None
+        self.words = subscribe.destination.name.split(".")
+        """Of its pattern."""
+        self.queues: dict[Queue, None] = {}
+        """Those that it has joined."""
+        self.is_joining = True
+        """Some that were there when it came are still to be looked at."""
+        self._standing_at: list[dict[Queue, int]] = [{} for _ in RANKS]
+        """By rank, the sequence where what is next for it begins in that lane of a queue: of a message, or from which
+        on something has to be read or tested. Where nothing is there is no entry: most queues are empty."""
+        self.heads: list[list[tuple[int, int, Queue]]] = [[] for _ in RANKS]
+        """The same, by rank, as heaps of sequence, a number to tell them apart, and queue. Some are no longer true, see
+        `head_at`."""
+        self._pushed = 0
+        """Into these heaps."""
+
+    def left_queue(self, queue: Queue) -> None:
+        del self.queues[queue]
+        for standing in self._standing_at:
+            standing.pop(queue, None)
+
+    def is_open(self) -> bool:
+        return not self.is_joining and super().is_open()
+
+    def all_queues(self) -> list[Queue]:
+        return list(self.queues)
+
+    def is_meant(self, queue: Queue) -> bool:
+        """Its pattern means this queue."""
+        destination = queue.destination
+        name = destination.name
+        if destination.kind is not Kind.QUEUE or destination.topic or not matches(self.words, name.split(".")):
+            return False
+        is_called_so = name.startswith(DEAD_LETTER_PREFIX)
+        if queue.holds_dead_letters and not is_called_so:
+            return False
+        # These are meant by a pattern with their own first word alone.
+        return not (is_called_so or virtual_topic(name)) or not is_pattern(self.words[0])
+
+    def stands(self, queue: Queue, rank: int, sequence: int) -> None:
+        """What is next for it in a lane begins here."""
+        standing = self._standing_at[rank]
+        if standing.get(queue, NOWHERE) == sequence:
+            return
+        if sequence == NOWHERE:
+            del standing[queue]
+            return
+        standing[queue] = sequence
+        heap = self.heads[rank]
+        if len(heap) < 2 * len(standing) + STALE_MIN:
+            self._pushed += 1
+            heappush(heap, (sequence, self._pushed, queue))
+            return
+        heap[:] = [(at, number, one) for number, (one, at) in enumerate(standing.items(), self._pushed + 1)]
+        heapify(heap)
+        self._pushed += len(standing)
+
+    def head_at(self, queue: Queue, rank: int) -> int:
+        """Where what is next for it begins in a lane; NOWHERE too if the queue has gone."""
+        return self._standing_at[rank].get(queue, NOWHERE)

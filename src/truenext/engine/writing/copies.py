@@ -1,0 +1,70 @@
+"""How the copies of one message are written: what is the same in all of them once, if there is enough of it.
+
+The content of persistent copies is persistent, that of transient ones transient: after a crash the one is there with
+all its references, and the other is gone with them. So a message may have two, and their numbers must differ: a
+persistent one has the sequence of the first copy, a transient one that of the last of those that refer to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from truenext.engine.state.queue import WHOLE
+from truenext.engine.writing.entries import put, share
+from truenext.limits import CONTENT_BYTES_MIN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from truenext.batch import Batch
+    from truenext.engine.state.queue import Entry, Queue
+    from truenext.message import Message
+
+
+class Contents(NamedTuple):
+    """Numbers of the contents of one message; 0 if every record has its own."""
+
+    persistent: int
+    transient: int
+
+
+NONE = Contents(0, 0)
+
+
+def share_new(batch: Batch, message: Message, queues: Sequence[Queue], first: int) -> Contents:
+    """The content of a message that is about to be accepted in all these queues, with sequences from `first` on, is
+    written with this batch, as is every copy that has to be stored at once.
+    """
+    if len(queues) < 2 or not _is_large(message):
+        return NONE
+    lasting = 0
+    transient = 0
+    last = 0
+    for at, queue in enumerate(queues):
+        if message.persistent and not queue.is_temporary:
+            lasting += 1
+        elif queue.lane_of(message).horizon != WHOLE:
+            transient += 1
+            last = first + at
+    if lasting > 1:
+        share(batch, first, message, lasting, persistent=True)
+    if transient > 1:
+        share(batch, last, message, transient, persistent=False)
+    return Contents(first if lasting > 1 else 0, last if transient > 1 else 0)
+
+
+def put_all(batch: Batch, copies: Sequence[Entry]) -> None:
+    """Copies of one message, which the store does not have and which are all transient, are to be stored."""
+    message = copies[0].message
+    assert message is not None, "what has left memory is in the store already"
+    if len(copies) > 1 and _is_large(message):
+        number = max(entry.sequence for entry in copies)
+        share(batch, number, message, len(copies), persistent=False)
+        for entry in copies:
+            entry.content = number
+    for entry in copies:
+        put(batch, entry)
+
+
+def _is_large(message: Message) -> bool:
+    return len(message.body) + len(message.header) >= CONTENT_BYTES_MIN

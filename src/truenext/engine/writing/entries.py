@@ -1,0 +1,108 @@
+"""What the store is told of a message: it is there, it failed, it is gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from truenext.batch import Mark
+from truenext.engine.state.memory import ENTRY_BYTES
+from truenext.record import content_key, encode, encode_reference, message_key
+
+if TYPE_CHECKING:
+    from truenext.batch import Batch
+    from truenext.engine.state.queue import Entry, Queue
+    from truenext.message import Message
+
+
+def introduce(batch: Batch, queue: Queue) -> None:
+    """The store is to know a queue, though nothing is in it."""
+    queue.is_known_to_store = True
+    batch.queues[queue.number] = queue.name
+    batch.size += len(queue.name)
+
+
+def put(batch: Batch, entry: Entry) -> None:
+    """The message is to be stored; its queue is introduced to the store first if that does not know it."""
+    queue = entry.lane.queue
+    if not queue.is_known_to_store:
+        introduce(batch, queue)
+    message = entry.message
+    assert message is not None, "what has left memory is in the store already"
+    key = message_key(entry.lane.key, entry.sequence)
+    if entry.content:
+        record = encode_reference(key, entry.content, persistent=entry.persistent)
+    else:
+        record = encode(key, _as_stored(message, persistent=entry.persistent))
+    if entry.persistent and not entry.content:
+        # Most are; the rest is for the others.
+        batch.puts[key] = record
+        batch.size += len(record)
+    else:
+        (batch.puts if entry.persistent else batch.transient_puts)[key] = record
+        batch.size += len(record) + _beside(entry)
+    entry.stored = batch.number
+
+
+def _beside(entry: Entry) -> int:
+    """What a message takes in memory beside its record for as long as its batch does: of copies and of transients that
+    leave memory there may be very many in one batch."""
+    return ENTRY_BYTES if entry.content or not entry.persistent else 0
+
+
+def share(batch: Batch, number: int, message: Message, copies: int, *, persistent: bool) -> None:
+    """The content of a message is to be stored once for so many copies, each of which is to be put with the same batch,
+    with that number, and is as persistent."""
+    key = content_key(number)
+    record = encode(key, _as_stored(message, persistent=persistent))
+    (batch.puts if persistent else batch.transient_puts)[key] = record
+    batch.marks[key] = Mark(copies, 0)
+    batch.size += len(record)
+
+
+def release(batch: Batch, content: int, *, persistent: bool) -> None:
+    """A stored copy of a content is gone, which an earlier batch has put."""
+    (batch.released if persistent else batch.transient_released).append(content_key(content))
+
+
+def _unshare(batch: Batch, content: int, *, persistent: bool) -> None:
+    """A copy of a content is not written at all."""
+    key = content_key(content)
+    copies = batch.marks[key].attempts - 1
+    if copies:
+        batch.marks[key] = Mark(copies, 0)
+    else:
+        del batch.marks[key]
+        batch.size -= len((batch.puts if persistent else batch.transient_puts).pop(key))
+
+
+def _as_stored(message: Message, *, persistent: bool) -> Message:
+    """Its record says of which kind it is: for a subscription that ends with its connection all are transient."""
+    return message if message.persistent == persistent else replace(message, persistent=persistent)
+
+
+def remove(batch: Batch, entry: Entry) -> None:
+    """A stored message is gone; one that is still to be written with this batch is not written at all."""
+    key = message_key(entry.lane.key, entry.sequence)
+    if entry.stored == batch.number:
+        batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key)) + _beside(entry)
+        if entry.marked:
+            batch.marks.pop(key, None)
+        if entry.content:
+            _unshare(batch, entry.content, persistent=entry.persistent)
+        return
+    if entry.content:
+        release(batch, entry.content, persistent=entry.persistent)
+    (batch.removes if entry.persistent else batch.transient_removes).append(key)
+    if entry.marked:
+        batch.unmarks.append(key)
+    batch.size += len(key)
+
+
+def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
+    """How often a stored message was dispatched, how often a consumer failed with it, and when it is due."""
+    entry.marked = True
+    key = message_key(entry.lane.key, entry.sequence)
+    batch.marks[key] = Mark(entry.attempts, entry.deliveries, due_ms)
+    batch.size += len(key)

@@ -1,0 +1,394 @@
+"""What happened to every message, in the order in which it happened, as bytes for the history.
+
+Events of one kind in one queue that follow one another make one block, whose columns are written at once: for a message
+an event costs an append to a list. So what a block says of an entry is what the entry says when the block ends; only
+events of another kind may change it, and those end the block first.
+
+Temporary queues are not accounted for: they are the private business of one connection.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from typing import TYPE_CHECKING, cast
+from zlib import crc32
+
+from truenext.commands import AckMode
+from truenext.engine.state.reason import Reason
+from truenext.events import (
+    BEGINS_FILE,
+    BLOCK,
+    CHECKSUM,
+    CHUNK,
+    DELAYED,
+    HOLDING,
+    MODES,
+    NO_WINDOW,
+    OF_BATCH,
+    PERSISTENT_FLAG,
+    REASONS,
+    WITH_SELECTOR,
+    Kind,
+    group_number,
+)
+from truenext.limits import HISTORY_FILE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.queue import Entry, Queue
+    from truenext.message import Message
+
+_ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP = (
+    int(kind)
+    for kind in (
+        Kind.ACCEPTED,
+        Kind.DISPATCHED,
+        Kind.ACKNOWLEDGED,
+        Kind.RETURNED,
+        Kind.EXPIRED,
+        Kind.REMOVED,
+        Kind.ACCEPTED_OF_GROUP,
+    )
+)
+BLOCK_US_MAX = 500
+"""Longest time in microseconds over which events share a block, and with it their time."""
+
+_ONE = struct.Struct(BLOCK.format + "Q")
+_ONE_ACCEPTED = struct.Struct(_ONE.format + "IB")
+_ONE_DISPATCHED = struct.Struct(_ONE.format + "II")
+_ONE_RETURNED = struct.Struct(_ONE.format + "I")
+
+_DUE = REASONS.index("due")
+_RETURNED_FOR = {reason: REASONS.index(reason.value) for reason in Reason}
+
+
+def _codes_of(wait: str) -> dict[Reason | None, int]:
+    """None is what a page has shown, whose failure was told before."""
+    failures = (reason for reason in Reason if reason is not Reason.RELEASED)
+    return {None: REASONS.index(wait)} | {reason: REASONS.index(f"{reason.value} and {wait}") for reason in failures}
+
+
+_DELAYED_FOR, _HOLDING_FOR = _codes_of(DELAYED), _codes_of(HOLDING)
+_MODE = {mode: MODES.index(mode.value) for mode in AckMode}
+_MODE_WITH_SELECTOR = {mode: MODES.index(mode.value + WITH_SELECTOR) for mode in AckMode}
+
+
+class EventLog:
+    def __init__(self, *, run: int = 1, first_event: int = 1) -> None:
+        self._run = run
+        self._now_us = 0
+        self._names: dict[int, str] = {}
+        self._forgotten: list[int] = []
+        """Those of them of which nothing is told behind the chunk that is under way,"""
+        self._forgotten_in_file: list[int] = []
+        """behind the last chunk, while the file is the same,"""
+        self.reusable: list[int] = []
+        """and while it is another; see `take_reusable`."""
+        self._next_event = first_event
+        """Number of the next event, those of the block that is open not counted."""
+        self._chunk_event = first_event
+        self._blocks: list[bytes] = []
+        self._size = 0
+        self._file_size = HISTORY_FILE_BYTES
+        """Bytes in the file so far: the first chunk begins one."""
+
+        # The block that is open.
+        self._kind = -1
+        self._code = 0
+        self._queue = 0
+        self._other = 0
+        self._opened_us = 0
+        self.entries: list[Entry] = []
+        """What the open block is of. Whoever finds that it is open for his event may append to it himself."""
+        self.accepting: Queue | None = None
+        """The open block is of messages of no group accepted in this queue,"""
+        self.accepting_batch = 0
+        """visible with this batch."""
+        self.acknowledging: Queue | None = None
+        """The open block is of messages acknowledged in this queue."""
+        self._consumers: list[int] = []
+
+    def tick(self, now_us: int) -> None:
+        """It is so many microseconds since the epoch."""
+        if self.entries and now_us - self._opened_us > BLOCK_US_MAX:
+            self.end_block()
+        self._now_us = now_us
+
+    # ---- What happens to many messages ----
+
+    def accepted(self, entry: Entry) -> None:
+        queue = entry.lane.queue
+        if queue.number and entry.group:
+            if (self._kind, self._queue, self._other) != (_OF_GROUP, queue.number, entry.batch):
+                self._open(_OF_GROUP, queue.number, entry.batch)
+            self.entries.append(entry)
+        elif queue.number:
+            if self.accepting is not queue or self.accepting_batch != entry.batch:
+                self._open(_ACCEPTED, queue.number, entry.batch)
+                self.accepting, self.accepting_batch = queue, entry.batch
+            self.entries.append(entry)
+
+    def dispatched(self, queue: Queue, entries: list[Entry], consumers: list[int]) -> None:
+        """`consumers` are the numbers of those who got them, one by one."""
+        if queue.number:
+            if self._kind != _DISPATCHED or self._queue != queue.number:
+                self._open(_DISPATCHED, queue.number)
+            self.entries.extend(entries)
+            self._consumers.extend(consumers)
+
+    def acknowledged(self, entry: Entry) -> None:
+        self.acknowledged_all(entry.lane.queue, (entry,))
+
+    def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
+        if queue.number:
+            if self.acknowledging is not queue:
+                self._open(_ACKNOWLEDGED, queue.number)
+                self.acknowledging = queue
+            self.entries.extend(entries)
+
+    def returned(self, entry: Entry, reason: Reason) -> None:
+        self._returned(entry, _RETURNED_FOR[reason])
+
+    def delayed(self, entry: Entry, reason: Reason | None = None, *, is_holding: bool) -> None:
+        """It waits for its next try: it has just failed, or, without a reason, a page has shown it."""
+        self._returned(entry, (_HOLDING_FOR if is_holding else _DELAYED_FOR)[reason])
+
+    def due(self, entry: Entry) -> None:
+        self._returned(entry, _DUE)
+
+    def _returned(self, entry: Entry, code: int) -> None:
+        if entry.lane.queue.number:
+            if self._kind != _RETURNED or self._queue != entry.lane.queue.number or self._code != code:
+                self._open(_RETURNED, entry.lane.queue.number, code=code)
+            self.entries.append(entry)
+
+    def expired(self, entry: Entry) -> None:
+        if entry.lane.queue.number:
+            if self._kind != _EXPIRED or self._queue != entry.lane.queue.number:
+                self._open(_EXPIRED, entry.lane.queue.number)
+            self.entries.append(entry)
+
+    def removed(self, entry: Entry) -> None:
+        """Somebody has asked for that."""
+        if entry.lane.queue.number:
+            if self._kind != _REMOVED or self._queue != entry.lane.queue.number:
+                self._open(_REMOVED, entry.lane.queue.number)
+            self.entries.append(entry)
+
+    # ---- What happens rarely ----
+
+    def started(self, *, after_clean_stop: bool) -> None:
+        self._single(Kind.STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
+
+    def recovered(self, queue: Queue, count: int) -> None:
+        if queue.number:
+            self._single(Kind.RECOVERED, queue.number, other=count)
+
+    def committed(self, batch: int) -> None:
+        self._single(Kind.COMMITTED, other=batch)
+
+    def subscribed(self, consumer: Consumer, queue: Queue, *, has_selector: bool) -> None:
+        if queue.number:
+            window = NO_WINDOW if consumer.mode is AckMode.AUTO else consumer.window
+            self._single(
+                Kind.SUBSCRIBED,
+                queue.number,
+                code=(_MODE_WITH_SELECTOR if has_selector else _MODE)[consumer.mode],
+                other=consumer.number,
+                columns=_column("I", [window]),
+            )
+
+    def unsubscribed(self, consumer: Consumer, queue: Queue) -> None:
+        if queue.number:
+            self._single(Kind.UNSUBSCRIBED, queue.number, other=consumer.number)
+
+    def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
+        self._moved(Kind.DEAD_LETTERED, entry, target, target_sequence)
+
+    def moved(self, entry: Entry, target: Queue, target_sequence: int) -> None:
+        self._moved(Kind.MOVED, entry, target, target_sequence)
+
+    def paused(self, queue: Queue) -> None:
+        self._single(Kind.PAUSED, queue.number)
+
+    def resumed(self, queue: Queue) -> None:
+        self._single(Kind.RESUMED, queue.number)
+
+    def _moved(self, kind: Kind, entry: Entry, target: Queue, target_sequence: int) -> None:
+        columns = _column("Q", [entry.sequence]) + _column("I", [target.number]) + _column("Q", [target_sequence])
+        self._single(kind, entry.lane.queue.number, columns=columns)
+
+    def named(self, queue: Queue) -> None:
+        """To be told of every queue before anything happens in it."""
+        if queue.number:
+            self.end_block()
+            self._names[queue.number] = queue.name
+            self._add(_name(queue.number, queue.name, self._now_us))
+
+    def forgot(self, queue: Queue) -> bool:
+        """Nothing is told of a queue any more. True if its number must not be another's before `take_reusable` says
+        so: in one file a number stands for one name, also where a part of the file is lost."""
+        if not queue.number:
+            return False
+        self._forgotten.append(queue.number)
+        return True
+
+    def take_reusable(self) -> list[int]:
+        """Numbers of queues that were forgotten in an earlier file; batches up to the last one that was handed over
+        but one are durable."""
+        reusable, self.reusable = self.reusable, []
+        return reusable
+
+    # ---- Handing over ----
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait to be handed over, the open block left out."""
+        return self._size
+
+    def is_empty(self) -> bool:
+        return not self._blocks and not self.entries
+
+    def take(self, *, of_batch: bool = False) -> bytes:
+        """Everything since the last call, as one chunk of a history file; nothing if nothing happened. `of_batch` says
+        that it goes with a batch that the store writes."""
+        self.end_block()
+        if not self._blocks:
+            self._forget()
+            return b""
+        flags = OF_BATCH if of_batch else 0
+        if self._file_size >= HISTORY_FILE_BYTES:
+            flags |= BEGINS_FILE
+            self._file_size = 0
+            self.reusable += self._forgotten_in_file
+            self._forgotten_in_file = []
+            # A file can be read by itself.
+            self._blocks[:0] = [_name(number, name, self._now_us) for number, name in self._names.items()]
+        size = sum(map(len, self._blocks))
+        # All at once, and not piece by piece: with the names of a hundred thousand queues it is large.
+        rest = b"".join((CHUNK.pack(0, size, self._run, flags, self._chunk_event)[CHECKSUM.size :], *self._blocks))
+        self._blocks = []
+        self._forget()
+        self._size = 0
+        self._chunk_event = self._next_event
+        self._file_size += len(rest)
+        return CHECKSUM.pack(crc32(rest)) + rest
+
+    # ---- Inside ----
+
+    def _forget(self) -> None:
+        if not self._forgotten:
+            return
+        for number in self._forgotten:
+            # One in which scheduled sends waited was never named.
+            self._names.pop(number, None)
+        self._forgotten_in_file += self._forgotten
+        self._forgotten.clear()
+
+    def _open(self, kind: int, queue: int, other: int = 0, code: int = 0) -> None:
+        self.end_block()
+        self._kind, self._queue, self._other, self._code = kind, queue, other, code
+        self._opened_us = self._now_us
+
+    def end_block(self) -> None:
+        """Write down what is in the open block. To be called before messages go of which nothing is told."""
+        entries = self.entries
+        kind, self._kind = self._kind, -1
+        self.accepting = self.acknowledging = None
+        if not entries:
+            return
+        count = len(entries)
+        if count == 1 and kind != _OF_GROUP:
+            self._next_event += 1
+            self._add(self._block_of_one(kind, entries.pop()))
+            return
+        block = BLOCK.pack(kind, self._code, count, self._queue, self._other, self._opened_us)
+        columns = _column("Q", [entry.sequence for entry in entries])
+        if kind in (_ACCEPTED, _OF_GROUP):
+            # All there: nothing leaves memory before its batch is durable, and handing that over ends the block.
+            messages = cast("list[Message]", [entry.message for entry in entries])
+            columns += _column("I", [len(message.body) for message in messages])
+            columns += bytes([message.priority + PERSISTENT_FLAG * message.persistent for message in messages])
+            if kind == _OF_GROUP:
+                columns += _column("Q", [group_number(entry.group) for entry in entries])
+        elif kind == _DISPATCHED:
+            columns += _column("I", self._consumers)
+            columns += _column("I", [entry.deliveries for entry in entries])
+            self._consumers = []
+        elif kind == _RETURNED:
+            columns += _column("I", [entry.attempts for entry in entries])
+        self.entries = []
+        self._next_event += count
+        self._add(block + columns)
+
+    def _block_of_one(self, kind: int, entry: Entry) -> bytes:
+        """As below, at a third of the cost: one message at a time makes three of these for each."""
+        head = (kind, self._code, 1, self._queue, self._other, self._opened_us, entry.sequence)
+        if kind == _ACCEPTED:
+            message = cast("Message", entry.message)
+            flags = message.priority + PERSISTENT_FLAG * message.persistent
+            return _ONE_ACCEPTED.pack(*head, len(message.body), flags)
+        if kind == _DISPATCHED:
+            return _ONE_DISPATCHED.pack(*head, self._consumers.pop(), entry.deliveries)
+        if kind == _RETURNED:
+            return _ONE_RETURNED.pack(*head, entry.attempts)
+        return _ONE.pack(*head)
+
+    def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
+        self.end_block()
+        self._next_event += 1
+        self._add(BLOCK.pack(kind, code, 1, queue, other, self._now_us) + columns)
+
+    def _add(self, block: bytes) -> None:
+        self._blocks.append(block)
+        self._size += len(block)
+
+
+class NoEventLog(EventLog):
+    """Nothing is written down."""
+
+    def accepted(self, entry: Entry) -> None:
+        pass
+
+    def dispatched(self, queue: Queue, entries: list[Entry], consumers: list[int]) -> None:
+        pass
+
+    def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
+        pass
+
+    def _returned(self, entry: Entry, code: int) -> None:
+        pass
+
+    def expired(self, entry: Entry) -> None:
+        pass
+
+    def named(self, queue: Queue) -> None:
+        pass
+
+    def forgot(self, queue: Queue) -> bool:
+        return False
+
+    def removed(self, entry: Entry) -> None:
+        pass
+
+    def _moved(self, kind: Kind, entry: Entry, target: Queue, target_sequence: int) -> None:
+        pass
+
+    def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
+        pass
+
+
+def _name(number: int, name: str, now_us: int) -> bytes:
+    text = name.encode()
+    return BLOCK.pack(Kind.NAME, 0, 0, number, len(text), now_us) + text
+
+
+def _column(code: str, values: list[int]) -> bytes:
+    column = array(code, values)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()

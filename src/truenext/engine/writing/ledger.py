@@ -1,0 +1,227 @@
+"""What time it is, which batch gathers, what is durable, and who waits for that: the one owner of all of it.
+
+    tick            it is so late
+    batch           what the store must do next; every room adds to it
+    hand_over       it is made durable; the next one gathers
+    committed       it is durable: what waited for it is touched, or said
+
+A message is visible once `entry.batch <= ledger.committed`. Nobody waits for a batch but by its number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.batch import Batch
+from truenext.engine.state.wildcard import Wildcard
+from truenext.limits import (
+    GATHERING_BYTES_MAX,
+    SEQUENCE_BLOCK,
+    SEQUENCE_RESERVE,
+    WAITING_ANSWER_BYTES,
+)
+from truenext.room import Room
+
+if TYPE_CHECKING:
+    from truenext.answers import Answer
+    from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.queue import Queue
+    from truenext.engine.writing.event_log import EventLog
+
+
+class Ledger:
+    __slots__ = (
+        "_answers",
+        "_events",
+        "_first_sequences",
+        "_requested_limit",
+        "_waiting_answers",
+        "administered_in",
+        "ahead_us",
+        "batch",
+        "busy",
+        "committed",
+        "is_awaited",
+        "is_stopped",
+        "next_sequence",
+        "now_ms",
+        "now_us",
+        "requested_in",
+        "room",
+        "sequence_limit",
+        "touched",
+        "touched_wildcards",
+        "waiting_queues",
+    )
+
+    def __init__(self, events: EventLog, *, sequence_limit: int = 1) -> None:
+        """No sequence from `sequence_limit` on was ever given out."""
+        self._events = events
+        self.now_ms = 0
+        """Milliseconds since the epoch."""
+        self.now_us = 0
+        """Microseconds since whenever, of a clock that does not jump."""
+        self.ahead_us = 0
+        """By how much the wall clock was ahead of that one, when it was most."""
+        self.room = Room.PLENTY
+        """For what senders bring."""
+        self.is_stopped = False
+        """Nothing is dispatched, expires or becomes due any more: what waits is being written down."""
+        self.batch = Batch(1)
+        """The one that gathers."""
+        self.committed = 0
+        """The last one that is known to be durable; so are all before it."""
+        self.administered_in = 0
+        """The last one in which somebody has paused a queue, or moved or removed messages: answers wait for it."""
+        self.is_awaited = False
+        """Somebody waits for the gathering batch: a message to become visible, or an answer."""
+        self.touched: dict[Queue, None] = {}
+        """Queues in which a dispatch may have become possible, in order of the first touch."""
+        self.touched_wildcards: dict[Wildcard, None] = {}
+        """Consumers of many queues that may have credit again."""
+        self.busy: dict[object, None] = {}
+        """The sources of work that has something to do, now or later: see work.py."""
+        self.waiting_queues: dict[int, dict[Queue, None]] = {}
+        """By the batch that makes messages visible in them."""
+        self._answers: list[tuple[Session, Answer]] = []
+        self._waiting_answers: dict[int, list[tuple[Session, Answer]]] = {}
+        """By the batch they wait for."""
+
+        self.next_sequence = sequence_limit
+        self.sequence_limit = sequence_limit
+        """Sequences below it are reserved durably: what has one of these may be seen."""
+        self._requested_limit = sequence_limit
+        """What the store was last asked to reserve."""
+        self.requested_in = 0
+        """The batch that asked for it."""
+        self._first_sequences = (sequence_limit, sequence_limit)
+        """Of the batch that was handed over last, and of the gathering one."""
+
+    # ---- Time ----
+
+    def tick(self, now_us: int, steady_us: int) -> None:
+        """It is so many microseconds since the epoch, and by a clock that does not jump."""
+        self.now_ms = now_us // 1000
+        self.now_us = steady_us
+        if now_us - steady_us > self.ahead_us:
+            self.ahead_us = now_us - steady_us
+        self._events.tick(now_us)
+
+    # ---- Sequences ----
+
+    @property
+    def first_in_flight(self) -> int:
+        """What has a sequence below it is durable."""
+        return self._first_sequences[0]
+
+    @property
+    def last_sequence(self) -> int:
+        """The last that was given out."""
+        return self.next_sequence - 1
+
+    def take_sequence(self) -> int:
+        """The next one, for what is durable with the gathering batch at the earliest."""
+        sequence = self.next_sequence
+        self.next_sequence = sequence + 1
+        if sequence >= self._requested_limit:
+            self.request_sequences()
+        return sequence
+
+    def reserved_with(self, sequence: int) -> int:
+        """The batch with which a sequence is reserved that was just given out and is not reserved yet: nobody may see
+        what has it before that."""
+        if sequence >= self._requested_limit:
+            self.request_sequences()
+        return self.requested_in
+
+    def request_some_sequences(self) -> None:
+        """If few are left that were asked for."""
+        if self._requested_limit - self.next_sequence < SEQUENCE_BLOCK // 2:
+            self.request_sequences()
+
+    def request_sequences(self) -> None:
+        self._requested_limit = self.next_sequence + SEQUENCE_BLOCK
+        self.requested_in = self.batch.number
+        self.batch.sequence_limit = self._requested_limit
+        self.is_awaited = True
+
+    # ---- Answers ----
+
+    @property
+    def has_answers(self) -> bool:
+        """That are to be said now."""
+        return bool(self._answers)
+
+    def answer(self, session: Session, answer: Answer) -> None:
+        """Say something to a connection once all that it asked for so far is durable, in order."""
+        if session.batch <= self.committed:
+            self._answers.append((session, answer))
+        else:
+            self._waiting_answers.setdefault(session.batch, []).append((session, answer))
+            self.batch.size += WAITING_ANSWER_BYTES
+            if session.batch == self.batch.number:
+                self.is_awaited = True
+
+    def take_answers(self) -> list[tuple[Session, Answer]]:
+        """What is to be said now."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    # ---- Batches ----
+
+    @property
+    def has_room(self) -> bool:
+        """More commands may be taken: sequences are left, and the gathering batch is not too large."""
+        if self.sequence_limit - self.next_sequence < SEQUENCE_RESERVE:
+            return False
+        return self.batch.size + self._events.size < GATHERING_BYTES_MAX
+
+    @property
+    def is_full(self) -> bool:
+        """What can wait is not added to the gathering batch any more."""
+        return self.batch.size >= GATHERING_BYTES_MAX
+
+    @property
+    def has_batch(self) -> bool:
+        """There is something to write, or somebody waits for what need not be written any more."""
+        return self.is_awaited or not self.batch.is_empty() or not self._events.is_empty()
+
+    @property
+    def latest_batch(self) -> int:
+        """The last batch with anything in it."""
+        return self.batch.number if not self.batch.is_empty() else self.batch.number - 1
+
+    def touch(self, consumer: Consumer) -> None:
+        """It may have credit again."""
+        if isinstance(consumer, Wildcard):
+            self.touched_wildcards[consumer] = None
+        elif consumer.queue is not None:
+            self.touched[consumer.queue] = None
+
+    def hand_over(self) -> Batch:
+        """The gathering batch, to be made durable."""
+        batch = self.batch
+        batch.history = self._events.take(of_batch=not batch.is_empty())
+        self.batch = Batch(batch.number + 1)
+        self._first_sequences = (self._first_sequences[1], self.next_sequence)
+        self.is_awaited = False
+        return batch
+
+    def begin_committed(self, batch: Batch) -> None:
+        """The batch is durable, and so are all before it. To be followed by `end_committed`, once whatever was only
+        waiting for that has been settled."""
+        assert batch.number > self.committed
+        self.committed = batch.number
+        if not batch.is_empty():
+            # One that only carries history makes nothing visible, and would else be followed by another for ever.
+            self._events.committed(batch.number)
+        if batch.sequence_limit:
+            self.sequence_limit = batch.sequence_limit
+
+    def touch_waiting(self) -> None:
+        """What has become visible is looked at in the next turn."""
+        self.touched.update(self.waiting_queues.pop(self.committed, {}))
+
+    def end_committed(self) -> None:
+        """What waited for the batch is said in the next turn."""
+        self._answers.extend(self._waiting_answers.pop(self.committed, ()))

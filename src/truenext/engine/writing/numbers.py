@@ -1,0 +1,68 @@
+"""Which number a queue has for the store and the history, and when that is another's.
+
+A number is given to a queue when it is made, and given again once nothing of the queue is left: not in memory, durably
+not in the store, and not in the file of the history that is being written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.limits import NAMING_BYTES
+
+if TYPE_CHECKING:
+    from truenext.engine.state.queue import Queue
+    from truenext.engine.writing.event_log import EventLog
+    from truenext.engine.writing.ledger import Ledger
+
+
+class Numbers:
+    __slots__ = ("_events", "_free", "_going", "_last", "_ledger")
+
+    def __init__(self, ledger: Ledger, events: EventLog) -> None:
+        self._ledger = ledger
+        self._events = events
+        self._last = 0
+        """The highest that was ever given."""
+        self._free: list[int] = []
+        self._going: list[tuple[int, int]] = []
+        """Batches and the numbers that are free when these are durable, in order; where there is no history."""
+
+    def new(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._last += 1
+        return self._last
+
+    def restore(self, number: int) -> None:
+        """The store knows a queue by it."""
+        self._last = max(self._last, number)
+
+    def give_back(self, queue: Queue) -> None:
+        """Nothing of a queue is left but what batches up to the gathering one take away; its name goes with that."""
+        batch = self._ledger.batch
+        number = queue.stored_number
+        if queue.is_known_to_store:
+            if number in batch.queues:
+                # The store never hears of it.
+                del batch.queues[number]
+                batch.paused.pop(number, None)
+            else:
+                batch.queues[number] = ""
+                batch.size += NAMING_BYTES
+        if self._events.forgot(queue):
+            return
+        if queue.is_known_to_store:
+            self._going.append((batch.number, number))
+        else:
+            self._free.append(number)
+
+    def committed(self) -> None:
+        """A batch is durable."""
+        committed = self._ledger.committed
+        if self._events.reusable:
+            self._free += self._events.take_reusable()
+        going = self._going
+        if going and going[0][0] <= committed:
+            self._free += [number for batch, number in going if batch <= committed]
+            self._going = [pair for pair in going if pair[0] > committed]

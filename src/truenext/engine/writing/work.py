@@ -1,0 +1,43 @@
+"""What all work has in common that goes on beside commands, a piece in each turn.
+
+Whoever comes to have some says so (`Ledger.busy`), and is from then on asked in each turn whether a step would do
+something, until it has none any more. So work that there is none of costs nothing. What a step wants to be read comes
+back by `Read.there`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from truenext.engine.state.pages import Read
+
+
+class Work(ABC):
+    __slots__ = ()
+
+    @property
+    def source(self) -> object:
+        """What stands for it in `Ledger.busy`."""
+        return self
+
+    @property
+    @abstractmethod
+    def has_any(self) -> bool:
+        """There is something to do, now or later."""
+
+    @abstractmethod
+    def is_due(self) -> bool:
+        """A step would do something."""
+
+    @abstractmethod
+    def step(self) -> Sequence[Read]:
+        """Do a piece of it. Returns the pages that are wanted to go on."""
+
+    def next_due_ms(self) -> int | None:
+        """When a step is needed though nothing else happens, in milliseconds since the epoch; None if never, or if that
+        is known only when something else has happened."""
+        return None
