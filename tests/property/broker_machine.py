@@ -45,9 +45,9 @@ from tests.property.oracle import (
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Kind, parse
-from truenext.engine.background.browsing import Showing
+from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.background.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
-from truenext.engine.background.bulk import Showing as ShownSends
+from truenext.engine.background.bulk import ScheduledShown as ShownSends
 from truenext.engine.background.bulk import Wanted as BulkWanted
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupPlace
@@ -1516,7 +1516,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 names = {queue.name for queue in consumer.all_queues()}
                 reader.joined = names if consumer.is_joining else None
 
-    def _check_browses(self, showings: list[Showing]) -> None:
+    def _check_browses(self, showings: list[BrowseSlice]) -> None:
         shown: dict[Look, list[Seen]] = {}
         ended = []
         looks = {(look.peer.name, look.subscription): look for look in self.looks}

@@ -12,12 +12,12 @@ from truenext.engine.selecting.groups import GroupPlace, group_size
 from truenext.engine.selecting.keyed import keys_of
 from truenext.engine.state.consumer import Session, Subscriber
 from truenext.engine.state.memory import (
-    ASIDE_BYTES,
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
     JOIN_BYTES,
     KEYED_BYTES,
     LANE_BYTES,
+    OUT_OF_TURN_BYTES,
     PLACES_BYTES,
     SELECTING_BYTES,
     SELECTOR_BYTES,
@@ -70,9 +70,9 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
 
 
 def _bytes_of(engine: Engine, queue: Queue) -> int:
-    asides = sum(lane.aside is not None for lane in queue.lanes)
+    asides = sum(lane.out_of_turn is not None for lane in queue.lanes)
     joins = JOIN_BYTES * max(0, len(engine.clients.takers_of(queue).wildcards) - 1)
-    size = queue_size(queue.destination) + LANE_BYTES * len(queue.lanes) + ASIDE_BYTES * asides + joins
+    size = queue_size(queue.destination) + LANE_BYTES * len(queue.lanes) + OUT_OF_TURN_BYTES * asides + joins
     selecting = engine.selections.of_queue.get(queue)
     if selecting is not None:
         if selecting.groups is not None:
@@ -91,7 +91,7 @@ def _bytes_of_consumers(engine: Engine, sessions: Collection[Session]) -> int:
     consumers: list[Subscriber] = []
     for session in sessions:
         consumers += [*session.consumers.values(), *session.browsers.values()]
-    selectors = {id(one.wanted): one.wanted.size for one in consumers if one.wanted is not None}
+    selectors = {id(one.selector): one.selector.size for one in consumers if one.selector is not None}
     selectors |= {id(one): one.size for one in rooms.selectors_of_topics(engine)}
     to_join = sum(rooms.joining(engine).values())
     return (

@@ -48,8 +48,8 @@ from truenext.engine.background.scheduled import DueLook, Scheduler
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher, Taker
-from truenext.engine.dispatch.selective import HOLDS, Asker, Choosing, GroupChoosing
-from truenext.engine.dispatch.wildcard import JointDispatch
+from truenext.engine.dispatch.selective import HOLDS, Bidders, Choosing, GroupChoosing
+from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.arrivals import ALONE, Arrivals
 from truenext.engine.memory import horizon
@@ -172,7 +172,7 @@ class Choice:
         return takers.consumers if takers.owner is None else [takers.owner]
 
     def preference(self, consumer: Consumer) -> tuple[int, ...]:
-        return (consumer.standing, len(consumer.held), consumer.served_at)
+        return (consumer.service_rank, len(consumer.held), consumer.served_at)
 
     def install(self, patch: Patch) -> None:
         with_selectors = rooms.DISPATCH.original
@@ -253,7 +253,7 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
 
 def _take_out(queue: Queue, entry: Entry) -> None:
     for lane in queue.lanes:
-        tombs = set() if lane.aside is None else lane.aside.tombs
+        tombs = set() if lane.out_of_turn is None else lane.out_of_turn.tombs
         for at, other in enumerate(lane.arrived):
             if other is entry and entry.sequence not in tombs:
                 del lane.arrived[at]
@@ -363,7 +363,7 @@ def an_expired_message_is_dispatched(patch: Patch) -> None:
 def the_consumer_that_was_served_last_is_preferred(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
-            return (consumer.standing, len(consumer.held), -consumer.served_at)
+            return (consumer.service_rank, len(consumer.held), -consumer.served_at)
 
     Fault().install(patch)
 
@@ -371,7 +371,7 @@ def the_consumer_that_was_served_last_is_preferred(patch: Patch) -> None:
 def the_first_subscription_is_preferred(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
-            return (consumer.standing, len(consumer.held))
+            return (consumer.service_rank, len(consumer.held))
 
     Fault().install(patch)
 
@@ -379,7 +379,7 @@ def the_first_subscription_is_preferred(patch: Patch) -> None:
 def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
-            return (consumer.standing, consumer.served_at)
+            return (consumer.service_rank, consumer.served_at)
 
     Fault().install(patch)
 
@@ -407,7 +407,7 @@ def consumer_priority_is_ignored(patch: Patch) -> None:
 def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
-            return (len(consumer.held), consumer.standing, consumer.served_at)
+            return (len(consumer.held), consumer.service_rank, consumer.served_at)
 
     Fault().install(patch)
 
@@ -1095,7 +1095,7 @@ def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
             for entry in recent:
                 if entry.message is not None:
                     _take_out(lane.queue, entry)
-                    paging.went(entry)
+                    paging.left_memory(entry)
 
     rooms.MOVE_HORIZON.replace(patch, faulty)
 
@@ -1352,8 +1352,8 @@ def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
 
 
 def _taken_out_without_a_trace(resident: ResidentSet, lane: Lane, entries: list[Entry]) -> None:
-    horizon.take_out(lane, entries, rooms.ledger_of(resident).batch.number)
-    lane.taken_out.clear()
+    horizon.remove_from_lane(lane, entries, rooms.ledger_of(resident).batch.number)
+    lane.removed.clear()
 
 
 @shows_in(FailingMachine)
@@ -1555,9 +1555,9 @@ def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> No
     look_at = rooms.LOOK_AT_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, *rest: Any) -> Any:
-        gone = dict(read.lane.taken_out)
+        gone = dict(read.lane.removed)
         answer = look_at(scheduler, asked, read, *rest)
-        read.lane.taken_out = gone
+        read.lane.removed = gone
         return answer
 
     rooms.LOOK_AT_SCHEDULED.replace(patch, faulty)
@@ -1568,9 +1568,9 @@ def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
     look_at = rooms.LOOK_AT_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, *rest: Any) -> Any:
-        gone, read.lane.taken_out = read.lane.taken_out, {}
+        gone, read.lane.removed = read.lane.removed, {}
         answer = look_at(scheduler, asked, read, *rest)
-        read.lane.taken_out |= gone
+        read.lane.removed |= gone
         return answer
 
     rooms.LOOK_AT_SCHEDULED.replace(patch, faulty)
@@ -1830,7 +1830,7 @@ def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
         page_read(expiry, look, page, *rest)
         lane = look.lane
         for found in page.found:
-            if lane.horizon < found.sequence not in lane.taken_out and found.message is not None:
+            if lane.horizon < found.sequence not in lane.removed and found.message is not None:
                 _arrived_of(lane).append(rooms.ENTRY_OF_FOUND.of(expiry)(lane, found, found.message))
 
     rooms.EXPIRE_IN_PAGE.replace(patch, faulty)
@@ -1849,7 +1849,7 @@ def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
 @shows_in(FailingMachine)
 def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
     def faulty(lane: Lane, committed: int) -> None:
-        lane.taken_out = {sequence: batch for sequence, batch in lane.taken_out.items() if batch > committed}
+        lane.removed = {sequence: batch for sequence, batch in lane.removed.items() if batch > committed}
 
     rooms.FORGET_TAKEN_OUT.replace(patch, faulty)
 
@@ -2011,7 +2011,7 @@ def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: P
 
 @shows_in(SpillingMachine)
 def what_is_on_disk_of_a_subscription_does_not_count_towards_its_limit(patch: Patch) -> None:
-    rooms.LEFT_FOR_DISK.replace(patch, lambda paging, entry, is_known: paging.went(entry))
+    rooms.LEFT_FOR_DISK.replace(patch, lambda paging, entry, is_known: paging.left_memory(entry))
     rooms.BACK_FROM_DISK.replace(patch, rooms.CAME.original)
 
 
@@ -2365,11 +2365,11 @@ def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -
     let_go = rooms.LET_RECENT_GO.original
 
     def faulty(lane: Lane, committed: int) -> list[Entry]:
-        if lane.aside is None:
+        if lane.out_of_turn is None:
             return let_go(lane, committed)
-        scanning, lane.aside.scanning = lane.aside.scanning, 0
+        scanning, lane.out_of_turn.scanning = lane.out_of_turn.scanning, 0
         gone = let_go(lane, committed)
-        lane.aside.scanning = scanning
+        lane.out_of_turn.scanning = scanning
         return gone
 
     rooms.LET_RECENT_GO.replace(patch, faulty)
@@ -2392,9 +2392,9 @@ def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
     page_read = rooms.TAKE_PAGE_IN.original
 
     def faulty(reading: Reading, read: LanePage, page: PageRead) -> None:
-        aside, read.lane.aside = read.lane.aside, None
+        out_of_turn, read.lane.out_of_turn = read.lane.out_of_turn, None
         page_read(reading, read, page)
-        read.lane.aside = aside
+        read.lane.out_of_turn = out_of_turn
 
     rooms.TAKE_PAGE_IN.replace(patch, faulty)
 
@@ -2402,8 +2402,8 @@ def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
 @shows_in(SelectingMachine)
 def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
     def faulty(paging: Any, entry: Entry) -> None:
-        assert entry.lane.aside is not None
-        entry.lane.aside.strays.pop(entry.sequence, None)
+        assert entry.lane.out_of_turn is not None
+        entry.lane.out_of_turn.strays.pop(entry.sequence, None)
 
     rooms.FORGOT_STRAY.replace(patch, faulty)
 
@@ -2414,7 +2414,7 @@ def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
 
     def faulty(place: Place) -> Entry | None:
         right = first(place)
-        others = [one for one in place.found.values() if not one.is_taken and one.message is not None]
+        others = [one for one in place.found.values() if not one.has_left_lane and one.message is not None]
         return right and max([right, *others], key=lambda entry: entry.sequence)
 
     rooms.FIRST_OF_PLACE.replace(patch, faulty)
@@ -2455,7 +2455,7 @@ def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patc
     def faulty(place: Place) -> Entry | None:
         entry = first(place)
         while entry is not None and entry.batch:
-            later = [one for one in place.found.values() if one.sequence > entry.sequence and not one.is_taken]
+            later = [one for one in place.found.values() if one.sequence > entry.sequence and not one.has_left_lane]
             entry = min(later, key=lambda one: one.sequence, default=None)
         return entry
 
@@ -2479,12 +2479,12 @@ def what_arrives_is_not_compared(patch: Patch) -> None:
 
 @shows_in(SelectingMachine)
 def a_lane_that_is_made_later_is_missed_by_selectors(patch: Patch) -> None:
-    rooms.LANE_WAS_MADE.replace(patch, lambda selecting, lane: lane.begin_aside())
+    rooms.LANE_WAS_MADE.replace(patch, lambda selecting, lane: lane.begin_out_of_turn())
 
 
 @shows_in(SelectingMachine)
 def what_is_out_of_its_turn_is_forgotten_with_the_last_selector(patch: Patch) -> None:
-    rooms.HAS_NOTHING_ASIDE.replace(patch, property(lambda aside: True))
+    rooms.HAS_NOTHING_ASIDE.replace(patch, property(lambda out_of_turn: True))
 
 
 @shows_in(SelectingMachine)
@@ -2568,7 +2568,9 @@ def a_busy_group_blocks_the_others(patch: Patch) -> None:
     def faulty(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if entry is not None and any(
-            one.group and not one.is_taken and rooms.groups_of(place).owners.get(one.group, consumer) is not consumer
+            one.group
+            and not one.has_left_lane
+            and rooms.groups_of(place).owners.get(one.group, consumer) is not consumer
             for sequence, one in place.found.items()
             if sequence < entry.sequence
         ):
@@ -2593,8 +2595,8 @@ def what_a_group_that_was_closed_leaves_is_offered_too_late(patch: Patch) -> Non
     rooms.ASKED_AGAIN.replace(patch, _without(rooms.ASKED_AGAIN.original, "times_freed"))
 
 
-def _without(asked_again: Callable[..., list[Asker]], name: str) -> Callable[..., list[Asker]]:
-    def faulty(choosing: GroupChoosing, *rest: Any) -> list[Asker]:
+def _without(asked_again: Callable[..., list[Bidders]], name: str) -> Callable[..., list[Bidders]]:
+    def faulty(choosing: GroupChoosing, *rest: Any) -> list[Bidders]:
         groups = rooms.groups_of_choosing(choosing)
         owned, freed = rooms.times(choosing)
         times = (groups.times_owned, freed) if name == "times_owned" else (owned, groups.times_freed)
@@ -2672,7 +2674,9 @@ def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
         entry, must_wait = first_for(place, consumer)
         if entry is None or not entry.group:
             return entry, must_wait
-        later = [one for one in place.found.values() if one.group == entry.group and not one.is_taken and one.message]
+        later = [
+            one for one in place.found.values() if one.group == entry.group and not one.has_left_lane and one.message
+        ]
         return max([entry, *later], key=lambda one: one.sequence), must_wait
 
     rooms.FIRST_OF_GROUPS.replace(patch, faulty)
@@ -2692,7 +2696,7 @@ def the_first_of_a_group_is_not_marked_as_that(patch: Patch) -> None:
 def a_wildcard_is_served_queue_by_queue(patch: Patch) -> None:
     """Lower priorities of one before higher ones of another."""
 
-    def faulty(dispatch: JointDispatch, wildcard: Wildcard) -> Entry | None:
+    def faulty(dispatch: WildcardDispatch, wildcard: Wildcard) -> Entry | None:
         if true_next(dispatch, wildcard) is None:
             return None
         for queue in wildcard.queues:
@@ -2759,7 +2763,7 @@ def a_wildcard_overtakes_what_is_being_committed_in_another_queue(patch: Patch) 
 
 @shows_in(WildcardMachine)
 def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(patch: Patch) -> None:
-    def faulty(dispatch: JointDispatch, wildcard: Wildcard, rank: int) -> int:
+    def faulty(dispatch: WildcardDispatch, wildcard: Wildcard, rank: int) -> int:
         return min(limit(dispatch, wildcard, each) for each in range(rank + 1))
 
     limit = rooms.LIMIT_OF_RANK.original

@@ -46,7 +46,7 @@ from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.dispatch.selective import Choosing, GroupChoosing
-from truenext.engine.dispatch.wildcard import JointDispatch
+from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle import outcomes as outcomes_module
 from truenext.engine.lifecycle.arrivals import Arrivals
@@ -86,7 +86,7 @@ from truenext.engine.state.clients import Clients, Takers
 from truenext.engine.state.consumer import Browser, Consumer, Session
 from truenext.engine.state.holder import Holder
 from truenext.engine.state.memory import Memory
-from truenext.engine.state.queue import Aside, Entry, Lane, Queue, is_given_up
+from truenext.engine.state.queue import Entry, Lane, OutOfTurn, Queue, is_given_up
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Turn
 from truenext.engine.writing import copies as copies_module
@@ -307,9 +307,9 @@ CHOOSE_OWNER = Target(Takers.choose_owner, Takers)
 RETURN_TO_LANE = Target(Lane.give_back, Lane)
 LET_RECENT_GO = Target(horizon_module.let_go, horizon_module)
 LOWER_HORIZON = Target(horizon_module.lower_horizon, horizon_module)
-FORGET_TAKEN_OUT = Target(Lane.forget_taken_out, Lane)
+FORGET_TAKEN_OUT = Target(Lane.forget_removed, Lane)
 IS_LANE_PINNED = Attribute("is_pinned", Lane)
-HAS_NOTHING_ASIDE = Attribute("is_empty", Aside)
+HAS_NOTHING_ASIDE = Attribute("is_empty", OutOfTurn)
 
 # Paging ---------------------------------------------------------------------------------------------------------------
 TAKE_PAGE_IN = Target(Reading.page_read, Reading)
@@ -320,15 +320,15 @@ NEW_ENTRY_OF_PAGE = Target(Entry, reading_module)
 MOVE_HORIZON = Target(ResidentSet.move_horizon, ResidentSet)
 LOWER_HORIZON_OF_ONE = Target(Relief._lower_horizon, Relief)
 LOWER_HORIZONS = Target(Relief._lower_horizons, Relief)
-DISEMBODY = Target(Relief._disembody, Relief)
-EMBODY = Target(Reading._embody, Reading)
+DISEMBODY = Target(Relief._drop_bodies, Relief)
+EMBODY = Target(Reading._restore_body, Reading)
 WRITE_WHAT_LEAVES = Target(put_all, relief_module)
-CAME = Target(ResidentSet.came, ResidentSet)
-WENT = Target(ResidentSet.went, ResidentSet)
-LEFT_FOR_DISK = Target(ResidentSet.leave, ResidentSet)
-BACK_FROM_DISK = Target(ResidentSet.is_back, ResidentSet)
-DOOM = Target(ResidentSet.doom, ResidentSet)
-TAKE_OUT = Target(ResidentSet.take_out, ResidentSet)
+CAME = Target(ResidentSet.entered_memory, ResidentSet)
+WENT = Target(ResidentSet.left_memory, ResidentSet)
+LEFT_FOR_DISK = Target(ResidentSet.left_for_disk, ResidentSet)
+BACK_FROM_DISK = Target(ResidentSet.back_from_disk, ResidentSet)
+DOOM = Target(ResidentSet.await_dead_letter, ResidentSet)
+TAKE_OUT = Target(ResidentSet.remove_from_lane, ResidentSet)
 FORGET_LANE = Target(ResidentSet.forget, ResidentSet)
 MEMORY_LIMIT_CHANGED = Target(ResidentSet.policy_changed, ResidentSet)
 DELAY_STRAY = Target(Reading.delay_stray, Reading)
@@ -416,15 +416,15 @@ TOOK_OF_GROUP = Target(Groups.took, Groups)
 LEFT_GROUPS = Target(Groups.left, Groups)
 CLOSES_GROUP = Target(closes_group, groups_module)
 FIRST_OF_GROUPS = Target(GroupPlace.first_for, GroupPlace)
-WHERE_GROUP_STANDS = Target(GroupPlace._stands, GroupPlace)
+WHERE_GROUP_STANDS = Target(GroupPlace._head_of_group, GroupPlace)
 PASSES_OVER = Target(GroupPlace._passes_over, GroupPlace)
 IS_ASKED_ALONE = Target(GroupChoosing._is_alone, GroupChoosing)
 ASKED_AGAIN = Target(GroupChoosing._asked_again, GroupChoosing)
 
 # Wildcards ------------------------------------------------------------------------------------------------------------
-TRUE_NEXT = Target(JointDispatch._true_next, JointDispatch)
-WAY_OF = Target(JointDispatch._way, JointDispatch)
-LIMIT_OF_RANK = Target(JointDispatch._limit, JointDispatch)
+TRUE_NEXT = Target(WildcardDispatch._true_next, WildcardDispatch)
+WAY_OF = Target(WildcardDispatch._choosing_of, WildcardDispatch)
+LIMIT_OF_RANK = Target(WildcardDispatch._limit, WildcardDispatch)
 QUEUE_WAS_MADE = Target(Wildcards.made, Wildcards)
 QUEUE_HAS_GONE = Target(Wildcards.gone, Wildcards)
 NOTE_IN_FLIGHT = Target(Wildcards._note_in_flight, Wildcards)
@@ -673,7 +673,7 @@ def queue_of(choosing: Choosing) -> Queue:
 
 
 def times(choosing: GroupChoosing) -> tuple[int, int]:
-    """How often a group had been owned, and freed, when the askers were asked last."""
+    """How often a group had been owned, and freed, when the bidders were asked last."""
     return choosing._times
 
 
@@ -692,4 +692,4 @@ def passed_over(place: GroupPlace) -> dict[str, int]:
 
 def standings(wildcard: Wildcard) -> list[dict[Queue, int]]:
     """Per rank, where the earliest message stands that it may take of each queue."""
-    return wildcard._standing_at
+    return wildcard._heads_at

@@ -7,7 +7,7 @@ import pytest
 
 from truenext.commands import Ack, AckMode, Browse, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.background.browsing import BrowseRead, Showing
+from truenext.engine.background.browsing import BrowseRead, BrowseSlice
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import Session
 from truenext.engine.state.pages import Found, PageRead, Read
@@ -42,9 +42,9 @@ class World:
         browse = Browse(name, A, None if wanted is None else selector(wanted))
         self.engine.browse(session or self.session, browse)
 
-    def turns(self, count: int = 100, *, takes: bool = True) -> list[Showing]:
+    def turns(self, count: int = 100, *, takes: bool = True) -> list[BrowseSlice]:
         """What is shown until nothing more is to be done; of so many turns at most."""
-        showings: list[Showing] = []
+        showings: list[BrowseSlice] = []
         for _ in range(count):
             showings += self.engine.turn().showings
             if takes:
@@ -54,7 +54,7 @@ class World:
         return showings
 
 
-def counts(showings: list[Showing]) -> list[tuple[str, int, bool]]:
+def counts(showings: list[BrowseSlice]) -> list[tuple[str, int, bool]]:
     return [(each.browser.subscription, len(each.entries), each.is_end) for each in showings]
 
 

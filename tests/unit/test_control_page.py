@@ -19,6 +19,6 @@ def test_each_verb_is_there_and_no_other() -> None:
     assert set(re.findall(r"`(\w+)`", " ".join(cells))) == {*VERBS, *CHANGES, *bulk.VERBS}
 
 
-@pytest.mark.parametrize("shape", [*bulk.VERBS.values(), bulk.Showing, bulk.Shown])
+@pytest.mark.parametrize("shape", [*bulk.VERBS.values(), bulk.ScheduledShown, bulk.Shown])
 def test_each_field_is_there(shape: type) -> None:
     assert {field.encode_name for field in fields(shape)} <= SAID

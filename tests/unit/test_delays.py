@@ -9,7 +9,7 @@ from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import Destination, Kind, parse
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.redelivery import POISON, dead_letter, delay_of, moved, revived
-from truenext.engine.memory.horizon import take_out
+from truenext.engine.memory.horizon import remove_from_lane
 from truenext.engine.memory.reading import Reading
 from truenext.engine.memory.timers import TimersRead
 from truenext.engine.state.consumer import Session
@@ -205,13 +205,13 @@ def test_a_page_brings_no_message_again_that_waits_for_its_next_try() -> None:
 
 
 def test_it_would_if_the_horizon_went_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_aside = Reading._set_aside
+    set_aside = Reading._wait_without_body
 
     def faulty(reading: Reading, entry: Entry) -> None:
         set_aside(reading, entry)
         entry.lane.horizon_min = 0
 
-    monkeypatch.setattr(Reading, "_set_aside", faulty)
+    monkeypatch.setattr(Reading, "_wait_without_body", faulty)
     with pytest.raises(Exception, match=r"."):
         assert with_one_that_waits_behind_others() == [1, 2, 3, 4, 5]
 
@@ -318,14 +318,14 @@ def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None
     lane: Lane = world.queue.lane(5)
     rooms.ASK_FOR_PAGE.of(world.engine)(lane)
     entry = Entry(2, None, lane, 0, True, 0)
-    take_out(lane, [entry], 5)
-    lane.forget_taken_out(5)
-    assert lane.taken_out == {2: 5}, "a page is being read"
+    remove_from_lane(lane, [entry], 5)
+    lane.forget_removed(5)
+    assert lane.removed == {2: 5}, "a page is being read"
     assert world.turn() == [1]
-    lane.forget_taken_out(4)
-    assert lane.taken_out == {2: 5}, "its removal is not durable"
-    lane.forget_taken_out(5)
-    assert lane.taken_out == {}
+    lane.forget_removed(4)
+    assert lane.removed == {2: 5}, "its removal is not durable"
+    lane.forget_removed(5)
+    assert lane.removed == {}
     world.acknowledge(1)
     assert world.turn() == [3]
 

@@ -11,7 +11,7 @@ from truenext.batch import Batch
 from truenext.broker.pager import page_of
 from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
-from truenext.engine.background.bulk import OfScheduled, Scheduled, Showing, Shown, Unschedule, wanted
+from truenext.engine.background.bulk import OfScheduled, Scheduled, ScheduledShown, Shown, Unschedule, wanted
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersRead
 from truenext.engine.state.consumer import Session
@@ -80,10 +80,10 @@ class Run:
         message = Message(4, True, 0, b"content-length:%d\n" % len(sent), sent)
         self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction, schedule=schedule))
 
-    def ask(self, asked: OfScheduled, while_it_is_read: Callable[[], object] | None = None) -> Showing:
+    def ask(self, asked: OfScheduled, while_it_is_read: Callable[[], object] | None = None) -> ScheduledShown:
         """All pieces as one."""
         self.engine.check_bulk(asked)
-        whole = Showing(0, {}, 0, None, 0)
+        whole = ScheduledShown(0, {}, 0, None, 0)
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
             piece = replace(asked, after=after, until=whole.until or None)
@@ -98,7 +98,7 @@ class Run:
                 while_it_is_read()
             found = [found_of(one) for one in page.messages]
             answer = self.engine.do_bulk(piece, read, PageRead(found, page.as_of, page.is_end))
-            assert isinstance(answer, Showing)
+            assert isinstance(answer, ScheduledShown)
             whole.moved, whole.until = whole.moved + answer.moved, answer.until
             whole.sends += answer.sends
             whole.sequences += answer.sequences

@@ -11,7 +11,7 @@ from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine import stuck
 from truenext.engine.dispatch.plain import Dispatcher
-from truenext.engine.dispatch.wildcard import JointDispatch
+from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.memory.reading import Reading
 from truenext.engine.state.consumer import Session
@@ -115,7 +115,7 @@ def of_many(world: World, pattern: str = "/queue/*") -> None:
 def test_who_takes_from_many_queues_is_known_in_each_of_them() -> None:
     world = World()
     of_many(world)
-    with mock.patch.object(JointDispatch, "run", mock.Mock(return_value=[])):
+    with mock.patch.object(WildcardDispatch, "run", mock.Mock(return_value=[])):
         world.send()
         world.turn()
         assert world.said_within(LONG) == ["a"]

@@ -574,8 +574,8 @@ def test_what_lanes_share_while_they_are_empty_cannot_be_changed() -> None:
     for wrong in (
         lambda: lane.delayed.update({1: None}),  # type: ignore[dict-item]
         lambda: lane.bodiless.setdefault(1, None),  # type: ignore[arg-type]
-        lambda: lane.taken_out.__setitem__(1, 1),
-        lambda: lane.taken_out.__ior__({1: 1}),
+        lambda: lane.removed.__setitem__(1, 1),
+        lambda: lane.removed.__ior__({1: 1}),
     ):
         with pytest.raises(TypeError, match="shared"):
             wrong()
@@ -671,7 +671,9 @@ def test_a_consumer_gives_back_what_it_made_queues_take_and_makes_no_lanes(patte
         run.settle()
     assert run.engine.memory.queues == before
     for queue in run.engine.queues():
-        assert len(queue.lanes) == 1 and queue.lanes[0].aside is None and queue not in run.engine.selections.of_queue
+        assert (
+            len(queue.lanes) == 1 and queue.lanes[0].out_of_turn is None and queue not in run.engine.selections.of_queue
+        )
 
 
 def test_a_disconnect_gives_back_the_same() -> None:
@@ -723,7 +725,7 @@ def test_what_was_taken_out_of_its_turn_is_known_until_it_is_done_with() -> None
     run.engine.unsubscribe(run.session, Unsubscribe("2"))
     run.take("q")
     run.pass_time(3)
-    assert queue_of(run, "q").lanes[0].aside is None and run.engine.memory.queues == before
+    assert queue_of(run, "q").lanes[0].out_of_turn is None and run.engine.memory.queues == before
 
 
 def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_has_come_to_it() -> None:
@@ -736,7 +738,7 @@ def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_ha
     (sequence,) = choose(run, "q", "x = '1'").held
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert queue_of(run, "q").lanes[0].aside is not None and run.engine.memory.queues > before
+    assert queue_of(run, "q").lanes[0].out_of_turn is not None and run.engine.memory.queues > before
     taker = run.follow("q", "2")
     run.settle()
     assert list(taker.held)[1] == sequence and len(taker.held) == 3
@@ -744,7 +746,7 @@ def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_ha
         run.engine.acknowledge(run.session, Ack("2", each))
     run.engine.unsubscribe(run.session, Unsubscribe("2"))
     run.pass_time(3)
-    assert queue_of(run, "q").lanes[0].aside is None and run.engine.memory.queues == before
+    assert queue_of(run, "q").lanes[0].out_of_turn is None and run.engine.memory.queues == before
 
 
 def test_a_lane_that_is_made_later_is_compared_as_well() -> None:

@@ -44,7 +44,7 @@ from truenext.commands import (
     Unsubscribe,
 )
 from truenext.engine.background import bulk
-from truenext.engine.background.browsing import Showing
+from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimerRead, TimersRead
 from truenext.engine.state.consumer import Consumer, Session, Subscriber
@@ -73,7 +73,7 @@ class Peer(Protocol):
     def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
         """Add messages to the next flush."""
 
-    def show(self, showing: Showing) -> None:
+    def show(self, showing: BrowseSlice) -> None:
         """Add what a browser is shown to the next flush."""
 
     def flush(self) -> None:

@@ -1,7 +1,7 @@
 """Which questions about the whole broker wait for their answers, and who asked them.
 
 An answer is made in slices, one after the other. All who asked the same before it was begun get the same; who asks
-later gets another one, as what he did before may not be in this one any more.
+later gets another one: what that client did before may not be in this one any more.
 
 An answer about many queues has megabytes, and each who gets it has a copy on its way. So of large ones only as many are
 handed out at once as fit ANSWERS_OUT_BYTES; the others wait until those are taken. Source:

@@ -154,7 +154,7 @@ class Engine:
             before=(expiry, scheduler, wildcards, Retries(ledger, delays, outcomes), selections, endings),
             after=(browsing, pieces),
             committed=(
-                resident.let_go,
+                resident.release_durable,
                 wildcards.committed,
                 expiry_timers.committed,
                 numbers.committed,
@@ -266,7 +266,7 @@ class Engine:
         return self.ledger.committed
 
     @property
-    def is_joint_commit_under_way(self) -> bool:
+    def is_wildcard_commit_under_way(self) -> bool:
         """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
         return self._wildcards.is_commit_under_way
 
@@ -323,5 +323,5 @@ class Engine:
         """To be called once a second: queues go that nobody needs."""
         if not self.ledger.is_stopped:
             self._scheduler.let_go()
-            self._resident.forget_taken_out()
+            self._resident.forget_removed()
             self._queues.let_some_unused_go()

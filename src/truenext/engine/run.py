@@ -109,7 +109,7 @@ class Run:
         lasting = (queue for queue in self._queues.by_name.values() if not queue.is_temporary)
         # Some may leave memory in between, and with that their lanes.
         waiting = [entry for queue in lasting for lane in queue.lanes for entry in lane]
-        for entry in waiting + self._resident.doomed():
+        for entry in waiting + self._resident.awaiting_dead_letter():
             if ledger.batch.size >= STORE_TRANSACTION_BYTES_MAX:
                 yield ledger.hand_over()
             self._write_down(entry)

@@ -155,7 +155,7 @@ class _ThoseWhoWait:
     """Who takes from many queues, in which something is read, compared or committed that may be before the rest."""
 
     def __init__(self, engine: Engine, read_lanes: Collection[Lane]) -> None:
-        self._is_joint_commit_under_way = engine.is_joint_commit_under_way
+        self._is_wildcard_commit_under_way = engine.is_wildcard_commit_under_way
         self._queues_read = {lane.queue for lane in read_lanes}
         self._selecting_of = engine.selections.of_queue
         self._known: dict[Consumer, bool] = {}
@@ -163,7 +163,7 @@ class _ThoseWhoWait:
     def __contains__(self, consumer: Consumer) -> bool:
         if not isinstance(consumer, Wildcard):
             return False
-        if self._is_joint_commit_under_way:
+        if self._is_wildcard_commit_under_way:
             return True
         waits = self._known.get(consumer)
         if waits is None:
@@ -227,7 +227,7 @@ class _Selective:
     def keep_waiting(
         self, selecting: Selecting, consumers: list[Consumer], committed: int, now_ms: int, now_us: int
     ) -> bool:
-        """True if one of them could take a message that is ready for him."""
+        """True if one of them could take a message that is ready for it."""
         takers: dict[str | int, _Taker] = {}
         for one in consumers:
             scan = selecting.scans_of.of(one, selecting.queue)
@@ -239,7 +239,7 @@ class _Selective:
         ready: dict[str | int, Entry] = {}
         for key, taker in takers.items():
             suspect = self._suspects.get(key)
-            known = [] if suspect is None or suspect.is_taken else [suspect]
+            known = [] if suspect is None or suspect.has_left_lane else [suspect]
             for entry in (*known, *some):
                 message = entry.message
                 if message is None or entry.batch > committed or entry.due_us > now_us:
@@ -285,7 +285,7 @@ def _holds(queue: Queue) -> bool:
 
 
 def _is_empty(lane: Lane) -> bool:
-    return not (lane.arrived or lane.unread or lane.recent or lane.delayed or lane.returned or lane.aside)
+    return not (lane.arrived or lane.unread or lane.recent or lane.delayed or lane.returned or lane.out_of_turn)
 
 
 class _Place(Enum):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.engine.dispatch.wildcard import JointDispatch
+from truenext.engine.dispatch.wildcard import WildcardDispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from truenext.answers import Answer
     from truenext.batch import Batch
-    from truenext.engine.background.browsing import Browsing, Showing
+    from truenext.engine.background.browsing import BrowseSlice, Browsing
     from truenext.engine.background.bulk_work import Finished, Pieces
     from truenext.engine.dispatch.plain import Deliveries, Dispatcher
     from truenext.engine.lifecycle.outcomes import Outcomes
@@ -42,7 +42,7 @@ class Effects(NamedTuple):
     """Per consumer, in order of dispatch."""
     reads: list[Read]
     """What is to be read from the store; `page_read` takes it."""
-    showings: list[Showing]
+    showings: list[BrowseSlice]
     """What browsers are shown."""
     timer_reads: list[TimerRead]
     """Pages of timers that are to be read; `timers_read` takes them."""
@@ -161,7 +161,7 @@ class Turn:
         now_us = ledger.now_us
         for queue in touched:
             queue.used_us = now_us
-            if queue.is_joint:
+            if queue.has_wildcards:
                 joint.append(queue)
                 continue
             if queue.is_paused:
@@ -176,7 +176,7 @@ class Turn:
 
     def _dispatch_together(self, joint: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries) -> None:
         """Queues from which somebody takes who takes from others as well."""
-        dispatch = JointDispatch(
+        dispatch = WildcardDispatch(
             self._ledger,
             self._events,
             self._clients,

@@ -19,7 +19,7 @@ from truenext.answers import Answer, Farewell, Fault, Receipt
 from truenext.broker.broker import Broker
 from truenext.broker.control import Caller
 from truenext.commands import AckMode, Command
-from truenext.engine.background.browsing import Showing
+from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.state.consumer import Consumer, Subscriber
 from truenext.engine.state.queue import Entry
 from truenext.errors import NoRoomError, RemoteProtocolError
@@ -231,7 +231,7 @@ class Connection:
         self._replies.encode_deliveries(consumer.subscription, entries, self._parts)
         self._runs.append((consumer, len(entries)))
 
-    def show(self, showing: Showing) -> None:
+    def show(self, showing: BrowseSlice) -> None:
         browser = showing.browser
         self._replies.encode_deliveries(browser.subscription, showing.entries, self._parts, is_browse=True)
         self._runs.append((browser, len(showing.entries)))

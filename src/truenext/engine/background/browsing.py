@@ -1,4 +1,4 @@
-"""Showing what waits in a queue, without effect on it.
+"""BrowseSlice what waits in a queue, without effect on it.
 
 A browser has a position in its queue, which only moves on: a lane, and a sequence in it. What is behind that is looked
 at slice by slice, one slice of one browser in a turn, so that nobody else is held up:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.ledger import Ledger
 
 
-class Showing(NamedTuple):
+class BrowseSlice(NamedTuple):
     """What a turn shows to one browser."""
 
     browser: Browser
@@ -59,7 +59,9 @@ class BrowseRead(Look):
             entry.sequence: entry for entry in lane.between(max(self.after_sequence, lane.horizon), self.last_sequence)
         }
         """What is above the horizon and in memory when the page is asked for, in order; the page may miss it."""
-        self.strays: set[int] = set() if lane.aside is None else lane.aside.strays.keys() - self.recent.keys()
+        self.strays: set[int] = (
+            set() if lane.out_of_turn is None else lane.out_of_turn.strays.keys() - self.recent.keys()
+        )
         """What consumers hold of it; the page may show it."""
 
     def there(self, page: PageRead) -> None:
@@ -92,7 +94,7 @@ class Browsing(Work):
         self._redelivered_below = redelivered_below
         self._clients = clients
         self._queues = queues
-        self._shown: list[Showing] = []
+        self._shown: list[BrowseSlice] = []
         self._reading: BrowseRead | None = None
         """The page that is being read: one for all of them, so that those of lanes do not have to wait for many."""
         self._page: tuple[BrowseRead, PageRead] | None = None
@@ -128,12 +130,12 @@ class Browsing(Work):
         self._reading = None
         if not page.is_end:
             read.last_sequence = min(read.last_sequence, page.found[-1].sequence)
-        gone = read.lane.taken_out.keys() | read.strays
+        gone = read.lane.removed.keys() | read.strays
         page.found = [found for found in page.found if found.sequence not in gone]
         self._page = (read, page)
         self._ledger.busy[self] = None
 
-    def take_shown(self) -> list[Showing]:
+    def take_shown(self) -> list[BrowseSlice]:
         """What browsers are shown since the last call."""
         shown, self._shown = self._shown, []
         return shown
@@ -149,7 +151,7 @@ class Browsing(Work):
             if browser in browsers and browser.is_open():
                 self._show_page(read, page, shown)
                 if shown:
-                    self._shown.append(Showing(browser, shown, False))
+                    self._shown.append(BrowseSlice(browser, shown, False))
                 return []
         if self._reading is not None:
             return []
@@ -163,7 +165,7 @@ class Browsing(Work):
         if not browser.is_done:
             browsers[browser] = None
         if shown or browser.is_done:
-            self._shown.append(Showing(browser, shown, browser.is_done))
+            self._shown.append(BrowseSlice(browser, shown, browser.is_done))
         return [] if self._reading is None else [self._reading]
 
     # ---- Inside ----
@@ -245,7 +247,7 @@ class Browsing(Work):
         ledger = self._ledger
         if message is None or entry.batch > ledger.committed or 0 < message.expires_ms <= ledger.now_ms:
             return
-        if browser.wanted is not None and not browser.wanted.matches(message):
+        if browser.selector is not None and not browser.selector.matches(message):
             return
         shown.append(entry)
         memory = self._memory

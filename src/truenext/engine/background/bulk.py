@@ -9,7 +9,7 @@
 A piece is one page of the store, together with what is in memory alone: it reaches what has left memory, and nothing is
 kept from one piece to the next but a position, which whoever asked brings along. What stands on the page may have
 changed since: it is taken only if it still waits in the lane. What is taken goes in one batch with what comes of it. A
-page that was read before that is durable still shows it; `Lane.taken_out` says that it is gone.
+page that was read before that is durable still shows it; `Lane.removed` says that it is gone.
 
 While the page is read nothing leaves the lane's memory (`Lane.is_pinned`): what is neither on the page nor in memory
 then is not there.
@@ -154,7 +154,7 @@ class Shown(msgspec.Struct):
     """The first SHOWN_BYTES of it."""
 
 
-class Showing(Done):
+class ScheduledShown(Done):
     """The answer to Scheduled and Unschedule; the latter shows nothing."""
 
     sends: list[Shown] = msgspec.field(default_factory=list)
@@ -251,7 +251,7 @@ def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None
 
 def nothing(asked: Wanted, why: str = "") -> Done:
     """The answer when nothing is left to do, or `why` it cannot be done any more."""
-    kind = Showing if isinstance(asked, OfScheduled) else Done
+    kind = ScheduledShown if isinstance(asked, OfScheduled) else Done
     return kind(moved=0, to={}, left=0, next=None, until=asked.until or 0, refused=why)
 
 

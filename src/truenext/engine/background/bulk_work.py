@@ -157,7 +157,7 @@ class Bulk:
         if asked.dry_run or not here:
             return answer
         batch = ledger.administered_in = ledger.batch.number
-        self._resident.take_out(lane, [taken.entry for taken in here])
+        self._resident.remove_from_lane(lane, [taken.entry for taken in here])
         for entry, arrival in here:
             if arrival is None:
                 self._events.removed(entry)

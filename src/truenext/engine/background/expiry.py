@@ -7,7 +7,7 @@
 
 What is above a lane's horizon goes without coming into memory, and the lane's own reading knows nothing of it. A page
 that was read before that is durable still shows it: until no such page can come any more, the lane remembers
-(`Lane.taken_out`).
+(`Lane.removed`).
 
 What a consumer or an open transaction has is left to it, and the block is looked at again in a while.
 """
@@ -171,7 +171,7 @@ class Expiry(Work):
         for found in page.found:
             if found.sequence >= until:
                 break
-            is_known = found.sequence in lane.taken_out or found.sequence in in_memory
+            is_known = found.sequence in lane.removed or found.sequence in in_memory
             if not is_known and is_expired(found.message, self._ledger.now_ms):
                 over += self._entry_of(lane, found)
         self._take_out(lane, over)
@@ -214,18 +214,20 @@ class Expiry(Work):
     def _entry_of(self, lane: Lane, found: Found) -> list[Entry]:
         """Of a message that only the store has; none of what is in memory, held, or gone already."""
         assert found.message is not None, "it is known to be over"
-        if found.sequence > lane.horizon and (lane.aside is None or found.sequence not in lane.aside.strays):
+        if found.sequence > lane.horizon and (
+            lane.out_of_turn is None or found.sequence not in lane.out_of_turn.strays
+        ):
             return [self._reading.entry(lane, found, found.message)]
         entry = lane.delayed.get(found.sequence) or lane.bodiless.get(found.sequence)
-        if entry is None or entry.message is not None or self._resident.is_doomed(entry):
+        if entry is None or entry.message is not None or self._resident.awaits_dead_letter(entry):
             return []
         entry.message = found.message
-        self._resident.came(entry, found.message)
+        self._resident.entered_memory(entry, found.message)
         return [entry]
 
     def _take_out(self, lane: Lane, over: list[Entry]) -> None:
         if over:
-            self._resident.take_out(lane, over)
+            self._resident.remove_from_lane(lane, over)
             for entry in over:
                 self._outcomes.expire(entry)
                 # Whoever waited for it to be read or to be committed waits no longer.

@@ -182,7 +182,7 @@ class Scheduler(Work):
                 break
             self.timers.take_first()
             # A transient that a crash has dropped is not there; a damaged one stays for whoever looks into it.
-            if found is not None and found.message is not None and number not in lane.taken_out:
+            if found is not None and found.message is not None and number not in lane.removed:
                 self._come_due(lane, found, found.message)
 
     def committed(self) -> None:
@@ -221,17 +221,17 @@ class Scheduler(Work):
         queue = self._queues.hidden.get(asked.queue)
         return None if queue is None else bulk.read_for(asked, queue, self._ledger.last_sequence)
 
-    def look_at(self, asked: bulk.OfScheduled, read: bulk.BulkLook, page: PageRead) -> bulk.Showing:
+    def look_at(self, asked: bulk.OfScheduled, read: bulk.BulkLook, page: PageRead) -> bulk.ScheduledShown:
         """Show what waits and is on a page, or cancel it."""
         lane = read.lane
         wants = selector.selector(asked.selector).matches if asked.selector is not None else None
         numbers = set(asked.sequences) if asked.sequences is not None else None
         to = set(asked.to.split(",")) if asked.to is not None else None
-        answer = bulk.Showing(moved=0, to={}, left=0, next=None, until=read.until)
+        answer = bulk.ScheduledShown(moved=0, to={}, left=0, next=None, until=read.until)
         at, is_end = read.after_sequence, page.is_end
         for found in page.found:
             at = found.sequence
-            if at in lane.taken_out:
+            if at in lane.removed:
                 continue
             if found.message is None:
                 answer.left += 1

@@ -41,7 +41,7 @@ class Administering:
             queue = self._queues.named(queue_called(name))
         assert queue is not None, "it belongs to no connection"
         self._queues.set_paused(queue, is_paused=True)
-        if queue.is_joint:
+        if queue.has_wildcards:
             # What is being committed in it holds back nobody in other queues any more.
             self._ledger.touched[queue] = None
         return is_made

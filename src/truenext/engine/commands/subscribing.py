@@ -182,7 +182,7 @@ class Subscribing:
             session.temporary_queues.remove(queue)
             for transaction in session.transactions.values():
                 for entry in transaction.leave_out(queue):
-                    self._resident.went(entry)
+                    self._resident.left_memory(entry)
             self._queues.drop(queue)
 
     def _unsubscribe_durable(self, session: Session, unsubscribe: Unsubscribe) -> None:
@@ -236,8 +236,8 @@ class Subscribing:
     def _begin_use(self, subscriber: Subscriber) -> None:
         """It is there; to be followed by `_end_use`."""
         self._memory.queues += consumer_size(subscriber.subscription, subscriber.destination)
-        self._memory.use(subscriber.wanted)
+        self._memory.use(subscriber.selector)
 
     def _end_use(self, subscriber: Subscriber) -> None:
         self._memory.queues -= consumer_size(subscriber.subscription, subscriber.destination)
-        self._memory.no_longer_use(subscriber.wanted)
+        self._memory.no_longer_use(subscriber.selector)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.ledger import Ledger
 
 Taker = tuple[int, int, int, int, "Consumer"]
-"""Its standing, messages it holds, when it was last served, its place among the queue's consumers, and itself."""
+"""Its service rank, messages it holds, when it was last served, its place among the queue's consumers, and itself."""
 
 Deliveries = dict["Consumer", list["Entry"]]
 
@@ -77,7 +77,7 @@ class Dispatcher:
         for index, consumer in enumerate(consumers):
             consumer.adjust_window(now_ms)
             if consumer.is_open():
-                takers.append((consumer.standing, len(consumer.held), consumer.served_at, index, consumer))
+                takers.append((consumer.service_rank, len(consumer.held), consumer.served_at, index, consumer))
         heapify(takers)
         given: list[Entry] = []
         getters: list[int] = []
@@ -149,8 +149,8 @@ class Dispatcher:
         given: list[Entry],
         getters: list[int],
     ) -> Lane | None:
-        """Where nobody has credit, give what is more urgent than all that somebody holds to him all the same, if he
-        wants that. Returns the lane that has to be read for it."""
+        """Where nobody has credit, give what is more urgent than all that a consumer holds to that consumer all the
+        same, if it has express. Returns the lane that has to be read for it."""
         for lane in queue.lanes:
             while lane.arrived or lane.returned or lane.unread:
                 takers = [consumer for consumer in consumers if consumer.has_express_credit(lane.rank)]
@@ -160,7 +160,7 @@ class Dispatcher:
                 consumer = max(takers, key=lambda consumer: consumer.answered_at)
                 already = len(given)
                 window, consumer.window = consumer.window, len(consumer.held) + 1
-                taker = (consumer.standing, len(consumer.held), consumer.served_at, 0, consumer)
+                taker = (consumer.service_rank, len(consumer.held), consumer.served_at, 0, consumer)
                 goes_on = self._give_out(lane, [taker], deliveries, given, getters)
                 consumer.window = window
                 if len(given) == already:
@@ -220,7 +220,7 @@ class Dispatcher:
             else:
                 deliveries[consumer] = [entry]
             if consumer.is_open():
-                heapreplace(takers, (consumer.standing, len(held), consumer.served_at, takers[0][3], consumer))
+                heapreplace(takers, (consumer.service_rank, len(held), consumer.served_at, takers[0][3], consumer))
                 if takers[0][4] is consumer:
                     continue
             else:

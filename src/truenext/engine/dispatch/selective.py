@@ -29,20 +29,25 @@ if TYPE_CHECKING:
     from truenext.engine.writing.ledger import Ledger
 
     Taker = tuple[int, int, int, int, Consumer]
-    """His standing, messages he holds, when he was last served, his place among the queue's consumers, and himself."""
+    """Its service rank, messages it holds, when it was last served, its place among the consumers, and itself."""
 
-    Offer = tuple[int, int, int, Entry, "Asker"]
-    """Rank and sequence of a message, the number of those who could get it, itself, and they."""
+    Offer = tuple[int, int, int, Entry, "Bidders"]
+    """Rank and sequence of a message, the number of its bidders, the message, and these."""
 
     Head = Entry | int | None
-    """What is ready first in a lane for somebody; None if nothing is, or it is being committed. A number: from this
-    sequence on something has to be read or tested before; HOLDS: nothing in the queue is ready behind it."""
+    """What is ready first in a lane for a consumer: a message; None if nothing is, or it is being committed; or where
+    something has to be read or tested before that is known: from this sequence on, from SOMEWHERE on, or, with HOLDS,
+    nowhere in the queue."""
 
 HOLDS = -1
+"""A message holds back all behind it until it is due."""
+
+SOMEWHERE = 0
+"""Before every sequence."""
 
 
-class Asker:
-    """Consumers who are offered the same."""
+class Bidders:
+    """Consumers that are offered the same."""
 
     __slots__ = ("alone", "is_held_back", "number", "offered", "scan", "takers")
 
@@ -50,7 +55,7 @@ class Asker:
         self.number = number
         self.scan = scan
         self.alone = alone
-        """If it is one alone, for he owns groups, he."""
+        """The one consumer, if these are one alone because it owns groups."""
         self.takers: list[Taker] = []
         """As a heap, the best first; of those behind some may have no credit any more."""
         self.offered: Entry | None = None
@@ -65,7 +70,7 @@ class Asker:
         return bool(self.takers)
 
     def best(self) -> tuple[int, int, int, int]:
-        """How good the best is, who is there."""
+        """How well the best one stands among others: the smallest is served. There is one."""
         return self.takers[0][:4]
 
 
@@ -96,67 +101,69 @@ class Choosing:
 
     def dispatch(self, consumers: Sequence[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
         """Give out true nexts until no consumer has credit or no message is ready."""
-        askers: dict[Hashable, Asker] = {}
+        bidders: dict[Hashable, Bidders] = {}
         for place, consumer in enumerate(consumers):
             if consumer.is_open():
-                self._ask_along(askers, consumer, place)
+                self._ask_along(bidders, consumer, place)
         offers: list[Offer] = []
-        to_ask = list(askers.values())
+        to_ask = list(bidders.values())
         while True:
-            for asker in to_ask:
+            for bidder in to_ask:
                 self._has_passed_over = False
-                asker.offered = entry = self._first(asker) if asker.has_taker() else None
-                asker.is_held_back = entry is None or self._has_passed_over
+                bidder.offered = entry = self._first(bidder) if bidder.has_taker() else None
+                bidder.is_held_back = entry is None or self._has_passed_over
                 if entry is not None:
-                    heappush(offers, (entry.lane.rank, entry.sequence, asker.number, entry, asker))
+                    heappush(offers, (entry.lane.rank, entry.sequence, bidder.number, entry, bidder))
             if not offers:
                 return
             entry = offers[0][3]
             to_ask = []
             while offers and offers[0][3] is entry:
-                asker = heappop(offers)[4]
+                bidder = heappop(offers)[4]
                 # Else they were asked once more since.
-                if asker.offered is entry:
-                    asker.offered = None
-                    to_ask.append(asker)
-            taking = [asker for asker in to_ask if asker.has_taker() and self._is_open_to(asker, entry)]
+                if bidder.offered is entry:
+                    bidder.offered = None
+                    to_ask.append(bidder)
+            taking = [bidder for bidder in to_ask if bidder.has_taker() and self._is_open_to(bidder, entry)]
             if taking:
-                asker = min(taking, key=Asker.best)
-                *_, place, consumer = heappop(asker.takers)
+                bidder = min(taking, key=Bidders.best)
+                *_, place, consumer = heappop(bidder.takers)
                 horizon.lift(entry.lane, entry)
                 give(entry, consumer)
-                to_ask = self._asked_again(askers, to_ask, offers)
+                to_ask = self._asked_again(bidders, to_ask, offers)
                 if consumer.is_open():
-                    asker = self._ask_along(askers, consumer, place)
-                    if asker.offered is None and asker not in to_ask:
-                        to_ask.append(asker)
+                    bidder = self._ask_along(bidders, consumer, place)
+                    if bidder.offered is None and bidder not in to_ask:
+                        to_ask.append(bidder)
 
-    def _ask_along(self, askers: dict[Hashable, Asker], consumer: Consumer, place: int) -> Asker:
+    def _ask_along(self, bidders: dict[Hashable, Bidders], consumer: Consumer, place: int) -> Bidders:
         """Put a consumer, who is at this place among all, to those who are offered the same."""
         scan = self._scan_of(consumer)
         alone = self._is_alone(consumer, scan)
         key = consumer if alone else scan
-        asker = askers.get(key)
-        if asker is None:
-            asker = askers[key] = Asker(len(askers), scan, consumer if alone else None)
-        heappush(asker.takers, (*preference(consumer, place), consumer))
-        return asker
+        bidder = bidders.get(key)
+        if bidder is None:
+            bidder = bidders[key] = Bidders(len(bidders), scan, consumer if alone else None)
+        heappush(bidder.takers, (*preference(consumer, place), consumer))
+        return bidder
 
     def _is_alone(self, consumer: Consumer, scan: Scan | None) -> bool:
         """Something is for this consumer alone."""
         return False
 
-    def _is_open_to(self, asker: Asker, entry: Entry) -> bool:
+    def _is_open_to(self, bidder: Bidders, entry: Entry) -> bool:
         """What was offered still is."""
         return True
 
-    def _asked_again(self, askers: dict[Hashable, Asker], asked: list[Asker], offers: list[Offer]) -> list[Asker]:
+    def _asked_again(
+        self, bidders: dict[Hashable, Bidders], asked: list[Bidders], offers: list[Offer]
+    ) -> list[Bidders]:
         """Who is to be asked when a message was given that was offered to `asked`; all others keep their offers."""
         return asked
 
     def express(self, consumers: Sequence[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
-        """Where nobody has credit, give what is more urgent than all that somebody holds to him all the same, if he
-        wants that."""
+        """Where nobody has credit, give what is more urgent than all that a consumer holds to that consumer all the
+        same, if it has express."""
         while not any(consumer.is_open() for consumer in consumers):
             offers = []
             for consumer in consumers:
@@ -178,8 +185,8 @@ class Choosing:
     def _scan_of(self, consumer: Consumer) -> Scan | None:
         return None if self._selecting is None else self._selecting.scans_of.of(consumer, self._queue)
 
-    def _first(self, asker: Asker) -> Entry | None:
-        return self._first_of(asker.scan)
+    def _first(self, bidder: Bidders) -> Entry | None:
+        return self._first_of(bidder.scan)
 
     def _first_of(self, scan: Scan | None) -> Entry | None:
         return self._first_of_all() if scan is None else self._first_wanted(scan)
@@ -268,7 +275,7 @@ class Choosing:
 def take(entry: Entry) -> None:
     """Out of its lane, where it is the head if nobody has a selector."""
     lane = entry.lane
-    if lane.aside is None:
+    if lane.out_of_turn is None:
         lane.pop()
     else:
         horizon.lift(lane, entry)
@@ -294,27 +301,29 @@ class GroupChoosing(Choosing):
         assert scan is not None, "where there are groups everybody has one"
         return any(isinstance(place, GroupPlace) and place.heads.get(consumer) for place in scan.places.values())
 
-    def _is_open_to(self, asker: Asker, entry: Entry) -> bool:
+    def _is_open_to(self, bidder: Bidders, entry: Entry) -> bool:
         # Meanwhile its group may have become another's.
         owner = self._groups.owners.get(entry.group)
-        return owner is None or owner is asker.alone
+        return owner is None or owner is bidder.alone
 
-    def _asked_again(self, askers: dict[Hashable, Asker], asked: list[Asker], offers: list[Offer]) -> list[Asker]:
+    def _asked_again(
+        self, bidders: dict[Hashable, Bidders], asked: list[Bidders], offers: list[Offer]
+    ) -> list[Bidders]:
         groups = self._groups
         owned, freed = self._times
         self._times = groups.times_owned, groups.times_freed
         if groups.times_freed != freed:
             # Anybody may get something earlier.
             offers.clear()
-            return list(askers.values())
+            return list(bidders.values())
         if groups.times_owned != owned:
             # What of this group was being committed, or had to be read, holds nobody else back any more.
-            asked += [asker for asker in askers.values() if asker.is_held_back and asker not in asked]
+            asked += [bidder for bidder in bidders.values() if bidder.is_held_back and bidder not in asked]
         return asked
 
-    def _first(self, asker: Asker) -> Entry | None:
-        assert asker.scan is not None, "where there are groups everybody has one"
-        return self._first_in_groups(asker.scan, asker.alone)
+    def _first(self, bidder: Bidders) -> Entry | None:
+        assert bidder.scan is not None, "where there are groups everybody has one"
+        return self._first_in_groups(bidder.scan, bidder.alone)
 
     def first_for(self, consumer: Consumer) -> Entry | None:
         scan = self._scan_of(consumer)
@@ -344,11 +353,10 @@ class GroupChoosing(Choosing):
                     place.fill()
                     assert self._selecting is not None, "there are groups"
                     self._selecting.behind[place] = None
-                # It is not known from where on.
-                return 0 if must_wait else None
+                return SOMEWHERE if must_wait else None
             if not self._is_over(entry):
                 return self._found(entry)
 
 
 def preference(consumer: Consumer, place: int) -> tuple[int, int, int, int]:
-    return consumer.standing, len(consumer.held), consumer.served_at, place
+    return consumer.service_rank, len(consumer.held), consumer.served_at, place

@@ -33,11 +33,12 @@ READ_AHEAD = 8
 """Lanes of which something has to be read before anything else that are read at the same time for one wildcard."""
 
 
-class JointDispatch:
+class WildcardDispatch:
     """The dispatch of one turn."""
 
     __slots__ = (
         "_best",
+        "_choosings",
         "_clients",
         "_deliveries",
         "_dispatcher",
@@ -49,7 +50,6 @@ class JointDispatch:
         "_limits",
         "_offers",
         "_selections",
-        "_ways",
         "_wildcards",
     )
 
@@ -70,7 +70,7 @@ class JointDispatch:
         self._wildcards = wildcards
         self._dispatcher = dispatcher
         self._deliveries = deliveries
-        self._ways: dict[Queue, Choosing] = {}
+        self._choosings: dict[Queue, Choosing] = {}
         self._firsts: dict[Queue, dict[Consumer, Entry]] = {}
         """What is next for those who take from that queue alone, and have credit."""
         self._best: dict[Queue | Wildcard, Entry | None] = {}
@@ -109,13 +109,13 @@ class JointDispatch:
 
     def looked_at(self) -> Iterable[Queue]:
         """The queues that were asked for what is next in them."""
-        return self._ways
+        return self._choosings
 
     def _give_out(self) -> None:
         offers = self._offers
         while offers:
-            rank, sequence, _, asker = heappop(offers)
-            entry = self._best.get(asker)
+            rank, sequence, _, bidder = heappop(offers)
+            entry = self._best.get(bidder)
             if entry is None or entry.sequence != sequence or entry.lane.rank != rank:
                 continue
             queue = entry.lane.queue
@@ -129,7 +129,7 @@ class JointDispatch:
                 self._give(entry, taker)
             else:
                 # Subscriptions of one connection share its room.
-                self._ask_again(queue, asker)
+                self._ask_again(queue, bidder)
 
     def _give(self, entry: Entry, taker: Consumer) -> None:
         queue = entry.lane.queue
@@ -147,11 +147,11 @@ class JointDispatch:
         for wildcard in self._clients.takers_of(queue).wildcards:
             self._ask(wildcard)
 
-    def _ask_again(self, queue: Queue, asker: Queue | Wildcard) -> None:
-        if asker is queue:
+    def _ask_again(self, queue: Queue, bidder: Queue | Wildcard) -> None:
+        if bidder is queue:
             self._ask_queue(queue)
         else:
-            self._best[asker] = None
+            self._best[bidder] = None
 
     def _express(self) -> None:
         for queue in list(self._wildcards.expressive):
@@ -160,19 +160,19 @@ class JointDispatch:
                 del self._wildcards.expressive[queue]
             elif not queue.is_paused:
                 consumers = takers.all() if takers.owner is None else [takers.owner]
-                way = self._way(queue)
-                way.last = None
-                way.express(consumers, self._give)
-                if way.last is not None:
-                    self._lanes[way.last] = None
+                choosing = self._choosing_of(queue)
+                choosing.last = None
+                choosing.express(consumers, self._give)
+                if choosing.last is not None:
+                    self._lanes[choosing.last] = None
 
     # ---- What is next ----
 
-    def _way(self, queue: Queue) -> Choosing:
-        way = self._ways.get(queue)
-        if way is None or isinstance(way, GroupChoosing) is not queue.has_groups:
-            way = self._ways[queue] = self._dispatcher.choosing(queue)
-        return way
+    def _choosing_of(self, queue: Queue) -> Choosing:
+        choosing = self._choosings.get(queue)
+        if choosing is None or isinstance(choosing, GroupChoosing) is not queue.has_groups:
+            choosing = self._choosings[queue] = self._dispatcher.choosing(queue)
+        return choosing
 
     def _ask_queue(self, queue: Queue) -> None:
         """What is next for those who take from this queue alone?"""
@@ -181,15 +181,15 @@ class JointDispatch:
         takers = self._clients.takers_of(queue)
         if queue.is_paused or not takers.consumers:
             return
-        way = self._way(queue)
-        way.last = None
+        choosing = self._choosing_of(queue)
+        choosing.last = None
         for consumer in takers.consumers:
             if consumer.is_open() and takers.owner in (None, consumer):
-                entry = way.first_for(consumer)
+                entry = choosing.first_for(consumer)
                 if entry is not None:
                     firsts[consumer] = entry
-        if way.last is not None:
-            self._lanes[way.last] = None
+        if choosing.last is not None:
+            self._lanes[choosing.last] = None
         if firsts:
             best = min(firsts.values(), key=lambda entry: (entry.lane.rank, entry.sequence))
             self._best[queue] = best
@@ -210,10 +210,10 @@ class JointDispatch:
         takers = self._clients.takers_of(queue)
         for wildcard in takers.wildcards:
             is_over = queue.is_paused or takers.owner not in (None, wildcard)
-            way = self._way(queue)
+            choosing = self._choosing_of(queue)
             for lane in queue.lanes:
                 rank = lane.rank
-                head = None if is_over else way.head_for(wildcard, rank)
+                head = None if is_over else choosing.head_for(wildcard, rank)
                 if head is None:
                     sequence = NOWHERE
                 elif isinstance(head, int):
@@ -221,7 +221,7 @@ class JointDispatch:
                     sequence = NOWHERE if is_over else head
                 else:
                     sequence = head.sequence
-                wildcard.stands(queue, rank, sequence)
+                wildcard.note_head(queue, rank, sequence)
 
     def _true_next(self, wildcard: Wildcard) -> Entry | None:
         """None also if something has to be read or tested before."""
@@ -236,18 +236,18 @@ class JointDispatch:
                 if self._limit(wildcard, rank) < sequence:
                     # So do all of this rank wait.
                     break
-                head = self._way(queue).head_for(wildcard, rank)
+                head = self._choosing_of(queue).head_for(wildcard, rank)
                 if head is None or head == HOLDS:
-                    wildcard.stands(queue, rank, NOWHERE)
+                    wildcard.note_head(queue, rank, NOWHERE)
                 elif isinstance(head, int):
                     if head == sequence:
                         self._wait_for(wildcard, rank)
                         return None
-                    wildcard.stands(queue, rank, head)
+                    wildcard.note_head(queue, rank, head)
                 elif head.sequence == sequence:
                     return head
                 else:
-                    wildcard.stands(queue, rank, head.sequence)
+                    wildcard.note_head(queue, rank, head.sequence)
         return None
 
     def _wait_for(self, wildcard: Wildcard, rank: int) -> None:
@@ -274,7 +274,7 @@ class JointDispatch:
         if queue.is_paused or self._clients.takers_of(queue).owner not in (None, wildcard):
             return False
         message = entry.message
-        if wildcard.wanted is not None and message is not None and not wildcard.wanted.matches(message):
+        if wildcard.selector is not None and message is not None and not wildcard.selector.matches(message):
             return False
         if not entry.group:
             return True

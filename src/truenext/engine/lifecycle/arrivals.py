@@ -105,7 +105,7 @@ class Arrivals:
         else:
             events.accepted(entry)
         if batch:
-            if queue.is_joint and batch > ledger.committed:
+            if queue.has_wildcards and batch > ledger.committed:
                 self._wildcards.accepted(entry)
             if batch == ledger.batch.number:
                 ledger.is_awaited = True

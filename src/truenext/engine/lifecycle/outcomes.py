@@ -61,8 +61,8 @@ class Outcomes:
 
     def forget(self, entry: Entry) -> bool:
         """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
-        self._resident.went(entry)
-        if entry.lane.aside is not None:
+        self._resident.left_memory(entry)
+        if entry.lane.out_of_turn is not None:
             self._resident.forgot_stray(entry)
         if entry.stored is None:
             return False
@@ -89,7 +89,7 @@ class Outcomes:
         queue = lane.queue
         if not self._queues.is_there(queue):
             # A temporary queue that went with its connection.
-            self._resident.went(entry)
+            self._resident.left_memory(entry)
             return
         has_failed = reason is not Reason.RELEASED
         if has_failed:
@@ -112,7 +112,7 @@ class Outcomes:
             lane.delay(entry)
         else:
             self._return_to_lane(entry)
-        self._resident.came_back(entry)
+        self._resident.can_leave_again(entry)
         self._ledger.touched[queue] = None
 
     def end_delay(self, entry: Entry) -> None:
@@ -143,7 +143,7 @@ class Outcomes:
         if message is None:
             # Should the broker end before it is read, it is moved when it is read after that.
             mark(self._ledger.batch, entry, self._delays.due_ms(entry))
-            self._resident.doom(entry)
+            self._resident.await_dead_letter(entry)
             return
         origin = entry.lane.queue
         if not cause:
@@ -162,7 +162,7 @@ class Outcomes:
         if not failed:
             return
         failed.sort(key=attrgetter("sequence"))
-        self._resident.take_out(lane, failed)
+        self._resident.remove_from_lane(lane, failed)
         for entry in failed:
             if entry.message is not None:
                 self.dead_letter(entry)
@@ -170,7 +170,7 @@ class Outcomes:
             # Its mark says that it has failed so often, unless it was stored only after that.
             if not entry.marked:
                 mark(self._ledger.batch, entry, self._delays.due_ms(entry))
-            self._resident.doom(entry)
+            self._resident.await_dead_letter(entry)
 
     def expire(self, entry: Entry) -> None:
         """The time of a message has come that stands in no lane any more."""

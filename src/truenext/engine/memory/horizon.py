@@ -18,27 +18,27 @@ from truenext.engine.state.queue import NO_ENTRIES, WHOLE, Entry, Lane
 
 def lift(lane: Lane, entry: Entry) -> None:
     """Take a message out that waits in memory, wherever it stands."""
-    aside = lane.aside
-    assert aside is not None, "somebody has a selector"
-    entry.is_taken = True
+    out_of_turn = lane.out_of_turn
+    assert out_of_turn is not None, "somebody has a selector"
+    entry.has_left_lane = True
     if entry is lane.head():
         lane.pop()
         return
     sequence = entry.sequence
-    if aside.plucked.pop(sequence, None) is None:
+    if out_of_turn.plucked.pop(sequence, None) is None:
         if entry.is_again:
-            aside.lifted = with_sequence(aside.lifted, sequence)
+            out_of_turn.lifted = with_sequence(out_of_turn.lifted, sequence)
         else:
-            aside.tombs = with_sequence(aside.tombs, sequence)
+            out_of_turn.tombs = with_sequence(out_of_turn.tombs, sequence)
         lane.strip()
-    aside.strays[sequence] = entry
+    out_of_turn.strays[sequence] = entry
     lane.bodiless.pop(sequence, None)
 
 
 def pluck(lane: Lane, entry: Entry) -> None:
     """Have a message in memory that is above the horizon."""
-    assert lane.aside is not None, "somebody has a selector"
-    lane.aside.strays[entry.sequence] = lane.aside.plucked[entry.sequence] = entry
+    assert lane.out_of_turn is not None, "somebody has a selector"
+    lane.out_of_turn.strays[entry.sequence] = lane.out_of_turn.plucked[entry.sequence] = entry
     entry.is_again = True
     lane.unread -= 1
 
@@ -52,45 +52,45 @@ def keep_above(lane: Lane) -> None:
 def end_horizon(lane: Lane) -> None:
     """To be called when messages above the horizon have left: if there are none it is nowhere."""
     if not lane.unread:
-        if lane.aside is not None and lane.horizon != WHOLE:
-            lane.aside.rises += 1
+        if lane.out_of_turn is not None and lane.horizon != WHOLE:
+            lane.out_of_turn.rises += 1
         lane.horizon = WHOLE
-    if lane.aside is not None:
+    if lane.out_of_turn is not None:
         lane.strip()
-        _stand_again(lane)
+        _rebalance(lane)
 
 
-def _stand_again(lane: Lane) -> None:
+def _rebalance(lane: Lane) -> None:
     """The horizon has moved: what was taken out of its turn and waits stands on its other side."""
-    aside = lane.aside
-    assert aside is not None, "somebody has a selector"
-    if aside.plucked and min(aside.plucked) <= lane.horizon:
-        for sequence in [sequence for sequence in aside.plucked if sequence <= lane.horizon]:
-            lane.push(sequence, aside.plucked.pop(sequence))
+    out_of_turn = lane.out_of_turn
+    assert out_of_turn is not None, "somebody has a selector"
+    if out_of_turn.plucked and min(out_of_turn.plucked) <= lane.horizon:
+        for sequence in [sequence for sequence in out_of_turn.plucked if sequence <= lane.horizon]:
+            lane.push(sequence, out_of_turn.plucked.pop(sequence))
     if lane.horizon != WHOLE and any(sequence > lane.horizon for sequence, _ in lane.returned):
         above = [place for place in lane.returned if place[0] > lane.horizon]
-        aside.plucked.update(place for place in above if place[0] not in aside.lifted)
-        aside.lifted.difference_update(sequence for sequence, _ in above)
+        out_of_turn.plucked.update(place for place in above if place[0] not in out_of_turn.lifted)
+        out_of_turn.lifted.difference_update(sequence for sequence, _ in above)
         lane.returned = [place for place in lane.returned if place[0] <= lane.horizon]
         heapify(lane.returned)
 
 
-def take_out(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
+def remove_from_lane(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
     """Take messages out that wait anywhere in the lane; `batch` removes them. Returns those that were recent."""
     gone = {entry.sequence for entry in entries}
     # The store never hears of what it was not told of before this batch.
     for one in entries:
         if one.stored not in (None, batch):
-            lane.remember_taken_out(one.sequence, batch)
+            lane.remember_removed(one.sequence, batch)
     _take_from_arrived(lane, gone)
-    aside = lane.aside
-    if aside is not None:
+    out_of_turn = lane.out_of_turn
+    if out_of_turn is not None:
         for entry in entries:
-            entry.is_taken = True
-            aside.plucked.pop(entry.sequence, None)
+            entry.has_left_lane = True
+            out_of_turn.plucked.pop(entry.sequence, None)
         # Who came back stands elsewhere; its empty place goes as well.
-        aside.tombs -= gone
-        aside.lifted -= gone
+        out_of_turn.tombs -= gone
+        out_of_turn.lifted -= gone
     if any(sequence in gone for sequence, _ in lane.returned):
         lane.returned = [place for place in lane.returned if place[0] not in gone]
         heapify(lane.returned)
@@ -100,7 +100,9 @@ def take_out(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
     recent = [entry for entry in lane.recent if entry.sequence in gone]
     if recent:
         lane.recent = deque(entry for entry in lane.recent if entry.sequence not in gone) or NO_ENTRIES
-    lane.unread -= sum(sequence > lane.horizon and (aside is None or sequence not in aside.strays) for sequence in gone)
+    lane.unread -= sum(
+        sequence > lane.horizon and (out_of_turn is None or sequence not in out_of_turn.strays) for sequence in gone
+    )
     end_horizon(lane)
     return recent
 
@@ -127,14 +129,14 @@ def _take_from_arrived(lane: Lane, gone: set[int]) -> None:
 def fix_horizon(lane: Lane) -> None:
     """What is in memory stays known there; its bodies can leave."""
     for entry in lane.arrived:
-        if lane.aside is None or entry.sequence not in lane.aside.tombs:
+        if lane.out_of_turn is None or entry.sequence not in lane.out_of_turn.tombs:
             entry.is_again = True
             lane.push(entry.sequence, entry)
     if lane.arrived:
         lane.arrived.clear()
         lane.let_go_of_places()
-    if lane.aside is not None:
-        lane.aside.tombs.clear()
+    if lane.out_of_turn is not None:
+        lane.out_of_turn.tombs.clear()
 
 
 def lower_horizon(lane: Lane) -> Entry:
@@ -143,14 +145,14 @@ def lower_horizon(lane: Lane) -> Entry:
     lane.horizon = entry.sequence - 1
     lane.unread += 1
     lane.reading = None
-    if lane.aside is not None:
+    if lane.out_of_turn is not None:
         lane.strip()
     return entry
 
 
 def has_plucked_before(lane: Lane, sequence: int) -> bool:
     """A selector keeps something in memory that stands above the horizon, and before this."""
-    return lane.aside is not None and any(each < sequence for each in lane.aside.plucked)
+    return lane.out_of_turn is not None and any(each < sequence for each in lane.out_of_turn.plucked)
 
 
 def take_in_recent(lane: Lane) -> None:
@@ -183,15 +185,15 @@ def take_in(lane: Lane, page: list[Entry], left_out: int, up_to: int, as_of: int
         lane.arrived.extend(come)
     lane.unread -= len(page) + len(not_in_page) + left_out
     lane.horizon = up_to
-    if lane.aside is not None:
-        lane.aside.rises += 1
+    if lane.out_of_turn is not None:
+        lane.out_of_turn.rises += 1
         end_horizon(lane)
     return in_page, not_in_page
 
 
 def let_go(lane: Lane, committed: int) -> list[Entry]:
     """What no longer has to be in memory, now that this batch is durable; not while a page is being read."""
-    if lane.reading is not None or lane.is_pinned or (lane.aside is not None and lane.aside.scanning):
+    if lane.reading is not None or lane.is_pinned or (lane.out_of_turn is not None and lane.out_of_turn.scanning):
         # It may have been read before the batch was written.
         return []
     gone = [entry for entry in lane.recent if is_stored(entry, committed)]

@@ -95,8 +95,8 @@ class Reading:
 
     def take_reads(self) -> list[Read]:
         """What is to be read from the store."""
-        for entry in self._resident.doomed():
-            if entry.lane.aside is not None and entry.sequence in entry.lane.aside.strays:
+        for entry in self._resident.awaiting_dead_letter():
+            if entry.lane.out_of_turn is not None and entry.sequence in entry.lane.out_of_turn.strays:
                 self.ask_body(entry)
             elif entry.lane.reading is None:
                 self._read(entry.lane, entry.sequence - 1, 1, PAGE_BYTES)
@@ -106,9 +106,9 @@ class Reading:
     def ask_body(self, entry: Entry) -> None:
         """Somebody waits for this one, out of its turn."""
         lane = entry.lane
-        assert lane.aside is not None, "it was taken out of its turn, or may be"
-        if entry.sequence not in lane.aside.embodying:
-            lane.aside.embodying = with_sequence(lane.aside.embodying, entry.sequence)
+        assert lane.out_of_turn is not None, "it was taken out of its turn, or may be"
+        if entry.sequence not in lane.out_of_turn.bodies_being_read:
+            lane.out_of_turn.bodies_being_read = with_sequence(lane.out_of_turn.bodies_being_read, entry.sequence)
             read = BodyRead(self, entry)
             self._reads.append(read)
 
@@ -118,14 +118,14 @@ class Reading:
         Raises: StoreError if the store has lost the message
         """
         lane, wanted = read.lane, read.entry
-        if lane.aside is not None:
-            lane.aside.embodying.discard(wanted.sequence)
+        if lane.out_of_turn is not None:
+            lane.out_of_turn.bodies_being_read.discard(wanted.sequence)
         is_there = lane.bodiless.get(wanted.sequence) is not wanted
         for found in page.found:
             entry = lane.bodiless.pop(found.sequence, None)
             if entry is not None:
                 is_there |= entry is wanted
-                if self._embody(entry, found.message) and entry.message is not None:
+                if self._restore_body(entry, found.message) and entry.message is not None:
                     self._failed.append(entry)
         if not is_there:
             raise damage(lane, "a message is not there any more")
@@ -142,7 +142,7 @@ class Reading:
         lane = read.lane
         if lane.reading is not read:
             # Meanwhile the lane lost what follows on the page, or got back what the page has.
-            self._resident.let_go_of(lane)
+            self._resident.release_durable_of(lane)
             return
         lane.reading = None
         if not (page.found or page.is_end):
@@ -153,7 +153,7 @@ class Reading:
         for found in page.found:
             if found.sequence in lane.bodiless:
                 entry = lane.bodiless.pop(found.sequence)
-                was_doomed = self._embody(entry, found.message)
+                was_doomed = self._restore_body(entry, found.message)
                 if was_doomed and entry.message is not None:
                     self.has_failed(entry)
             elif lane.is_only_in_store(found.sequence):
@@ -166,7 +166,7 @@ class Reading:
                     self.has_failed(entry)
                 elif self._delays.restore(entry, found.mark.due_ms):
                     left_out += 1
-                    self._set_aside(entry)
+                    self._wait_without_body(entry)
                     self._waiting.append(entry)
                 else:
                     fresh.append(entry)
@@ -180,7 +180,7 @@ class Reading:
             raise damage(lane, "a message is not there any more")
         if up_to > lane.horizon:
             self._resident.move_horizon(lane, fresh, left_out, up_to, page.as_of)
-        self._resident.let_go_of(lane)
+        self._resident.release_durable_of(lane)
 
     def has_failed(self, entry: Entry) -> None:
         """A message that a page showed failed too often: it stands in no lane any more."""
@@ -204,17 +204,17 @@ class Reading:
     def delay_stray(self, entry: Entry) -> None:
         """The same for one that was plucked, and that others pass meanwhile: it keeps its place, but not its body."""
         lane = entry.lane
-        assert lane.aside is not None, "it was plucked"
-        del lane.aside.plucked[entry.sequence]
-        entry.is_taken = True
-        self._resident.leave(entry, is_known=True)
+        assert lane.out_of_turn is not None, "it was plucked"
+        del lane.out_of_turn.plucked[entry.sequence]
+        entry.has_left_lane = True
+        self._resident.left_for_disk(entry, is_known=True)
         lane.delay(entry)
         self._waiting.append(entry)
 
-    def _set_aside(self, entry: Entry) -> None:
+    def _wait_without_body(self, entry: Entry) -> None:
         """A message of a page waits for its next try: without its body, as it may for days."""
         lane = entry.lane
-        self._resident.leave(entry, is_known=True)
+        self._resident.left_for_disk(entry, is_known=True)
         lane.delay(entry)
         lane.horizon_min = max(lane.horizon_min, entry.sequence)
 
@@ -237,16 +237,16 @@ class Reading:
             group=message.group,
             content=found.content,
         )
-        self._resident.is_back(entry, message)
+        self._resident.back_from_disk(entry, message)
         return entry
 
-    def _embody(self, entry: Entry, message: Message | None) -> bool:
+    def _restore_body(self, entry: Entry, message: Message | None) -> bool:
         """A message that has left memory is back; None if its record is damaged. True if it is to be dead-lettered,
         whatever its policy says by now: it stands in no lane."""
-        was_doomed = self._resident.reprieve(entry)
+        was_doomed = self._resident.was_awaiting_dead_letter(entry)
         if message is None:
             entry.lane.leave_out(entry)
         else:
             entry.message = message
-            self._resident.is_back(entry, message)
+            self._resident.back_from_disk(entry, message)
         return was_doomed

@@ -109,7 +109,7 @@ class Relief:
             if needed <= 0:
                 return
         held = [entry for queue in queues for entry in self._clients.held_of(queue) if entry.message is not None]
-        freed = self._disembody(held, needed)
+        freed = self._drop_bodies(held, needed)
         if freed:
             for queue in queues:
                 queue.has_lost_bodies = True
@@ -124,7 +124,7 @@ class Relief:
                 for entry in (*lane.delayed.values(), *lane.again())
                 if entry.message is not None
             ]
-            needed -= self._disembody(waiting, needed)
+            needed -= self._drop_bodies(waiting, needed)
             for lane in lanes:
                 for entry in lane.again():
                     if entry.message is None:
@@ -156,7 +156,7 @@ class Relief:
                 self._add_end(ends, lane)
             left += len(copies) * size_of(message)
         for lane in lanes:
-            if lane.aside is not None:
+            if lane.out_of_turn is not None:
                 horizon.end_horizon(lane)
             lane.let_go_of_places()
         return left
@@ -181,13 +181,13 @@ class Relief:
         assert message is not None, "what has arrived stands in memory as a whole"
         committed = self._ledger.committed
         if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
-            self._resident.leave(entry, is_known=False)
+            self._resident.left_for_disk(entry, is_known=False)
         else:
             (lane.recent or lane.begin_recent()).appendleft(entry)
             self._memory.leaving += size_of(message)
             self._resident.with_recent[lane] = None
 
-    def _disembody(self, entries: list[Entry], needed: int) -> int:
+    def _drop_bodies(self, entries: list[Entry], needed: int) -> int:
         """Leave messages to the store, but not the knowledge of them. Bytes that left, or can once they are durable."""
         left = 0
         entries.sort(key=_sequence)
@@ -203,7 +203,7 @@ class Relief:
                     continue
                 left += _size(entry)
                 if entry.stored <= self._ledger.committed:
-                    self._resident.leave(entry, is_known=True)
+                    self._resident.left_for_disk(entry, is_known=True)
             if new and self._ledger.batch.size < STORE_TRANSACTION_BYTES_MAX:
                 left += sum(map(_size, new))
                 put_all(self._ledger.batch, new)

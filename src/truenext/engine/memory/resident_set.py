@@ -1,7 +1,7 @@
 """Which messages are in memory: all that come and go are counted here, one by one.
 
 What the store has, or is about to get, may leave; `Entry.message` says whether it has. What is above the horizon of its
-lane leaves by itself once it is durable (`let_go`). What leaves because memory is short: relief.py
+lane leaves by itself once it is durable (`release_durable`). What leaves because memory is short: relief.py
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class ResidentSet:
     def __init__(self, ledger: Ledger, memory: Memory) -> None:
         self._ledger = ledger
         self._memory = memory
-        self._doomed: list[Entry] = []
+        self._awaiting: list[Entry] = []
         """Failed too often, and to be read before they can move to the dead-letter queue."""
         self.with_recent: dict[Lane, None] = {}
         """Lanes from which something leaves once it is durable."""
-        self._with_taken_out: dict[Lane, None] = {}
+        self._with_removed: dict[Lane, None] = {}
         self.too_large: dict[Queue, None] = {}
         """Queues that may be over their own limit."""
         self.still_too_large: dict[Queue, None] = {}
@@ -44,7 +44,7 @@ class ResidentSet:
 
     # ---- What comes and goes, message by message ----
 
-    def came(self, entry: Entry, message: Message) -> None:
+    def entered_memory(self, entry: Entry, message: Message) -> None:
         """A message is in memory, in its lane or held."""
         size = size_of(message)
         queue = entry.lane.queue
@@ -54,7 +54,7 @@ class ResidentSet:
         if queue.resident > queue.policy.memory_limit:
             self.too_large[queue] = None
 
-    def went(self, entry: Entry) -> None:
+    def left_memory(self, entry: Entry) -> None:
         """A message is done with, or only the store has it from here on."""
         message = entry.message
         if message is not None:
@@ -69,7 +69,7 @@ class ResidentSet:
             queue = entry.lane.queue
             queue.spilled -= queue.spilled_sizes.pop(entry.sequence, 0)
 
-    def leave(self, entry: Entry, *, is_known: bool) -> None:
+    def left_for_disk(self, entry: Entry, *, is_known: bool) -> None:
         """A message stays in its queue, and only the store has it from here on, or all of it but its place."""
         queue = entry.lane.queue
         if queue.is_subscription:
@@ -80,17 +80,17 @@ class ResidentSet:
                 queue.spilled_sizes[entry.sequence] = size
             if queue.policy.memory_limit != maxsize:
                 self.limited[queue] = None
-        self.went(entry)
+        self.left_memory(entry)
 
-    def is_back(self, entry: Entry, message: Message) -> None:
+    def back_from_disk(self, entry: Entry, message: Message) -> None:
         """A message that only the store had is in memory again."""
         queue = entry.lane.queue
         if queue.is_subscription:
             queue.spilled -= size_of(message)
             queue.spilled_sizes.pop(entry.sequence, None)
-        self.came(entry, message)
+        self.entered_memory(entry, message)
 
-    def came_back(self, entry: Entry) -> None:
+    def can_leave_again(self, entry: Entry) -> None:
         """A message is in its lane again; if a transaction had it, it can leave memory only now."""
         if entry.message is not None:
             self.futile = NEVER
@@ -102,7 +102,7 @@ class ResidentSet:
         """Give a new message its place in its lane."""
         lane = entry.lane
         queue = lane.queue
-        # `came`, without the calls.
+        # `entered_memory`, without the calls.
         size = len(message.body) + len(message.header) + ENTRY_BYTES
         memory = self._memory
         memory.used += size
@@ -124,24 +124,24 @@ class ResidentSet:
         memory.leaving += size
         self.with_recent[lane] = None
 
-    def doom(self, entry: Entry) -> None:
+    def await_dead_letter(self, entry: Entry) -> None:
         """A message that has left memory is to be dead-lettered, once it is read."""
         entry.lane.keep_bodiless(entry)
-        self._doomed.append(entry)
+        self._awaiting.append(entry)
 
-    def doomed(self) -> list[Entry]:
+    def awaiting_dead_letter(self) -> list[Entry]:
         """Those that are not read yet; they stand in no lane."""
-        return self._doomed[:]
+        return self._awaiting[:]
 
-    def reprieve(self, entry: Entry) -> bool:
+    def was_awaiting_dead_letter(self, entry: Entry) -> bool:
         """It is read. True if it is to be dead-lettered."""
-        left = [one for one in self._doomed if one is not entry]
-        was_doomed = len(left) < len(self._doomed)
-        self._doomed = left
+        left = [one for one in self._awaiting if one is not entry]
+        was_doomed = len(left) < len(self._awaiting)
+        self._awaiting = left
         return was_doomed
 
-    def is_doomed(self, entry: Entry) -> bool:
-        return any(one is entry for one in self._doomed)
+    def awaits_dead_letter(self, entry: Entry) -> bool:
+        return any(one is entry for one in self._awaiting)
 
     def policy_changed(self, queue: Queue) -> None:
         """Its limit may be another."""
@@ -150,19 +150,19 @@ class ResidentSet:
         if queue.spilled:
             self.limited[queue] = None
 
-    def take_out(self, lane: Lane, entries: list[Entry]) -> None:
+    def remove_from_lane(self, lane: Lane, entries: list[Entry]) -> None:
         """Messages leave their lane out of their turn; the gathering batch removes them."""
-        for entry in horizon.take_out(lane, entries, self._ledger.batch.number):
+        for entry in horizon.remove_from_lane(lane, entries, self._ledger.batch.number):
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.leaving -= size_of(entry.message)
-        if lane.taken_out:
-            self._with_taken_out[lane] = None
+        if lane.removed:
+            self._with_removed[lane] = None
 
     def forget(self, lane: Lane) -> None:
         """A lane has ended with its queue: nothing of it is in memory, or will be."""
         self._memory.leaving -= sum(size_of(entry.message) for entry in lane.recent if entry.message is not None)
         for entry in (*lane, *lane.recent, *lane.bodiless.values()):
-            self.went(entry)
+            self.left_memory(entry)
         lane.bodiless.clear()
         if lane.recent:
             lane.recent.clear()
@@ -170,23 +170,23 @@ class ResidentSet:
         lane.unread = 0
         lane.reading = None
         self.with_recent.pop(lane, None)
-        self._with_taken_out.pop(lane, None)
+        self._with_removed.pop(lane, None)
         self.limited.pop(lane.queue, None)
-        self._doomed = [entry for entry in self._doomed if entry.lane is not lane]
+        self._awaiting = [entry for entry in self._awaiting if entry.lane is not lane]
 
     def left_with_page(self, entry: Entry) -> None:
         """A message of the page that came last did not come into its lane; the gathering batch removes it."""
-        entry.lane.remember_taken_out(entry.sequence, self._ledger.batch.number)
-        self._with_taken_out[entry.lane] = None
+        entry.lane.remember_removed(entry.sequence, self._ledger.batch.number)
+        self._with_removed[entry.lane] = None
 
     def forgot_stray(self, entry: Entry) -> None:
         """A message that was taken out of its turn is done with; the gathering batch removes it."""
         lane = entry.lane
         batch = self._ledger.batch.number
-        assert lane.aside is not None, "somebody had a selector"
-        if lane.aside.strays.pop(entry.sequence, None) is not None and entry.stored not in (None, batch):
-            lane.remember_taken_out(entry.sequence, batch)
-            self._with_taken_out[lane] = None
+        assert lane.out_of_turn is not None, "somebody had a selector"
+        if lane.out_of_turn.strays.pop(entry.sequence, None) is not None and entry.stored not in (None, batch):
+            lane.remember_removed(entry.sequence, batch)
+            self._with_removed[lane] = None
 
     def move_horizon(self, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
         memory = self._memory
@@ -195,35 +195,35 @@ class ResidentSet:
             assert entry.message is not None, "what is recent has not left memory yet"
             memory.leaving -= size_of(entry.message)
         for entry in in_page:
-            self.leave(entry, is_known=False)
+            self.left_for_disk(entry, is_known=False)
         if up_to == WHOLE and lane.unread:
             raise damage(lane, f"the count of its messages and what is in it differ by {lane.unread}")
 
     # ---- What leaves by itself ----
 
-    def let_go(self) -> None:
+    def release_durable(self) -> None:
         """A batch is durable, and so is whatever was written with it."""
         self.too_large.update(self.still_too_large)
         self.still_too_large.clear()
         for lane in list(self.with_recent):
-            self.let_go_of(lane)
-        self.forget_taken_out()
+            self.release_durable_of(lane)
+        self.forget_removed()
 
-    def forget_taken_out(self) -> None:
+    def forget_removed(self) -> None:
         """What durable batches have removed, and no page that is being read may show. To be called now and then as
         well: the last such page may come when nothing more is written.
         """
-        for lane in list(self._with_taken_out):
-            lane.forget_taken_out(self._ledger.committed)
-            if not lane.taken_out:
-                del self._with_taken_out[lane]
+        for lane in list(self._with_removed):
+            lane.forget_removed(self._ledger.committed)
+            if not lane.removed:
+                del self._with_removed[lane]
 
-    def let_go_of(self, lane: Lane) -> None:
+    def release_durable_of(self, lane: Lane) -> None:
         """The same for one lane, of which no page is being read any more."""
         for entry in horizon.let_go(lane, self._ledger.committed):
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.leaving -= size_of(entry.message)
-            self.leave(entry, is_known=False)
+            self.left_for_disk(entry, is_known=False)
         if not lane.recent:
             self.with_recent.pop(lane, None)
 
@@ -233,7 +233,7 @@ class ResidentSet:
 
     def unpin(self, lane: Lane) -> None:
         lane.is_pinned = False
-        self.let_go_of(lane)
+        self.release_durable_of(lane)
         # Whatever could not leave meanwhile can.
         self.too_large[lane.queue] = None
         self.futile = NEVER

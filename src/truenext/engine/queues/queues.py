@@ -392,7 +392,7 @@ class Queues:
                 # The others are on the pages that will be read.
                 self._events.expired(entry)
         for entry in acknowledged:
-            self._resident.went(entry)
+            self._resident.left_memory(entry)
         self._leave_everywhere(queue)
         for lane in queue.lanes:
             self._resident.forget(lane)

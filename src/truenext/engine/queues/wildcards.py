@@ -74,11 +74,11 @@ class Wildcards(Work):
 
     def size_to_join(self, wildcard: Wildcard) -> int:
         """Bytes for which there must be room before it can subscribe. Each queue has room for its first wildcard."""
-        selector = wildcard.wanted
+        selector = wildcard.selector
         if selector is None and not self._consumers:
             return 0
         meant = [queue for queue in self._queues.values() if wildcard.is_meant(queue)]
-        size = JOIN_BYTES * sum(queue.is_joint for queue in meant)
+        size = JOIN_BYTES * sum(queue.has_wildcards for queue in meant)
         return (
             size if selector is None else size + sum(self._selections.bytes_to_join(queue, selector) for queue in meant)
         )
@@ -108,7 +108,7 @@ class Wildcards(Work):
         known, joined = self._queues, wildcard.queues
         current = (queue for queue in some if known.get(queue.name) is queue and queue not in joined)
         meant = [queue for queue in current if wildcard.is_meant(queue)]
-        self._note_in_flight(queue for queue in meant if not queue.is_joint)
+        self._note_in_flight(queue for queue in meant if not queue.has_wildcards)
         memory = wildcard.memory
         before = memory.queues
         for queue in meant:
@@ -171,11 +171,11 @@ class Wildcards(Work):
 
     def _join(self, wildcard: Wildcard, queue: Queue) -> None:
         wildcard.queues[queue] = None
-        if queue.is_joint:
+        if queue.has_wildcards:
             queue.memory.queues += JOIN_BYTES
         self._clients.join_wildcard(wildcard, queue)
-        if wildcard.wanted is not None or queue.has_groups:
-            self._selections.subscribe(wildcard, queue, wildcard.wanted)
+        if wildcard.selector is not None or queue.has_groups:
+            self._selections.subscribe(wildcard, queue, wildcard.selector)
         # What it passes over in a queue may be held back in another one: the history takes it for one with a selector.
         self._events.subscribed(wildcard, queue, has_selector=True)
 

@@ -92,7 +92,7 @@ class Groups:
             if owner is None:
                 self._count(group_size(group))
                 self.times_owned += 1
-                self._stand(group)
+                self._note_heads(group)
                 if len(self.owners) > self._forget_at:
                     self._forget_some(GROUPS_MAX)
                 elif len(self.owners) > self._forget_at_if_short and not self._memory.has_room_for_queue:
@@ -129,11 +129,11 @@ class Groups:
 
     def _freed(self, group: str) -> None:
         self.times_freed += 1
-        self._stand(group)
+        self._note_heads(group)
 
-    def _stand(self, group: str) -> None:
+    def _note_heads(self, group: str) -> None:
         for place in self._places():
-            place.stand(group)
+            place.note_head(group)
 
     def _count(self, size: int) -> None:
         self.size += size
@@ -164,7 +164,7 @@ def group_size(group: str) -> int:
 class GroupPlace(Place):
     """How far one lane of a queue with groups was tested for one selector, and what was found in it."""
 
-    __slots__ = ("_filling", "_groups", "_lines", "_skipped", "_standing", "_until", "heads", "is_hungry")
+    __slots__ = ("_filling", "_groups", "_lines", "_noted_heads", "_skipped", "_until", "heads", "is_hungry")
 
     def __init__(self, lane: Lane, selector: Selector | None, groups: Groups) -> None:
         super().__init__(lane, selector)
@@ -179,8 +179,8 @@ class GroupPlace(Place):
         """If that is so, up to where the lane was tested already."""
         self.heads: dict[Consumer | None, list[tuple[int, str]]] = {}
         """Where the groups of each consumer begin, as heaps; None has the free ones. Some are no longer true, see
-        `_standing`."""
-        self._standing: dict[str, tuple[Consumer | None, int]] = {}
+        `_noted_heads`."""
+        self._noted_heads: dict[str, tuple[Consumer | None, int]] = {}
         """Of each group where among the heads it stands, if it does."""
         self.is_hungry = False
         """Somebody waits for what was passed over."""
@@ -228,7 +228,7 @@ class GroupPlace(Place):
             return
         share = self._share()
         for group, since in list(self._skipped.items()):
-            if len(self._lines.get(group, ())) <= share // 2 or self._stands(group) == (since, False):
+            if len(self._lines.get(group, ())) <= share // 2 or self._head_of_group(group) == (since, False):
                 self._filling[group] = self._skipped.pop(group)
         if self._filling:
             self._until = self.position
@@ -284,7 +284,7 @@ class GroupPlace(Place):
         if sequence not in self.found:
             heappush(self._lines.setdefault(group, []), sequence)
         self.found[sequence] = entry
-        self.stand(group)
+        self.note_head(group)
 
     def _share(self) -> int:
         return max(GROUP_FOUND_MIN, SCAN_FOUND_MAX // max(1, len(self._lines)))
@@ -303,14 +303,14 @@ class GroupPlace(Place):
 
     # ---- What is next ----
 
-    def stand(self, group: str) -> None:
+    def note_head(self, group: str) -> None:
         """See that a group stands among the right heads, at its place."""
-        sequence, _ = self._stands(group)
+        sequence, _ = self._head_of_group(group)
         owner = self._groups.owners.get(group)
         if sequence is None or self._groups.does_wait(group, self.lane.rank, sequence):
-            self._standing.pop(group, None)
-        elif self._standing.get(group) != (owner, sequence):
-            self._standing[group] = (owner, sequence)
+            self._noted_heads.pop(group, None)
+        elif self._noted_heads.get(group) != (owner, sequence):
+            self._noted_heads[group] = (owner, sequence)
             heappush(self.heads.setdefault(owner, []), (sequence, group))
 
     def first_for(self, consumer: Consumer | None) -> tuple[Entry | None, bool]:
@@ -344,18 +344,18 @@ class GroupPlace(Place):
         heads = self.heads.get(owner)
         while heads:
             sequence, group = heads[0]
-            if self._standing.get(group) != (owner, sequence):
+            if self._noted_heads.get(group) != (owner, sequence):
                 heappop(heads)
                 continue
-            now, is_known = self._stands(group)
+            now, is_known = self._head_of_group(group)
             if now == sequence and not self._groups.does_wait(group, self.lane.rank, now):
                 return sequence, is_known
             heappop(heads)
-            del self._standing[group]
-            self.stand(group)
+            del self._noted_heads[group]
+            self.note_head(group)
         return None
 
-    def _stands(self, group: str) -> tuple[int | None, bool]:
+    def _head_of_group(self, group: str) -> tuple[int | None, bool]:
         """Where a group begins, and whether that is a message, and not what was passed over."""
         line = self._lines.get(group)
         while line and not self._is_there(line[0]):
@@ -371,7 +371,7 @@ class GroupPlace(Place):
 
     def _is_there(self, sequence: int) -> bool:
         entry = self.found[sequence]
-        if not entry.is_taken and self._is_wanted(entry):
+        if not entry.has_left_lane and self._is_wanted(entry):
             return True
         del self.found[sequence]
         self._unsure.discard(sequence)

@@ -82,7 +82,7 @@ class Place:
         while self._order:
             sequence = self._order[0]
             entry = self.found[sequence]
-            if not entry.is_taken and self._is_wanted(entry):
+            if not entry.has_left_lane and self._is_wanted(entry):
                 return entry if sequence <= self.position else None
             heappop(self._order)
             del self.found[sequence]
@@ -156,7 +156,7 @@ class Place:
         noted = self.noted
         while noted and left > 0 and not self.is_full:
             entry = noted.pop()
-            if not entry.is_taken:
+            if not entry.has_left_lane:
                 self.test(entry)
             self.passed(entry.sequence)
             left -= 1

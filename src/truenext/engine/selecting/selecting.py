@@ -22,10 +22,10 @@ from truenext.engine.selecting.groups import GroupPlace, Groups
 from truenext.engine.selecting.keyed import KeyedScans, keys_of
 from truenext.engine.selecting.scan import Place, Scan, Scans
 from truenext.engine.state.memory import (
-    ASIDE_BYTES,
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
     KEYED_BYTES,
+    OUT_OF_TURN_BYTES,
     SELECTING_BYTES,
     SELECTOR_BYTES,
     SELECTOR_LANE_BYTES,
@@ -66,11 +66,11 @@ class Selecting:
         self.behind: dict[Place, None] = {}
         """Places that are not tested to their ends."""
         for lane in queue.lanes:
-            lane.begin_aside()
+            lane.begin_out_of_turn()
 
     def made(self, lane: Lane) -> None:
         """There is a new lane; nothing is in it."""
-        lane.begin_aside()
+        lane.begin_out_of_turn()
         for scan in self.scans.values():
             if self._may_want(scan.selector, lane):
                 self._memory.queues -= self._bytes_of(scan)
@@ -126,7 +126,7 @@ class Selecting:
         self.groups = None
         queue.watcher, queue.has_groups = None, False
         for lane in queue.lanes:
-            lane.end_aside()
+            lane.end_out_of_turn()
 
     def begin_groups(self, consumers: Iterable[Consumer]) -> None:
         """All is tested anew, for all consumers: these."""
@@ -249,10 +249,10 @@ class Selecting:
     ) -> None:
         """Test what is above the horizon, up to `last`: what is on a page, what is being written, and what was plucked
         already."""
-        aside = lane.aside
-        assert aside is not None, "somebody has a selector"
+        out_of_turn = lane.out_of_turn
+        assert out_of_turn is not None, "somebody has a selector"
         here = {entry.sequence: entry for entry in lane.recent if after_sequence < entry.sequence <= last}
-        here.update(place for place in aside.plucked.items() if after_sequence < place[0] <= last)
+        here.update(place for place in out_of_turn.plucked.items() if after_sequence < place[0] <= last)
         from_recent: set[int] = set()
         for sequence in sorted(on_page.keys() | here.keys()):
             entry = here.get(sequence)
@@ -261,11 +261,11 @@ class Selecting:
                 if place.position >= sequence or place.is_full:
                     continue
                 if entry is not None:
-                    if not entry.is_taken and place.test(entry) and sequence not in aside.strays:
+                    if not entry.has_left_lane and place.test(entry) and sequence not in out_of_turn.strays:
                         from_recent.add(sequence)
                 elif message is not None and place.wants(message, sequence):
                     entry = bring(lane, on_page[sequence])
-                    if not entry.is_taken:
+                    if not entry.has_left_lane:
                         place.add(entry)
                 place.passed(sequence)
         for place in places:
@@ -288,7 +288,7 @@ def bytes_to_join(queue: Queue, selecting: Selecting | None, selector: Selector)
     """Bytes that one consumer more, with this selector, makes a queue take, which has this Selecting."""
     size = SELECTOR_BYTES + KEYED_BYTES * keys_of(selector)
     if selecting is None:
-        size += SELECTING_BYTES + len(queue.lanes) * ASIDE_BYTES
+        size += SELECTING_BYTES + len(queue.lanes) * OUT_OF_TURN_BYTES
     elif selector.text in selecting.scans:
         return 0
     if queue.has_groups:

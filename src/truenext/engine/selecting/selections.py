@@ -39,10 +39,10 @@ class ScanRead(Look):
 
     def __init__(self, selections: Selections, lane: Lane, after_sequence: int) -> None:
         super().__init__(lane, after_sequence, min(lane.queue.policy.page_size, SCAN_PAGE_SIZE), SCAN_BYTES)
-        assert lane.aside is not None, "somebody has a selector"
+        assert lane.out_of_turn is not None, "somebody has a selector"
         self._selections = selections
-        self.rises = lane.aside.rises
-        lane.aside.scanning += 1
+        self.rises = lane.out_of_turn.rises
+        lane.out_of_turn.scanning += 1
 
     def there(self, page: PageRead) -> None:
         self._selections.page_read(self, page)
@@ -186,11 +186,11 @@ class Selections(Work):
         waiting, self._waiting = self._waiting, {}
         self._active.update(waiting)
         self._ledger.busy[self] = None
-        if lane.aside is not None:
+        if lane.out_of_turn is not None:
             # Else its subscription has ended.
-            lane.aside.scanning -= 1
+            lane.out_of_turn.scanning -= 1
             if lane.queue.watcher is None:
-                lane.end_aside()
+                lane.end_out_of_turn()
         if not (page.found or page.is_end):
             raise damage(lane, "a page is empty, but not the last")
         selecting = self.of_queue.get(lane.queue)
@@ -198,7 +198,7 @@ class Selections(Work):
             if _is_current(read):
                 self._test(selecting, read, page)
             self.go_on(selecting)
-        self._resident.let_go_of(lane)
+        self._resident.release_durable_of(lane)
 
     def _test(self, selecting: Selecting, read: ScanRead, page: PageRead) -> None:
         lane = read.lane
@@ -236,7 +236,7 @@ class Selections(Work):
 def _is_current(read: ScanRead) -> bool:
     """What a page does not show is still where it was when that was asked for."""
     lane = read.lane
-    return lane.aside is not None and lane.aside.rises == read.rises and lane.horizon <= read.after_sequence
+    return lane.out_of_turn is not None and lane.out_of_turn.rises == read.rises and lane.horizon <= read.after_sequence
 
 
 def _needs_groups(queue: Queue) -> bool:

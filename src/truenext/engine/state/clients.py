@@ -84,7 +84,7 @@ class Clients:
         # Most queues have one, which has many: they share what says so.
         alone = self._alone.setdefault(wildcard, (wildcard,))
         takers.wildcards = (*takers.wildcards, wildcard) if takers.wildcards else alone
-        queue.is_joint = True
+        queue.has_wildcards = True
         if wildcard.is_exclusive:
             takers.choose_owner()
 
@@ -95,7 +95,7 @@ class Clients:
             takers.consumers.remove(consumer)
         else:
             takers.wildcards = tuple(one for one in takers.wildcards if one is not consumer)
-            queue.is_joint = bool(takers.wildcards)
+            queue.has_wildcards = bool(takers.wildcards)
         if consumer.is_exclusive:
             takers.choose_owner()
         if not (takers.consumers or takers.wildcards):
@@ -108,7 +108,7 @@ class Clients:
     def forget(self, queue: Queue) -> None:
         """It has gone, and only wildcards took from it."""
         self.of_queue.pop(queue, None)
-        queue.is_joint = False
+        queue.has_wildcards = False
 
     def _begin(self, queue: Queue) -> Takers:
         takers = self.of_queue.get(queue)

@@ -32,7 +32,7 @@ FRAME_BYTES = 200
 class Subscriber:
     """One subscription of one connection: a consumer or a browser."""
 
-    __slots__ = ("destination", "frame_bytes", "memory", "session", "subscription", "wanted")
+    __slots__ = ("destination", "frame_bytes", "memory", "selector", "session", "subscription")
 
     def __init__(self, session: Session, subscribe: Subscribe | Browse, memory: Memory) -> None:
         self.session = session
@@ -40,7 +40,7 @@ class Subscriber:
         self.subscription = subscribe.subscription
         self.destination = subscribe.destination
         """As the client has named it."""
-        self.wanted = subscribe.selector
+        self.selector = subscribe.selector
         """Its selector, if it has one."""
         self.frame_bytes = FRAME_BYTES + 2 * len(subscribe.subscription)
         """What a message costs on the connection beside its header and body, roughly."""
@@ -64,7 +64,7 @@ class Consumer(Subscriber, Holder):
         "priority",
         "queue",
         "served_at",
-        "standing",
+        "service_rank",
         "window",
     )
 
@@ -90,7 +90,7 @@ class Consumer(Subscriber, Holder):
         self.window = _window(subscribe) if self.auto is None else self.auto.size
         """Messages it may hold."""
         self.priority = subscribe.priority
-        self.standing = _standing(subscribe.priority, is_stretched=False)
+        self.service_rank = _service_rank(subscribe.priority, is_stretched=False)
         """Of two that have credit the one with the smaller is served, whatever they hold."""
         self.is_exclusive = subscribe.is_exclusive
         self.has_express = subscribe.has_express
@@ -120,7 +120,7 @@ class Consumer(Subscriber, Holder):
         if auto is not None and auto.answered:
             auto.look(self.held, now_ms)
             self.window = auto.size
-            self.standing = _standing(self.priority, is_stretched=False)
+            self.service_rank = _service_rank(self.priority, is_stretched=False)
 
     def stretch_window(self, now_ms: int) -> bool:
         """True if its window was full for so long, and nothing came, that it has more room now."""
@@ -128,7 +128,7 @@ class Consumer(Subscriber, Holder):
         if auto is None or len(self.held) < self.window or not auto.stretch(now_ms):
             return False
         self.window = auto.size
-        self.standing = _standing(self.priority, is_stretched=True)
+        self.service_rank = _service_rank(self.priority, is_stretched=True)
         return True
 
     def has_express_credit(self, rank: int) -> bool:
@@ -200,7 +200,7 @@ class Browser(Subscriber):
         return self.rank >= len(RANKS)
 
     def next_lane(self) -> None:
-        wanted = RANKS if self.wanted is None else self.wanted.ranks
+        wanted = RANKS if self.selector is None else self.selector.ranks
         self.rank = min((rank for rank in wanted if rank > self.rank), default=len(RANKS))
         self.after_sequence = 0
 
@@ -289,7 +289,7 @@ class Session:
         return transaction
 
 
-def _standing(priority: int, *, is_stretched: bool) -> int:
+def _service_rank(priority: int, *, is_stretched: bool) -> int:
     return is_stretched - 2 * priority
 
 

@@ -45,7 +45,7 @@ LANE_BYTES = 250
 PLACES_BYTES = 800
 """Places for the first messages of a lane."""
 
-ASIDE_BYTES = 400
+OUT_OF_TURN_BYTES = 400
 """What a lane costs more where there are selectors or groups."""
 
 SELECTING_BYTES = 600

@@ -32,7 +32,7 @@ import msgspec
 from truenext.batch import DUE_NEVER
 from truenext.destination import Destination, Kind
 from truenext.engine.state.empty import EMPTY, NO_SEQUENCES
-from truenext.engine.state.memory import ASIDE_BYTES, LANE_BYTES, PLACES_BYTES, Memory, queue_size
+from truenext.engine.state.memory import LANE_BYTES, OUT_OF_TURN_BYTES, PLACES_BYTES, Memory, queue_size
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX, rank
 from truenext.policy import Policy
@@ -95,7 +95,7 @@ class Entry(msgspec.Struct, gc=False):
     """The store has a mark for it (batch.Mark)."""
     due_us: int = 0
     """If not 0: it failed, and waits until then for its next try; see delays.py."""
-    is_taken: bool = False
+    has_left_lane: bool = False
     """It stands in its lane no more; only kept while its queue is served by selectors."""
     is_again: bool = False
     """It is not in `Lane.arrived`: it was given back, or stays known while its body may leave."""
@@ -112,7 +112,7 @@ class Entry(msgspec.Struct, gc=False):
         return self.lane.queue.destination.address
 
 
-class Aside:
+class OutOfTurn:
     """What of a lane was taken out of its turn, because a selector or a group wanted it.
 
     All else relies on messages leaving a lane in order: who was dispatched is below the horizon. A message that is
@@ -126,7 +126,7 @@ class Aside:
     Where it was taken from it is not looked for: its place stays, and is known to be empty.
     """
 
-    __slots__ = ("embodying", "lifted", "plucked", "rises", "scanning", "strays", "tombs")
+    __slots__ = ("bodies_being_read", "lifted", "plucked", "rises", "scanning", "strays", "tombs")
 
     def __init__(self) -> None:
         self.strays: dict[int, Entry] = {}
@@ -142,19 +142,18 @@ class Aside:
         missing on them."""
         self.rises = 0
         """How often the horizon was moved up."""
-        self.embodying = NO_SEQUENCES
+        self.bodies_being_read = NO_SEQUENCES
         """Strays that are being read."""
 
     @property
     def is_empty(self) -> bool:
         """Nothing of the lane was taken out of its turn and is not done with."""
-        return not (self.strays or self.plucked or self.tombs or self.lifted or self.scanning or self.embodying)
+        return not (self.strays or self.plucked or self.tombs or self.lifted or self.scanning or self.bodies_being_read)
 
 
 class Lane:
     __slots__ = (
         "arrived",
-        "aside",
         "bodiless",
         "delayed",
         "horizon",
@@ -162,12 +161,13 @@ class Lane:
         "is_pinned",
         "key",
         "looks",
+        "out_of_turn",
         "queue",
         "rank",
         "reading",
         "recent",
+        "removed",
         "returned",
-        "taken_out",
         "unread",
     )
 
@@ -200,37 +200,41 @@ class Lane:
         """Nothing leaves memory: a page is being read, and is laid beside what is there."""
         self.looks = 0
         """Other pages of it that are being read, and are nobody's next ones."""
-        self.aside: Aside | None = None
+        self.out_of_turn: OutOfTurn | None = None
         """What was taken out of its turn; where there are consumers with selectors or groups, and where there were as
         long as something is."""
-        self.taken_out: dict[int, int] = EMPTY
+        self.removed: dict[int, int] = EMPTY
         """Messages that have left out of their turn, by sequence, and the batch that removes them: pages may still show
         them."""
 
     def __len__(self) -> int:
         length = len(self.arrived) + len(self.returned) + len(self.delayed) + self.unread
-        aside = self.aside
-        return length if aside is None else length + len(aside.plucked) - len(aside.tombs) - len(aside.lifted)
+        out_of_turn = self.out_of_turn
+        return (
+            length
+            if out_of_turn is None
+            else length + len(out_of_turn.plucked) - len(out_of_turn.tombs) - len(out_of_turn.lifted)
+        )
 
     def __iter__(self) -> Iterator[Entry]:
         """Those in memory, in no particular order."""
-        aside = self.aside
-        if aside is None:
+        out_of_turn = self.out_of_turn
+        if out_of_turn is None:
             yield from self.arrived
         else:
-            yield from (entry for entry in self.arrived if entry.sequence not in aside.tombs)
+            yield from (entry for entry in self.arrived if entry.sequence not in out_of_turn.tombs)
         yield from self.again()
         yield from self.delayed.values()
 
     def again(self) -> Iterator[Entry]:
         """Those in memory that wait and have not just arrived, in no particular order: they may lose their bodies."""
-        aside = self.aside
-        if aside is None:
+        out_of_turn = self.out_of_turn
+        if out_of_turn is None:
             for _, entry in self.returned:
                 yield entry
         else:
-            yield from (entry for sequence, entry in self.returned if sequence not in aside.lifted)
-            yield from aside.plucked.values()
+            yield from (entry for sequence, entry in self.returned if sequence not in out_of_turn.lifted)
+            yield from out_of_turn.plucked.values()
 
     def between(
         self, after: int, until: int, *, most: int = maxsize, with_delayed: bool = True, with_recent: bool = True
@@ -243,7 +247,7 @@ class Lane:
         from elsewhere.
         """
         found: list[Entry] = []
-        arrived, aside = self.arrived, self.aside
+        arrived, out_of_turn = self.arrived, self.out_of_turn
         if arrived and arrived[-1].sequence > after and arrived[0].sequence <= until:
             at = bisect_right(arrived, after, key=_sequence)
             # Turned until they are in front: to get to the middle of it step by step takes longer.
@@ -251,7 +255,7 @@ class Lane:
             for entry in islice(arrived, len(arrived) - at):
                 if entry.sequence > until or len(found) >= most:
                     break
-                if aside is None or entry.sequence not in aside.tombs:
+                if out_of_turn is None or entry.sequence not in out_of_turn.tombs:
                     found.append(entry)
             arrived.rotate(at)
         others = [entry for entry in self.again() if after < entry.sequence <= until]
@@ -266,9 +270,9 @@ class Lane:
 
     def is_only_in_store(self, sequence: int) -> bool:
         """Of one that a page shows: it has not gone, and nobody has it, unless it is `recent`."""
-        if sequence <= self.horizon or sequence in self.taken_out:
+        if sequence <= self.horizon or sequence in self.removed:
             return False
-        return self.aside is None or sequence not in self.aside.strays
+        return self.out_of_turn is None or sequence not in self.out_of_turn.strays
 
     def head(self) -> Entry | None:
         """The earliest message in memory, ready or not."""
@@ -284,20 +288,20 @@ class Lane:
             entry = heappop(returned)[1]
         else:
             entry = arrived.popleft()
-        if self.aside is not None:
+        if self.out_of_turn is not None:
             self.strip()
         return entry
 
     def give_back(self, entry: Entry) -> None:
         """Put a message that was dispatched at its place again."""
         sequence = entry.sequence
-        entry.is_taken = False
+        entry.has_left_lane = False
         entry.is_again = True
-        aside = self.aside
-        if aside is not None and sequence > self.horizon:
-            aside.plucked[sequence] = entry
-        elif aside is not None and sequence in aside.lifted:
-            aside.lifted.discard(sequence)
+        out_of_turn = self.out_of_turn
+        if out_of_turn is not None and sequence > self.horizon:
+            out_of_turn.plucked[sequence] = entry
+        elif out_of_turn is not None and sequence in out_of_turn.lifted:
+            out_of_turn.lifted.discard(sequence)
         else:
             self.push(sequence, entry)
         if entry.message is None:
@@ -314,11 +318,11 @@ class Lane:
             self.bodiless = {}
         self.bodiless[entry.sequence] = entry
 
-    def remember_taken_out(self, sequence: int, batch: int) -> None:
+    def remember_removed(self, sequence: int, batch: int) -> None:
         """A message has left out of its turn; `batch` removes it."""
-        if self.taken_out is EMPTY:
-            self.taken_out = {}
-        self.taken_out[sequence] = batch
+        if self.removed is EMPTY:
+            self.removed = {}
+        self.removed[sequence] = batch
 
     def delay(self, entry: Entry) -> None:
         """It waits for its next try, and others pass it, if not of its group."""
@@ -338,19 +342,19 @@ class Lane:
 
     def leave_out(self, entry: Entry) -> None:
         """Forget a message that was given back."""
-        entry.is_taken = True
-        if self.aside is not None:
-            self.aside.plucked.pop(entry.sequence, None)
-            self.aside.strays.pop(entry.sequence, None)
-            self.aside.lifted.discard(entry.sequence)
+        entry.has_left_lane = True
+        if self.out_of_turn is not None:
+            self.out_of_turn.plucked.pop(entry.sequence, None)
+            self.out_of_turn.strays.pop(entry.sequence, None)
+            self.out_of_turn.lifted.discard(entry.sequence)
         self.returned = [(sequence, one) for sequence, one in self.returned if one is not entry]
         heapify(self.returned)
 
-    def forget_taken_out(self, committed: int) -> None:
+    def forget_removed(self, committed: int) -> None:
         """This batch is durable: pages that are asked for from now on do not show what it removed."""
         if self.reading is None and not self.looks:
-            left = {sequence: batch for sequence, batch in self.taken_out.items() if batch > committed}
-            self.taken_out = left or EMPTY
+            left = {sequence: batch for sequence, batch in self.removed.items() if batch > committed}
+            self.removed = left or EMPTY
 
     @property
     def needs_page(self) -> bool:
@@ -365,8 +369,8 @@ class Lane:
         if self.delayed:
             self.delayed.clear()
         self.let_go_of_places()
-        if self.aside is not None:
-            self._drop_aside()
+        if self.out_of_turn is not None:
+            self._drop_out_of_turn()
 
     # ---- Places ----
 
@@ -396,10 +400,10 @@ class Lane:
             self.bodiless = EMPTY
         if not self.delayed:
             self.delayed = EMPTY
-        if not self.taken_out:
-            self.taken_out = EMPTY
-        if self.aside is not None and self.queue.watcher is None:
-            self.end_aside()
+        if not self.removed:
+            self.removed = EMPTY
+        if self.out_of_turn is not None and self.queue.watcher is None:
+            self.end_out_of_turn()
 
     @property
     def has_places(self) -> bool:
@@ -409,7 +413,7 @@ class Lane:
     @property
     def is_needed(self) -> bool:
         """It has messages, or is being read, or knows something that must not be forgotten yet."""
-        aside = self.aside
+        out_of_turn = self.out_of_turn
         return bool(
             self.arrived
             or self.returned
@@ -417,35 +421,38 @@ class Lane:
             or self.delayed
             or self.recent
             or self.bodiless
-            or self.taken_out
+            or self.removed
             or self.looks
             or self.is_pinned
             or self.reading is not None
-            or (aside is not None and (aside.strays or aside.plucked or aside.scanning or aside.embodying))
+            or (
+                out_of_turn is not None
+                and (out_of_turn.strays or out_of_turn.plucked or out_of_turn.scanning or out_of_turn.bodies_being_read)
+            )
         )
 
     # ---- Out of turn ----
 
-    def begin_aside(self) -> None:
+    def begin_out_of_turn(self) -> None:
         """Somebody has a selector, or there are groups."""
-        if self.aside is None:
-            self.aside = Aside()
-            self.queue.memory.queues += ASIDE_BYTES
+        if self.out_of_turn is None:
+            self.out_of_turn = OutOfTurn()
+            self.queue.memory.queues += OUT_OF_TURN_BYTES
 
-    def end_aside(self) -> None:
+    def end_out_of_turn(self) -> None:
         """Nobody has a selector, and there are no groups; it stays while something is out of its turn."""
-        if self.aside is not None and self.aside.is_empty:
-            self._drop_aside()
+        if self.out_of_turn is not None and self.out_of_turn.is_empty:
+            self._drop_out_of_turn()
 
-    def _drop_aside(self) -> None:
-        self.aside = None
-        self.queue.memory.queues -= ASIDE_BYTES
+    def _drop_out_of_turn(self) -> None:
+        self.out_of_turn = None
+        self.queue.memory.queues -= OUT_OF_TURN_BYTES
 
     def strip(self) -> None:
         """Let both ends of what is in memory be no empty places."""
-        aside = self.aside
-        assert aside is not None, "somebody has a selector"
-        tombs, lifted = aside.tombs, aside.lifted
+        out_of_turn = self.out_of_turn
+        assert out_of_turn is not None, "somebody has a selector"
+        tombs, lifted = out_of_turn.tombs, out_of_turn.lifted
         arrived, returned = self.arrived, self.returned
         while tombs and arrived and arrived[0].sequence in tombs:
             tombs.discard(arrived.popleft().sequence)
@@ -457,29 +464,29 @@ class Lane:
 
 _NOWHERE = -1
 
-_places: dict[tuple[int, ...], list[int]] = {}
+_lane_indexes: dict[tuple[int, ...], list[int]] = {}
 """By the ranks of the lanes that there are: where among them that of each priority is, or _NOWHERE. There are many more
 queues than these."""
 
 
-def _places_of(lanes: tuple[Lane, ...]) -> list[int]:
+def _lane_index_of(lanes: tuple[Lane, ...]) -> list[int]:
     ranks = tuple(lane.rank for lane in lanes)
-    places = _places.get(ranks)
+    places = _lane_indexes.get(ranks)
     if places is None:
         by_priority = [rank(priority) for priority in range(PRIORITY_MAX + 1)]
-        places = _places[ranks] = [ranks.index(each) if each in ranks else _NOWHERE for each in by_priority]
+        places = _lane_indexes[ranks] = [ranks.index(each) if each in ranks else _NOWHERE for each in by_priority]
     return places
 
 
 class Queue:
     __slots__ = (
-        "_places",
+        "_lane_index",
         "destination",
         "has_groups",
         "has_lost_bodies",
+        "has_wildcards",
         "holds_dead_letters",
         "in_memory",
-        "is_joint",
         "is_known_to_store",
         "is_paused",
         "is_temporary",
@@ -522,8 +529,8 @@ class Queue:
         """Nothing is dispatched."""
         self.lanes: tuple[Lane, ...] = ()
         """Those that there are, by rank: the first non-empty lane is served first."""
-        self._places = _places_of(())
-        self.is_joint = False
+        self._lane_index = _lane_index_of(())
+        self.has_wildcards = False
         """Somebody takes from it who takes from other queues as well."""
         self.watcher: Watcher | None = None
         """As long as some consumers have selectors, or there are groups."""
@@ -568,7 +575,7 @@ class Queue:
 
     def lane_of(self, message: Message) -> Lane:
         """Where a message of this queue stands."""
-        place = self._places[message.priority]
+        place = self._lane_index[message.priority]
         return self.lanes[place] if place >= 0 else self.lane(rank(message.priority))
 
     def lane(self, rank: int) -> Lane:
@@ -578,13 +585,13 @@ class Queue:
             lane = Lane(lane_key(self.stored_number, rank), self)
             self.memory.queues += LANE_BYTES
             self.lanes = tuple(sorted((*self.lanes, lane), key=lambda one: one.rank))
-            self._places = _places_of(self.lanes)
+            self._lane_index = _lane_index_of(self.lanes)
             if self.watcher is not None:
                 self.watcher.made(lane)
         return lane
 
     def lane_if_there(self, rank: int) -> Lane | None:
-        place = self._places[PRIORITY_MAX - rank]
+        place = self._lane_index[PRIORITY_MAX - rank]
         return self.lanes[place] if place >= 0 else None
 
     @property
@@ -600,7 +607,7 @@ class Queue:
             lane.clear()
         self.memory.queues -= queue_size(self.destination)
         self.lanes = ()
-        self._places = _places_of(())
+        self._lane_index = _lane_index_of(())
 
     def let_go_of_places(self) -> None:
         for lane in self.lanes:

@@ -30,7 +30,7 @@ STALE_MIN = 64
 
 
 class Wildcard(Consumer):
-    __slots__ = ("_pushed", "_standing_at", "heads", "is_joining", "queues", "words")
+    __slots__ = ("_heads_at", "_pushed", "heads", "is_joining", "queues", "words")
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Wildcard(Consumer):
         """Those that it has joined."""
         self.is_joining = True
         """Some that were there when it came are still to be looked at."""
-        self._standing_at: list[dict[Queue, int]] = [{} for _ in RANKS]
+        self._heads_at: list[dict[Queue, int]] = [{} for _ in RANKS]
         """By rank, the sequence where what is next for it begins in that lane of a queue: of a message, or from which
         on something has to be read or tested. Where nothing is there is no entry: most queues are empty."""
         self.heads: list[list[tuple[int, int, Queue]]] = [[] for _ in RANKS]
@@ -61,8 +61,8 @@ class Wildcard(Consumer):
 
     def left_queue(self, queue: Queue) -> None:
         del self.queues[queue]
-        for standing in self._standing_at:
-            standing.pop(queue, None)
+        for heads in self._heads_at:
+            heads.pop(queue, None)
 
     def is_open(self) -> bool:
         return not self.is_joining and super().is_open()
@@ -82,24 +82,24 @@ class Wildcard(Consumer):
         # These are meant by a pattern with their own first word alone.
         return not (is_called_so or virtual_topic(name)) or not is_pattern(self.words[0])
 
-    def stands(self, queue: Queue, rank: int, sequence: int) -> None:
+    def note_head(self, queue: Queue, rank: int, sequence: int) -> None:
         """What is next for it in a lane begins here."""
-        standing = self._standing_at[rank]
-        if standing.get(queue, NOWHERE) == sequence:
+        heads_of_rank = self._heads_at[rank]
+        if heads_of_rank.get(queue, NOWHERE) == sequence:
             return
         if sequence == NOWHERE:
-            del standing[queue]
+            del heads_of_rank[queue]
             return
-        standing[queue] = sequence
+        heads_of_rank[queue] = sequence
         heap = self.heads[rank]
-        if len(heap) < 2 * len(standing) + STALE_MIN:
+        if len(heap) < 2 * len(heads_of_rank) + STALE_MIN:
             self._pushed += 1
             heappush(heap, (sequence, self._pushed, queue))
             return
-        heap[:] = [(at, number, one) for number, (one, at) in enumerate(standing.items(), self._pushed + 1)]
+        heap[:] = [(at, number, one) for number, (one, at) in enumerate(heads_of_rank.items(), self._pushed + 1)]
         heapify(heap)
-        self._pushed += len(standing)
+        self._pushed += len(heads_of_rank)
 
     def head_at(self, queue: Queue, rank: int) -> int:
         """Where what is next for it begins in a lane; NOWHERE too if the queue has gone."""
-        return self._standing_at[rank].get(queue, NOWHERE)
+        return self._heads_at[rank].get(queue, NOWHERE)

@@ -103,7 +103,7 @@ class EventLog:
         self._other = 0
         self._opened_us = 0
         self.entries: list[Entry] = []
-        """What the open block is of. Whoever finds that it is open for his event may append to it himself."""
+        """What the open block is of. Whoever finds it open for its own event may append to it."""
         self.accepting: Queue | None = None
         """The open block is of messages of no group accepted in this queue,"""
         self.accepting_batch = 0
