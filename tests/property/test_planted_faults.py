@@ -108,7 +108,7 @@ def test_what_is_called_in_one_module_and_not_in_another_is_noticed(
 ) -> None:
     function = rooms.Target(remove, outcomes, writing)
     never = never_called(BrokerMachine, [function], monkeypatch, steps, examples=5)
-    assert never == {"truenext.engine.writing.remove"}
+    assert never == {"truenext.engine.writing.entries.remove"}
 
 
 def test_a_line_of_the_table_that_is_wrong_is_refused() -> None:

@@ -34,10 +34,13 @@ def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: Session 
     return consumer
 
 
-def publish(run: Run, *bodies: str, size: int = LARGE, to: str = "/topic/t", persistent: bool = False) -> None:
+def publish(
+    run: Run, *bodies: str, size: int = LARGE, to: str = "/topic/t", persistent: bool = False, group: str = ""
+) -> None:
     sender = rooms.sessions(run.engine).get("sender") or run.engine.connect("sender")
     for body in bodies:
-        message = Message(4, persistent, 0, b"n:%b\n" % body.encode(), body.encode().ljust(size, b"."))
+        header = b"n:%b\nJMSXGroupID:%b\n" % (body.encode(), group.encode())
+        message = Message(4, persistent, 0, header, body.encode().ljust(size, b"."), group=group)
         run.engine.send(sender, Send(parse(to, "sender"), message))
 
 
@@ -199,10 +202,11 @@ def test_the_receipt_of_an_acknowledgement_waits_for_no_disk() -> None:
     assert [answer for _, answer in run.engine.turn().answers] == [Receipt("r")]
 
 
-def test_a_page_that_comes_after_its_subscription_has_ended_brings_nothing_back() -> None:
+@pytest.mark.parametrize("group", ["", "g"])
+def test_a_page_that_comes_after_its_subscription_has_ended_brings_nothing_back(group: str) -> None:
     run = Run()
     consumer = follow(run)
-    publish(run, *"012345")
+    publish(run, *"012345", group=group)
     spill(run)
     run.engine.taken(run.session)
     run.engine.acknowledge(run.session, Ack("1", next(iter(consumer.held))))
@@ -214,6 +218,7 @@ def test_a_page_that_comes_after_its_subscription_has_ended_brings_nothing_back(
         run.engine.page_read(read, PageRead([found_of(one) for one in page.messages], page.as_of, page.is_end))
     run.settle()
     assert (list(run.engine.queues()), run.engine.memory.used, stored(run)) == ([], 0, [])
+    assert not run.engine.selections.of_queue and not run.engine.clients.of_queue
 
 
 # ---- Who must go ----

@@ -143,6 +143,7 @@ class Engine:
             ledger,
             events,
             clients,
+            queues,
             reading,
             selections,
             wildcards,

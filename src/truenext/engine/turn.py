@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.memory.reading import Reading
     from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
+    from truenext.engine.queues.queues import Queues
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.clients import Clients
@@ -56,6 +57,7 @@ class Turn:
         ledger: Ledger,
         events: EventLog,
         clients: Clients,
+        queues: Queues,
         reading: Reading,
         selections: Selections,
         wildcards: Wildcards,
@@ -73,6 +75,7 @@ class Turn:
         self._ledger = ledger
         self._events = events
         self._clients = clients
+        self._queues = queues
         self._reading = reading
         self._selections = selections
         self._wildcards = wildcards
@@ -205,11 +208,12 @@ class Turn:
             self._early_pages.append((read, page))
             return
         queue = read.lane.queue
-        if read.is_for_consumers and not queue.has_groups and any(map(_is_of_group, page.found)):
+        is_for_consumers = read.is_for_consumers and self._queues.is_there(queue)
+        if is_for_consumers and not queue.has_groups and any(map(_is_of_group, page.found)):
             self._selections.begin_groups(queue)
         read.there(page)
         read.end()
-        if read.is_for_consumers:
+        if is_for_consumers:
             for entry in self._reading.take_waiting():
                 self._events.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
             for entry in self._reading.take_failed():
