@@ -1,7 +1,8 @@
 """Which message is next: the one rule of order.
 
-`K(m) = (9 - priority, sequence)`, smallest first. Everything that orders messages - lanes in memory, keys in the
-store, the order of a page - goes through this file. Source: docs/contract.md, "The key".
+`K(m) = (9 - priority, sequence)`, smallest first; 9 - priority is the rank. So the lanes of a queue are served in the
+order of ranks (engine/dispatch/plain.py), each in the order of sequences (engine/state/queue.py), and the keys of the
+store sort in the same way (record.py). Source: docs/contract.md, "The key".
 """
 
 PRIORITY_MAX = 9
@@ -26,12 +27,3 @@ def rank(priority: int) -> int:
     (0, 9)
     """
     return PRIORITY_MAX - priority
-
-
-def order_key(priority: int, sequence: int) -> tuple[int, int]:
-    """K of a message; comparing two of them says which message is next.
-
-    >>> order_key(9, 70) < order_key(4, 1) < order_key(4, 2)
-    True
-    """
-    return rank(priority), sequence

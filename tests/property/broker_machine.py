@@ -50,7 +50,7 @@ from truenext.engine.background.bulk import BulkLook, Move, OfScheduled, Purge, 
 from truenext.engine.background.bulk import ScheduledShown as ShownSends
 from truenext.engine.background.bulk import Wanted as BulkWanted
 from truenext.engine.engine import Engine
-from truenext.engine.selecting.groups import GroupPlace
+from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.selecting.scan import Scan
 from truenext.engine.state.consumer import Consumer, Session
 from truenext.engine.state.memory import size_of
@@ -1495,7 +1495,7 @@ class BrokerMachine(RuleBasedStateMachine):
             f"{self.oracle.scanning_for}"
         )
         self.oracle.check_turn(dispatched, answered, reading)
-        self._check_browses(effects.showings)
+        self._check_browses(effects.browse_slices)
         return any(effects)
 
     def _learn_windows(self) -> None:
@@ -1516,11 +1516,11 @@ class BrokerMachine(RuleBasedStateMachine):
                 names = {queue.name for queue in consumer.all_queues()}
                 reader.joined = names if consumer.is_joining else None
 
-    def _check_browses(self, showings: list[BrowseSlice]) -> None:
+    def _check_browses(self, browse_slices: list[BrowseSlice]) -> None:
         shown: dict[Look, list[Seen]] = {}
         ended = []
         looks = {(look.peer.name, look.subscription): look for look in self.looks}
-        for browser, entries, is_end in showings:
+        for browser, entries, is_end in browse_slices:
             look = looks.get((browser.session.id, browser.subscription))
             if look is None:
                 raise Disagreement(f"{browser.session.id}/{browser.subscription} is shown {entries}, and has ended")
@@ -2236,7 +2236,7 @@ def _noting_who_waits(engine: Engine, waited: dict[Consumer, int]) -> Iterator[N
     """Where there are groups: up to which rank a consumer waited at any time for what is compared or read."""
     first_for = rooms.FIRST_OF_GROUPS.current
 
-    def noting(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
+    def noting(place: GroupScanCursor, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if must_wait or (entry is not None and entry.message is None):
             for one in [consumer] if consumer is not None else _who_own_nothing(engine, place):
@@ -2248,14 +2248,16 @@ def _noting_who_waits(engine: Engine, waited: dict[Consumer, int]) -> Iterator[N
         yield
 
 
-def _who_own_nothing(engine: Engine, place: GroupPlace) -> list[Consumer]:
+def _who_own_nothing(engine: Engine, place: GroupScanCursor) -> list[Consumer]:
     """They are asked together."""
     queue = place.lane.queue
 
     def is_asked(consumer: Consumer) -> bool:
         scan = engine.selections.scan_of(consumer, queue)
         places = [] if scan is None else list(scan.places.values())
-        return place in places and not any(isinstance(one, GroupPlace) and one.heads.get(consumer) for one in places)
+        return place in places and not any(
+            isinstance(one, GroupScanCursor) and one.heads.get(consumer) for one in places
+        )
 
     return list(filter(is_asked, engine.clients.takers_of(queue).all()))
 
@@ -2275,7 +2277,7 @@ def _ask_who_waits(engine: Engine, queue: Queue) -> None:
         scan = engine.selections.scan_of(consumer, queue)
         assert scan is not None
         for place in scan.places.values():
-            assert isinstance(place, GroupPlace)
+            assert isinstance(place, GroupScanCursor)
             place.first_for(consumer)
 
 

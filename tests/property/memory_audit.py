@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 from tests.property import rooms
 from truenext.engine.engine import Engine
-from truenext.engine.selecting.groups import GroupPlace, group_size
+from truenext.engine.selecting.groups import GroupScanCursor, group_size
 from truenext.engine.selecting.keyed import keys_of
 from truenext.engine.state.consumer import Session, Subscriber
 from truenext.engine.state.memory import (
@@ -79,7 +79,7 @@ def _bytes_of(engine: Engine, queue: Queue) -> int:
             size += GROUPS_BYTES + sum(map(group_size, selecting.groups.owners))
         scans = selecting.scans.values()
         places = [place for scan in scans for place in scan.places.values()]
-        groups = sum(isinstance(place, GroupPlace) for place in places)
+        groups = sum(isinstance(place, GroupScanCursor) for place in places)
         size += SELECTING_BYTES + SELECTOR_BYTES * len(scans)
         size += KEYED_BYTES * sum(keys_of(scan.selector) for scan in scans)
         size += GROUP_LANE_BYTES * groups + SELECTOR_LANE_BYTES * (len(places) - groups)

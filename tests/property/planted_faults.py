@@ -61,8 +61,8 @@ from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import Topics
-from truenext.engine.selecting.groups import GroupPlace, Groups
-from truenext.engine.selecting.scan import Place, Scan
+from truenext.engine.selecting.groups import Groups, GroupScanCursor
+from truenext.engine.selecting.scan import Scan, ScanCursor
 from truenext.engine.selecting.selecting import Selecting
 from truenext.engine.state.clients import Takers
 from truenext.engine.state.consumer import Browser, Consumer, Session
@@ -169,7 +169,7 @@ class Choice:
         return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < consumer.memory.unsent_max
 
     def who_takes(self, takers: Takers) -> Sequence[Consumer]:
-        return takers.consumers if takers.owner is None else [takers.owner]
+        return takers.consumers if takers.exclusive is None else [takers.exclusive]
 
     def preference(self, consumer: Consumer) -> tuple[int, ...]:
         return (consumer.service_rank, len(consumer.held), consumer.served_at)
@@ -253,9 +253,9 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
 
 def _take_out(queue: Queue, entry: Entry) -> None:
     for lane in queue.lanes:
-        tombs = set() if lane.out_of_turn is None else lane.out_of_turn.tombs
+        arrived_gaps = set() if lane.out_of_turn is None else lane.out_of_turn.arrived_gaps
         for at, other in enumerate(lane.arrived):
-            if other is entry and entry.sequence not in tombs:
+            if other is entry and entry.sequence not in arrived_gaps:
                 del lane.arrived[at]
                 return
         for at, (_, other) in enumerate(lane.returned):
@@ -433,20 +433,20 @@ def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
 @shows_in(WindowsMachine)
 def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
     def faulty(takers: Takers) -> None:
-        takers.owner = max((each for each in takers.consumers if each.is_exclusive), key=_number, default=None)
+        takers.exclusive = max((each for each in takers.consumers if each.is_exclusive), key=_number, default=None)
 
     rooms.CHOOSE_OWNER.replace(patch, faulty)
 
 
 @shows_in(WindowsMachine)
 def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> None:
-    choose_owner = rooms.CHOOSE_OWNER.original
+    choose_exclusive = rooms.CHOOSE_OWNER.original
 
     def faulty(takers: Takers) -> None:
-        owner = takers.owner
-        choose_owner(takers)
-        if owner is not None and takers.owner is None:
-            takers.owner = owner
+        owner = takers.exclusive
+        choose_exclusive(takers)
+        if owner is not None and takers.exclusive is None:
+            takers.exclusive = owner
             owner.window = 0
 
     rooms.CHOOSE_OWNER.replace(patch, faulty)
@@ -1049,7 +1049,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
 @shows_in(PagingMachine)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(turn: Turn, read: Read, page: PageRead) -> None:
-        read.there(page)
+        read.on_page(page)
         read.end()
         for entry in rooms.take_failed(turn):
             rooms.DEAD_LETTER.of(turn)(entry)
@@ -2412,7 +2412,7 @@ def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
 def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
     first = rooms.FIRST_OF_PLACE.original
 
-    def faulty(place: Place) -> Entry | None:
+    def faulty(place: ScanCursor) -> Entry | None:
         right = first(place)
         others = [one for one in place.found.values() if not one.has_left_lane and one.message is not None]
         return right and max([right, *others], key=lambda entry: entry.sequence)
@@ -2452,7 +2452,7 @@ def a_commit_in_flight_that_a_consumer_could_not_take_holds_it_back(patch: Patch
 def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patch: Patch) -> None:
     first = rooms.FIRST_OF_PLACE.original
 
-    def faulty(place: Place) -> Entry | None:
+    def faulty(place: ScanCursor) -> Entry | None:
         entry = first(place)
         while entry is not None and entry.batch:
             later = [one for one in place.found.values() if one.sequence > entry.sequence and not one.has_left_lane]
@@ -2565,7 +2565,7 @@ def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays,
 def a_busy_group_blocks_the_others(patch: Patch) -> None:
     first_for = rooms.FIRST_OF_GROUPS.original
 
-    def faulty(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
+    def faulty(place: GroupScanCursor, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if entry is not None and any(
             one.group
@@ -2632,7 +2632,7 @@ def a_group_that_is_closed_stays_its_consumers(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def what_was_passed_over_of_a_busy_group_is_passed_over_for_good(patch: Patch) -> None:
-    def faulty(place: GroupPlace, group: str) -> tuple[int | None, bool]:
+    def faulty(place: GroupScanCursor, group: str) -> tuple[int | None, bool]:
         sequence, is_known = stands(place, group)
         return (sequence, True) if is_known else (None, False)
 
@@ -2642,7 +2642,7 @@ def what_was_passed_over_of_a_busy_group_is_passed_over_for_good(patch: Patch) -
 
 @shows_in(GroupsMachine)
 def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
-    def faulty(place: GroupPlace, group: str, sequence: int) -> bool:
+    def faulty(place: GroupScanCursor, group: str, sequence: int) -> bool:
         if not passes_over(place, group, sequence):
             return False
         if sequence % 2:
@@ -2670,7 +2670,7 @@ def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch
 def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
     first_for = rooms.FIRST_OF_GROUPS.original
 
-    def faulty(place: GroupPlace, consumer: Consumer | None) -> tuple[Entry | None, bool]:
+    def faulty(place: GroupScanCursor, consumer: Consumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if entry is None or not entry.group:
             return entry, must_wait
@@ -2700,7 +2700,7 @@ def a_wildcard_is_served_queue_by_queue(patch: Patch) -> None:
         if true_next(dispatch, wildcard) is None:
             return None
         for queue in wildcard.queues:
-            if not queue.is_paused and rooms.takers_of(dispatch, queue).owner in (None, wildcard):
+            if not queue.is_paused and rooms.takers_of(dispatch, queue).exclusive in (None, wildcard):
                 for rank in range(10):
                     head = rooms.WAY_OF.of(dispatch)(queue).head_for(wildcard, rank)
                     if isinstance(head, Entry):

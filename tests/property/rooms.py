@@ -38,8 +38,8 @@ from truenext.engine.background.bulk import BulkLook, take
 from truenext.engine.background.bulk_work import Bulk
 from truenext.engine.background.expiry import Expiry
 from truenext.engine.background.scheduled import DueLook, Scheduler
+from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
-from truenext.engine.commands.answering import Answering
 from truenext.engine.commands.connecting import Connecting
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
@@ -76,9 +76,9 @@ from truenext.engine.selecting import groups as groups_module
 from truenext.engine.selecting import scan as scan_module
 from truenext.engine.selecting import selecting as selecting_module
 from truenext.engine.selecting import selections as selections_module
-from truenext.engine.selecting.groups import GroupPlace, Groups
+from truenext.engine.selecting.groups import Groups, GroupScanCursor
 from truenext.engine.selecting.keyed import KeyedScans
-from truenext.engine.selecting.scan import Place
+from truenext.engine.selecting.scan import ScanCursor
 from truenext.engine.selecting.selecting import Selecting
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state import consumer as consumer_module
@@ -232,8 +232,8 @@ ANSWER = Target(Ledger.answer, Ledger)
 SEND = Target(Sending.send, Sending)
 SUBSCRIBE = Target(Subscribing.subscribe, Subscribing)
 UNSUBSCRIBE = Target(Subscribing.unsubscribe, Subscribing)
-ACKNOWLEDGE = Target(Answering.acknowledge, Answering)
-REFUSE = Target(Answering.refuse, Answering)
+ACKNOWLEDGE = Target(Acknowledging.acknowledge, Acknowledging)
+REFUSE = Target(Acknowledging.refuse, Acknowledging)
 COMMIT = Target(Transactions.commit, Transactions)
 ABORT = Target(Transactions.abort, Transactions)
 CAN_DO_BULK = Attribute("can_do", Bulk)
@@ -263,7 +263,7 @@ DEAD_LETTER = Target(Outcomes.dead_letter, Outcomes)
 ABORT_TRANSACTION = Target(Transactions._abort, Transactions)
 LEAVE_OUT_OF_TRANSACTION = Target(Holder.leave_out, Holder)
 ACKNOWLEDGED = Target(Outcomes.acknowledge, Outcomes)
-FORGET = Target(Outcomes.forget, Outcomes)
+FORGET = Target(Outcomes.complete, Outcomes)
 WRITE_DOWN = Target(Run._write_down, Run)
 WRITE_MARK = Target(mark, outcomes_module, run_module)
 WRITE_REMOVAL = Target(remove, outcomes_module)
@@ -292,7 +292,7 @@ VIRTUAL_TOPIC = Target(virtual_topic, topics_module)
 IS_QUEUE_NEEDED = Attribute("is_needed", Queue)
 MAY_QUEUE_GO = Target(Queues.may_go, Queues)
 LET_GO_OF_QUEUE = Target(Queue.let_go, Queue)
-GIVE_NUMBER_BACK = Target(Numbers.give_back, Numbers)
+GIVE_NUMBER_BACK = Target(Numbers.free, Numbers)
 
 # Dispatch -------------------------------------------------------------------------------------------------------------
 DISPATCH = Target(Dispatcher.dispatch, Dispatcher)
@@ -301,10 +301,10 @@ EXPRESS = Target(Dispatcher._express, Dispatcher)
 HAS_EXPRESS_CREDIT = Target(Consumer.has_express_credit, Consumer)
 EXPRESS_MAX = Attribute("EXPRESS_MAX", consumer_module)
 COVERED_BY = Target(Consumer.covered_by, Consumer)
-CHOOSE_OWNER = Target(Takers.choose_owner, Takers)
+CHOOSE_OWNER = Target(Takers.choose_exclusive, Takers)
 
 # Lanes ----------------------------------------------------------------------------------------------------------------
-RETURN_TO_LANE = Target(Lane.give_back, Lane)
+RETURN_TO_LANE = Target(Lane.requeue, Lane)
 LET_RECENT_GO = Target(horizon_module.let_go, horizon_module)
 LOWER_HORIZON = Target(horizon_module.lower_horizon, horizon_module)
 FORGET_TAKEN_OUT = Target(Lane.forget_removed, Lane)
@@ -383,7 +383,7 @@ SHOW = Target(Browsing._show, Browsing)
 PAGE_READ_FOR_BROWSER = Target(Browsing.page_read, Browsing)
 READ_FOR_BROWSER = Target(BrowseRead.__init__, BrowseRead)
 IN_MEMORY_OF_BROWSER = Target(browsing_module._in_memory, browsing_module)
-IS_BROWSER_OPEN = Target(Browser.is_open, Browser)
+IS_BROWSER_OPEN = Target(Browser.has_credit, Browser)
 MATCHES_SELECTOR = Target(Selector.matches, Selector)
 
 # Producers ------------------------------------------------------------------------------------------------------------
@@ -402,9 +402,9 @@ COMPARE_WHAT_CAME_BACK = Target(Selecting.came_back, Selecting)
 LANE_WAS_MADE = Target(Selecting.made, Selecting)
 HAS_FOUND = Target(Selecting.has_found, Selecting)
 GO_ON_SELECTING = Target(Selections.go_on, Selections)
-FIRST_OF_PLACE = Target(Place.first, Place)
-IS_PLACE_BEHIND = Attribute("is_behind", Place)
-IS_WANTED = Target(Place._is_wanted, Place)
+FIRST_OF_PLACE = Target(ScanCursor.first, ScanCursor)
+IS_PLACE_BEHIND = Attribute("is_behind", ScanCursor)
+IS_WANTED = Target(ScanCursor._is_wanted, ScanCursor)
 FIRST_WANTED = Target(Choosing._first_wanted, Choosing)
 HEAD_FOR = Target(Choosing.head_for, Choosing)
 
@@ -415,9 +415,9 @@ ENDED_DELAY_IN_GROUP = Target(Groups.ended_delay, Groups)
 TOOK_OF_GROUP = Target(Groups.took, Groups)
 LEFT_GROUPS = Target(Groups.left, Groups)
 CLOSES_GROUP = Target(closes_group, groups_module)
-FIRST_OF_GROUPS = Target(GroupPlace.first_for, GroupPlace)
-WHERE_GROUP_STANDS = Target(GroupPlace._head_of_group, GroupPlace)
-PASSES_OVER = Target(GroupPlace._passes_over, GroupPlace)
+FIRST_OF_GROUPS = Target(GroupScanCursor.first_for, GroupScanCursor)
+WHERE_GROUP_STANDS = Target(GroupScanCursor._head_of_group, GroupScanCursor)
+PASSES_OVER = Target(GroupScanCursor._passes_over, GroupScanCursor)
 IS_ASKED_ALONE = Target(GroupChoosing._is_alone, GroupChoosing)
 ASKED_AGAIN = Target(GroupChoosing._asked_again, GroupChoosing)
 
@@ -428,7 +428,7 @@ LIMIT_OF_RANK = Target(WildcardDispatch._limit, WildcardDispatch)
 QUEUE_WAS_MADE = Target(Wildcards.made, Wildcards)
 QUEUE_HAS_GONE = Target(Wildcards.gone, Wildcards)
 NOTE_IN_FLIGHT = Target(Wildcards._note_in_flight, Wildcards)
-IS_WILDCARD_OPEN = Target(Wildcard.is_open, Wildcard)
+IS_WILDCARD_OPEN = Target(Wildcard.has_credit, Wildcard)
 IS_MEANT = Target(Wildcard.is_meant, Wildcard)
 
 # The disk of these tests ----------------------------------------------------------------------------------------------
@@ -681,11 +681,11 @@ def set_times(choosing: GroupChoosing, times: tuple[int, int]) -> None:
     choosing._times = times
 
 
-def groups_of(place: GroupPlace) -> Groups:
+def groups_of(place: GroupScanCursor) -> Groups:
     return place._groups
 
 
-def passed_over(place: GroupPlace) -> dict[str, int]:
+def passed_over(place: GroupScanCursor) -> dict[str, int]:
     """Groups of which something was left where it is, and the first sequence of that."""
     return place._skipped
 

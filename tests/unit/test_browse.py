@@ -44,18 +44,18 @@ class World:
 
     def turns(self, count: int = 100, *, takes: bool = True) -> list[BrowseSlice]:
         """What is shown until nothing more is to be done; of so many turns at most."""
-        showings: list[BrowseSlice] = []
+        browse_slices: list[BrowseSlice] = []
         for _ in range(count):
-            showings += self.engine.turn().showings
+            browse_slices += self.engine.turn().browse_slices
             if takes:
                 self.engine.taken(self.session)
             if not self.engine.has_work:
                 break
-        return showings
+        return browse_slices
 
 
-def counts(showings: list[BrowseSlice]) -> list[tuple[str, int, bool]]:
-    return [(each.browser.subscription, len(each.entries), each.is_end) for each in showings]
+def counts(browse_slices: list[BrowseSlice]) -> list[tuple[str, int, bool]]:
+    return [(each.browser.subscription, len(each.entries), each.is_end) for each in browse_slices]
 
 
 def test_one_slice_is_shown_in_a_turn() -> None:
@@ -221,7 +221,7 @@ def test_one_page_of_all_browsers_is_read_at_a_time_and_those_of_lanes_do_not_wa
     assert not isinstance(wanted(world), BrowseRead)
     world.engine.page_read(read, page(1, 2))
     effects = world.engine.turn()
-    assert [entry.sequence for entry in effects.showings[0].entries] == [1, 2]
+    assert [entry.sequence for entry in effects.browse_slices[0].entries] == [1, 2]
     second = wanted(world)
     assert isinstance(second, BrowseRead) and second.browser.subscription == "second"
 
@@ -234,7 +234,7 @@ def test_the_page_of_a_browser_that_is_gone_is_thrown_away() -> None:
     world.engine.unsubscribe(world.session, Unsubscribe("first"))
     world.engine.page_read(read, page(1, 2))
     effects = world.engine.turn()
-    assert effects.showings == []
+    assert effects.browse_slices == []
     (second,) = effects.reads
     assert isinstance(second, BrowseRead) and second.browser.subscription == "second"
 

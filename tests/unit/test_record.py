@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from truenext.message import Message
-from truenext.order import PRIORITY_MAX, order_key, rank
+from truenext.order import PRIORITY_MAX, rank
 from truenext.record import (
     LANE_KEY_SIZE,
     RECORD_VERSION,
@@ -66,13 +66,13 @@ PLACES = st.tuples(QUEUES, PRIORITIES, NUMBERS)
 
 
 @given(PLACES, PLACES, st.booleans(), st.booleans())
-def test_keys_sort_by_queue_and_then_as_order_key_does(
+def test_keys_sort_by_queue_and_then_in_the_order_of_messages(
     first: tuple[int, int, int], second: tuple[int, int, int], same_queue: bool, same_priority: bool
 ) -> None:
     queue = first[0] if same_queue else second[0]
     second = (queue, first[1] if same_priority else second[1], second[2])
     keys = [message_key(lane_key(queue, rank(priority)), sequence) for queue, priority, sequence in (first, second)]
-    places = [(queue, order_key(priority, sequence)) for queue, priority, sequence in (first, second)]
+    places = [(queue, rank(priority), sequence) for queue, priority, sequence in (first, second)]
     assert (keys[0] < keys[1], keys[0] == keys[1]) == (places[0] < places[1], places[0] == places[1])
 
 

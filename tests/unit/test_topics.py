@@ -430,7 +430,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
     page = page_of(run.store, read)
     found = [found_of(one) for one in page.messages]
     run.engine.page_read(read, PageRead(found, page.as_of, page.is_end))
-    shown = [run.engine.turn().showings for _ in range(3)]
+    shown = [run.engine.turn().browse_slices for _ in range(3)]
     assert [[entry for each in turn for entry in each.entries] for turn in shown] == [[], [], []]
     assert any(each.is_end for turn in shown for each in turn)
 

@@ -357,7 +357,7 @@ class Broker:
                 # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
                 for peer in self._answer(engine.take_answers()):
                     peer.flush()
-        answers, deliveries, reads, showings, timer_reads, finished = engine.turn()
+        answers, deliveries, reads, browse_slices, timer_reads, finished = engine.turn()
         for read in reads:
             self._pager.read(read)
         for timer_read in timer_reads:
@@ -371,7 +371,7 @@ class Broker:
             peer = peers[consumer.session]
             peer.deliver(consumer, entries)
             written[peer] = None
-        for showing in showings:
+        for showing in browse_slices:
             peer = peers[showing.browser.session]
             peer.show(showing)
             written[peer] = None

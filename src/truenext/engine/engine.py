@@ -26,8 +26,8 @@ from truenext.engine.background.bulk_work import Bulk, Pieces
 from truenext.engine.background.expiry import Expiry
 from truenext.engine.background.retries import Retries
 from truenext.engine.background.scheduled import Scheduler
+from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
-from truenext.engine.commands.answering import Answering
 from truenext.engine.commands.connecting import Connecting
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
@@ -130,7 +130,7 @@ class Engine:
         self.pieces = pieces = Pieces(ledger, clients, bulk)
         # What each command does.
         sending = Sending(ledger, memory, queues, arrivals, scheduler, producers, when_full)
-        answering = Answering(ledger, events, clients, outcomes)
+        answering = Acknowledging(ledger, events, clients, outcomes)
         transactions = Transactions(ledger, memory, queues, arrivals, outcomes, producers, sending)
         subscribing = Subscribing(
             ledger, events, memory, clients, resident, selections, queues, wildcards, outcomes, browsing

@@ -43,7 +43,7 @@ class Effects(NamedTuple):
     """Per consumer, in order of dispatch."""
     reads: list[Read]
     """What is to be read from the store; `page_read` takes it."""
-    showings: list[BrowseSlice]
+    browse_slices: list[BrowseSlice]
     """What browsers are shown."""
     timer_reads: list[TimerRead]
     """Pages of timers that are to be read; `timers_read` takes them."""
@@ -88,7 +88,7 @@ class Turn:
         self._after = [(work.source, work) for work in after]
         self._tell_committed = committed
         self._early_pages: list[tuple[Read, PageRead]] = []
-        """True up to a batch that is durable, but not known to be."""
+        """Pages, with what was asked for, that show a batch of which the store has not said yet that it is durable."""
 
     # ---- Whether there is anything to do ----
 
@@ -110,7 +110,7 @@ class Turn:
         busy = self._ledger.busy
         if not busy:
             return None
-        times = [work.next_due_ms() for source, work in self._before if source in busy]
+        times = [work.next_due_ms() for source, work in (*self._before, *self._after) if source in busy]
         return min((due_ms for due_ms in times if due_ms is not None), default=None)
 
     # ---- One pass ----
@@ -138,7 +138,7 @@ class Turn:
             ledger.take_answers(),
             deliveries,
             reads,
-            self._browsing.take_shown(),
+            self._browsing.take_slices(),
             timer_reads,
             self._pieces.take_finished(),
         )
@@ -211,7 +211,7 @@ class Turn:
         is_for_consumers = read.is_for_consumers and self._queues.is_there(queue)
         if is_for_consumers and not queue.has_groups and any(map(_is_of_group, page.found)):
             self._selections.begin_groups(queue)
-        read.there(page)
+        read.on_page(page)
         read.end()
         if is_for_consumers:
             for entry in self._reading.take_waiting():

@@ -1,4 +1,4 @@
-"""BrowseSlice what waits in a queue, without effect on it.
+"""Shows what waits in a queue, without effect on it.
 
 A browser has a position in its queue, which only moves on: a lane, and a sequence in it. What is behind that is looked
 at slice by slice, one slice of one browser in a turn, so that nobody else is held up:
@@ -64,7 +64,7 @@ class BrowseRead(Look):
         )
         """What consumers hold of it; the page may show it."""
 
-    def there(self, page: PageRead) -> None:
+    def on_page(self, page: PageRead) -> None:
         self._browsing.page_read(self, page)
 
 
@@ -115,7 +115,7 @@ class Browsing(Work):
     def is_due(self) -> bool:
         if self._page is not None:
             return True
-        return self._reading is None and any(browser.is_open() for browser in self._clients.browsing)
+        return self._reading is None and any(browser.has_credit() for browser in self._clients.browsing)
 
     def page_read(self, read: BrowseRead, page: PageRead) -> None:
         """It is looked at in the next turn.
@@ -135,7 +135,7 @@ class Browsing(Work):
         self._page = (read, page)
         self._ledger.busy[self] = None
 
-    def take_shown(self) -> list[BrowseSlice]:
+    def take_slices(self) -> list[BrowseSlice]:
         """What browsers are shown since the last call."""
         shown, self._shown = self._shown, []
         return shown
@@ -148,7 +148,7 @@ class Browsing(Work):
             (read, page), self._page = self._page, None
             browser = read.browser
             # Who has no room any more asks for the page again when it has.
-            if browser in browsers and browser.is_open():
+            if browser in browsers and browser.has_credit():
                 self._show_page(read, page, shown)
                 if shown:
                     self._shown.append(BrowseSlice(browser, shown, False))
@@ -156,7 +156,7 @@ class Browsing(Work):
         if self._reading is not None:
             return []
         for browser in browsers:
-            if browser.is_open():
+            if browser.has_credit():
                 break
         else:
             return []
@@ -187,7 +187,7 @@ class Browsing(Work):
                 self._show(browser, entry, shown)
                 count += 1
                 size += len(message.header)
-                if count >= BROWSE_SIZE or size >= BROWSE_BYTES or not browser.is_open():
+                if count >= BROWSE_SIZE or size >= BROWSE_BYTES or not browser.has_credit():
                     return None
             at = max(browser.after_sequence, lane.horizon) if lane.needs_page else maxsize
             if at < browser.last_sequence:
@@ -221,7 +221,7 @@ class Browsing(Work):
                 self._show(browser, recent, shown)
             elif found is not None and (entry := self._entry(read, found)) is not None:
                 self._show(browser, entry, shown)
-            if not browser.is_open():
+            if not browser.has_credit():
                 browser.after_sequence = sequence
                 return
         browser.after_sequence = last

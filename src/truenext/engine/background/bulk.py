@@ -190,7 +190,7 @@ class BulkLook(Look):
         self.until = until
         self.taker: PieceTaker | None = None
 
-    def there(self, page: PageRead) -> None:
+    def on_page(self, page: PageRead) -> None:
         if self.taker is not None:
             self.taker.page_read(self, page)
 

@@ -161,12 +161,12 @@ class Bulk:
         for entry, arrival in here:
             if arrival is None:
                 self._events.removed(entry)
-                self._outcomes.forget(entry)
+                self._outcomes.complete(entry)
                 continue
             destination, message = arrival
             queue = self._queues.needed(destination)
             self._events.moved(entry, queue, ledger.next_sequence)
-            self._outcomes.forget(entry)
+            self._outcomes.complete(entry)
             self._arrivals.accept(queue, message, batch)
         # It may have held back what stands behind it.
         ledger.touched[lane.queue] = None

@@ -14,7 +14,6 @@ What a consumer or an open transaction has is left to it, and the block is looke
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from truenext.engine.lifecycle.arrivals import EXPIRY_ROUND_MS
@@ -71,7 +70,7 @@ class BlockLook(Look):
         """Something of it was over and not visible yet when it was due. Meanwhile it may have become visible, and left
         memory, without the page showing it."""
 
-    def there(self, page: PageRead) -> None:
+    def on_page(self, page: PageRead) -> None:
         self._expiry.page_read(self, page)
 
 
@@ -151,9 +150,6 @@ class Expiry(Work):
                 self._read(BlockLook(self, lane, max(first - 1, lane.horizon), until, due, again_ms, is_early=is_early))
             else:
                 self._finish(lane, due, again_ms)
-
-    def _again_ms(self) -> int:
-        return -(-(self._ledger.now_ms + AGAIN_MS) // EXPIRY_ROUND_MS) * EXPIRY_ROUND_MS
 
     def page_read(self, look: BlockLook, page: PageRead) -> None:
         """Take out what has expired on a page that names no batch that is not known to be durable."""
@@ -242,18 +238,9 @@ class Expiry(Work):
     def _is_held(self, lane: Lane, first: int, until: int) -> bool:
         """Somebody has a message of a block that may have expired."""
         now_ms = self._ledger.now_ms
-        # Most consumers hold nothing so old.
-        of_consumers = (
-            entry
-            for consumer in self._clients.takers_of(lane.queue).all()
-            if consumer.held and min(consumer.held) < until
-            for entry in consumer.held.values()
-        )
         return any(
-            entry.lane is lane
-            and first <= entry.sequence < until
-            and (entry.message is None or is_expired(entry.message, now_ms))
-            for entry in chain(of_consumers, self._clients.in_transactions_of(lane.queue))
+            entry.lane is lane and (entry.message is None or is_expired(entry.message, now_ms))
+            for entry in self._clients.taken_of(lane.queue, first, until)
         )
 
     # ---- What was not visible ----

@@ -75,7 +75,7 @@ class DueLook(Look):
     def lanes_looked_at(self) -> Collection[Lane]:
         return set(self.lanes.values())
 
-    def there(self, page: PageRead) -> None:
+    def on_page(self, page: PageRead) -> None:
         self._scheduler.page_read(self, page)
 
 

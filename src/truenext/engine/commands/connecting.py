@@ -10,7 +10,7 @@ from truenext.engine.state.reason import Reason
 from truenext.limits import UNSENT_BYTES_MAX
 
 if TYPE_CHECKING:
-    from truenext.engine.commands.answering import Answering
+    from truenext.engine.commands.acknowledging import Acknowledging
     from truenext.engine.commands.subscribing import Subscribing
     from truenext.engine.commands.transactions import Transactions
     from truenext.engine.lifecycle.outcomes import Outcomes
@@ -32,7 +32,7 @@ class Connecting:
         clients: Clients,
         queues: Queues,
         outcomes: Outcomes,
-        answering: Answering,
+        answering: Acknowledging,
         transactions: Transactions,
         subscribing: Subscribing,
     ) -> None:

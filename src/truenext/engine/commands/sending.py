@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from truenext.commands import Begin, Command, Send
 from truenext.destination import Kind
-from truenext.engine.state.transaction import make_room
+from truenext.engine.state.transaction import check_limits
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.policy import WhenFull
 from truenext.room import FULL, Room
@@ -95,7 +95,7 @@ class Sending:
         transaction = session.transaction(name)
         memory = self._memory
         size = len(send.message.header) + len(send.message.body)
-        make_room(session.transactions, size=size)
+        check_limits(session.transactions, size=size)
         if not memory.has_room_to_open(size):
             raise NoRoomError(
                 f"open transactions of all connections hold {memory.open} bytes, and may hold "

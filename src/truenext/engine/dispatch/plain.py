@@ -35,7 +35,8 @@ Deliveries = dict["Consumer", list["Entry"]]
 
 
 class Dispatcher:
-    """Hands out messages; counts, so that it knows who has waited longest."""
+    """Hands out what is next in one queue. Where some consumers have selectors, or there are groups, selective.py finds
+    it."""
 
     __slots__ = ("_clients", "_events", "_ledger", "_memory", "_outcomes", "_reading", "_resident", "_selections")
 
@@ -68,7 +69,7 @@ class Dispatcher:
         takers_of_queue = self._clients.of_queue.get(queue)
         if takers_of_queue is None:
             return None
-        owner = takers_of_queue.owner
+        owner = takers_of_queue.exclusive
         consumers: Sequence[Consumer] = takers_of_queue.consumers if owner is None else [owner]
         if queue.watcher is not None:
             return self._choose(queue, consumers, deliveries)
@@ -76,7 +77,7 @@ class Dispatcher:
         now_ms = self._ledger.now_ms
         for index, consumer in enumerate(consumers):
             consumer.adjust_window(now_ms)
-            if consumer.is_open():
+            if consumer.has_credit():
                 takers.append((consumer.service_rank, len(consumer.held), consumer.served_at, index, consumer))
         heapify(takers)
         given: list[Entry] = []
@@ -120,7 +121,9 @@ class Dispatcher:
         """How to find what is next in a queue for each of its consumers."""
         kind = GroupChoosing if queue.has_groups else Choosing
         selecting = self._selections.of_queue.get(queue)
-        return kind(queue, selecting, self._ledger, self._resident, self._reading, self._outcomes)
+        return kind(
+            queue, self._selections.scans, selecting, self._ledger, self._resident, self._reading, self._outcomes
+        )
 
     def give(self, entry: Entry, consumer: Consumer, deliveries: Deliveries) -> None:
         """What has left its lane is this consumer's; as in `_give_out`, which has no time for a call."""
@@ -219,14 +222,14 @@ class Dispatcher:
                 deliveries[consumer].append(entry)
             else:
                 deliveries[consumer] = [entry]
-            if consumer.is_open():
+            if consumer.has_credit():
                 heapreplace(takers, (consumer.service_rank, len(held), consumer.served_at, takers[0][3], consumer))
                 if takers[0][4] is consumer:
                     continue
             else:
                 heappop(takers)
             # Subscriptions of one connection share its room: those behind may just have lost theirs.
-            while takers and not takers[0][4].is_open():
+            while takers and not takers[0][4].has_credit():
                 heappop(takers)
             if not takers:
                 return False

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from truenext.engine.memory import horizon
-from truenext.engine.selecting.groups import GroupPlace
+from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.state.queue import NO_ENTRIES
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from truenext.engine.memory.reading import Reading
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.groups import Groups
-    from truenext.engine.selecting.scan import Place, Scan
+    from truenext.engine.selecting.scan import Scan, ScanCursor, Scans
     from truenext.engine.selecting.selecting import Selecting
     from truenext.engine.state.consumer import Consumer
     from truenext.engine.state.queue import Entry, Lane, Queue
@@ -65,7 +65,7 @@ class Bidders:
 
     def has_taker(self) -> bool:
         # Subscriptions of one connection share its room.
-        while self.takers and not self.takers[0][4].is_open():
+        while self.takers and not self.takers[0][4].has_credit():
             heappop(self.takers)
         return bool(self.takers)
 
@@ -77,11 +77,22 @@ class Bidders:
 class Choosing:
     """One queue's dispatch in one turn."""
 
-    __slots__ = ("_has_passed_over", "_ledger", "_outcomes", "_queue", "_reading", "_resident", "_selecting", "last")
+    __slots__ = (
+        "_has_passed_over",
+        "_ledger",
+        "_outcomes",
+        "_queue",
+        "_reading",
+        "_resident",
+        "_scans",
+        "_selecting",
+        "last",
+    )
 
     def __init__(
         self,
         queue: Queue,
+        scans: Scans,
         selecting: Selecting | None,
         ledger: Ledger,
         resident: ResidentSet,
@@ -89,6 +100,7 @@ class Choosing:
         outcomes: Outcomes,
     ) -> None:
         self._queue = queue
+        self._scans = scans
         self._selecting = selecting
         self._ledger = ledger
         self._resident = resident
@@ -103,7 +115,7 @@ class Choosing:
         """Give out true nexts until no consumer has credit or no message is ready."""
         bidders: dict[Hashable, Bidders] = {}
         for place, consumer in enumerate(consumers):
-            if consumer.is_open():
+            if consumer.has_credit():
                 self._ask_along(bidders, consumer, place)
         offers: list[Offer] = []
         to_ask = list(bidders.values())
@@ -131,14 +143,14 @@ class Choosing:
                 horizon.lift(entry.lane, entry)
                 give(entry, consumer)
                 to_ask = self._asked_again(bidders, to_ask, offers)
-                if consumer.is_open():
+                if consumer.has_credit():
                     bidder = self._ask_along(bidders, consumer, place)
                     if bidder.offered is None and bidder not in to_ask:
                         to_ask.append(bidder)
 
     def _ask_along(self, bidders: dict[Hashable, Bidders], consumer: Consumer, place: int) -> Bidders:
         """Put a consumer, who is at this place among all, to those who are offered the same."""
-        scan = self._scan_of(consumer)
+        scan = self._scans.of(consumer, self._queue)
         alone = self._is_alone(consumer, scan)
         key = consumer if alone else scan
         bidder = bidders.get(key)
@@ -164,7 +176,7 @@ class Choosing:
     def express(self, consumers: Sequence[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
         """Where nobody has credit, give what is more urgent than all that a consumer holds to that consumer all the
         same, if it has express."""
-        while not any(consumer.is_open() for consumer in consumers):
+        while not any(consumer.has_credit() for consumer in consumers):
             offers = []
             for consumer in consumers:
                 entry = self.first_for(consumer) if consumer.has_express else None
@@ -180,10 +192,7 @@ class Choosing:
 
     def first_for(self, consumer: Consumer) -> Entry | None:
         """What is ready first for a consumer; None if nothing is, or something has to be read or tested before."""
-        return self._first_of(self._scan_of(consumer))
-
-    def _scan_of(self, consumer: Consumer) -> Scan | None:
-        return None if self._selecting is None else self._selecting.scans_of.of(consumer, self._queue)
+        return self._first_of(self._scans.of(consumer, self._queue))
 
     def _first(self, bidder: Bidders) -> Entry | None:
         return self._first_of(bidder.scan)
@@ -232,7 +241,7 @@ class Choosing:
                 return None if isinstance(head, int) else head
         return None
 
-    def _head_wanted(self, place: Place) -> Head:
+    def _head_wanted(self, place: ScanCursor) -> Head:
         while True:
             entry = place.first()
             if entry is None:
@@ -253,7 +262,7 @@ class Choosing:
 
     def head_for(self, consumer: Consumer, rank: int) -> Head:
         """The same of one lane."""
-        scan = self._scan_of(consumer)
+        scan = self._scans.of(consumer, self._queue)
         if scan is None:
             lane = self._queue.lane_if_there(rank)
             return None if lane is None else self._head_of(lane)
@@ -299,7 +308,7 @@ class GroupChoosing(Choosing):
 
     def _is_alone(self, consumer: Consumer, scan: Scan | None) -> bool:
         assert scan is not None, "where there are groups everybody has one"
-        return any(isinstance(place, GroupPlace) and place.heads.get(consumer) for place in scan.places.values())
+        return any(isinstance(place, GroupScanCursor) and place.heads.get(consumer) for place in scan.places.values())
 
     def _is_open_to(self, bidder: Bidders, entry: Entry) -> bool:
         # Meanwhile its group may have become another's.
@@ -326,7 +335,7 @@ class GroupChoosing(Choosing):
         return self._first_in_groups(bidder.scan, bidder.alone)
 
     def first_for(self, consumer: Consumer) -> Entry | None:
-        scan = self._scan_of(consumer)
+        scan = self._scans.of(consumer, self._queue)
         assert scan is not None, "where there are groups everybody has one"
         return self._first_in_groups(scan, consumer)
 
@@ -339,13 +348,13 @@ class GroupChoosing(Choosing):
         return None
 
     def head_for(self, consumer: Consumer, rank: int) -> Head:
-        scan = self._scan_of(consumer)
+        scan = self._scans.of(consumer, self._queue)
         assert scan is not None, "where there are groups everybody has one"
         place = scan.places.get(rank)
         return None if place is None else self._head_of_groups(place, consumer)
 
-    def _head_of_groups(self, place: Place, consumer: Consumer | None) -> Head:
-        assert isinstance(place, GroupPlace), "there are groups"
+    def _head_of_groups(self, place: ScanCursor, consumer: Consumer | None) -> Head:
+        assert isinstance(place, GroupScanCursor), "there are groups"
         while True:
             entry, must_wait = place.first_for(consumer)
             if entry is None:

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from truenext.engine.dispatch.selective import HOLDS, GroupChoosing, preference, take
+from truenext.engine.state.clients import NOBODY
 from truenext.engine.state.queue import WHOLE
 from truenext.engine.state.wildcard import NOWHERE
 
@@ -39,7 +40,6 @@ class WildcardDispatch:
     __slots__ = (
         "_best",
         "_choosings",
-        "_clients",
         "_deliveries",
         "_dispatcher",
         "_events",
@@ -49,7 +49,9 @@ class WildcardDispatch:
         "_ledger",
         "_limits",
         "_offers",
+        "_scans",
         "_selections",
+        "_takers",
         "_wildcards",
     )
 
@@ -65,8 +67,9 @@ class WildcardDispatch:
     ) -> None:
         self._ledger = ledger
         self._events = events
-        self._clients = clients
+        self._takers = clients.of_queue
         self._selections = selections
+        self._scans = selections.scans
         self._wildcards = wildcards
         self._dispatcher = dispatcher
         self._deliveries = deliveries
@@ -88,14 +91,14 @@ class WildcardDispatch:
         to."""
         wildcards = dict.fromkeys(wildcards)
         for queue in queues:
-            takers = self._clients.takers_of(queue)
+            takers = self._takers.get(queue, NOBODY)
             wildcards.update(dict.fromkeys(takers.wildcards))
             if any(consumer.has_express for consumer in takers.consumers):
                 self._wildcards.expressive[queue] = None
         for wildcard in wildcards:
             wildcard.adjust_window(self._ledger.now_ms)
         for queue in queues:
-            for consumer in self._clients.takers_of(queue).consumers:
+            for consumer in self._takers.get(queue, NOBODY).consumers:
                 consumer.adjust_window(self._ledger.now_ms)
             self._look_at(queue)
             self._ask_queue(queue)
@@ -119,9 +122,11 @@ class WildcardDispatch:
             if entry is None or entry.sequence != sequence or entry.lane.rank != rank:
                 continue
             queue = entry.lane.queue
-            takers = [one for one, first in self._firsts.get(queue, {}).items() if first is entry and one.is_open()]
+            takers = [one for one, first in self._firsts.get(queue, {}).items() if first is entry and one.has_credit()]
             takers += [
-                one for one in self._clients.takers_of(queue).wildcards if one.is_open() and self._next(one) is entry
+                one
+                for one in self._takers.get(queue, NOBODY).wildcards
+                if one.has_credit() and self._next(one) is entry
             ]
             if takers:
                 taker = min(takers, key=lambda one: preference(one, one.number))
@@ -133,7 +138,7 @@ class WildcardDispatch:
 
     def _give(self, entry: Entry, taker: Consumer) -> None:
         queue = entry.lane.queue
-        if self._selections.scan_of(taker, queue) is None:
+        if self._scans.of(taker, queue) is None:
             self._lanes[entry.lane] = None
         self._dispatcher.give(entry, taker, self._deliveries)
         entries, getters = self._given.setdefault(queue, ([], []))
@@ -144,7 +149,7 @@ class WildcardDispatch:
             self._limits.clear()
         self._look_at(queue)
         self._ask_queue(queue)
-        for wildcard in self._clients.takers_of(queue).wildcards:
+        for wildcard in self._takers.get(queue, NOBODY).wildcards:
             self._ask(wildcard)
 
     def _ask_again(self, queue: Queue, bidder: Queue | Wildcard) -> None:
@@ -155,11 +160,11 @@ class WildcardDispatch:
 
     def _express(self) -> None:
         for queue in list(self._wildcards.expressive):
-            takers = self._clients.takers_of(queue)
+            takers = self._takers.get(queue, NOBODY)
             if not any(consumer.has_express for consumer in takers.consumers):
                 del self._wildcards.expressive[queue]
             elif not queue.is_paused:
-                consumers = takers.all() if takers.owner is None else [takers.owner]
+                consumers = takers.all() if takers.exclusive is None else [takers.exclusive]
                 choosing = self._choosing_of(queue)
                 choosing.last = None
                 choosing.express(consumers, self._give)
@@ -178,13 +183,13 @@ class WildcardDispatch:
         """What is next for those who take from this queue alone?"""
         self._best[queue] = None
         firsts = self._firsts[queue] = {}
-        takers = self._clients.takers_of(queue)
+        takers = self._takers.get(queue, NOBODY)
         if queue.is_paused or not takers.consumers:
             return
         choosing = self._choosing_of(queue)
         choosing.last = None
         for consumer in takers.consumers:
-            if consumer.is_open() and takers.owner in (None, consumer):
+            if consumer.has_credit() and takers.exclusive in (None, consumer):
                 entry = choosing.first_for(consumer)
                 if entry is not None:
                     firsts[consumer] = entry
@@ -207,9 +212,9 @@ class WildcardDispatch:
 
     def _look_at(self, queue: Queue) -> None:
         """Something has changed in a queue: see where its lanes begin for those who take from others as well."""
-        takers = self._clients.takers_of(queue)
+        takers = self._takers.get(queue, NOBODY)
         for wildcard in takers.wildcards:
-            is_over = queue.is_paused or takers.owner not in (None, wildcard)
+            is_over = queue.is_paused or takers.exclusive not in (None, wildcard)
             choosing = self._choosing_of(queue)
             for lane in queue.lanes:
                 rank = lane.rank
@@ -225,7 +230,7 @@ class WildcardDispatch:
 
     def _true_next(self, wildcard: Wildcard) -> Entry | None:
         """None also if something has to be read or tested before."""
-        if not wildcard.is_open():
+        if not wildcard.has_credit():
             return None
         for rank, heap in enumerate(wildcard.heads):
             while heap:
@@ -253,7 +258,7 @@ class WildcardDispatch:
     def _wait_for(self, wildcard: Wildcard, rank: int) -> None:
         """The first thing to do for it is to read; what comes soon is read at the same time."""
         for _, _, queue in wildcard.heads[rank][:READ_AHEAD]:
-            if self._selections.scan_of(wildcard, queue) is None and wildcard.head_at(queue, rank) != NOWHERE:
+            if self._scans.of(wildcard, queue) is None and wildcard.head_at(queue, rank) != NOWHERE:
                 self._lanes[queue.lane(rank)] = None
 
     def _limit(self, wildcard: Wildcard, rank: int) -> int:
@@ -271,7 +276,7 @@ class WildcardDispatch:
         queue = lane.queue
         if entry.batch <= self._ledger.committed or queue not in wildcard.queues:
             return False
-        if queue.is_paused or self._clients.takers_of(queue).owner not in (None, wildcard):
+        if queue.is_paused or self._takers.get(queue, NOBODY).exclusive not in (None, wildcard):
             return False
         message = entry.message
         if wildcard.selector is not None and message is not None and not wildcard.selector.matches(message):

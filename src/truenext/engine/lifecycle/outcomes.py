@@ -57,9 +57,9 @@ class Outcomes:
     def acknowledge(self, entry: Entry) -> bool:
         """True if the store has to be told."""
         self._events.acknowledged(entry)
-        return self.forget(entry)
+        return self.complete(entry)
 
-    def forget(self, entry: Entry) -> bool:
+    def complete(self, entry: Entry) -> bool:
         """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
         self._resident.left_memory(entry)
         if entry.lane.out_of_turn is not None:
@@ -131,7 +131,7 @@ class Outcomes:
 
     def _return_to_lane(self, entry: Entry) -> None:
         lane = entry.lane
-        lane.give_back(entry)
+        lane.requeue(entry)
         if lane.queue.watcher is not None:
             lane.queue.watcher.came_back(entry)
 
@@ -153,7 +153,7 @@ class Outcomes:
         )
         dead_letters = self._queues.needed(destination)
         self._events.dead_lettered(entry, dead_letters, self._ledger.next_sequence)
-        self.forget(entry)
+        self.complete(entry)
         self._arrivals.accept(dead_letters, letter, self._ledger.batch.number)
 
     def give_up(self, lane: Lane) -> None:
@@ -183,4 +183,4 @@ class Outcomes:
             self.dead_letter(entry, EXPIRED)
             return
         self._events.expired(entry)
-        self.forget(entry)
+        self.complete(entry)

@@ -27,9 +27,9 @@ def lift(lane: Lane, entry: Entry) -> None:
     sequence = entry.sequence
     if out_of_turn.plucked.pop(sequence, None) is None:
         if entry.is_again:
-            out_of_turn.lifted = with_sequence(out_of_turn.lifted, sequence)
+            out_of_turn.returned_gaps = with_sequence(out_of_turn.returned_gaps, sequence)
         else:
-            out_of_turn.tombs = with_sequence(out_of_turn.tombs, sequence)
+            out_of_turn.arrived_gaps = with_sequence(out_of_turn.arrived_gaps, sequence)
         lane.strip()
     out_of_turn.strays[sequence] = entry
     lane.bodiless.pop(sequence, None)
@@ -69,8 +69,8 @@ def _rebalance(lane: Lane) -> None:
             lane.push(sequence, out_of_turn.plucked.pop(sequence))
     if lane.horizon != WHOLE and any(sequence > lane.horizon for sequence, _ in lane.returned):
         above = [place for place in lane.returned if place[0] > lane.horizon]
-        out_of_turn.plucked.update(place for place in above if place[0] not in out_of_turn.lifted)
-        out_of_turn.lifted.difference_update(sequence for sequence, _ in above)
+        out_of_turn.plucked.update(place for place in above if place[0] not in out_of_turn.returned_gaps)
+        out_of_turn.returned_gaps.difference_update(sequence for sequence, _ in above)
         lane.returned = [place for place in lane.returned if place[0] <= lane.horizon]
         heapify(lane.returned)
 
@@ -89,8 +89,8 @@ def remove_from_lane(lane: Lane, entries: list[Entry], batch: int) -> list[Entry
             entry.has_left_lane = True
             out_of_turn.plucked.pop(entry.sequence, None)
         # Who came back stands elsewhere; its empty place goes as well.
-        out_of_turn.tombs -= gone
-        out_of_turn.lifted -= gone
+        out_of_turn.arrived_gaps -= gone
+        out_of_turn.returned_gaps -= gone
     if any(sequence in gone for sequence, _ in lane.returned):
         lane.returned = [place for place in lane.returned if place[0] not in gone]
         heapify(lane.returned)
@@ -129,14 +129,14 @@ def _take_from_arrived(lane: Lane, gone: set[int]) -> None:
 def fix_horizon(lane: Lane) -> None:
     """What is in memory stays known there; its bodies can leave."""
     for entry in lane.arrived:
-        if lane.out_of_turn is None or entry.sequence not in lane.out_of_turn.tombs:
+        if lane.out_of_turn is None or entry.sequence not in lane.out_of_turn.arrived_gaps:
             entry.is_again = True
             lane.push(entry.sequence, entry)
     if lane.arrived:
         lane.arrived.clear()
         lane.let_go_of_places()
     if lane.out_of_turn is not None:
-        lane.out_of_turn.tombs.clear()
+        lane.out_of_turn.arrived_gaps.clear()
 
 
 def lower_horizon(lane: Lane) -> Entry:

@@ -38,7 +38,7 @@ class LanePage(Read):
         super().__init__(lane, after_sequence, limit, size_max)
         self._reading = reading
 
-    def there(self, page: PageRead) -> None:
+    def on_page(self, page: PageRead) -> None:
         self._reading.page_read(self, page)
 
 
@@ -54,7 +54,7 @@ class BodyRead(Look):
         self._reading = reading
         self.entry = entry
 
-    def there(self, page: PageRead) -> None:
+    def on_page(self, page: PageRead) -> None:
         self._reading.body_read(self, page)
 
 
@@ -155,7 +155,7 @@ class Reading:
                 entry = lane.bodiless.pop(found.sequence)
                 was_doomed = self._restore_body(entry, found.message)
                 if was_doomed and entry.message is not None:
-                    self.has_failed(entry)
+                    self.collect_failed(entry)
             elif lane.is_only_in_store(found.sequence):
                 if found.message is None:
                     left_out += 1
@@ -163,7 +163,7 @@ class Reading:
                 entry = self.entry(lane, found, found.message)
                 if is_given_up(lane.queue, entry.attempts, entry.due_us):
                     left_out += 1
-                    self.has_failed(entry)
+                    self.collect_failed(entry)
                 elif self._delays.restore(entry, found.mark.due_ms):
                     left_out += 1
                     self._wait_without_body(entry)
@@ -182,7 +182,7 @@ class Reading:
             self._resident.move_horizon(lane, fresh, left_out, up_to, page.as_of)
         self._resident.release_durable_of(lane)
 
-    def has_failed(self, entry: Entry) -> None:
+    def collect_failed(self, entry: Entry) -> None:
         """A message that a page showed failed too often: it stands in no lane any more."""
         self._failed.append(entry)
         self._resident.left_with_page(entry)
@@ -197,7 +197,7 @@ class Reading:
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def shows_waiting(self, entry: Entry) -> None:
+    def collect_waiting(self, entry: Entry) -> None:
         """A message that a page showed waits for its next try."""
         self._waiting.append(entry)
 
@@ -243,7 +243,7 @@ class Reading:
     def _restore_body(self, entry: Entry, message: Message | None) -> bool:
         """A message that has left memory is back; None if its record is damaged. True if it is to be dead-lettered,
         whatever its policy says by now: it stands in no lane."""
-        was_doomed = self._resident.was_awaiting_dead_letter(entry)
+        was_doomed = self._resident.stop_awaiting_dead_letter(entry)
         if message is None:
             entry.lane.leave_out(entry)
         else:

@@ -133,7 +133,7 @@ class ResidentSet:
         """Those that are not read yet; they stand in no lane."""
         return self._awaiting[:]
 
-    def was_awaiting_dead_letter(self, entry: Entry) -> bool:
+    def stop_awaiting_dead_letter(self, entry: Entry) -> bool:
         """It is read. True if it is to be dead-lettered."""
         left = [one for one in self._awaiting if one is not entry]
         was_doomed = len(left) < len(self._awaiting)

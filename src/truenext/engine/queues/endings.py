@@ -42,7 +42,7 @@ class EndingRead(Look):
         super().__init__(lane, after_sequence, PAGE_SIZE, PAGE_BYTES)
         self._endings = endings
 
-    def there(self, page: PageRead) -> None:
+    def on_page(self, page: PageRead) -> None:
         self._endings.page_read(self, page)
 
 
@@ -125,7 +125,7 @@ class Endings(Work):
         if ending.rank == len(RANKS):
             del self._endings[0]
             if not ending.has_damage:
-                self._numbers.give_back(ending.queue)
+                self._numbers.free(ending.queue)
             ending.queue.let_go()
 
 

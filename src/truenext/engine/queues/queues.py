@@ -353,12 +353,12 @@ class Queues:
         """Nobody needs a queue any more."""
         self._leave_everywhere(queue)
         self._wildcards.gone(queue)
-        self._numbers.give_back(queue)
+        self._numbers.free(queue)
         queue.let_go()
 
     def let_go_of_hidden(self, queue: Queue) -> None:
         del self.hidden[queue.name.removeprefix(SCHEDULED_PREFIX)]
-        self._numbers.give_back(queue)
+        self._numbers.free(queue)
         queue.let_go()
 
     def drop(self, queue: Queue) -> None:

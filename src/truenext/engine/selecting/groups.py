@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from sys import getsizeof
 from typing import TYPE_CHECKING
 
-from truenext.engine.selecting.scan import Place
+from truenext.engine.selecting.scan import ScanCursor
 from truenext.engine.state.empty import with_sequence
 from truenext.engine.state.memory import GROUP_BYTES
 from truenext.engine.state.queue import WHOLE
@@ -55,7 +55,7 @@ class Groups:
         "times_owned",
     )
 
-    def __init__(self, places: Callable[[], Iterable[GroupPlace]], memory: Memory) -> None:
+    def __init__(self, places: Callable[[], Iterable[GroupScanCursor]], memory: Memory) -> None:
         """`places` are those of all selectors."""
         self._places = places
         self._memory = memory
@@ -161,7 +161,7 @@ def group_size(group: str) -> int:
     return GROUP_BYTES + getsizeof(group)
 
 
-class GroupPlace(Place):
+class GroupScanCursor(ScanCursor):
     """How far one lane of a queue with groups was tested for one selector, and what was found in it."""
 
     __slots__ = ("_filling", "_groups", "_lines", "_noted_heads", "_skipped", "_until", "heads", "is_hungry")

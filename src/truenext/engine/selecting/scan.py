@@ -27,7 +27,7 @@ def _last_first(entry: Entry) -> int:
     return -entry.sequence
 
 
-class Place:
+class ScanCursor:
     """How far one lane was tested for one selector, and what was found in it."""
 
     __slots__ = ("_order", "_selector", "_unsure", "found", "lane", "noted", "noted_to", "position")
@@ -168,7 +168,7 @@ class Scan:
 
     __slots__ = ("consumers", "places", "selector")
 
-    def __init__(self, selector: Selector | None, places: dict[int, Place]) -> None:
+    def __init__(self, selector: Selector | None, places: dict[int, ScanCursor]) -> None:
         self.selector = selector
         """None wants all; only where there are groups."""
         self.consumers = 0

@@ -1,7 +1,7 @@
 """What the selectors of a queue's consumers want, wherever it is.
 
 Each selector is one `Scan`, however many consumers have it. In each lane that there is, and that it can want anything
-of, it has a `Place`; a lane that is made later gets one when it is made:
+of, it has a `ScanCursor`; a lane that is made later gets one when it is made:
 
     tested                                 position            not tested yet
     <----- `found`: what it wants of it -----> | <--- in memory, in slices; in the store, page by page --->
@@ -18,9 +18,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from truenext.engine.memory.horizon import end_horizon, pluck
-from truenext.engine.selecting.groups import GroupPlace, Groups
+from truenext.engine.selecting.groups import Groups, GroupScanCursor
 from truenext.engine.selecting.keyed import KeyedScans, keys_of
-from truenext.engine.selecting.scan import Place, Scan, Scans
+from truenext.engine.selecting.scan import Scan, ScanCursor, Scans
 from truenext.engine.state.memory import (
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
@@ -63,7 +63,7 @@ class Selecting:
         """Since the queue has had a message of one."""
         memory.queues += SELECTING_BYTES
         self._keyed = KeyedScans()
-        self.behind: dict[Place, None] = {}
+        self.behind: dict[ScanCursor, None] = {}
         """Places that are not tested to their ends."""
         for lane in queue.lanes:
             lane.begin_out_of_turn()
@@ -100,7 +100,7 @@ class Selecting:
                 for place in scan.places.values():
                     self.behind.pop(place, None)
 
-    def _new_places(self, selector: Selector | None) -> dict[int, Place]:
+    def _new_places(self, selector: Selector | None) -> dict[int, ScanCursor]:
         lanes = (lane for lane in self.queue.lanes if self._may_want(selector, lane))
         return {lane.rank: self._new_place(selector, lane) for lane in lanes}
 
@@ -108,9 +108,9 @@ class Selecting:
         # Where there are groups any lane: a message that waits for its next try holds back its group.
         return self.groups is not None or (selector is not None and lane.rank in selector.ranks)
 
-    def _new_place(self, selector: Selector | None, lane: Lane) -> Place:
+    def _new_place(self, selector: Selector | None, lane: Lane) -> ScanCursor:
         groups = self.groups
-        return Place(lane, selector) if groups is None else GroupPlace(lane, selector, groups)
+        return ScanCursor(lane, selector) if groups is None else GroupScanCursor(lane, selector, groups)
 
     def _bytes_of(self, scan: Scan) -> int:
         of_lane = SELECTOR_LANE_BYTES if self.groups is None else GROUP_LANE_BYTES
@@ -141,10 +141,10 @@ class Selecting:
             scan = self.scans_of.of(consumer, queue)
             self.join(consumer, None if scan is None else scan.selector)
 
-    def group_places(self) -> Iterator[GroupPlace]:
+    def group_places(self) -> Iterator[GroupScanCursor]:
         for scan in self.scans.values():
             for place in scan.places.values():
-                assert isinstance(place, GroupPlace), "there are groups"
+                assert isinstance(place, GroupScanCursor), "there are groups"
                 yield place
 
     # ---- What comes and goes ----
@@ -204,7 +204,7 @@ class Selecting:
 
     # ---- What was there before ----
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> ScanCursor | None:
         """Where something is to be tested, in the order of the lanes. Half of what may wait has to be taken first."""
         return min(
             (place for place in self.behind if place.has_room),
@@ -212,7 +212,7 @@ class Selecting:
             default=None,
         )
 
-    def step(self, place: Place) -> bool:
+    def step(self, place: ScanCursor) -> bool:
         """Test a slice. True if what follows on its position has to be read."""
         lane = place.lane
         left = SCAN_SIZE
@@ -241,7 +241,7 @@ class Selecting:
     def _test_above(
         self,
         lane: Lane,
-        places: list[Place],
+        places: list[ScanCursor],
         on_page: dict[int, Found],
         after_sequence: int,
         last: int,

@@ -44,7 +44,7 @@ class ScanRead(Look):
         self.rises = lane.out_of_turn.rises
         lane.out_of_turn.scanning += 1
 
-    def there(self, page: PageRead) -> None:
+    def on_page(self, page: PageRead) -> None:
         self._selections.page_read(self, page)
 
 
@@ -58,9 +58,9 @@ class Selections(Work):
         "_reading",
         "_resident",
         "_scanned",
-        "_scans",
         "_waiting",
         "of_queue",
+        "scans",
     )
 
     def __init__(
@@ -78,7 +78,7 @@ class Selections(Work):
         self._resident = resident
         self._reading = reading
         self._clients = clients
-        self._scans = Scans()
+        self.scans = Scans()
         self.of_queue: dict[Queue, Selecting] = {}
         """Those of which some consumers have selectors, or that have groups."""
         self._active: dict[Selecting, None] = {}
@@ -110,12 +110,12 @@ class Selections(Work):
     def _of(self, queue: Queue) -> Selecting:
         selecting = self.of_queue.get(queue)
         if selecting is None:
-            selecting = self.of_queue[queue] = queue.watcher = Selecting(queue, self._memory, self._scans)
+            selecting = self.of_queue[queue] = queue.watcher = Selecting(queue, self._memory, self.scans)
         return selecting
 
     def scan_of(self, consumer: Consumer, queue: Queue) -> Scan | None:
         """What is wanted of a queue by a consumer with a selector; of one with groups everybody has one."""
-        return self._scans.of(consumer, queue)
+        return self.scans.of(consumer, queue)
 
     def bytes_to_join(self, queue: Queue, selector: Selector) -> int:
         """Bytes that one consumer more, with this selector, makes a queue take."""
@@ -139,7 +139,7 @@ class Selections(Work):
         selecting = self.of_queue.pop(queue, None)
         if selecting is not None:
             for consumer in self._clients.takers_of(queue).all():
-                self._scans.end(consumer, queue)
+                self.scans.end(consumer, queue)
             self._active.pop(selecting, None)
             self._waiting.pop(selecting, None)
             selecting.end()
@@ -209,7 +209,7 @@ class Selections(Work):
             if found.message is None or found.sequence in recent or not lane.is_only_in_store(found.sequence):
                 continue
             if is_given_up(lane.queue, found.mark.attempts, found.mark.due_ms):
-                self._reading.has_failed(self._reading.entry(lane, found, found.message))
+                self._reading.collect_failed(self._reading.entry(lane, found, found.message))
                 lane.unread -= 1
             elif found.message.group and self._delays.left_ms(found.mark.due_ms):
                 # Whoever wants it, it holds back its group.
@@ -224,7 +224,7 @@ class Selections(Work):
             if self._delays.restore(entry, found.mark.due_ms):
                 self._reading.delay_stray(entry)
             elif entry.due_us:
-                self._reading.shows_waiting(entry)
+                self._reading.collect_waiting(entry)
             return entry
 
         for found in waiting:

@@ -7,15 +7,16 @@ owner         the only one of these that gets messages, as long as some are excl
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from truenext.engine.state.consumer import QueueConsumer
+from truenext.engine.state.queue import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from truenext.engine.state.consumer import Browser, Consumer, Session
+    from truenext.engine.state.holder import Holder
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.state.wildcard import Wildcard
 
@@ -27,20 +28,20 @@ _NO_CONSUMERS = cast("list[QueueConsumer]", ())
 class Takers:
     """Of one queue."""
 
-    __slots__ = ("consumers", "owner", "wildcards")
+    __slots__ = ("consumers", "exclusive", "wildcards")
 
     def __init__(self) -> None:
         self.consumers = _NO_CONSUMERS
         """In the order in which they came."""
         self.wildcards: tuple[Wildcard, ...] = ()
-        self.owner: Consumer | None = None
+        self.exclusive: Consumer | None = None
 
     def all(self) -> list[Consumer]:
         return [*self.consumers, *self.wildcards]
 
-    def choose_owner(self) -> None:
+    def choose_exclusive(self) -> None:
         exclusive = [consumer for consumer in self.all() if consumer.is_exclusive]
-        self.owner = min(exclusive, key=lambda consumer: (-consumer.priority, consumer.number), default=None)
+        self.exclusive = min(exclusive, key=lambda consumer: (-consumer.priority, consumer.number), default=None)
 
 
 NOBODY = Takers()
@@ -77,7 +78,7 @@ class Clients:
             takers.consumers = []
         takers.consumers.append(consumer)
         if consumer.is_exclusive:
-            takers.choose_owner()
+            takers.choose_exclusive()
 
     def join_wildcard(self, wildcard: Wildcard, queue: Queue) -> None:
         takers = self._begin(queue)
@@ -86,7 +87,7 @@ class Clients:
         takers.wildcards = (*takers.wildcards, wildcard) if takers.wildcards else alone
         queue.has_wildcards = True
         if wildcard.is_exclusive:
-            takers.choose_owner()
+            takers.choose_exclusive()
 
     def leave(self, consumer: Consumer, queue: Queue) -> None:
         """It takes from this queue no more."""
@@ -97,7 +98,7 @@ class Clients:
             takers.wildcards = tuple(one for one in takers.wildcards if one is not consumer)
             queue.has_wildcards = bool(takers.wildcards)
         if consumer.is_exclusive:
-            takers.choose_owner()
+            takers.choose_exclusive()
         if not (takers.consumers or takers.wildcards):
             del self.of_queue[queue]
 
@@ -120,11 +121,8 @@ class Clients:
 
     def held_of(self, queue: Queue) -> Iterator[Entry]:
         """What consumers have of a queue; not what was acknowledged or refused in open transactions."""
-        takers = self.of_queue.get(queue, NOBODY)
-        for consumer in takers.consumers:
-            yield from consumer.held.values()
-        for wildcard in takers.wildcards:
-            yield from (entry for entry in wildcard.held.values() if entry.lane.queue is queue)
+        for consumer in self.of_queue.get(queue, NOBODY).all():
+            yield from (entry for entry in consumer.held.values() if entry.lane.queue is queue)
 
     def in_transactions_of(self, queue: Queue) -> Iterator[Entry]:
         """What open transactions have of a queue."""
@@ -132,6 +130,17 @@ class Clients:
             for transaction in session.transactions.values():
                 yield from (entry for entry in transaction.held.values() if entry.lane.queue is queue)
 
-    def taken_of(self, queue: Queue) -> Iterator[Entry]:
-        """What somebody has of a queue."""
-        return chain(self.held_of(queue), self.in_transactions_of(queue))
+    def taken_of(self, queue: Queue, first: int = 0, until: int = WHOLE) -> Iterator[Entry]:
+        """What somebody has of a queue, with a sequence from `first` on and below `until`."""
+        for holder in self._holders(queue):
+            # Most hold nothing so old.
+            if holder.held and min(holder.held) < until:
+                for entry in holder.held.values():
+                    if entry.lane.queue is queue and first <= entry.sequence < until:
+                        yield entry
+
+    def _holders(self, queue: Queue) -> Iterator[Holder]:
+        """All that may have something of a queue."""
+        yield from self.of_queue.get(queue, NOBODY).all()
+        for session in self.sessions.values():
+            yield from session.transactions.values()

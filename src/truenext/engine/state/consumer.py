@@ -45,7 +45,7 @@ class Subscriber:
         self.frame_bytes = FRAME_BYTES + 2 * len(subscribe.subscription)
         """What a message costs on the connection beside its header and body, roughly."""
 
-    def is_open(self) -> bool:
+    def has_credit(self) -> bool:
         """Its connection has room for a message."""
         return self.session.unsent_bytes < self.memory.unsent_max
 
@@ -110,7 +110,7 @@ class Consumer(Subscriber, Holder):
         """Still: its subscription has not ended."""
         return self.session.consumers.get(self.subscription) is self
 
-    def is_open(self) -> bool:
+    def has_credit(self) -> bool:
         """It has credit for a message."""
         return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_max
 

@@ -1,7 +1,7 @@
 """What is asked of the store, and what it answers.
 
-A page is read for somebody, and comes back to whom it is for by `Read.there`. Most are the next page of a lane; a Look
-is a page that is nobody's next page.
+A page is read for somebody, and comes back to whom it is for by `Read.on_page`. Most are the next page of a lane, whose
+horizon then moves; a Look reads a page and moves no horizon.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Read:
         """It is there."""
 
     @abstractmethod
-    def there(self, page: PageRead) -> None:
+    def on_page(self, page: PageRead) -> None:
         """Whoever wanted it gets it.
 
         Raises: StoreError if the store has lost something

@@ -126,16 +126,16 @@ class OutOfTurn:
     Where it was taken from it is not looked for: its place stays, and is known to be empty.
     """
 
-    __slots__ = ("bodies_being_read", "lifted", "plucked", "rises", "scanning", "strays", "tombs")
+    __slots__ = ("arrived_gaps", "bodies_being_read", "plucked", "returned_gaps", "rises", "scanning", "strays")
 
     def __init__(self) -> None:
         self.strays: dict[int, Entry] = {}
         """Those that were taken out of their turn and are not done with, by sequence."""
         self.plucked: dict[int, Entry] = {}
         """Those of them that wait and are above the horizon."""
-        self.tombs = NO_SEQUENCES
+        self.arrived_gaps = NO_SEQUENCES
         """Empty places in `Lane.arrived`."""
-        self.lifted = NO_SEQUENCES
+        self.returned_gaps = NO_SEQUENCES
         """Empty places in `Lane.returned`; who comes back to one of these fills it."""
         self.scanning = 0
         """Pages that are being read for a selector: while there are any nothing leaves `Lane.recent`, for it may be
@@ -148,7 +148,14 @@ class OutOfTurn:
     @property
     def is_empty(self) -> bool:
         """Nothing of the lane was taken out of its turn and is not done with."""
-        return not (self.strays or self.plucked or self.tombs or self.lifted or self.scanning or self.bodies_being_read)
+        return not (
+            self.strays
+            or self.plucked
+            or self.arrived_gaps
+            or self.returned_gaps
+            or self.scanning
+            or self.bodies_being_read
+        )
 
 
 class Lane:
@@ -213,7 +220,7 @@ class Lane:
         return (
             length
             if out_of_turn is None
-            else length + len(out_of_turn.plucked) - len(out_of_turn.tombs) - len(out_of_turn.lifted)
+            else length + len(out_of_turn.plucked) - len(out_of_turn.arrived_gaps) - len(out_of_turn.returned_gaps)
         )
 
     def __iter__(self) -> Iterator[Entry]:
@@ -222,7 +229,7 @@ class Lane:
         if out_of_turn is None:
             yield from self.arrived
         else:
-            yield from (entry for entry in self.arrived if entry.sequence not in out_of_turn.tombs)
+            yield from (entry for entry in self.arrived if entry.sequence not in out_of_turn.arrived_gaps)
         yield from self.again()
         yield from self.delayed.values()
 
@@ -233,7 +240,7 @@ class Lane:
             for _, entry in self.returned:
                 yield entry
         else:
-            yield from (entry for sequence, entry in self.returned if sequence not in out_of_turn.lifted)
+            yield from (entry for sequence, entry in self.returned if sequence not in out_of_turn.returned_gaps)
             yield from out_of_turn.plucked.values()
 
     def between(
@@ -255,7 +262,7 @@ class Lane:
             for entry in islice(arrived, len(arrived) - at):
                 if entry.sequence > until or len(found) >= most:
                     break
-                if out_of_turn is None or entry.sequence not in out_of_turn.tombs:
+                if out_of_turn is None or entry.sequence not in out_of_turn.arrived_gaps:
                     found.append(entry)
             arrived.rotate(at)
         others = [entry for entry in self.again() if after < entry.sequence <= until]
@@ -292,7 +299,7 @@ class Lane:
             self.strip()
         return entry
 
-    def give_back(self, entry: Entry) -> None:
+    def requeue(self, entry: Entry) -> None:
         """Put a message that was dispatched at its place again."""
         sequence = entry.sequence
         entry.has_left_lane = False
@@ -300,8 +307,8 @@ class Lane:
         out_of_turn = self.out_of_turn
         if out_of_turn is not None and sequence > self.horizon:
             out_of_turn.plucked[sequence] = entry
-        elif out_of_turn is not None and sequence in out_of_turn.lifted:
-            out_of_turn.lifted.discard(sequence)
+        elif out_of_turn is not None and sequence in out_of_turn.returned_gaps:
+            out_of_turn.returned_gaps.discard(sequence)
         else:
             self.push(sequence, entry)
         if entry.message is None:
@@ -346,7 +353,7 @@ class Lane:
         if self.out_of_turn is not None:
             self.out_of_turn.plucked.pop(entry.sequence, None)
             self.out_of_turn.strays.pop(entry.sequence, None)
-            self.out_of_turn.lifted.discard(entry.sequence)
+            self.out_of_turn.returned_gaps.discard(entry.sequence)
         self.returned = [(sequence, one) for sequence, one in self.returned if one is not entry]
         heapify(self.returned)
 
@@ -452,14 +459,14 @@ class Lane:
         """Let both ends of what is in memory be no empty places."""
         out_of_turn = self.out_of_turn
         assert out_of_turn is not None, "somebody has a selector"
-        tombs, lifted = out_of_turn.tombs, out_of_turn.lifted
+        arrived_gaps, returned_gaps = out_of_turn.arrived_gaps, out_of_turn.returned_gaps
         arrived, returned = self.arrived, self.returned
-        while tombs and arrived and arrived[0].sequence in tombs:
-            tombs.discard(arrived.popleft().sequence)
-        while tombs and arrived and arrived[-1].sequence in tombs:
-            tombs.discard(arrived.pop().sequence)
-        while lifted and returned and returned[0][0] in lifted:
-            lifted.discard(heappop(returned)[0])
+        while arrived_gaps and arrived and arrived[0].sequence in arrived_gaps:
+            arrived_gaps.discard(arrived.popleft().sequence)
+        while arrived_gaps and arrived and arrived[-1].sequence in arrived_gaps:
+            arrived_gaps.discard(arrived.pop().sequence)
+        while returned_gaps and returned and returned[0][0] in returned_gaps:
+            returned_gaps.discard(heappop(returned)[0])
 
 
 _NOWHERE = -1
@@ -543,7 +550,7 @@ class Queue:
         self.spilled_sizes: dict[int, int] = {}
         """Of those among them that are known without their bodies, by sequence."""
         self.in_memory = 0
-        """How many messages that are."""
+        """How many messages these are of which `resident` counts the bytes."""
         self.has_lost_bodies = False
         """Bodies of messages that somebody held have left memory: `resident` does not say that nobody has one."""
         self.used_us = used_us

@@ -66,7 +66,7 @@ def begin(transactions: dict[str, Transaction], name: str) -> None:
     transactions[name] = Transaction()
 
 
-def make_room(transactions: Mapping[str, Transaction], *, count: int = 1, size: int = 0) -> None:
+def check_limits(transactions: Mapping[str, Transaction], *, count: int = 1, size: int = 0) -> None:
     """Check that `count` more messages, with `size` bytes, fit in what one connection may keep open.
 
     The limits are on all open transactions of a connection together.

@@ -64,8 +64,8 @@ class Wildcard(Consumer):
         for heads in self._heads_at:
             heads.pop(queue, None)
 
-    def is_open(self) -> bool:
-        return not self.is_joining and super().is_open()
+    def has_credit(self) -> bool:
+        return not self.is_joining and super().has_credit()
 
     def all_queues(self) -> list[Queue]:
         return list(self.queues)

@@ -38,7 +38,7 @@ class Numbers:
         """The store knows a queue by it."""
         self._last = max(self._last, number)
 
-    def give_back(self, queue: Queue) -> None:
+    def free(self, queue: Queue) -> None:
         """Nothing of a queue is left but what batches up to the gathering one take away; its name goes with that."""
         batch = self._ledger.batch
         number = queue.stored_number

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode
 from truenext.engine.state.reason import Reason
-from truenext.engine.state.transaction import make_room
+from truenext.engine.state.transaction import check_limits
 
 if TYPE_CHECKING:
     from truenext.commands import Ack, Nack
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _INDIVIDUAL = AckMode.INDIVIDUAL
 
 
-class Answering:
+class Acknowledging:
     def __init__(self, ledger: Ledger, events: EventLog, clients: Clients, outcomes: Outcomes) -> None:
         self._ledger = ledger
         self._events = events
@@ -48,7 +48,7 @@ class Answering:
                 events.entries.append(entry)
             else:
                 events.acknowledged(entry)
-            if self._outcomes.forget(entry):
+            if self._outcomes.complete(entry):
                 session.batch = self._ledger.batch.number
             return
         covered = consumer.covered_by(ack.sequence)
@@ -83,7 +83,7 @@ class Answering:
         if consumer.queue is not None:
             self._events.acknowledged_all(consumer.queue, held.values())
             for entry in held.values():
-                self._outcomes.forget(entry)
+                self._outcomes.complete(entry)
         else:
             for entry in held.values():
                 self._outcomes.acknowledge(entry)
@@ -98,5 +98,5 @@ class Answering:
 def _with_room(session: Session, name: str, count: int) -> Transaction:
     """The open transaction, once it is sure that `count` messages more are not too many."""
     transaction = session.transaction(name)
-    make_room(session.transactions, count=count)
+    check_limits(session.transactions, count=count)
     return transaction
