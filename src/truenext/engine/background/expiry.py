@@ -9,7 +9,7 @@ What is above a lane's horizon goes without coming into memory, and the lane's o
 that was read before that is durable still shows it: until no such page can come any more, the lane remembers
 (`Lane.removed`).
 
-What a consumer or an open transaction has is left to it, and the block is looked at again in a while.
+What a consumer or an open transaction has does not expire; its block is looked at again after a minute.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which consumer gets which message now, where some of them have selectors.
 
 Consumers with the same selector (and those without) want the same: they are asked together for the first message that
-is ready for them, and so are those of them who own no message group of which anything waits. The first of all these is
-dispatched, to the best consumer of those for whom it is that. So no lane is gone through, whatever waits in it, and
-nobody is asked for each consumer. Source: docs/contract.md, "True next"
+is ready for them, and so are those of them that own no message group of which anything waits. The first of all these is
+dispatched, to the preferred consumer among those to which it was offered. So no lane is gone through, whatever waits in
+it, and one question is asked for each selector, not for each consumer. Source: docs/contract.md, "True next"
 """
 
 from __future__ import annotations

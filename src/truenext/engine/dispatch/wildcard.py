@@ -1,4 +1,4 @@
-"""Which consumer gets which message now, in queues from which somebody takes who takes from others as well.
+"""Which consumer gets which message now, in queues that have wildcard consumers.
 
 Those are served together: of all that is next for somebody, in whichever queue, the smallest K goes first. So what a
 wildcard gets is its true next; what others get is that of their queue as ever. A turn costs what was touched and what

@@ -1,8 +1,8 @@
 """How far a lane is in memory, and what is taken out of it though it is not its head.
 
-The horizon moves up when a page comes (`take_in`), down when memory is short (`lower_horizon`), and is nowhere when all
-that waits is in memory (`end_horizon`). Whoever moves it sees that what was taken out of its turn stands on its right
-side.
+The horizon moves up when a page comes (`take_in`), down when memory is short (`lower_horizon`), and is WHOLE when all
+that waits is in memory (`end_horizon`). What was taken out of its turn is kept in one place below the horizon and in
+another above it, and moves with it (`_rebalance`).
 """
 
 from __future__ import annotations

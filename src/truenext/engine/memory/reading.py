@@ -4,7 +4,7 @@ The engine does not read. It says in the effects of a turn which pages it wants,
 
     a lane's consumers wait, or soon will       `ask`        a page of the lane, and its horizon moves up
     somebody waits for one out of its turn      `ask_body`   a page of that message, and of what follows it
-    somebody looks for what a page shows        `entry`      an entry of it
+    a page shows a message that is needed       `entry`      it is in memory from then on
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What leaves memory when memory is short, and who must go for it.
+"""What leaves memory when memory is short, and which connections are ended for it.
 
     above a limit     horizons move down: what would be served last leaves first
     still above it    bodies of messages that consumers hold leave, and then those of what has failed and waits
-    still above it    who lets large replies pile up has to go
+    still above it    the connection with the largest reply queue is ended
 
 A transient that leaves becomes a record in the store like any other, written with the gathering batch; nobody waits
 for it. Copies of one message that wait in several subscriptions leave together, so that their content is written once.

@@ -1,12 +1,12 @@
-"""What becomes of a subscription that ends with its connection where memory is short, and who must go for it.
+"""What becomes of a subscription that ends with its connection where memory is short, and which connection is ended for it.
 
     memory is short        `begin`    it gets a number, and the name of an ended queue; what leaves memory is transient
     somebody takes it      pages, as of any queue (reading.py)
     it ends                `end`      what is left is removed as of a durable subscription that has ended (endings.py)
     the broker ends        nothing    a crash drops transients; behind a clean stop a start finds an ended queue
 
-So whatever becomes of the broker, nobody finds such a subscription. Its name has the sequence that was next, so that no
-two have the same. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
+So whatever becomes of the broker, nobody finds such a subscription. Its name contains a
+sequence, so that no two are the same. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
 """
 
 from __future__ import annotations

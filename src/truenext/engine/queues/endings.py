@@ -1,6 +1,6 @@
 """What becomes of a subscription that has ended: its messages go, wherever they are.
 
-    it ends       its queue gets another name in the store, and is nobody's from then on
+    it ends       its queue gets another name in the store, and no client can reach it any more
     from then on  page after page of it is read from the store and removed, a lane at a time
     in the end    it goes as any queue does in which nothing is (numbers.py)
 

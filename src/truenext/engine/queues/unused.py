@@ -1,4 +1,4 @@
-"""Which queues may go because nobody has used them for a while: whose turn it is to be looked at.
+"""Which queues may go because nobody has used them for a while: all are looked at in turns.
 
 A queue costs memory though nothing is in it. So one that is empty, unused and has nothing to remember goes, in memory
 and in the store, and is made again when somebody names it. Source: docs/contract.md, "Queues that come and go"

@@ -5,7 +5,7 @@ or it goes. Then every consumer's next messages are found as those of a selector
 wanting all, and what was found in a lane stands in lines:
 
     of no group               one line, for everybody
-    of each group             a line of its own; its head is all that matters
+    of each group             a line of its own, of which only the head can be dispatched
     heads of free groups      for everybody
     heads of owned groups     for the owner alone
 

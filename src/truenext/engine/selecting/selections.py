@@ -1,4 +1,4 @@
-"""The selectors of all queues: whose turn it is to be compared.
+"""The selectors of all queues, and in which order their scans go on.
 
 One slice of one queue in a turn, and one page at a time for all queues.
 """

@@ -1,4 +1,4 @@
-"""Who is connected, and who takes from which queue. Of a queue from which nobody takes nothing is known here.
+"""Who is connected, and who takes from which queue. A queue from which nobody takes has no entry here.
 
 consumers     of this queue alone
 wildcards     that take from others as well

@@ -1,6 +1,6 @@
 """Who takes messages, who only looks at them, and the connections whose they are.
 
-A consumer's window is open or shut whatever the next message is, so a large message is never passed over.
+Whether a consumer has credit does not depend on the next message, so a large one is never passed over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What many have that hold nothing yet: one empty thing that all of them share, and that none can change.
+"""Empty containers that all who hold nothing yet share, and that none can change.
 
 There may be a hundred thousand queues and lanes. Whoever has something to put makes a place of its own.
 """

@@ -2,8 +2,8 @@
 
     --memory-limit  =  what the broker takes by itself  +  messages, up to `limit`  +  queues, up to `queues_limit`
 
-Neither of the two can have what the other does not need: memory that many small things have taken and given back is of
-little use to others. What a message takes is given back when it leaves memory. What a queue takes is given back when it
+The two are limited apart, for memory that many small things have taken and given back is fragmented, and of little use
+to others. What a message takes is given back when it leaves memory. What a queue takes is given back when it
 goes (unused.py).
 """
 

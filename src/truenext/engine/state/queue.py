@@ -8,8 +8,9 @@ is in the store alone and is read page by page:
     <----- in memory, in order -----> horizon <----- in the store, or being written ----->
 
 Every message at or below the horizon that waits is in memory, every one above it is returned by a page of the store or
-stands in `recent`, because its write is under way. Whoever was dispatched is below it. So there is one unread region,
-and a page never brings what is in memory, held or gone already. How the horizon moves: horizon.py
+stands in `recent`, because its write is under way. What was dispatched is below it, or remembered in `OutOfTurn`. So
+there is one unread region, and a page never brings what is in memory, held or gone already. How the horizon moves:
+horizon.py
 
 There may be a hundred thousand lanes, most with a message or none: what holds messages is made when the first comes,
 and until then it is one empty thing that all lanes share and none can change (empty.py).

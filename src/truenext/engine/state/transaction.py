@@ -1,7 +1,7 @@
 """What a client has said inside a transaction and not yet committed.
 
-Nothing of it has happened, but for one thing: a message acknowledged or refused here has left its consumer's window,
-and is the transaction's until that ends.
+It has no effect before COMMIT, but for one: a message that is acknowledged or refused here has left its consumer's
+window at once, and is the transaction's until that ends.
 """
 
 from __future__ import annotations

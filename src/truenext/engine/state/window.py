@@ -1,4 +1,4 @@
-"""How many messages a consumer may hold when nobody has said how many: as many as it handles in a moment.
+"""How many messages a consumer may hold when nobody has said how many: measured by what it handles in a moment.
 
 Too few, and it waits for the network; too many, and they wait behind it while others have nothing to do, or while
 something more urgent comes. Both are known from what it did lately: its rate, and how long it kept a message that it

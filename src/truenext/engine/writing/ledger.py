@@ -1,11 +1,11 @@
 """What time it is, which batch gathers, what is durable, and who waits for that: the one owner of all of it.
 
-    tick            it is so late
+    tick            sets the time
     batch           what the store must do next; every room adds to it
     hand_over       it is made durable; the next one gathers
     committed       it is durable: what waited for it is touched, or said
 
-A message is visible once `entry.batch <= ledger.committed`. Nobody waits for a batch but by its number.
+A message is visible once `entry.batch <= ledger.committed`. What waits for a batch keeps its number.
 """
 
 from __future__ import annotations

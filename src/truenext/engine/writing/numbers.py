@@ -1,4 +1,4 @@
-"""Which number a queue has for the store and the history, and when that is another's.
+"""Which number a queue has for the store and the history, and when a number is used again.
 
 A number is given to a queue when it is made, and given again once nothing of the queue is left: not in memory, durably
 not in the store, and not in the file of the history that is being written.

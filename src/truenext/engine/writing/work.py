@@ -1,7 +1,7 @@
 """What all work has in common that goes on beside commands, a piece in each turn.
 
 Whoever comes to have some says so (`Ledger.busy`), and is from then on asked in each turn whether a step would do
-something, until it has none any more. So work that there is none of costs nothing. What a step wants to be read comes
+something, until it has none any more. So work costs nothing while there is none. What a step wants to be read comes
 back by `Read.there`.
 """
 
