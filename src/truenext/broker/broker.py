@@ -6,6 +6,9 @@
     committed: a batch is durable --> turn
 
 A turn runs once per pass of the event loop in which anything happened, however many connections it came from.
+
+One file, for one object owns the connections, the order of a turn, and when the store gets something; what these
+need besides has files of its own.
 """
 
 import logging

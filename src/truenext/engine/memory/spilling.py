@@ -1,4 +1,4 @@
-"""What becomes of a subscription that ends with its connection where memory is short, and which connection is ended for it.
+"""What becomes of a subscription that ends with its connection where memory is short, and which of them must end.
 
     memory is short        `begin`    it gets a number, and the name of an ended queue; what leaves memory is transient
     somebody takes it      pages, as of any queue (reading.py)
