@@ -150,7 +150,7 @@ class Choosing:
 
     def _ask_along(self, bidders: dict[Hashable, Bidders], consumer: Consumer, place: int) -> Bidders:
         """Put a consumer, who is at this place among all, to those who are offered the same."""
-        scan = self._scans.of(consumer, self._queue)
+        scan = None if self._selecting is None else self._scans.of(consumer, self._queue)
         alone = self._is_alone(consumer, scan)
         key = consumer if alone else scan
         bidder = bidders.get(key)
@@ -192,7 +192,7 @@ class Choosing:
 
     def first_for(self, consumer: Consumer) -> Entry | None:
         """What is ready first for a consumer; None if nothing is, or something has to be read or tested before."""
-        return self._first_of(self._scans.of(consumer, self._queue))
+        return self._first_of(None if self._selecting is None else self._scans.of(consumer, self._queue))
 
     def _first(self, bidder: Bidders) -> Entry | None:
         return self._first_of(bidder.scan)
@@ -262,7 +262,7 @@ class Choosing:
 
     def head_for(self, consumer: Consumer, rank: int) -> Head:
         """The same of one lane."""
-        scan = self._scans.of(consumer, self._queue)
+        scan = None if self._selecting is None else self._scans.of(consumer, self._queue)
         if scan is None:
             lane = self._queue.lane_if_there(rank)
             return None if lane is None else self._head_of(lane)

@@ -138,7 +138,7 @@ class WildcardDispatch:
 
     def _give(self, entry: Entry, taker: Consumer) -> None:
         queue = entry.lane.queue
-        if self._scans.of(taker, queue) is None:
+        if queue.watcher is None or self._scans.of(taker, queue) is None:
             self._lanes[entry.lane] = None
         self._dispatcher.give(entry, taker, self._deliveries)
         entries, getters = self._given.setdefault(queue, ([], []))
@@ -258,7 +258,8 @@ class WildcardDispatch:
     def _wait_for(self, wildcard: Wildcard, rank: int) -> None:
         """The first thing to do for it is to read; what comes soon is read at the same time."""
         for _, _, queue in wildcard.heads[rank][:READ_AHEAD]:
-            if self._scans.of(wildcard, queue) is None and wildcard.head_at(queue, rank) != NOWHERE:
+            has_scan = queue.watcher is not None and self._scans.of(wildcard, queue) is not None
+            if not has_scan and wildcard.head_at(queue, rank) != NOWHERE:
                 self._lanes[queue.lane(rank)] = None
 
     def _limit(self, wildcard: Wildcard, rank: int) -> int:
