@@ -43,15 +43,21 @@ from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.background.browsing import BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.background.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted
+from truenext.engine.background.bulk_work import Bulk
 from truenext.engine.background.expiry import BlockLook, Expiry
 from truenext.engine.background.scheduled import DueLook, Scheduler
+from truenext.engine.commands.acknowledging import Acknowledging
+from truenext.engine.commands.administering import Administering
+from truenext.engine.commands.connecting import Connecting
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
+from truenext.engine.commands.transactions import Transactions
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher, Taker
 from truenext.engine.dispatch.selective import HOLDS, Bidders, Choosing, GroupChoosing
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.arrivals import ALONE, Arrivals
+from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.memory import horizon
 from truenext.engine.memory.delays import Delays
 from truenext.engine.memory.reading import LanePage, Reading
@@ -61,6 +67,7 @@ from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import Topics
+from truenext.engine.run import Run
 from truenext.engine.selecting.groups import Groups, GroupScanCursor
 from truenext.engine.selecting.scan import Scan, ScanCursor
 from truenext.engine.selecting.selecting import Selecting
@@ -387,8 +394,8 @@ def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None
 def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
     subscribe = rooms.SUBSCRIBE.original
 
-    def faulty(engine: Engine, session: Session, command: Subscribe) -> None:
-        subscribe(engine, session, command)
+    def faulty(subscribing: Subscribing, session: Session, command: Subscribe) -> None:
+        subscribe(subscribing, session, command)
         session.consumers[command.subscription].served_at = 0
 
     rooms.SUBSCRIBE.replace(patch, faulty)
@@ -549,14 +556,14 @@ def the_room_of_a_connection_has_no_end(patch: Patch) -> None:
 def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
     refuse = rooms.REFUSE.original
 
-    def faulty(engine: Engine, session: Session, nack: Nack) -> None:
+    def faulty(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
         queue = session.consumer_of(nack.subscription, nack.sequence).queue
         assert queue is not None
-        was_touched = queue in rooms.touched(engine)
+        was_touched = queue in rooms.touched(acknowledging)
         waiting = queue.waiting()
-        refuse(engine, session, nack)
+        refuse(acknowledging, session, nack)
         if nack.transaction is None and queue.waiting() == waiting and not was_touched:
-            rooms.touched(engine).pop(queue, None)
+            rooms.touched(acknowledging).pop(queue, None)
 
     rooms.REFUSE.replace(patch, faulty)
 
@@ -566,24 +573,24 @@ def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
 
 def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) -> None:
     acknowledge, disconnect = rooms.ACKNOWLEDGE.original, rooms.DISCONNECT.original
-    acknowledged: WeakKeyDictionary[Engine, list[tuple[Session, Entry, Message | None]]] = WeakKeyDictionary()
+    acknowledged: WeakKeyDictionary[Queues, list[tuple[Session, Entry, Message | None]]] = WeakKeyDictionary()
 
-    def faulty_acknowledge(engine: Engine, session: Session, ack: Ack) -> None:
+    def faulty_acknowledge(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         held = session.consumer_of(ack.subscription, ack.sequence).held
         before = [(session, entry, entry.message) for entry in held.values()]
-        acknowledge(engine, session, ack)
+        acknowledge(acknowledging, session, ack)
         if ack.transaction is None:
             gone = [each for each in before if each[1].sequence not in held]
-            acknowledged.setdefault(engine, []).extend(gone)
+            acknowledged.setdefault(rooms.all_queues(acknowledging), []).extend(gone)
 
-    def faulty_disconnect(engine: Engine, session: Session, *, is_clean: bool) -> None:
-        disconnect(engine, session, is_clean=is_clean)
-        for theirs, entry, message in acknowledged.get(engine, []):
+    def faulty_disconnect(connecting: Connecting, session: Session, *, is_clean: bool) -> None:
+        disconnect(connecting, session, is_clean=is_clean)
+        for theirs, entry, message in acknowledged.get(rooms.all_queues(connecting), []):
             if theirs is session and not is_clean:
                 entry.message = message
                 if message is not None:
-                    rooms.CAME.of(engine)(entry, message)
-                rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
+                    rooms.CAME.of(connecting)(entry, message)
+                rooms.GIVE_BACK.of(connecting)(entry, Reason.RELEASED)
 
     rooms.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
     rooms.DISCONNECT.replace(patch, faulty_disconnect)
@@ -592,19 +599,19 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
 def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
     acknowledge, abort = rooms.ACKNOWLEDGE.original, rooms.ABORT.original
 
-    def faulty_acknowledge(engine: Engine, session: Session, ack: Ack) -> None:
+    def faulty_acknowledge(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         held = session.consumer_of(ack.subscription, ack.sequence).held
         before = list(held.values())
-        acknowledge(engine, session, ack)
+        acknowledge(acknowledging, session, ack)
         if ack.transaction is None:
-            outside.setdefault(rooms.all_queues(engine), []).extend(
+            outside.setdefault(rooms.all_queues(acknowledging), []).extend(
                 entry for entry in before if entry.sequence not in held
             )
 
-    def faulty_abort(engine: Engine, session: Session, command: Abort) -> None:
-        abort(engine, session, command)
-        for entry in outside.pop(rooms.all_queues(engine), []):
-            rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
+    def faulty_abort(transactions: Transactions, session: Session, command: Abort) -> None:
+        abort(transactions, session, command)
+        for entry in outside.pop(rooms.all_queues(transactions), []):
+            rooms.GIVE_BACK.of(transactions)(entry, Reason.RELEASED)
 
     outside: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
     rooms.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
@@ -612,19 +619,19 @@ def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
 
 
 def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
-    unsubscribe, turn = rooms.UNSUBSCRIBE.original, rooms.TURN.original
+    unsubscribe, take_turn = rooms.UNSUBSCRIBE.original, rooms.TURN.original
     late: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
 
-    def faulty_unsubscribe(engine: Engine, session: Session, command: Unsubscribe) -> None:
+    def faulty_unsubscribe(subscribing: Subscribing, session: Session, command: Unsubscribe) -> None:
         consumer = session.consumers.get(command.subscription)
         held = {} if consumer is None else consumer.held
-        late.setdefault(rooms.all_queues(engine), []).extend(held.pop(sequence) for sequence in list(held)[1:])
-        unsubscribe(engine, session, command)
+        late.setdefault(rooms.all_queues(subscribing), []).extend(held.pop(sequence) for sequence in list(held)[1:])
+        unsubscribe(subscribing, session, command)
 
-    def faulty_turn(engine: Engine) -> Effects:
-        effects = turn(engine)
-        for entry in late.pop(rooms.all_queues(engine), []):
-            rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
+    def faulty_turn(turn: Turn) -> Effects:
+        effects = take_turn(turn)
+        for entry in late.pop(rooms.all_queues(turn), []):
+            rooms.GIVE_BACK.of(turn)(entry, Reason.RELEASED)
         return effects
 
     rooms.UNSUBSCRIBE.replace(patch, faulty_unsubscribe)
@@ -634,13 +641,13 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
 def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
     release = rooms.RELEASE.original
 
-    def faulty(engine: Engine, consumer: Consumer, *, has_begun: bool) -> None:
+    def faulty(subscribing: Subscribing, consumer: Consumer, *, has_begun: bool) -> None:
         rest = list(consumer.held.values())[1:] if has_begun else []
         for entry in rest:
             del consumer.held[entry.sequence]
-        release(engine, consumer, has_begun=has_begun)
+        release(subscribing, consumer, has_begun=has_begun)
         for entry in rest:
-            rooms.GIVE_BACK.of(engine)(entry, Reason.LOST)
+            rooms.GIVE_BACK.of(subscribing)(entry, Reason.LOST)
 
     rooms.RELEASE.replace(patch, faulty)
 
@@ -648,11 +655,11 @@ def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
 def a_lost_connection_charges_what_an_auto_consumer_never_got(patch: Patch) -> None:
     disconnect = rooms.DISCONNECT.original
 
-    def faulty(engine: Engine, session: Session, *, is_clean: bool) -> None:
+    def faulty(connecting: Connecting, session: Session, *, is_clean: bool) -> None:
         for consumer in session.consumers.values():
             if consumer.mode is AckMode.AUTO:
                 consumer.mode = AckMode.INDIVIDUAL
-        disconnect(engine, session, is_clean=is_clean)
+        disconnect(connecting, session, is_clean=is_clean)
 
     rooms.DISCONNECT.replace(patch, faulty)
 
@@ -661,24 +668,27 @@ def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
     rooms.COVERED_BY.replace(patch, lambda consumer, sequence: [sequence])
 
 
-def _abort_without_an_attempt(engine: Engine, session: Session, name: str) -> None:
+def _abort_without_an_attempt(transactions: Transactions, session: Session, name: str) -> None:
     transaction = session.transactions.pop(name)
-    rooms.memory(engine).open -= transaction.size
+    rooms.memory(transactions).open -= transaction.size
     for entry in (*transaction.acknowledged(), *transaction.refused()):
-        rooms.GIVE_BACK.of(engine)(entry, Reason.RELEASED)
+        rooms.GIVE_BACK.of(transactions)(entry, Reason.RELEASED)
     if len(transaction) > len(transaction.sends):
-        session.batch = rooms.ledger_of(engine).latest_batch
+        session.batch = rooms.ledger_of(transactions).latest_batch
 
 
 def an_abort_charges_no_attempt(patch: Patch) -> None:
     rooms.ABORT.replace(
-        patch, lambda engine, session, abort: _abort_without_an_attempt(engine, session, abort.transaction)
+        patch,
+        lambda transactions, session, abort: _abort_without_an_attempt(transactions, session, abort.transaction),
     )
 
 
 def a_clean_end_charges_an_attempt(patch: Patch) -> None:
     disconnect = rooms.DISCONNECT.original
-    rooms.DISCONNECT.replace(patch, lambda engine, session, is_clean: disconnect(engine, session, is_clean=False))
+    rooms.DISCONNECT.replace(
+        patch, lambda connecting, session, is_clean: disconnect(connecting, session, is_clean=False)
+    )
 
 
 # Transactions and repeats ---------------------------------------------------------------------------------------------
@@ -688,11 +698,11 @@ def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
     commit, accept = rooms.COMMIT.original, rooms.ACCEPT.original
     is_first = False
 
-    def faulty_commit(engine: Engine, session: Session, command: Commit) -> None:
+    def faulty_commit(transactions: Transactions, session: Session, command: Commit) -> None:
         nonlocal is_first
         is_first = True
         try:
-            commit(engine, session, command)
+            commit(transactions, session, command)
         finally:
             is_first = False
 
@@ -710,10 +720,10 @@ def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
 def a_transaction_has_the_sequences_of_its_sends(patch: Patch) -> None:
     send = rooms.SEND.original
 
-    def faulty(engine: Engine, session: Session, command: Send) -> None:
+    def faulty(sending: Sending, session: Session, command: Send) -> None:
         if command.transaction is not None:
-            rooms.skip_sequence(engine)
-        send(engine, session, command)
+            rooms.skip_sequence(sending)
+        send(sending, session, command)
         if command.transaction is not None:
             session.transaction(command.transaction).sends.sort(key=lambda each: each.message.priority)
 
@@ -721,24 +731,24 @@ def a_transaction_has_the_sequences_of_its_sends(patch: Patch) -> None:
 
 
 def a_repeat_is_accepted_again(patch: Patch) -> None:
-    rooms.IS_REPEAT.replace(patch, lambda engine, session, producer, number: False)
+    rooms.IS_REPEAT.replace(patch, lambda sending, session, producer, number: False)
 
 
-def _change_repeated_commit(patch: Patch, end: Callable[[Engine, Session, str], None]) -> None:
+def _change_repeated_commit(patch: Patch, end: Callable[[Transactions, Session, str], None]) -> None:
     """A repeated COMMIT ends its open transaction otherwise."""
     commit = rooms.COMMIT.original
 
-    def faulty(engine: Engine, session: Session, command: Commit) -> None:
+    def faulty(transactions: Transactions, session: Session, command: Commit) -> None:
         is_open = command.transaction in session.transactions
         if (
             is_open
             and command.producer is not None
-            and rooms.IS_REPEAT.of(engine)(session, command.producer, command.number)
+            and rooms.IS_REPEAT.of(transactions)(session, command.producer, command.number)
         ):
             command.is_repeat = True
-            end(engine, session, command.transaction)
+            end(transactions, session, command.transaction)
             return
-        commit(engine, session, command)
+        commit(transactions, session, command)
 
     rooms.COMMIT.replace(patch, faulty)
 
@@ -748,12 +758,12 @@ def a_repeated_commit_charges_no_attempt_for_what_it_gives_back(patch: Patch) ->
 
 
 def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None:
-    def faulty(engine: Engine, session: Session, name: str) -> None:
+    def faulty(transactions: Transactions, session: Session, name: str) -> None:
         transaction = session.transactions[name]
         for entry in transaction.acknowledged():
-            rooms.ACKNOWLEDGED.of(engine)(entry)
+            rooms.ACKNOWLEDGED.of(transactions)(entry)
             del transaction.held[entry.sequence]
-        rooms.ABORT_TRANSACTION.of(engine)(session, name)
+        rooms.ABORT_TRANSACTION.of(transactions)(session, name)
 
     _change_repeated_commit(patch, faulty)
 
@@ -761,8 +771,8 @@ def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None
 def a_repeated_send_is_not_said_to_be_one(patch: Patch) -> None:
     send = rooms.SEND.original
 
-    def faulty(engine: Engine, session: Session, command: Send) -> None:
-        send(engine, session, command)
+    def faulty(sending: Sending, session: Session, command: Send) -> None:
+        send(sending, session, command)
         command.is_repeat = False
 
     rooms.SEND.replace(patch, faulty)
@@ -771,8 +781,8 @@ def a_repeated_send_is_not_said_to_be_one(patch: Patch) -> None:
 def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
     commit = rooms.COMMIT.original
 
-    def faulty(engine: Engine, session: Session, command: Commit) -> None:
-        commit(engine, session, command)
+    def faulty(transactions: Transactions, session: Session, command: Commit) -> None:
+        commit(transactions, session, command)
         command.is_repeat = False
 
     rooms.COMMIT.replace(patch, faulty)
@@ -781,9 +791,9 @@ def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
 def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
     is_repeat = rooms.IS_REPEAT.original
 
-    def faulty(engine: Engine, session: Session, producer: str, number: int) -> bool:
+    def faulty(sending: Sending, session: Session, producer: str, number: int) -> bool:
         batch = session.batch
-        answer = is_repeat(engine, session, producer, number)
+        answer = is_repeat(sending, session, producer, number)
         session.batch = batch
         return answer
 
@@ -882,8 +892,8 @@ def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> No
 
 
 def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
-    def faulty(engine: Engine, session: Session, answer: Answer) -> None:
-        rooms.ready_answers(engine).append((session, answer))
+    def faulty(ledger: Ledger, session: Session, answer: Answer) -> None:
+        rooms.ready_answers(ledger).append((session, answer))
 
     rooms.ANSWER.replace(patch, faulty)
 
@@ -891,11 +901,11 @@ def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
 def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
     answer = rooms.ANSWER.original
 
-    def faulty(engine: Engine, session: Session, said: Answer) -> None:
-        if session.batch < rooms.gathering(engine).number:
-            rooms.ready_answers(engine).append((session, said))
+    def faulty(ledger: Ledger, session: Session, said: Answer) -> None:
+        if session.batch < rooms.gathering(ledger).number:
+            rooms.ready_answers(ledger).append((session, said))
         else:
-            answer(engine, session, said)
+            answer(ledger, session, said)
 
     rooms.ANSWER.replace(patch, faulty)
 
@@ -903,9 +913,9 @@ def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
 def a_receipt_does_not_wait_for_an_acknowledgement(patch: Patch) -> None:
     acknowledge = rooms.ACKNOWLEDGE.original
 
-    def faulty(engine: Engine, session: Session, ack: Ack) -> None:
+    def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         batch = session.batch
-        acknowledge(engine, session, ack)
+        acknowledge(acknowledging, session, ack)
         session.batch = batch
 
     rooms.ACKNOWLEDGE.replace(patch, faulty)
@@ -914,9 +924,9 @@ def a_receipt_does_not_wait_for_an_acknowledgement(patch: Patch) -> None:
 def a_receipt_waits_for_a_batch_too_many(patch: Patch) -> None:
     answer = rooms.ANSWER.original
 
-    def faulty(engine: Engine, session: Session, said: Answer) -> None:
-        session.batch = max(session.batch, rooms.gathering(engine).number)
-        answer(engine, session, said)
+    def faulty(ledger: Ledger, session: Session, said: Answer) -> None:
+        session.batch = max(session.batch, rooms.gathering(ledger).number)
+        answer(ledger, session, said)
 
     rooms.ANSWER.replace(patch, faulty)
 
@@ -930,15 +940,15 @@ def attempts_are_not_written(patch: Patch) -> None:
         if is_stopped:
             mark(batch, entry, due_ms)
 
-    def faultless_last_batches(engine: Engine) -> Iterator[Batch]:
+    def faultless_last_batches(run: Run) -> Iterator[Batch]:
         nonlocal is_stopped
         is_stopped = True
-        return last_batches(engine)
+        return last_batches(run)
 
-    def starting(engine: Engine) -> None:
+    def starting(run: Run) -> None:
         nonlocal is_stopped
         is_stopped = False
-        start(engine)
+        start(run)
 
     rooms.WRITE_MARK.replace(patch, faulty_mark)
     rooms.LAST_BATCHES.replace(patch, faultless_last_batches)
@@ -949,11 +959,11 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
     give_back, remove = rooms.GIVE_BACK.original, rooms.WRITE_REMOVAL.original
     is_giving_back = False
 
-    def faulty_give_back(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+    def faulty_give_back(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
         nonlocal is_giving_back
         is_giving_back = True
         try:
-            give_back(engine, entry, reason, delay_ms=delay_ms)
+            give_back(outcomes, entry, reason, delay_ms=delay_ms)
         finally:
             is_giving_back = False
 
@@ -968,9 +978,9 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
 def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
     write_down = rooms.WRITE_DOWN.original
 
-    def faulty(engine: Engine, entry: Entry) -> None:
+    def faulty(run: Run, entry: Entry) -> None:
         if entry.stored:
-            write_down(engine, entry)
+            write_down(run, entry)
 
     rooms.WRITE_DOWN.replace(patch, faulty)
 
@@ -978,9 +988,9 @@ def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
 def what_is_recovered_after_a_crash_is_not_flagged(patch: Patch) -> None:
     entry_of = rooms.ENTRY_OF_FOUND.original
 
-    def faulty(paging: Any, lane: Lane, found: Found, message: Message) -> Entry:
-        rooms.forget_what_may_be_redelivered(paging)
-        return entry_of(paging, lane, found, message)
+    def faulty(reading: Reading, lane: Lane, found: Found, message: Message) -> Entry:
+        rooms.forget_what_may_be_redelivered(reading)
+        return entry_of(reading, lane, found, message)
 
     rooms.ENTRY_OF_FOUND.replace(patch, faulty)
 
@@ -998,9 +1008,9 @@ def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
 def the_mark_of_a_clean_stop_is_left_standing(patch: Patch) -> None:
     start = rooms.START.original
 
-    def faulty(engine: Engine) -> None:
-        start(engine)
-        rooms.gathering(engine).clean_stop = None
+    def faulty(run: Run) -> None:
+        start(run)
+        rooms.gathering(run).clean_stop = None
 
     rooms.START.replace(patch, faulty)
 
@@ -1088,14 +1098,16 @@ def a_page_that_is_the_end_loses_what_a_commit_brings_meanwhile(patch: Patch) ->
 def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
     move_horizon = rooms.MOVE_HORIZON.original
 
-    def faulty(paging: Any, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
+    def faulty(
+        resident_set: ResidentSet, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int
+    ) -> None:
         recent = [entry for entry in lane.recent if entry.sequence <= up_to]
-        move_horizon(paging, lane, fresh, left_out, up_to, as_of)
+        move_horizon(resident_set, lane, fresh, left_out, up_to, as_of)
         if (up_to == WHOLE) is at_the_end:
             for entry in recent:
                 if entry.message is not None:
                     _take_out(lane.queue, entry)
-                    paging.left_memory(entry)
+                    resident_set.left_memory(entry)
 
     rooms.MOVE_HORIZON.replace(patch, faulty)
 
@@ -1218,9 +1230,9 @@ def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
 def what_is_read_again_is_not_counted(patch: Patch) -> None:
     embody, came = rooms.EMBODY.original, rooms.CAME.original
 
-    def faulty(paging: Any, entry: Entry, message: Message | None) -> bool:
-        rooms.CAME.replace(patch, lambda paging, entry, message: None)
-        was_doomed = embody(paging, entry, message)
+    def faulty(reading: Reading, entry: Entry, message: Message | None) -> bool:
+        rooms.CAME.replace(patch, lambda reading, entry, message: None)
+        was_doomed = embody(reading, entry, message)
         rooms.CAME.replace(patch, came)
         return was_doomed
 
@@ -1229,11 +1241,11 @@ def what_is_read_again_is_not_counted(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def a_delayed_message_loses_its_place(patch: Patch) -> None:
-    def faulty(engine: Engine, entry: Entry) -> None:
+    def faulty(outcomes: Outcomes, entry: Entry) -> None:
         lane = entry.lane
         if lane.delayed.pop(entry.sequence, None) is not None:
             _arrived_of(lane).append(entry)
-        rooms.touched(engine)[lane.queue] = None
+        rooms.touched(outcomes)[lane.queue] = None
 
     rooms.END_DELAY.replace(patch, faulty)
 
@@ -1292,11 +1304,11 @@ def what_was_due_waits_again_when_the_wall_clock_is_set_back(patch: Patch) -> No
 def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
     end_delay = rooms.END_DELAY.original
 
-    def faulty(engine: Engine, entry: Entry) -> None:
-        touched = dict(rooms.touched(engine))
-        end_delay(engine, entry)
-        rooms.touched(engine).clear()
-        rooms.touched(engine).update(touched)
+    def faulty(outcomes: Outcomes, entry: Entry) -> None:
+        touched = dict(rooms.touched(outcomes))
+        end_delay(outcomes, entry)
+        rooms.touched(outcomes).clear()
+        rooms.touched(outcomes).update(touched)
 
     rooms.END_DELAY.replace(patch, faulty)
 
@@ -1315,16 +1327,20 @@ def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
 def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
     give_back = rooms.GIVE_BACK.original
 
-    def faulty(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
-        give_back(engine, entry, reason, delay_ms=delay_ms or 5)
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+        give_back(outcomes, entry, reason, delay_ms=delay_ms or 5)
 
     rooms.GIVE_BACK.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
-    def faulty(engine: Engine, session: Session, nack: Nack) -> None:
-        refuse(engine, session, Nack(nack.subscription, nack.sequence, nack.transaction) if nack.transaction else nack)
+    def faulty(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
+        refuse(
+            acknowledging,
+            session,
+            Nack(nack.subscription, nack.sequence, nack.transaction) if nack.transaction else nack,
+        )
 
     refuse = rooms.REFUSE.original
     rooms.REFUSE.replace(patch, faulty)
@@ -1336,13 +1352,13 @@ def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
     nacks: dict[int, Nack] = {}
     refuse = rooms.REFUSE.original
 
-    def noting(engine: Engine, session: Session, nack: Nack) -> None:
+    def noting(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
         nacks[nack.sequence] = nack
-        refuse(engine, session, nack)
+        refuse(acknowledging, session, nack)
 
     rooms.REFUSE.replace(patch, noting)
     rooms.FAIL.replace(
-        patch, lambda engine, entry, reason, nack=None: fail(engine, entry, reason, nacks.get(entry.sequence))
+        patch, lambda outcomes, entry, reason, nack=None: fail(outcomes, entry, reason, nacks.get(entry.sequence))
     )
 
 
@@ -1359,7 +1375,7 @@ def _taken_out_without_a_trace(resident: ResidentSet, lane: Lane, entries: list[
 @shows_in(FailingMachine)
 def a_re_drive_moves_one_twice(patch: Patch) -> None:
     """A page that was read before the last move was durable, and nobody remembers what moved."""
-    rooms.CAN_DO_BULK.replace(patch, property(lambda engine: True))
+    rooms.CAN_DO_BULK.replace(patch, property(lambda bulk: True))
     rooms.TAKE_OUT.replace(patch, _taken_out_without_a_trace)
 
 
@@ -1382,10 +1398,10 @@ def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
 def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
     do_bulk = rooms.DO_BULK.original
 
-    def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
+    def faulty(bulk: Bulk, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.FORGET.replace(inner, lambda engine, entry: rooms.WENT.of(engine)(entry))
-            return do_bulk(engine, asked, read, page)
+            rooms.FORGET.replace(inner, lambda outcomes, entry: rooms.WENT.of(outcomes)(entry))
+            return do_bulk(bulk, asked, read, page)
 
     rooms.DO_BULK.replace(patch, faulty)
 
@@ -1458,10 +1474,10 @@ def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
 def what_is_moved_is_visible_at_once(patch: Patch) -> None:
     do_bulk, accept = rooms.DO_BULK.original, rooms.ACCEPT.original
 
-    def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
+    def faulty(bulk: Bulk, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.ACCEPT.replace(inner, lambda engine, queue, message, batch: accept(engine, queue, message, 0))
-            return do_bulk(engine, asked, read, page)
+            rooms.ACCEPT.replace(inner, lambda arrivals, queue, message, batch: accept(arrivals, queue, message, 0))
+            return do_bulk(bulk, asked, read, page)
 
     rooms.DO_BULK.replace(patch, faulty)
 
@@ -1491,8 +1507,8 @@ def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
 def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
     accept = rooms.ACCEPT.original
 
-    def faulty(engine: Engine, name: str, to: str, message: Message) -> None:
-        accept(engine, rooms.queues(engine)[name], message, 0)
+    def faulty(arrivals: Arrivals, name: str, to: str, message: Message) -> None:
+        accept(arrivals, rooms.queues(arrivals)[name], message, 0)
 
     rooms.SEND_SCHEDULED.replace(patch, faulty)
 
@@ -1600,9 +1616,9 @@ def a_paused_queue_dispatches(patch: Patch) -> None:
     """What a turn comes upon for another reason than a send."""
     commit = rooms.COMMITTED.original
 
-    def faulty(engine: Engine, batch: Batch) -> None:
-        commit(engine, batch)
-        for queue in rooms.queues(engine).values():
+    def faulty(turn: Turn, batch: Batch) -> None:
+        commit(turn, batch)
+        for queue in rooms.queues(turn).values():
             queue.is_paused = False
 
     rooms.COMMITTED.replace(patch, faulty)
@@ -1610,16 +1626,16 @@ def a_paused_queue_dispatches(patch: Patch) -> None:
 
 @shows_in(BulkMachine)
 def a_pause_is_forgotten_with_a_crash(patch: Patch) -> None:
-    rooms.RESTORE_PAUSE.replace(patch, lambda engine, queue: None)
+    rooms.RESTORE_PAUSE.replace(patch, lambda run, queue: None)
 
 
 @shows_in(BulkMachine)
 def a_queue_that_is_resumed_is_not_looked_at(patch: Patch) -> None:
     resume = rooms.RESUME.original
 
-    def faulty(engine: Engine, name: str) -> None:
-        resume(engine, name)
-        rooms.touched(engine).clear()
+    def faulty(administering: Administering, name: str) -> None:
+        resume(administering, name)
+        rooms.touched(administering).clear()
 
     rooms.RESUME.replace(patch, faulty)
 
@@ -1771,25 +1787,25 @@ def the_selector_of_a_browser_is_asked_for_priorities_alone(patch: Patch) -> Non
 
 
 def queues_that_are_there_keep_their_policy(patch: Patch) -> None:
-    def faulty(engine: Engine, policies: Policies) -> None:
-        rooms.set_policies(engine, policies)
+    def faulty(administering: Administering, policies: Policies) -> None:
+        rooms.set_policies(administering, policies)
 
     rooms.CHANGE_POLICIES.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
-    rooms.GIVE_UP.replace(patch, lambda engine, lane: None)
+    rooms.GIVE_UP.replace(patch, lambda outcomes, lane: None)
 
 
 @shows_rarely_in(FailingMachine)
 def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
     give_up = rooms.GIVE_UP.original
 
-    def faulty(engine: Engine, lane: Lane) -> None:
-        known = dict(rooms.gathering(engine).marks)
-        give_up(engine, lane)
-        rooms.gathering(engine).marks = known
+    def faulty(outcomes: Outcomes, lane: Lane) -> None:
+        known = dict(rooms.gathering(outcomes).marks)
+        give_up(outcomes, lane)
+        rooms.gathering(outcomes).marks = known
 
     rooms.GIVE_UP.replace(patch, faulty)
 
@@ -1798,12 +1814,12 @@ def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     give_back = rooms.GIVE_BACK.original
 
-    def faulty(engine: Engine, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
         queue = entry.lane.queue
         policy = queue.policy
         if reason is Reason.RELEASED:
             queue.policy = replace(policy, attempts_max=maxsize)
-        give_back(engine, entry, reason, delay_ms=delay_ms)
+        give_back(outcomes, entry, reason, delay_ms=delay_ms)
         queue.policy = policy
 
     rooms.GIVE_BACK.replace(patch, faulty)
@@ -1868,12 +1884,12 @@ def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None
             lane.delayed = before
         return answer
 
-    turn = rooms.TURN.original
+    take_turn = rooms.TURN.original
 
-    def faulty(engine: Engine) -> Effects:
-        rooms.EXPIRE_STEP.replace(patch, lambda *a: without_delayed(rooms.queues(engine), lambda: step(*a)))
-        rooms.EXPIRE_IN_PAGE.replace(patch, lambda *a: without_delayed(rooms.queues(engine), lambda: page_read(*a)))
-        return turn(engine)
+    def faulty(turn: Turn) -> Effects:
+        rooms.EXPIRE_STEP.replace(patch, lambda *a: without_delayed(rooms.queues(turn), lambda: step(*a)))
+        rooms.EXPIRE_IN_PAGE.replace(patch, lambda *a: without_delayed(rooms.queues(turn), lambda: page_read(*a)))
+        return take_turn(turn)
 
     rooms.TURN.replace(patch, faulty)
 
@@ -1921,15 +1937,15 @@ def timers_are_only_in_memory(patch: Patch) -> None:
 
 @shows_in(TopicsMachine)
 def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None:
-    def faulty(engine: Engine, send: Send, queue_of: QueueOf | None = None) -> list[Queue]:
+    def faulty(queues: Queues, send: Send, queue_of: QueueOf | None = None) -> list[Queue]:
         parts = send.destination.parts or (send.destination,)
         return [
             queue
             for part in parts
             for queue in (
-                rooms.QUEUES_OF_TOPIC.of(engine)(part.name, send.message)
+                rooms.QUEUES_OF_TOPIC.of(queues)(part.name, send.message)
                 if part.kind is Kind.TOPIC
-                else filter(None, [(queue_of or rooms.QUEUE_OF.of(engine))(part)])
+                else filter(None, [(queue_of or rooms.QUEUE_OF.of(queues))(part)])
             )
         ]
 
@@ -1974,13 +1990,13 @@ def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
 
 @shows_in(TopicsMachine)
 def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
-    def faulty(engine: Engine, message: Message, queues: list[Queue]) -> Contents:
+    def faulty(arrivals: Arrivals, message: Message, queues: list[Queue]) -> Contents:
         if not message.persistent or len(queues) < 2:
             return NONE
         rooms.SHARE_CONTENT.original(
-            rooms.gathering(engine), rooms.next_sequence(engine), message, len(queues), persistent=True
+            rooms.gathering(arrivals), rooms.next_sequence(arrivals), message, len(queues), persistent=True
         )
-        return Contents(rooms.next_sequence(engine), 0)
+        return Contents(rooms.next_sequence(arrivals), 0)
 
     rooms.SHARE.replace(patch, faulty)
 
@@ -2066,10 +2082,10 @@ def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> No
 def a_virtual_topic_is_not_one_after_a_restart(patch: Patch) -> None:
     restore_queue = rooms.RESTORE_QUEUE.original
 
-    def faulty(engine: Engine, number: int, name: str) -> Queue:
+    def faulty(run: Run, number: int, name: str) -> Queue:
         with pytest.MonkeyPatch.context() as inner:
             rooms.VIRTUAL_TOPIC.replace(inner, lambda queue: "")
-            return restore_queue(engine, number, name)
+            return restore_queue(run, number, name)
 
     rooms.RESTORE_QUEUE.replace(patch, faulty)
 
@@ -2088,9 +2104,9 @@ def the_queue_of_a_virtual_topic_is_forgotten_unless_something_is_in_it(patch: P
 def who_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
     await_introduction = rooms.AWAIT_INTRODUCTION.original
 
-    def faulty(engine: Engine, session: Session, destination: Destination) -> None:
+    def faulty(queues: Queues, session: Session, destination: Destination) -> None:
         if destination.topic:
-            await_introduction(engine, session, destination)
+            await_introduction(queues, session, destination)
 
     rooms.AWAIT_INTRODUCTION.replace(patch, faulty)
 
@@ -2106,10 +2122,10 @@ def whose_commit_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_d
 
 
 def _without_awaiting_introductions(command: Callable[..., None]) -> Callable[..., None]:
-    def faulty(engine: Engine, session: Session, one: object) -> None:
+    def faulty(part: object, session: Session, one: object) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.AWAIT_INTRODUCTION.replace(inner, lambda engine, session, destination: None)
-            command(engine, session, one)
+            rooms.AWAIT_INTRODUCTION.replace(inner, lambda queues, session, destination: None)
+            command(part, session, one)
 
     return faulty
 
@@ -2118,11 +2134,11 @@ def _without_awaiting_introductions(command: Callable[..., None]) -> Callable[..
 def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_durable(patch: Patch) -> None:
     subscribe = rooms.SUBSCRIBE.original
 
-    def faulty(engine: Engine, session: Session, one: Subscribe) -> None:
-        introduced = dict(rooms.introduced(engine))
+    def faulty(subscribing: Subscribing, session: Session, one: Subscribe) -> None:
+        introduced = dict(rooms.introduced(subscribing))
         before = session.batch
-        subscribe(engine, session, one)
-        if rooms.introduced(engine) == introduced:
+        subscribe(subscribing, session, one)
+        if rooms.introduced(subscribing) == introduced:
             session.batch = before
 
     rooms.SUBSCRIBE.replace(patch, faulty)
@@ -2132,13 +2148,13 @@ def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_dura
 def who_repeats_what_made_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
     is_repeat = rooms.IS_REPEAT.original
 
-    def faulty(engine: Engine, session: Session, producer: str, number: int) -> bool:
-        introduced = dict(rooms.introduced(engine))
-        rooms.introduced(engine).clear()
+    def faulty(sending: Sending, session: Session, producer: str, number: int) -> bool:
+        introduced = dict(rooms.introduced(sending))
+        rooms.introduced(sending).clear()
         try:
-            return is_repeat(engine, session, producer, number)
+            return is_repeat(sending, session, producer, number)
         finally:
-            rooms.introduced(engine).update(introduced)
+            rooms.introduced(sending).update(introduced)
 
     rooms.IS_REPEAT.replace(patch, faulty)
 
@@ -2147,9 +2163,9 @@ def who_repeats_what_made_the_queue_of_a_virtual_topic_is_answered_before_that_i
 def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) -> None:
     end = rooms.END_SUBSCRIPTION.original
 
-    def faulty(engine: Engine, queue: Queue) -> None:
-        end(engine, queue)
-        del rooms.gathering(engine).queues[queue.number]
+    def faulty(queues: Queues, queue: Queue) -> None:
+        end(queues, queue)
+        del rooms.gathering(queues).queues[queue.number]
 
     rooms.END_SUBSCRIPTION.replace(patch, faulty)
 
@@ -2163,11 +2179,11 @@ def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> No
 def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
     forget = rooms.FORGET_LANE.original
 
-    def faulty(paging: Any, lane: Lane) -> None:
-        rooms.memory(paging).leaving += sum(
+    def faulty(resident_set: ResidentSet, lane: Lane) -> None:
+        rooms.memory(resident_set).leaving += sum(
             size_of(_message_of(entry)) for entry in lane.recent if entry.message is not None
         )
-        forget(paging, lane)
+        forget(resident_set, lane)
 
     rooms.FORGET_LANE.replace(patch, faulty)
 
@@ -2182,9 +2198,9 @@ def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Pa
 def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
     lane_of = rooms.LANE_OF.original
 
-    def faulty(engine: Engine, key: bytes) -> Lane | None:
-        lanes = [lane for queue in rooms.queues_that_ended(engine) for lane in queue.lanes if lane.key == key]
-        return lanes[0] if lanes else lane_of(engine, key)
+    def faulty(queues: Queues, key: bytes) -> Lane | None:
+        lanes = [lane for queue in rooms.queues_that_ended(queues) for lane in queue.lanes if lane.key == key]
+        return lanes[0] if lanes else lane_of(queues, key)
 
     rooms.LANE_OF.replace(patch, faulty)
 
@@ -2315,11 +2331,11 @@ def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> Non
 def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
     do_bulk = rooms.DO_BULK.original
 
-    def faulty(engine: Engine, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
+    def faulty(bulk: Bulk, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
         queue = read.lane.queue
         with pytest.MonkeyPatch.context() as inner:
-            inner.setitem(rooms.queues(engine), queue.name, queue)
-            return do_bulk(engine, asked, read, page)
+            inner.setitem(rooms.queues(bulk), queue.name, queue)
+            return do_bulk(bulk, asked, read, page)
 
     rooms.DO_BULK.replace(patch, faulty)
 
@@ -2328,13 +2344,13 @@ def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> Non
 def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: Patch) -> None:
     schedule = rooms.SCHEDULE.original
 
-    def faulty(engine: Engine, destination: Destination, message: Message, wanted: Schedule) -> None:
+    def faulty(sending: Sending, destination: Destination, message: Message, wanted: Schedule) -> None:
         if not destination.is_spread:
-            schedule(engine, destination, message, wanted)
+            schedule(sending, destination, message, wanted)
             return
-        for queue in rooms.QUEUES_OF_PARTS.of(engine)(destination, message, rooms.QUEUE_OF.of(engine)):
+        for queue in rooms.QUEUES_OF_PARTS.of(sending)(destination, message, rooms.QUEUE_OF.of(sending)):
             if not queue.is_temporary:
-                rooms.ACCEPT_SCHEDULED.of(engine)(queue.name, message, wanted)
+                rooms.ACCEPT_SCHEDULED.of(sending)(queue.name, message, wanted)
 
     rooms.SCHEDULE.replace(patch, faulty)
 
@@ -2401,7 +2417,7 @@ def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
 
 @shows_in(SelectingMachine)
 def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
-    def faulty(paging: Any, entry: Entry) -> None:
+    def faulty(resident_set: ResidentSet, entry: Entry) -> None:
         assert entry.lane.out_of_turn is not None
         entry.lane.out_of_turn.strays.pop(entry.sequence, None)
 
@@ -2656,8 +2672,8 @@ def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch: Patch) -> None:
-    def faulty(paging: Any, entry: Entry) -> None:
-        delay_stray(paging, entry)
+    def faulty(reading: Reading, entry: Entry) -> None:
+        delay_stray(reading, entry)
         if entry.group:
             assert entry.lane.queue.watcher is not None
             entry.lane.queue.watcher.ended_delay(entry)
@@ -2729,7 +2745,7 @@ def a_wildcard_has_a_window_for_each_of_its_queues(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
-    def faulty(engine: Engine, consumer: Consumer, *, has_begun: bool) -> None:
+    def faulty(subscribing: Subscribing, consumer: Consumer, *, has_begun: bool) -> None:
         queues = consumer.all_queues()
         for entry in consumer.held.values() if len(queues) > 1 else ():
             wrong = queues[0] if queues[0] is not entry.lane.queue else queues[1]
@@ -2737,7 +2753,7 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
             entry.lane.queue.resident -= size
             wrong.resident += size
             entry.lane = wrong.lane(entry.lane.rank)
-        release(engine, consumer, has_begun=has_begun)
+        release(subscribing, consumer, has_begun=has_begun)
 
     release = rooms.RELEASE.original
     rooms.RELEASE.replace(patch, faulty)
@@ -2786,15 +2802,15 @@ def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> None:
-    def faulty(engine: Engine, session: Session, ack: Ack) -> None:
+    def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence)
         queue = consumer.held[ack.sequence].lane.queue
-        wildcards = rooms.ledger_of(engine).touched_wildcards
+        wildcards = rooms.ledger_of(acknowledging).touched_wildcards
         was_touched = consumer in wildcards
-        acknowledge(engine, session, ack)
+        acknowledge(acknowledging, session, ack)
         if isinstance(consumer, Wildcard) and not was_touched:
             del wildcards[consumer]
-            rooms.touched(engine)[queue] = None
+            rooms.touched(acknowledging)[queue] = None
             for other in consumer.all_queues():
                 if other is not queue:
                     for standing in rooms.standings(consumer):
