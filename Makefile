@@ -68,12 +68,13 @@ kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more)
 crash: .venv/test ## Cut the power of the store at every operation, LMDB's included: 100,000 states of a disk (CRASHES=n)
 	TRUENEXT_CRASHES=$${CRASHES:-100000} $(PYTEST) -s tests/contract/test_crash_points.py
 
-bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, and beside the bare disk; what history and syncing cost; how long an audit takes
+bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, and beside the bare disk; what history and syncing cost; where the time of a message goes; how long an audit takes
 	$(BIN)/python -m bench $(BENCH)
 	$(BIN)/python -m bench --history-cost
 	$(BIN)/python -m bench --sync-cost
 	$(BIN)/python -m bench --window-cost
 	$(BIN)/python -m bench --floor
+	$(BIN)/python -m bench.stages
 	$(BIN)/python -m bench.selectors
 	$(BIN)/python -m bench.many
 	$(BIN)/python -m bench.topics

@@ -1,0 +1,314 @@
+"""Where does the time of one message go, from its SEND frame to its acknowledgement?
+
+The same parts that a broker is made of do the same work one after the other, in this process, each with its own clock:
+
+    parse       the producer's bytes become commands
+    send        they get their places in the queue, and what is to be stored becomes a record
+    journal     a batch becomes bytes, and the store knows where they are; history included
+    disk        these bytes are written and forced
+    dispatch    who gets what
+    encode      that becomes bytes, joined to one piece
+    taken       the socket took it; where messages are acknowledged one by one: the ACK frames become commands, and
+                these are carried out
+    sockets     one piece is read from a socket, one or two are written to sockets, on loopback
+
+What is missing to the processor time of the benchmark is the event loop, and what stands between these parts. So the
+second table counts, for one message at a time through a whole broker: calls of Python functions, and of those of the
+system that Python can see.
+
+python -m bench.stages --messages 20000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from uvloop import new_event_loop
+
+from bench import frames, machine
+from bench.load import await_frame, connect, read
+from bench.options import positive
+from truenext.answers import Receipt
+from truenext.broker.broker import Broker
+from truenext.broker.recovery import recover
+from truenext.commands import Ack, Confirm, Send
+from truenext.engine.engine import Engine
+from truenext.history.writer import History
+from truenext.limits import READ_BYTES
+from truenext.policy import Policies
+from truenext.server.listener import Listener
+from truenext.store import folder as disk
+from truenext.store import journal
+from truenext.store.embedded import EmbeddedStore
+from truenext.url import parse_url
+from truenext.wire.stomp.server import StompServer
+
+STAGES = ("parse", "send", "journal", "disk", "dispatch", "encode", "taken", "sockets")
+QUEUE = "/queue/bench.stages"
+LOADS = {
+    "transient": (False, False, 200),
+    "transient, individual": (False, True, 200),
+    "persistent by 200": (True, False, 200),
+    "persistent by 200, individual": (True, True, 200),
+    "persistent, one at a time": (True, False, 1),
+}
+"""Whether it is persistent and acknowledged one by one, and how many come at once."""
+SYSTEM_CALLS = ("recv", "send", "getsockopt", "pwrite", "monotonic_ns", "time_ns", "call_soon", "call_later", "cancel")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.stages", description=__doc__)
+    parser.add_argument("--messages", type=positive, default=20_000, metavar="N", help="a load and round")
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="the best of which counts, by stage")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="where the store's data goes (default: temp folder)")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
+        for name, value in machine.facts(Path(folder)):
+            print(f"{name}: {value}")
+        best: dict[str, dict[str, float]] = {}
+        for number in range(options.rounds):
+            for load, (persistent, individual, group) in LOADS.items():
+                messages = max(options.messages // (1 if group > 1 else 10), group)
+                with _Path(Path(folder) / f"{number}-{len(load)}", individual=individual) as path:
+                    taken = path.run(messages, group, persistent=persistent)
+                so_far = best.setdefault(load, taken)
+                best[load] = {stage: min(taken[stage], so_far[stage]) for stage in STAGES}
+        _print_table(best)
+        print("\none message at a time through a broker, calls a message:")
+        calls, system = count_calls(Path(folder) / "broker", 500)
+        print(f"Python functions {calls:.1f}, " + ", ".join(f"{name} {count:.1f}" for name, count in system.items()))
+    return 0
+
+
+def _print_table(best: dict[str, dict[str, float]]) -> None:
+    print(f"\n{'microseconds a message':30}" + "".join(f"{stage:>10}" for stage in (*STAGES, "sum")))
+    for load, taken in best.items():
+        row = [*(taken[stage] for stage in STAGES), sum(taken.values())]
+        print(f"{load:30}" + "".join(f"{value:10.2f}" for value in row))
+
+
+class _Path:
+    """The parts that a message passes, without an event loop."""
+
+    def __init__(self, data: Path, *, individual: bool) -> None:
+        self._opened = ExitStack()
+        self._individual = individual
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._store = EmbeddedStore(data)
+        self._opened.callback(self._store.close)
+        self._history = History(data / "history")
+        self._opened.callback(self._history.close)
+        self._engine, _ = recover(self._store, Policies(), history=self._history)
+        self._tick()
+        self._engine.start(after_clean_stop=True)
+        self._commit()
+        self._producer = self._engine.connect("producer")
+        self._consumer = self._engine.connect("consumer")
+        self._from_producer, self._from_consumer = _connected(), _connected()
+        for command in self._from_consumer.receive(frames.subscribe(QUEUE, individual, "r")):
+            if not isinstance(command, Confirm):
+                self._engine.subscribe(self._consumer, command)  # type: ignore[arg-type]
+        self._near, self._far = _pair()
+        self._opened.callback(self._near.close)
+        self._opened.callback(self._far.close)
+        self._seconds.clear()
+
+    def __enter__(self) -> _Path:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def run(self, messages: int, group: int, *, persistent: bool) -> dict[str, float]:
+        """Microseconds a message, by stage."""
+        groups = frames.send_groups(QUEUE, persistent, messages, group, persistent, 1)
+        gc.collect()
+        gc.freeze()
+        vars(journal)["write"] = self._write
+        try:
+            for data in groups:
+                self._carry(data)
+        finally:
+            vars(journal)["write"] = disk.write
+            gc.unfreeze()
+        return {stage: self._seconds[stage] / messages * 1e6 for stage in STAGES}
+
+    def _carry(self, data: bytes) -> None:
+        engine, seconds, now = self._engine, self._seconds, time.perf_counter
+        self._tick()
+        at = now()
+        commands = list(self._from_producer.receive(data))
+        seconds["parse"] += now() - at
+        at = now()
+        for command in commands:
+            if type(command) is Send:
+                engine.send(self._producer, command)
+            elif type(command) is Confirm:
+                engine.answer(self._producer, Receipt(command.receipt))
+        seconds["send"] += now() - at
+        if engine.is_batch_awaited:
+            self._commit()
+        at = now()
+        effects = engine.turn()
+        seconds["dispatch"] += now() - at
+        at = now()
+        parts: list[bytes] = []
+        for consumer, entries in effects.deliveries.items():
+            self._from_consumer.replies.encode_deliveries(consumer.subscription, entries, parts)
+        pieces = [b"".join(parts)]
+        for _, answer in effects.answers:
+            assert isinstance(answer, Receipt)
+            pieces.append(self._from_producer.replies.encode_receipt(answer))
+        seconds["encode"] += now() - at
+        acks = frames.acks(frames.ACK_VALUE.findall(pieces[0])) if self._individual else b""
+        at = now()
+        if acks:
+            for ack in self._from_consumer.receive(acks):
+                assert isinstance(ack, Ack)
+                engine.acknowledge(self._consumer, ack)
+        engine.taken(self._consumer)
+        seconds["taken"] += now() - at
+        self._measure_sockets(data, pieces)
+
+    def _tick(self) -> None:
+        self._engine.tick(time.time_ns() // 1000, time.monotonic_ns() // 1000)
+
+    def _commit(self) -> None:
+        at = time.perf_counter()
+        batch = self._engine.take_batch()
+        if batch is not None:
+            if not batch.is_empty():
+                self._store.apply(batch)
+            self._history.append(batch.history)
+            self._engine.committed(batch)
+        self._seconds["journal"] += time.perf_counter() - at
+
+    def _write(self, file: int, content: bytes, offset: int) -> None:
+        at = time.perf_counter()
+        disk.write(file, content, offset)
+        taken = time.perf_counter() - at
+        self._seconds["disk"] += taken
+        self._seconds["journal"] -= taken
+
+    def _measure_sockets(self, data: bytes, pieces: list[bytes]) -> None:
+        now = time.perf_counter
+        self._far.sendall(data)
+        size = 0
+        while size < len(data):
+            at = now()
+            size += len(self._near.recv(READ_BYTES))
+            self._seconds["sockets"] += now() - at
+        for piece in pieces:
+            at = now()
+            sent = self._near.send(piece)
+            self._seconds["sockets"] += now() - at
+            while sent:
+                sent -= len(self._far.recv(READ_BYTES))
+
+
+def _connected() -> StompServer:
+    server = StompServer(session_id="s", identity="00000000", server_name="truenext")
+    for _ in server.receive(frames.connect()):
+        pass
+    return server
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        near = server.accept()[0]
+    for each in (near, far):
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return near, far
+
+
+def count_calls(data: Path, messages: int) -> tuple[float, dict[str, float]]:
+    """Calls of Python functions, and of some of the system's, that a persistent message takes that is sent alone."""
+    calls: Counter[str] = Counter()
+
+    def note(_frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            calls["Python"] += 1
+        elif event == "c_call":
+            calls[argument.__name__] += 1
+
+    with ExitStack() as opened:
+        store = EmbeddedStore(data)
+        opened.callback(store.close)
+        history = History(data / "history")
+        opened.callback(history.close)
+        engine, recovered = recover(store, Policies(), history=history)
+        runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
+        runner.run(_serve(engine, store, history, recovered.identity, messages, note))
+    system = {name: calls[name] / messages for name in SYSTEM_CALLS if calls[name] >= messages / 10}
+    return calls["Python"] / messages, system
+
+
+async def _serve(
+    engine: Engine,
+    store: EmbeddedStore,
+    history: History,
+    identity: str,
+    messages: int,
+    note: Callable[[FrameType, str, Any], None],
+) -> None:
+    loop = asyncio.get_running_loop()
+    broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1000, history=history)
+    with closing(broker):
+        await broker.start()
+        listener = Listener(parse_url("stomp://127.0.0.1:0"), broker, loop, identity=identity, server_name="truenext")
+        port = int(listener.url.rpartition(":")[2])
+        await loop.run_in_executor(None, _send_one_at_a_time, port, 100, loop, None)
+        await loop.run_in_executor(None, _send_one_at_a_time, port, messages, loop, note)
+        listener.stop_reading()
+        await broker.stop()
+        await listener.close()
+
+
+def _send_one_at_a_time(
+    port: int, messages: int, loop: asyncio.AbstractEventLoop, note: Callable[[FrameType, str, Any], None] | None
+) -> None:
+    """Only what the loop's thread does from the first SEND to the last RECEIPT is counted."""
+    with connect(port) as consumer, connect(port) as producer:
+        consumer.sendall(frames.subscribe(QUEUE, individual=False, receipt="there"))
+        await_frame(consumer, b"RECEIPT")
+        drain = threading.Thread(target=_drain, args=(consumer, messages))
+        drain.start()
+        counted = threading.Event()
+
+        def count(function: Callable[[FrameType, str, Any], None] | None) -> None:
+            sys.setprofile(function)
+            counted.set()
+
+        groups = frames.send_groups(QUEUE, True, messages, 1, True, 1)
+        loop.call_soon_threadsafe(count, note)
+        counted.wait()
+        for frame in groups:
+            producer.sendall(frame)
+            await_frame(producer, b"RECEIPT")
+        drain.join()
+        counted.clear()
+        loop.call_soon_threadsafe(count, None)
+        counted.wait()
+
+
+def _drain(consumer: socket.socket, messages: int) -> None:
+    while messages > 0:
+        messages -= read(consumer).count(b"\0")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
