@@ -8,6 +8,7 @@ from collections import deque
 
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode
+from truenext.wire.stomp.shapes import FRAMES
 
 RECEIVE_SECONDS = 20.0
 """Longest wait for what must come: a loaded machine is slow, not broken."""
@@ -28,7 +29,7 @@ class RawClient:
         self._sock.settimeout(RECEIVE_SECONDS)
         self._sock.connect(("127.0.0.1", port))
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._decoder = Decoder()
+        self._decoder = Decoder(FRAMES)
         self._version = Version.V1_2
         self._frames: deque[Frame] = deque()
         self._messages: deque[Frame] = deque()

@@ -17,6 +17,7 @@ from truenext.policy import Policy
 from truenext.setting import settings_of
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Version
+from truenext.wire.stomp.shapes import FRAMES
 
 ROOT = Path(__file__).parents[2]
 ANYTHING = "…"
@@ -169,13 +170,13 @@ def asked_for_too_large_a_window() -> None:
 
 
 def sent_too_large_a_body() -> None:
-    decoder = Decoder(limits.BODY_BYTES_MAX)
+    decoder = Decoder(FRAMES, limits.BODY_BYTES_MAX)
     decoder.version = Version.V1_2
     decoder.receive(b"SEND\n\n" + b"x" * (limits.BODY_BYTES_MAX + 1) + b"\0")
 
 
 def took_too_large_an_answer() -> None:
-    decoder = Decoder(limits.ANSWER_BYTES_MAX)
+    decoder = Decoder(FRAMES, limits.ANSWER_BYTES_MAX)
     decoder.version = Version.V1_2
     decoder.receive(b"MESSAGE\ncontent-length:%d\n\n" % (limits.ANSWER_BYTES_MAX + 1))
 

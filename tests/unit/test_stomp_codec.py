@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from truenext.envelope import write_header
 from truenext.errors import RemoteProtocolError
 from truenext.limits import ANSWER_BYTES_MAX, BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
+from truenext.wire.stomp import shapes
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode, header_line
 
@@ -25,8 +26,8 @@ ESCAPING_VERSIONS = [Version.V1_1, Version.V1_2]
 Content = tuple[str, dict[str, str], bytes]
 
 
-def decoder(version: Version | None) -> Decoder:
-    made = Decoder()
+def decoder(version: Version | None) -> Decoder[Frame]:
+    made = Decoder(shapes.FRAMES)
     made.version = version
     return made
 
@@ -656,12 +657,12 @@ def test_many_frames_in_bursts_are_the_frames_that_were_sent(frames: list[Frame]
 def test_a_client_takes_a_larger_body_than_a_broker_does() -> None:
     """All queues of a broker, 180,000 of them, are told of in one."""
     head = b"MESSAGE\ncontent-length:%d\n\n" % (BODY_BYTES_MAX + 1)
-    client = Decoder(ANSWER_BYTES_MAX)
+    client = Decoder(shapes.FRAMES, ANSWER_BYTES_MAX)
     client.version = Version.V1_2
     assert client.receive(head) == []
     (frame,) = client.receive(bytes(BODY_BYTES_MAX + 1) + b"\0")
     assert len(frame.body) == BODY_BYTES_MAX + 1
-    broker = Decoder()
+    broker = Decoder(shapes.FRAMES)
     broker.version = Version.V1_2
     with pytest.raises(RemoteProtocolError, match=f"is more than {BODY_BYTES_MAX} bytes"):
         broker.receive(head)

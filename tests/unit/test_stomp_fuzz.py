@@ -13,6 +13,7 @@ from truenext.commands import Command, Confirm, Disconnect, Send
 from truenext.envelope import read_header
 from truenext.errors import RemoteProtocolError
 from truenext.limits import BODY_BYTES_MAX
+from truenext.wire.stomp import shapes
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Version
 from truenext.wire.stomp.server import StompServer
@@ -87,7 +88,7 @@ Outcome = tuple[list[tuple[str, dict[str, str], bytes]], bool]
 
 def outcome(version: Version | None, pieces: list[bytes], then: Version) -> Outcome:
     """What a decoder makes of the pieces, and whether it took them all."""
-    decoder = Decoder()
+    decoder = Decoder(shapes.FRAMES)
     decoder.version = version
     contents = []
     try:

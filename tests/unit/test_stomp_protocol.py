@@ -8,6 +8,7 @@ import pytest
 from truenext.errors import LocalProtocolError, RemoteProtocolError
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
+from truenext.wire.stomp.shapes import FRAMES
 
 REQUESTS = {"SEND", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "BEGIN", "COMMIT", "ABORT", "DISCONNECT"}
 LOGINS = {"CONNECT", "STOMP"}
@@ -33,9 +34,9 @@ MAY_BE_SENT = {
 }
 
 
-def protocol_in(side: Side, state: State, version: Version = Version.V1_2) -> Protocol:
+def protocol_in(side: Side, state: State, version: Version = Version.V1_2) -> Protocol[Frame]:
     """One side of a conversation, brought into a state by frames only."""
-    protocol = Protocol(side)
+    protocol = Protocol(side, FRAMES)
     if side is Side.CLIENT:
         protocol.send(Frame("CONNECT", {}))
     if state is State.CONNECTING:
@@ -210,7 +211,7 @@ def test_anything_else_is_no_heart_beat(text: str) -> None:
     assert ("more than" in str(refused.value)) == (len(text) > 10)
 
 
-def deliver(data: bytes, receiver: Protocol) -> list[Frame]:
+def deliver(data: bytes, receiver: Protocol[Frame]) -> list[Frame]:
     """What one side reads of the bytes, byte by byte."""
     frames: list[Frame] = []
     for place in range(len(data)):
@@ -222,7 +223,7 @@ def deliver(data: bytes, receiver: Protocol) -> list[Frame]:
 
 @pytest.mark.parametrize("version", Version)
 def test_a_client_and_a_server_understand_each_other(version: Version) -> None:
-    client, server = Protocol(Side.CLIENT), Protocol(Side.SERVER)
+    client, server = Protocol(Side.CLIENT, FRAMES), Protocol(Side.SERVER, FRAMES)
     login = Frame("CONNECT", {"accept-version": version.value, "passcode": "a\\n:b"})
     (frame,) = deliver(client.send(login), server)
     assert frame.headers == login.headers
@@ -256,7 +257,7 @@ def test_a_client_reads_what_came_with_connected_by_the_version_it_agrees_on() -
 
 
 def test_a_refused_client_reads_the_error() -> None:
-    client, server = Protocol(Side.CLIENT), Protocol(Side.SERVER)
+    client, server = Protocol(Side.CLIENT, FRAMES), Protocol(Side.SERVER, FRAMES)
     deliver(client.send(Frame("STOMP", {"accept-version": "3.0"})), server)
     with pytest.raises(RemoteProtocolError) as refused:
         choose_version("3.0")

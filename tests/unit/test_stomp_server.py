@@ -1,7 +1,6 @@
 """Does a frame ask for what it says, and can every client read what it is sent?"""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeVar
 from unittest import mock
 
@@ -37,6 +36,7 @@ from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import parse_heart_beat
 from truenext.wire.stomp.replies import PARTS_PER_MESSAGE
 from truenext.wire.stomp.server import StompServer
+from truenext.wire.stomp.shapes import FRAMES
 
 VERSIONS = list(Version)
 ESCAPING_VERSIONS = [Version.V1_1, Version.V1_2]
@@ -91,7 +91,7 @@ def refused(version: Version, command: str, *lines: str) -> str:
 
 
 def decode(version: Version | None, data: bytes) -> list[Frame]:
-    decoder = Decoder()
+    decoder = Decoder(FRAMES)
     decoder.version = version
     return decoder.receive(data)
 
@@ -1239,53 +1239,3 @@ def test_a_subscription_says_how_it_stands_among_others(version: Version) -> Non
 )
 def test_a_subscription_that_says_what_cannot_be_is_refused(version: Version, line: str, reason: str) -> None:
     assert reason in refused(version, "SUBSCRIBE", QUEUE, "id:s", "ack:client", line)
-
-
-ACKS = st.one_of(
-    st.builds(
-        "ACK\nid:{}@{}\n\n\0{}".format,
-        st.integers(0, 10**20),
-        st.sampled_from(["0", "c-1", "a.b", "x:y", "é"]),
-        st.sampled_from(["", "\n", "\r\n"]),
-    ),
-    st.sampled_from(
-        [
-            "ACK\nid:7\n\n\0",
-            "ACK\nid:7@0\nreceipt:r\n\n\0",
-            "ACK\nid:7@0\ntransaction:t\n\n\0",
-            "ACK\r\nid:7@0\r\n\r\n\0",
-            "ACK\nid:7@0\n\nbody\0",
-            "ACK\nid:\\c7@0\n\n\0",
-            "ACK\nid:+7@0\n\n\0",
-            "NACK\nid:7@0\n\n\0",
-            "SEND\ndestination:/queue/a\n\nACK\nid:7@0\n\n\0",
-            "SEND\ndestination:/queue/a\ncontent-length:15\n\nACK\nid:7@0\n\n\0.\0",
-            "DISCONNECT\n\n\0",
-            "\n",
-        ]
-    ),
-)
-
-
-def _said(server: StompServer, pieces: list[bytes]) -> tuple[list[Command], str, str | None]:
-    commands: list[Command] = []
-    try:
-        for piece in pieces:
-            commands.extend(server.receive(piece))
-    except RemoteProtocolError as error:
-        return commands, str(error), server.receipt_in_question
-    return commands, "", server.receipt_in_question
-
-
-@given(st.sampled_from(VERSIONS), st.lists(ACKS, max_size=12).map("".join), st.lists(st.integers(0, 400), max_size=4))
-def test_acknowledgements_that_are_read_at_once_are_those_that_are_read_frame_by_frame(
-    version: Version, stream: str, cuts: list[int]
-) -> None:
-    data = stream.encode()
-    places = sorted(min(cut, len(data)) for cut in cuts)
-    pieces = [data[start:end] for start, end in pairwise([0, *places, len(data)])]
-    frame_by_frame = connected(version)
-    protocol = frame_by_frame._protocol
-    with mock.patch.object(type(protocol), "receive_with_acks", type(protocol).receive):
-        expected = _said(frame_by_frame, pieces)
-    assert _said(connected(version), pieces) == expected

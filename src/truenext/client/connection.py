@@ -14,6 +14,7 @@ from truenext.limits import READ_BYTES
 from truenext.url import parse_url
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Protocol, Side
+from truenext.wire.stomp.shapes import FRAMES
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
@@ -38,7 +39,7 @@ class Connection:
         """
         address = parse_url(url)
         self._url = url
-        self._protocol = Protocol(Side.CLIENT)
+        self._protocol = Protocol(Side.CLIENT, FRAMES)
         self._frames: deque[Frame] = deque()
         """Decoded and not yet looked at."""
         self._arrived: deque[Frame] = deque()

@@ -7,19 +7,20 @@ says is too large.
     frame = command EOL *(header EOL) EOL body NUL *(EOL)
     EOL   = LF, in STOMP 1.2 and before the version is known also CR LF
 
+What comes again and again is read by its shape (shapes.py); what is here is the general way.
+
 What real clients send is taken, too: NULs where line ends may stand between frames, and line ends where a frame has no
 body.
 """
 
-import re
 from sys import maxsize
-from typing import cast
+from typing import Generic
 
-from truenext.commands import Ack
 from truenext.envelope import unescape
 from truenext.errors import RemoteProtocolError
 from truenext.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
 from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version
+from truenext.wire.stomp.shapes import Read, Shape, Shapes
 
 COMMANDS_WITH_BODY = frozenset({"SEND", "MESSAGE", "ERROR"})
 COMMANDS_WITHOUT_BODY = frozenset(
@@ -33,15 +34,25 @@ _BETWEEN_FRAMES = b"\n\r\0"
 _NUMBER_LENGTH_MAX = 10
 """Digits of a content-length: more is larger than any limit."""
 
-_PLAIN_ACK = re.compile(rb"ACK\nid:(\d{1,19})@([\w.-]+)\n\n\0\n?").match
+_SHAPES_MAX = 4
+"""Shapes that one connection goes on using."""
+_LOOKS = frozenset({1, 2, 4, 8, 16, 32})
+"""After so many frames that came the general way a shape is looked for, and then now and then: for whoever repeats
+nothing that must cost nothing."""
+_LOOKS_EVERY = 64
+_MISSES_MAX = 16
+"""After more of them a connection does something else now: its shapes are not tried any more."""
 
 
-class Decoder:
-    """Bytes to frames, for either side of a connection."""
+class Decoder(Generic[Read]):
+    """Bytes to frames, for either side of a connection; and to what its shapes read instead."""
 
-    __slots__ = ("_awaits", "_body_bytes_max", "_fault", "_missing", "_pending", "version")
+    __slots__ = (
+        *("_awaits", "_body_bytes_max", "_fault", "_misses", "_missing", "_pending", "_shapes", "_shapes_known"),
+        "version",
+    )
 
-    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    def __init__(self, shapes: Shapes[Read], body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self._body_bytes_max = body_bytes_max
         self.version: Version | None = None
         """None until it is agreed, and set by what agrees. Until then a frame may be no larger than a login."""
@@ -54,34 +65,30 @@ class Decoder:
         self._fault: RemoteProtocolError | None = None
         """What is wrong behind the frames that were returned last."""
 
-    def receive(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes; while no version is agreed one at a time, the next by `receive(b"")`.
+        self._shapes_known = shapes
+        self._shapes: tuple[Shape[Read], ...] = ()
+        """Those that frames had here, the last one first."""
+        self._misses = 0
+        """Frames since one had a shape."""
+
+    def receive(self, data: bytes) -> list[Frame | Read]:
+        """What `data` completes; while no version is agreed one frame at a time, the next by `receive(b"")`.
 
         Raises: RemoteProtocolError if the bytes are not STOMP, or a limit is passed; after whole frames only by the
             next call, so that it does not matter how the bytes were cut.
         """
-        return cast("list[Frame]", self._receive(data, knows_acks=False))
-
-    def receive_with_acks(self, data: bytes) -> list[Frame | Ack]:
-        """The same, but an ACK of STOMP 1.2 with nothing but an id, as a MESSAGE of this broker has it, comes as the
-        command that it is. A client that acknowledges one by one sends one for each message; this takes a third of the
-        time.
-        """
-        return self._receive(data, knows_acks=self.version is Version.V1_2)
-
-    def _receive(self, data: bytes, *, knows_acks: bool) -> list[Frame | Ack]:
         if self._fault is not None:
             raise self._fault
-        frames: list[Frame | Ack] = []
+        frames: list[Frame | Read] = []
         try:
-            self._decode(data, frames, knows_acks)
+            self._decode(data, frames)
         except RemoteProtocolError as error:
             if not frames:
                 raise
             self._fault = error
         return frames
 
-    def _decode(self, data: bytes, frames: list[Frame | Ack], knows_acks: bool) -> None:
+    def _decode(self, data: bytes, frames: list[Frame | Read]) -> None:
         if self._pending:
             self._pending += data
             if not self._is_worth_looking(data):
@@ -97,11 +104,8 @@ class Decoder:
         start = 0
         size = len(data)
         while True:
-            if knows_acks:
-                while (ack := _PLAIN_ACK(data, start)) is not None:
-                    sequence, subscription = ack.groups()
-                    frames.append(Ack(subscription.decode(), int(sequence)))
-                    start = ack.end()
+            if self._shapes:
+                start = self._read_by_shapes(data, start, frames)
             while start < size and data[start] in _BETWEEN_FRAMES:
                 start += 1
             if start == size:
@@ -195,9 +199,36 @@ class Decoder:
                 # What follows can only be read once this frame has settled the version.
                 self._pending += memoryview(data)[body_end + 1 :]
                 return
+            if is_plain:
+                self._misses = misses = self._misses + 1
+                if misses in _LOOKS or not misses % _LOOKS_EVERY:
+                    self._look_for_shape(version, command, headers, data, start)
             start = body_end + 1
         self._pending += memoryview(data)[start:]
         self._check_pending()
+
+    def _read_by_shapes(self, data: bytes, start: int, frames: list[Frame | Read]) -> int:
+        """As many frames as have one, from `start` on; the first byte that was not taken."""
+        size = len(data)
+        last = -1
+        while last < start < size:
+            last = start
+            for shape in self._shapes:
+                end = shape.read(data, start, frames, self._body_bytes_max)
+                if end > start:
+                    start = end
+                    shape.uses += 1
+                    self._misses = 0
+        return start
+
+    def _look_for_shape(self, version: Version, command: str, headers: dict[str, str], data: bytes, start: int) -> None:
+        """Of a plain frame, which begins at `start`."""
+        shape = self._shapes_known.of(version, command, tuple(headers))
+        if shape is not None and shape.read(data, start, [], self._body_bytes_max) > start:
+            others = [each for each in self._shapes if each is not shape]
+            self._shapes = (shape, *others[: _SHAPES_MAX - 1])
+        elif self._misses >= _MISSES_MAX:
+            self._shapes = ()
 
     def _is_worth_looking(self, data: bytes) -> bool:
         """What came last may complete the frame that is pending."""

@@ -8,13 +8,14 @@ that decides over a frame's turn is in TRANSITIONS; what a frame *means* is deci
 """
 
 from enum import Enum
+from typing import Generic
 
-from truenext.commands import Ack
 from truenext.digits import are_digits
 from truenext.errors import LocalProtocolError, RemoteProtocolError
 from truenext.limits import ANSWER_BYTES_MAX, BODY_BYTES_MAX
 from truenext.wire.stomp.codec import Decoder, unknown_command
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
+from truenext.wire.stomp.shapes import Read, Shapes
 
 
 class Side(Enum):
@@ -52,15 +53,16 @@ _HEART_BEAT_DIGITS = 9
 _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for command in commands} for side in Side}
 
 
-class Protocol:
+class Protocol(Generic[Read]):
     """The session rules of one connection, seen from one side."""
 
     __slots__ = ("_decoder", "_end", "_known", "_said_by_peer", "_state", "side", "steady")
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, shapes: Shapes[Read]) -> None:
+        """`shapes` are what is read instead of frames, where it can be: FRAMES, if it is to be frames."""
         self.side = side
         peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
-        self._decoder = Decoder(BODY_BYTES_MAX if side is Side.SERVER else ANSWER_BYTES_MAX)
+        self._decoder = Decoder(shapes, BODY_BYTES_MAX if side is Side.SERVER else ANSWER_BYTES_MAX)
         self._end = BROKER_FRAME_END if side is Side.SERVER else b"\0"
         self._said_by_peer = TRANSITIONS[peer]
         self._known = _KNOWN_COMMANDS[peer]
@@ -88,16 +90,12 @@ class Protocol:
         self._decoder.version = version
         self.state = State.CONNECTED
 
-    def receive(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes; until the version is agreed one at a time, the next by `receive(b"")`.
+    def receive(self, data: bytes) -> list[Frame | Read]:
+        """What `data` completes; until the version is agreed one frame at a time, the next by `receive(b"")`.
 
         Raises: RemoteProtocolError if the bytes are not STOMP.
         """
         return self._decoder.receive(data)
-
-    def receive_with_acks(self, data: bytes) -> list[Frame | Ack]:
-        """The same, but most acknowledgements come as the commands that they are."""
-        return self._decoder.receive_with_acks(data)
 
     def check(self, frame: Frame) -> None:
         """Take note of a frame from the peer. May be left out for a frame in `steady`.

@@ -8,6 +8,7 @@ from truenext.answers import Fault, Receipt
 from truenext.commands import AckMode
 from truenext.destination import Destination
 from truenext.message import Message
+from truenext.wire.stomp.direct import Request
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
 from truenext.wire.stomp.hop import FIRST_OF_GROUP, HOP_HEADERS
 from truenext.wire.stomp.protocol import Protocol, State
@@ -40,7 +41,7 @@ class Delivery(Shape):
 class Replies:
     """What is said to one client."""
 
-    def __init__(self, protocol: Protocol, message_id_prefix: str) -> None:
+    def __init__(self, protocol: Protocol[Request], message_id_prefix: str) -> None:
         """`message_id_prefix` is what all message ids begin with; the sequence follows."""
         self._protocol = protocol
         self._message_id_prefix = message_id_prefix

@@ -38,6 +38,7 @@ from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.schedule import FOR_EVER, Schedule, checked
 from truenext.selector import selector
+from truenext.wire.stomp.direct import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.headers import durable_name, nack_wishes, wishes
 from truenext.wire.stomp.hop import HOP_HEADERS, SCHEDULE_HEADERS
@@ -51,7 +52,6 @@ _UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
 _QUEUE = Kind.QUEUE
 _PRIORITIES = {str(priority): priority for priority in range(10)}
 _SEQUENCE_DIGITS = 19
-_DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
 
 class Requests:
@@ -107,7 +107,7 @@ class Requests:
         elif not header or "content-length" not in headers:
             header = self._forwarded(frame, priority)
         elif said is None:
-            header = _DEFAULT_PRIORITY_LINE + header
+            header = DEFAULT_PRIORITY_LINE + header
         elif said not in _PRIORITIES:
             header = self._forwarded(frame, priority)
         text = headers.get("persistent")
@@ -130,7 +130,7 @@ class Requests:
             for name in _NOT_FORWARDED.intersection(headers):
                 before, _, behind = kept.partition(f"\n{name}:".encode())
                 kept = before + behind[behind.index(b"\n") :]
-            return kept[1:] if said is not None else _DEFAULT_PRIORITY_LINE + kept[1:]
+            return kept[1:] if said is not None else DEFAULT_PRIORITY_LINE + kept[1:]
         headers = {name: value for name, value in headers.items() if name not in _NOT_FORWARDED}
         headers["priority"] = str(priority)
         headers["content-length"] = str(len(frame.body))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from truenext.commands import Ack, Command, Commit, Confirm, Send
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
+from truenext.wire.stomp.direct import REQUESTS as REQUESTS_BY_SHAPE
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.headers import check_login, check_ours
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
@@ -27,7 +28,7 @@ class StompServer:
         """`identity` makes message ids of this broker unlike those of any other."""
         self._session_id = session_id
         self._server_name = server_name
-        self._protocol = Protocol(Side.SERVER)
+        self._protocol = Protocol(Side.SERVER, REQUESTS_BY_SHAPE)
         message_id_prefix = f"truenext-{identity}-"
         self.replies = Replies(self._protocol, message_id_prefix)
         """To what the client asks for, and its messages."""
@@ -67,32 +68,45 @@ class StompServer:
         table = REQUESTS
         steady = protocol.steady
         self.receipt_in_question = None
-        while frames := protocol.receive_with_acks(data):
+        command: Command
+        receipt: str | None
+        while read := protocol.receive(data):
             data = b""
-            for frame in frames:
-                if isinstance(frame, Ack):
+            for frame in read:
+                if type(frame) is Send or type(frame) is Ack:
                     self.receipt_in_question = None
-                    if "ACK" not in steady:
-                        protocol.check(Frame("ACK", {}))
+                    if not steady:
+                        self._check(frame)
                     yield frame
                     continue
-                receipt = self.receipt_in_question = frame.headers.get("receipt")
-                if frame.command not in steady:
-                    protocol.check(frame)
-                    steady = protocol.steady
-                    if frame.command not in table:
-                        self._connect(frame)
+                if isinstance(frame, tuple):
+                    command, receipt = frame
+                    self.receipt_in_question = receipt
+                    if not steady:
+                        self._check(command)
+                else:
+                    assert isinstance(frame, Frame)
+                    receipt = self.receipt_in_question = frame.headers.get("receipt")
+                    if frame.command not in steady:
+                        protocol.check(frame)
                         steady = protocol.steady
-                        continue
-                if frame.command != "SEND":
-                    check_ours(frame.command, frame.headers)
-                command = table[frame.command](requests, frame)
+                        if frame.command not in table:
+                            self._connect(frame)
+                            steady = protocol.steady
+                            continue
+                    if frame.command != "SEND":
+                        check_ours(frame.command, frame.headers)
+                    command = table[frame.command](requests, frame)
                 yield command
                 if receipt is not None:
                     numbered = command if isinstance(command, _NUMBERED) and command.producer is not None else None
                     yield Confirm(read_name("receipt", receipt), numbered)
             # What may be wrong behind these is no frame that asked for anything.
             self.receipt_in_question = None
+
+    def _check(self, command: Send | Ack) -> None:
+        """Raises: RemoteProtocolError if its frame may not come now."""
+        self._protocol.check(Frame("SEND" if isinstance(command, Send) else "ACK", {}))
 
     def _connect(self, frame: Frame) -> None:
         headers = frame.headers

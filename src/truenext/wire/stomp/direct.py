@@ -1,0 +1,233 @@
+"""From the bytes of a known shape straight to the command, for the two that come once for each message: SEND and ACK.
+
+The command is the one that requests.py makes of the same frame. What needs a second look there (an address that only
+its connection may say, a reply-to, a schedule, a priority of 12) is no shape here, or not taken by it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from truenext.commands import Ack, Send
+from truenext.destination import Destination, Kind, parse
+from truenext.envelope import DEAD_LETTER_HEADERS
+from truenext.errors import RemoteProtocolError
+from truenext.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
+from truenext.message import Message
+from truenext.order import PRIORITY_DEFAULT
+from truenext.wire.stomp.frame import Version
+from truenext.wire.stomp.headers import OURS
+from truenext.wire.stomp.hop import HOP_HEADERS
+from truenext.wire.stomp.shapes import FrameShape, Shape, Shapes, header_pattern, is_utf8, value_pattern
+
+if TYPE_CHECKING:
+    from truenext.wire.stomp.frame import Frame
+
+Request = Send | Ack | tuple[Send | Ack, str]
+"""A command; with the receipt that it asks for, if it does."""
+
+DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
+
+_DESTINATIONS_KEPT = 16_384
+"""Addresses that are not parsed anew for each SEND."""
+_PRIORITIES = {str(priority).encode(): priority for priority in range(10)}
+_CHARACTER = rb"[^:\\\r\n\0\x80-\xff]"
+"""Of a value that becomes text by itself."""
+_CHARACTER_1_0 = rb"[^:\\\r\n\0\x80-\xff ]"
+_OF_THE_HOP = {
+    "receipt": rb"%%b{0,%d}+" % NAME_LENGTH_MAX,
+    "transaction": rb"%b*+",
+    "truenext-producer": rb"%%b{1,%d}+" % NAME_LENGTH_MAX,
+    "truenext-number": rb"\d{1,19}+",
+}
+"""Headers of a SEND that are not forwarded, and which values are read here. %b is a character of a text."""
+_FORWARDED = {
+    "destination": rb"%v",
+    "content-length": rb"\d{1,9}+",
+    "priority": rb"\d",
+    "persistent": rb"true|false",
+    "expires": rb"\d{1,18}+",
+    "JMSXGroupID": _OF_THE_HOP["receipt"],
+}
+"""The same of those that go on with the message, and are read as well. %v is any value."""
+_OF_ACK = {
+    "id": rb"\d{1,19}+)@(%%b{0,%d}+" % NAME_LENGTH_MAX,
+    "receipt": _OF_THE_HOP["receipt"],
+    "transaction": _OF_THE_HOP["receipt"],
+}
+_OTHER_OF_ACK = rb"%b{0,1000}+" % _CHARACTER
+"""All values of an ACK are short, so that it is within the limits."""
+_ELSEWHERE = (HOP_HEADERS - _OF_THE_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
+_KINDS = frozenset({Kind.QUEUE, Kind.TOPIC, Kind.TEMPORARY})
+"""What a message is sent to, and what is the same whoever says it."""
+
+
+class SendShape:
+    """Reads SENDs that say how long their body is."""
+
+    def __init__(self, version: Version, names: tuple[str, ...]) -> None:
+        value = value_pattern(version)
+        character = _CHARACTER_1_0 if version is Version.V1_0 else _CHARACTER
+        lines = b""
+        groups: dict[str, int] = {}
+        kept: list[int] = []
+        count = 0
+        is_kept = False
+        for name in names:
+            if is_kept is (name in _OF_THE_HOP):
+                # What is forwarded is taken in as few pieces as there are.
+                is_kept = not is_kept
+                lines += b"(" if is_kept else b")"
+                if is_kept:
+                    kept.append(count)
+                    count += 1
+            lines += re.escape(name.encode()) + b":"
+            taken = _OF_THE_HOP.get(name) or _FORWARDED.get(name)
+            if taken is None:
+                lines += value
+            else:
+                groups[name] = count
+                count += 1
+                lines += b"(%b)" % taken.replace(b"%b", character).replace(b"%v", value)
+            lines += b"\n"
+        self.match = header_pattern("SEND", lines + (b")" if is_kept else b""))
+        self.uses = 0
+        self._kept = tuple(kept)
+        self._destination = groups.pop("destination")
+        self._length = groups.pop("content-length")
+        self._priority = groups.pop("priority", None)
+        self._persistent = groups.pop("persistent", None)
+        self._receipt = groups.pop("receipt", None)
+        self._rest = groups
+        """What most do not say: name and place."""
+
+    def read(self, data: bytes, start: int, into: list[Frame | Request], body_bytes_max: int) -> int:
+        match = self.match
+        at_destination, at_length = self._destination, self._length
+        at_priority, at_persistent, at_receipt = self._priority, self._persistent, self._receipt
+        first, *others = self._kept
+        rest = self._rest
+        size = len(data)
+        while start < size and (found := match(data, start)) is not None:
+            said = found.groups()
+            body_start = found.end()
+            length = int(said[at_length])
+            body_end = body_start + length
+            if (
+                body_end >= size
+                or data[body_end]
+                or length > body_bytes_max
+                or body_start - start > HEADER_BYTES_MAX
+                or (destination := _destination(said[at_destination])) is None
+            ):
+                break
+            header = said[first]
+            if others:
+                header = b"".join([said[kept] for kept in self._kept])
+            if not header.isascii() and not is_utf8(header):
+                break
+            if at_priority is None:
+                header = DEFAULT_PRIORITY_LINE + header
+                priority = PRIORITY_DEFAULT
+            else:
+                priority = _PRIORITIES[said[at_priority]]
+            persistent = at_persistent is not None and said[at_persistent] == b"true"
+            message = Message(priority, persistent, 0, header, data[body_start:body_end])
+            send = Send(destination, message)
+            if rest and not self._add_rest(send, said):
+                break
+            into.append(send if at_receipt is None else (send, said[at_receipt].decode()))
+            start = body_end + 1
+        return start
+
+    def _add_rest(self, send: Send, said: tuple[bytes, ...]) -> bool:
+        """False if something of it is not read here."""
+        for name, at in self._rest.items():
+            value = said[at]
+            match name:
+                case "expires":
+                    send.message.expires_ms = int(value)
+                case "JMSXGroupID":
+                    send.message.group = value.decode()
+                case "transaction":
+                    send.transaction = value.decode()
+                case "truenext-producer":
+                    send.producer = value.decode()
+                case _:
+                    send.number = int(value)
+                    if send.number > PRODUCER_NUMBER_MAX:
+                        return False
+        return True
+
+
+class AckShape:
+    """Reads ACKs of STOMP 1.2."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        lines = b""
+        groups: dict[str, int] = {}
+        count = 1
+        for name in names:
+            taken = _OF_ACK.get(name)
+            lines += re.escape(name.encode()) + b":"
+            if taken is None:
+                lines += _OTHER_OF_ACK
+            else:
+                groups[name] = count
+                count += taken.count(b")") + 1
+                lines += b"(%b)" % taken.replace(b"%b", _CHARACTER)
+            lines += b"\n"
+        self.match = header_pattern("ACK", lines, rb"\0")
+        self.uses = 0
+        self._id = groups["id"]
+        self._receipt = groups.get("receipt", 0)
+        self._transaction = groups.get("transaction", 0)
+
+    def read(self, data: bytes, start: int, into: list[Frame | Request], body_bytes_max: int) -> int:
+        match = self.match
+        at_sequence, at_subscription = self._id, self._id + 1
+        at_receipt, at_transaction = self._receipt, self._transaction
+        while (found := match(data, start)) is not None:
+            start = found.end()
+            ack = Ack(found[at_subscription].decode(), int(found[at_sequence]))
+            if at_transaction:
+                ack.transaction = found[at_transaction].decode()
+            into.append((ack, found[at_receipt].decode()) if at_receipt else ack)
+        return start
+
+
+@lru_cache(maxsize=_DESTINATIONS_KEPT)
+def _destination(address: bytes) -> Destination | None:
+    """None if requests.py has to look at it."""
+    if b"/temp-" in address:
+        return None
+    try:
+        destination = parse(address.decode(), "")
+    except (UnicodeDecodeError, RemoteProtocolError):
+        return None
+    return destination if destination.kind in _KINDS else None
+
+
+def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Request]:
+    if command == "SEND" and _is_read_here(set(names)):
+        return SendShape(version, names)
+    # Of our own names there are some that an ACK must not have.
+    is_usual = "id" in names and "content-length" not in names and not any(name.startswith(OURS) for name in names)
+    if command == "ACK" and version is Version.V1_2 and is_usual:
+        return AckShape(names)
+    return FrameShape[Request](version, command, names)
+
+
+def _is_read_here(names: set[str]) -> bool:
+    """Of a SEND."""
+    return (
+        {"destination", "content-length"} <= names
+        and names.isdisjoint(_ELSEWHERE)
+        and ("truenext-producer" in names) is ("truenext-number" in names)
+    )
+
+
+REQUESTS: Shapes[Request] = Shapes(_shape)
+"""For a broker."""

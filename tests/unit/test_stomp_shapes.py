@@ -1,0 +1,480 @@
+"""Does a frame mean the same, whether it is read by a shape or the general way?
+
+The yardstick is the decoder as it was before there were shapes (decoder_without_shapes.py): frames, forwarded lines,
+commands, receipts and errors, for streams that repeat their header names and are nearly plain, cut anywhere.
+
+TRUENEXT_EXAMPLES=20000 pytest tests/unit/test_stomp_shapes.py       longer
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.decoder_without_shapes import DecoderWithoutShapes
+from tests.unit.mutation import mutated
+from truenext.commands import Command
+from truenext.errors import RemoteProtocolError
+from truenext.limits import HEADER_BYTES_MAX
+from truenext.wire.stomp import codec, direct, shapes
+from truenext.wire.stomp.codec import Decoder
+from truenext.wire.stomp.direct import Request, SendShape
+from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.server import StompServer
+from truenext.wire.stomp.shapes import FrameShape, Shape, Shapes
+
+VERSIONS = list(Version)
+BODY_BYTES_MAX = 40
+"""Small, so that bodies that are too large are met."""
+
+# ---- Streams ----
+
+NAMES = [
+    *("destination", "content-length", "priority", "persistent", "expires", "receipt", "transaction", "reply-to"),
+    *("truenext-producer", "truenext-number", "JMSXGroupID", "id", "message-id", "subscription", "x", "content-type"),
+    *("redelivered", "truenext-sequence", "AMQ_SCHEDULED_DELAY", "colour", "a b", "n\u00e4me"),
+]
+VALUES = {
+    "destination": [
+        *("/queue/a", "/queue/a", "b", "/topic/t", "/temp-queue/r", "/queue/a,/topic/t", "/queue/>", "/control/x"),
+        *("/queue/\u00e4", "/subscription/a,b", "", "/queue/a?b=c", "/remote-temp-queue/s/r", "/remote-temp-topic/s/r"),
+    ],
+    "content-length": ["4", "4", "4", "0", "04", "41", "5", "x", "99999999999", "\u0665"],
+    "priority": [*"0123456789", "10", "-1", "04", "x", ""],
+    "persistent": ["true", "false", "TRUE", "yes", ""],
+    "expires": ["0", "-1", "1700000000000", "9" * 18, "9" * 19, "9" * 20, "x"],
+    "receipt": ["r1", "r2", "r" * 255, "r" * 256, "\u00e4", ""],
+    "transaction": ["t", "\u00e4", "", "t" * 300],
+    "truenext-producer": ["p", "", "p" * 256, "\u00e4"],
+    "truenext-number": ["1", "2", "9" * 18, str(2**63 - 1), str(2**63), "x"],
+    "JMSXGroupID": ["g", "", "g" * 255, "g" * 256, "\u00e4"],
+    "id": ["1@s", "22@s", "22@", "x@s", "1@s@s", "1@\u00e4", "9" * 19 + "@s", "9" * 20 + "@s", "1@" + "s" * 300],
+    "reply-to": ["/queue/r", "/temp-queue/r"],
+    "AMQ_SCHEDULED_DELAY": ["0", "100"],
+}
+OTHERS = ["1", "v", "", " v ", "two words", "\u00e4\u20ac", "v:w", "v\\cw", "v\\n", "\\", "v\rw", "v\r"]
+BETWEEN = ["", "", "", "\n", "\n", "\n\n", "\r\n", "\0", "\r", " "]
+OFTEN = [
+    ("SEND", ("destination", "content-length")),
+    ("SEND", ("destination", "priority", "x", "content-length")),
+    ("SEND", ("destination", "persistent", "receipt", "priority", "x", "content-length")),
+    ("SEND", ("receipt", "destination", "transaction", "x", "content-length", "colour")),
+    ("SEND", ("truenext-producer", "destination", "truenext-number", "content-length", "expires", "JMSXGroupID")),
+    ("SEND", ("destination", "x")),
+    ("ACK", ("id",)),
+    ("ACK", ("id", "receipt")),
+    ("ACK", ("transaction", "id", "x")),
+    ("ACK", ("message-id", "subscription")),
+    ("MESSAGE", ("subscription", "message-id", "destination", "content-length")),
+    ("MESSAGE", ("message-id", "x")),
+]
+
+
+def stream(dice: random.Random) -> bytes:
+    """Frames of a few shapes; some have a value that is not plain, some are wrong in another way."""
+    used = dice.choices(OFTEN, k=dice.choice([1, 1, 2, 3]))
+    if dice.random() < 0.3:
+        names = tuple(dice.choices(NAMES, k=dice.randint(0, 6)))
+        used.append((dice.choice(["SEND", "ACK", "MESSAGE", "NACK", "FOO"]), names))
+    oddity = dice.choice([0.0, 0.1, 0.3])
+    made = b""
+    for _ in range(dice.randint(1, 12)):
+        made += frame(dice, *dice.choice(used), oddity) + dice.choice(BETWEEN[:5] if oddity == 0 else BETWEEN).encode()
+        if dice.random() < 0.02:
+            made += b"DISCONNECT\n\n\0"
+    return made
+
+
+def frame(dice: random.Random, command: str, names: tuple[str, ...], oddity: float) -> bytes:
+    values = {name: VALUES[name][0] if name in VALUES else dice.choice("abc") for name in names}
+    if "priority" in values:
+        values["priority"] = dice.choice("0123456789")
+    body = b"" if command == "ACK" else dice.choice([b"body", b"body", b"bo\0y", b"\n\0\n\0"])
+    again = b""
+    behind = b""
+    blank = b"\n"
+    # Rarely two things at once: the one would hide the other.
+    while names and dice.random() < oddity:
+        name = dice.choice(names)
+        match dice.randint(0, 9):
+            case 0 | 1 | 2:
+                values[name] = dice.choice(VALUES.get(name, OTHERS))
+            case 3 | 4:
+                values[name] = dice.choice(OTHERS)
+            case 5:
+                body = dice.choice([b"", b"some", b"longer than it says", b"v" * BODY_BYTES_MAX])
+            case 6:
+                body = dice.choice([b"v" * BODY_BYTES_MAX, b"v" * (BODY_BYTES_MAX + 1), b"ACK\nid:7@s\n\n\0"])
+                if "content-length" in values:
+                    values["content-length"] = str(len(body))
+            case 7:
+                again = dice.choice([f"{name}:again\n".encode(), b"x:9\n", b"nothing\n"])
+            case 8:
+                behind = b"\xff"
+            case _:
+                values[name] += "v" * (HEADER_BYTES_MAX - dice.choice([0, 20, 100]))
+                blank = dice.choice([b"\n", b"\n", b"\r\n\r\n"])
+    if "content-length" not in names:
+        body = body.replace(b"\0", b"x")
+    lines = [f"{each}:{values[each]}".encode() + (behind if each == names[-1] else b"") + b"\n" for each in names]
+    lines.insert(dice.randint(0, len(lines)), again)
+    return command.encode() + b"\n" + b"".join(lines) + blank + body + b"\0"
+
+
+def pieces_of(dice: random.Random, data: bytes) -> list[bytes]:
+    match dice.randint(0, 3):
+        case 0:
+            return [data]
+        case 1:
+            at = dice.randint(0, len(data))
+            return [data[:at], data[at:]]
+        case 2 if len(data) < 2000:
+            return [data[at : at + 1] for at in range(len(data))]
+        case _:
+            cuts = sorted(dice.randint(0, len(data)) for _ in range(dice.randint(1, 6)))
+            return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+# ---- What is said of them ----
+
+Outcome = tuple[list[object], str, str | None]
+
+
+def frames_of(decoder: Decoder[Frame] | DecoderWithoutShapes, version: Version, pieces: list[bytes]) -> Outcome:
+    """Frames with their lines, and the error, if one ends them."""
+    decoder.version = version
+    frames: list[object] = []
+    try:
+        for data in pieces:
+            while read := decoder.receive(data):
+                data = b""
+                frames += [(each.command, each.headers, each.body, each.lines) for each in read]
+    except RemoteProtocolError as error:
+        return frames, str(error), None
+    return frames, "", None
+
+
+def connected(version: Version, decoder: Decoder[Request] | DecoderWithoutShapes) -> StompServer:
+    one = StompServer(session_id="s", identity="b1", server_name="truenext/1")
+    decoder.version = version
+    # Its protocol asks the decoder alone what came.
+    one._protocol._decoder = decoder  # type: ignore[assignment]
+    one._requests.agree(version, "")
+    one._protocol.agree(version)
+    one.replies.agree(version)
+    return one
+
+
+def commands_of(one: StompServer, pieces: list[bytes]) -> Outcome:
+    """Commands, each with the receipt that a refusal of it would name; the error; what the error names."""
+    commands: list[object] = []
+    command: Command
+    try:
+        for data in pieces:
+            for command in one.receive(data):
+                commands.append((command, one.receipt_in_question))
+    except RemoteProtocolError as error:
+        return commands, str(error), one.receipt_in_question
+    return commands, "", one.receipt_in_question
+
+
+def difference(seed: int, frame_shapes: Shapes[Frame], request_shapes: Shapes[Request]) -> str:
+    """What shapes change of what one stream means; nothing, one hopes."""
+    dice = random.Random(seed)
+    version = dice.choice(VERSIONS)
+    pieces = pieces_of(dice, stream(dice))
+    expected = frames_of(DecoderWithoutShapes(BODY_BYTES_MAX), version, pieces)
+    found = frames_of(Decoder(frame_shapes, BODY_BYTES_MAX), version, pieces)
+    if found != expected:
+        return f"seed {seed}, STOMP {version.value}, {pieces}: frames {found}, not {expected}"
+    expected = commands_of(connected(version, DecoderWithoutShapes(BODY_BYTES_MAX)), pieces)
+    found = commands_of(connected(version, Decoder(request_shapes, BODY_BYTES_MAX)), pieces)
+    if found != expected:
+        return f"seed {seed}, STOMP {version.value}, {pieces}: commands {found}, not {expected}"
+    return ""
+
+
+def new_shapes() -> tuple[Shapes[Frame], Shapes[Request]]:
+    return Shapes(FrameShape), Shapes(direct._shape)
+
+
+SHARED = new_shapes()
+"""Known to all examples, as to all connections of a broker."""
+
+
+@settings(
+    max_examples=int(os.environ.get("TRUENEXT_EXAMPLES", "1500")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(st.integers(0, 2**48))
+def test_a_frame_means_the_same_with_shapes_and_without(seed: int) -> None:
+    assert difference(seed, *SHARED) == ""
+
+
+def long_stream(command: str, names: tuple[str, ...]) -> bytes:
+    dice = random.Random(1)
+    return b"".join(frame(dice, command, names, 0.0) + b"\n" * (number % 2) for number in range(5))
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.value)
+@pytest.mark.parametrize(("command", "names"), OFTEN)
+def test_a_frame_means_the_same_wherever_it_is_cut(version: Version, command: str, names: tuple[str, ...]) -> None:
+    frame_shapes, request_shapes = new_shapes()
+    data = long_stream(command, names)
+    whole = frames_of(DecoderWithoutShapes(), version, [data])
+    expected = commands_of(connected(version, DecoderWithoutShapes()), [data])
+    for at in range(len(data) + 1):
+        pieces = [data[:at], data[at:]]
+        assert frames_of(Decoder(frame_shapes), version, pieces) == whole
+        if command != "MESSAGE":
+            assert commands_of(connected(version, Decoder(request_shapes)), pieces) == expected
+
+
+# ---- What is learned, and what that may cost ----
+
+
+class Made:
+    """Counts the shapes that are made."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.book: Shapes[Frame] = Shapes(self.make)
+        self.last: Shape[Frame] | None = None
+
+    def make(self, version: Version, command: str, names: tuple[str, ...]) -> Shape[Frame]:
+        self.count += 1
+        self.last = FrameShape(version, command, names)
+        return self.last
+
+
+def send_of(*names: str) -> bytes:
+    return b"SEND\n" + b"".join(b"%b:v\n" % name.encode() for name in names) + b"\nbody\0"
+
+
+def receive(book: Shapes[Frame], *pieces: bytes) -> Decoder[Frame]:
+    decoder = Decoder(book)
+    decoder.version = Version.V1_2
+    for data in pieces:
+        assert len(decoder.receive(data)) == data.count(b"\0")
+    return decoder
+
+
+def test_a_shape_is_made_when_it_came_twice() -> None:
+    made = Made()
+    receive(made.book, send_of("a", "b"))
+    assert made.count == 0
+    receive(made.book, send_of("a", "b"))
+    assert made.count == 1
+
+
+def test_connections_share_their_shapes() -> None:
+    made = Made()
+    for _ in range(10):
+        receive(made.book, send_of("a") * 4)
+    assert made.count == 1
+
+
+def test_a_frame_of_a_known_shape_is_read_by_it() -> None:
+    made = Made()
+    decoder = receive(made.book, send_of("a") * 4)
+    with mock.patch.object(Decoder, "_careful_headers"), mock.patch.object(codec, "Frame", side_effect=AssertionError):
+        assert decoder.receive(send_of("a") * 100) == [Frame("SEND", {"a": "v"}, b"body", b"a:v\n")] * 100
+
+
+def test_who_repeats_nothing_is_not_looked_at_every_time() -> None:
+    made = Made()
+    with mock.patch.object(Shapes, "of", autospec=True, side_effect=Shapes.of) as of:
+        receive(made.book, b"".join(send_of(f"a{number}") for number in range(6400)))
+    assert made.count == 0
+    assert of.call_count <= 110
+
+
+def test_who_does_something_else_now_is_not_slowed_by_what_he_did_before() -> None:
+    made = Made()
+    decoder = receive(made.book, send_of("a") * 4)
+    assert decoder._shapes
+    for number in range(40):
+        assert len(decoder.receive(send_of(f"b{number}"))) == 1
+    assert not decoder._shapes
+
+
+def test_there_are_few_shapes_however_many_are_said() -> None:
+    made = Made()
+    for number in range(1000):
+        receive(made.book, *[send_of(f"a{number}")] * 4)
+    assert made.count == shapes.SHAPES_MAX == len(made.book._known)
+    assert len(made.book._candidates) <= shapes.CANDIDATES_MAX
+
+
+def test_a_shape_that_comes_often_takes_the_place_of_one_that_nobody_uses() -> None:
+    made = Made()
+    used = receive(made.book, *[send_of("used")] * 4)
+    for number in range(shapes.SHAPES_MAX - 1):
+        receive(made.book, *[send_of(f"a{number}")] * 4)
+    forgotten = made.last
+    assert forgotten is not None
+    for number in range(shapes.SHAPES_MAX):
+        assert len(used.receive(send_of("used"))) == 1
+        for _ in range(shapes.OFTEN):
+            receive(made.book, send_of(f"b{number}"))
+    assert made.count == 2 * shapes.SHAPES_MAX
+    assert [names for _, _, names in made.book._known].count(("used",)) == 1
+    # Whoever still has it keeps nothing of what it was made of, and is served the general way.
+    assert forgotten.match is shapes._never
+    assert forgotten.read(send_of("a62"), 0, [], BODY_BYTES_MAX) == 0
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"a{number}" for number in range(shapes.NAMES_MAX + 1)],
+        ["a" * (shapes.NAMES_BYTES_MAX + 1)],
+        ["with space"],
+        ["n\u00e4me"],
+        ["a(b"],
+        [],
+    ],
+)
+def test_names_that_are_many_long_or_strange_are_no_shape(names: list[str]) -> None:
+    made = Made()
+    receive(made.book, send_of(*names) * 8)
+    assert made.count == 0
+
+
+def test_only_what_comes_once_for_each_message_has_a_shape() -> None:
+    made = Made()
+    receive(made.book, *[b"BEGIN\ntransaction:t\n\n\0"] * 8, *[b"RECEIPT\nreceipt-id:1\n\n\0"] * 8)
+    assert made.count == 0
+
+
+@pytest.mark.parametrize("command", ["SEND", "MESSAGE"])
+def test_of_a_topic_with_many_queues_a_shape_is_used_too(command: str) -> None:
+    book: Shapes[Request] = Shapes(direct._shape)
+    one = connected(Version.V1_2, Decoder(book))
+    for _ in range(4):
+        list(one.receive(b"SEND\ndestination:/topic/t\ncontent-length:1\n\nx\0"))
+    assert [type(shape) for shape in one._protocol._decoder._shapes] == [SendShape]
+
+
+# ---- Faults ----
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+value_pattern, header_pattern = shapes.value_pattern, shapes.header_pattern
+
+
+def _values_may_have(patch: pytest.MonkeyPatch, character: bytes) -> None:
+    for module in (shapes, direct):
+        patch.setattr(module, "value_pattern", lambda version: value_pattern(version).replace(character, b""))
+
+
+def a_value_may_have_a_colon(patch: pytest.MonkeyPatch) -> None:
+    _values_may_have(patch, b":")
+
+
+def an_escape_is_taken_as_it_stands(patch: pytest.MonkeyPatch) -> None:
+    _values_may_have(patch, rb"\\")
+
+
+def a_value_may_have_a_carriage_return(patch: pytest.MonkeyPatch) -> None:
+    _values_may_have(patch, rb"\r")
+
+
+def a_space_of_stomp_1_0_is_kept(patch: pytest.MonkeyPatch) -> None:
+    _values_may_have(patch, b" ")
+
+
+def a_line_more_than_its_names_is_passed_over(patch: pytest.MonkeyPatch) -> None:
+    """Of a repeated header the last counts, or both."""
+
+    def faulty(command: str, lines: bytes, behind: bytes = b"") -> object:
+        return header_pattern(command, rb"(?:[^:\n]+:[^\n]*\n)??" + lines, behind)
+
+    for module in (shapes, direct):
+        patch.setattr(module, "header_pattern", faulty)
+
+
+def nobody_looks_whether_it_is_utf_8(patch: pytest.MonkeyPatch) -> None:
+    for module in (shapes, direct):
+        patch.setattr(module, "is_utf8", lambda _: True)
+
+
+def _mutated(owner: type, name: str, old: str, new: str) -> Fault:
+    return lambda patch: patch.setattr(owner, name, mutated(getattr(owner, name), old, new))
+
+
+MUTATIONS: dict[str, Fault] = {
+    "a header is taken from the frame before": _mutated(
+        FrameShape, "read", "headers = dict(", "headers = getattr(into[-1] if into else None, 'headers', {}) | dict("
+    ),
+    "a priority is taken from the frame before": _mutated(
+        SendShape,
+        "read",
+        "priority = _PRIORITIES[said[at_priority]]",
+        "priority = into[-1].message.priority if into and type(into[-1]) is Send else _PRIORITIES[said[at_priority]]",
+    ),
+    "a frame that is too long in its header is taken": _mutated(
+        SendShape, "read", "or body_start - start > HEADER_BYTES_MAX", ""
+    ),
+    "a header that is too long is a frame": _mutated(
+        FrameShape, "read", "body_start - start > HEADER_BYTES_MAX or", ""
+    ),
+    "a body that is too long is taken": _mutated(SendShape, "read", "or length > body_bytes_max", ""),
+    "a body that is too long is a frame's": _mutated(FrameShape, "read", "(body_bytes_max if", "(10**9 if"),
+    "an ACK may have a body": _mutated(FrameShape, "read", "if has_body else 0", "if has_body else 9"),
+    "nobody looks for the NUL behind the body": _mutated(SendShape, "read", "or data[body_end]", ""),
+    "nobody looks for the NUL behind the body of a frame": _mutated(FrameShape, "read", "or data[body_end]", ""),
+    "a body that is not all there yet is taken": _mutated(
+        SendShape, "read", "body_end >= size\n            or data[body_end]", "data[body_end : body_end + 1] > b'0'"
+    ),
+    "a receipt is forgotten": _mutated(
+        SendShape, "read", "send if at_receipt is None else (send, said[at_receipt].decode())", "send"
+    ),
+    "what concerns the SEND alone is forwarded": _mutated(
+        SendShape, "__init__", "if is_kept is (name in _OF_THE_HOP):", "if not is_kept:"
+    ),
+    "a message says no priority": _mutated(SendShape, "read", "header = DEFAULT_PRIORITY_LINE + header", ""),
+    "a number may be too large": _mutated(SendShape, "_add_rest", "> PRODUCER_NUMBER_MAX", "> 10**99"),
+    "a SEND may come behind a DISCONNECT": _mutated(
+        StompServer, "_check", 'self._protocol.check(Frame("SEND" if isinstance(command, Send) else "ACK", {}))', "pass"
+    ),
+}
+
+FAULTS: dict[str, Fault] = {
+    **{
+        fault.__name__.replace("_", " "): fault
+        for fault in (
+            a_value_may_have_a_colon,
+            an_escape_is_taken_as_it_stands,
+            a_value_may_have_a_carriage_return,
+            a_space_of_stomp_1_0_is_kept,
+            a_line_more_than_its_names_is_passed_over,
+            nobody_looks_whether_it_is_utf_8,
+        )
+    },
+    **MUTATIONS,
+}
+
+
+def seeds() -> Iterator[int]:
+    first = random.randrange(10**9)
+    print("seeds from", first)
+    return iter(range(first, first + 40_000))
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_seen(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    made = new_shapes()
+
+    def is_seen(seed: int) -> bool:
+        try:
+            return difference(seed, *made) != ""
+        except Exception:
+            return True
+
+    assert any(map(is_seen, seeds()))
