@@ -407,6 +407,32 @@ def test_a_body_full_of_what_looks_like_frames_delays_no_check(
     assert any("too much looks like a frame" in line for line in check(in_journal))
 
 
+def test_numbers_in_an_old_batch_of_a_file_that_is_used_again_are_no_damage(
+    in_journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of a segment is small, and many numbers of a history are; check called such a journal damaged."""
+    monkeypatch.setattr(salvaged_journal, "SEARCH_BYTES_MAX", 1 << 20)
+    (path,) = segments(in_journal)
+    content = bytearray(path.read_bytes())
+    end = frames(path)[-1][1]
+    consumers_and_times = struct.pack("<IIQQ", 7, 500_000, 1, 1_790_000_000_000_000)
+    content[end:] = (consumers_and_times * len(content))[: len(content) - end]
+    path.write_bytes(content)
+    assert check(in_journal) == []
+
+
+@pytest.mark.parametrize("lost", [1, 2, 4])
+def test_a_good_frame_is_found_however_many_before_it_are_lost(in_journal: Path, lost: int) -> None:
+    (path,) = segments(in_journal)
+    content = bytearray(path.read_bytes())
+    of_frames = frames(path)
+    assert len(of_frames) > lost + 1
+    begin, behind = of_frames[-1 - lost][0], of_frames[-1][0]
+    content[begin:behind] = b"x" * (behind - begin)
+    path.write_bytes(content)
+    assert f"bytes {begin} to {behind - 1} cannot be read" in "\n".join(check(in_journal))
+
+
 def test_a_sector_that_the_disk_does_not_give_costs_what_was_in_it(
     in_journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

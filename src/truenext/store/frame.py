@@ -49,6 +49,13 @@ def payload_at(content: memoryview, offset: int, segment: int, number: int, salt
     return content[offset + FRAME.size : end]
 
 
+def may_follow(number: int, last: int, between: int) -> bool:
+    """A frame of this number may begin `between` bytes behind the end of frame `last`: the missing ones fit in
+    between. Of what only looks like a frame, as numbers in an old batch of a file that is used again, hardly any may.
+    """
+    return last < number <= last + 1 + between // FRAME.size
+
+
 def needed_by_first(content: memoryview, segment: int, number: int) -> int:
     """Bytes that the file of this segment was made with, for its first frame to have place; 0 if that is not this one.
 

@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from truenext.store.folder import allocate, clear, sync_folder, write
-from truenext.store.frame import CHECKSUM, FRAME, REST, SEGMENT_AT, cut, is_flipped, needed_by_first, payload_at
+from truenext.store.frame import (
+    CHECKSUM,
+    FRAME,
+    REST,
+    SEGMENT_AT,
+    cut,
+    is_flipped,
+    may_follow,
+    needed_by_first,
+    payload_at,
+)
 from truenext.store.trouble import damage
 
 if TYPE_CHECKING:
@@ -153,12 +163,13 @@ class Journal:
             start = at - SEGMENT_AT
             if start + FRAME.size <= len(content):
                 number = FRAME.unpack_from(content, start)[3]
-                suspects += number > self._number
-                if number > self._number and payload_at(whole, start, segment, number, self._salt) is not None:
-                    raise self._damage(
-                        f"frame {self._number + 1} at byte {end} of segment {segment:016x} is unreadable, "
-                        f"and frame {number} behind it is not"
-                    )
+                if may_follow(number, self._number, start - end):
+                    suspects += 1
+                    if payload_at(whole, start, segment, number, self._salt) is not None:
+                        raise self._damage(
+                            f"frame {self._number + 1} at byte {end} of segment {segment:016x} is unreadable, "
+                            f"and frame {number} behind it is not"
+                        )
             at = content.find(needle, at + 1)
 
     def _write_last_again(self) -> None:

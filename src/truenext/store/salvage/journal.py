@@ -20,6 +20,7 @@ from truenext.store.frame import (
     SEGMENT_AT,
     cut,
     is_flipped,
+    may_follow,
     needed_by_first,
     payload_at,
 )
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 SEARCH_BYTES_MAX = 1 << 34
 """Bytes of one segment, some of them many times, whose checksum is computed to find good frames behind a damaged one: a
 sender can put what looks like frames into a body, and this keeps the search within about ten seconds."""
+
+UNKNOWN_BYTES = 1 << 62
+"""As many as anybody likes."""
 
 READ_BYTES = 64 * 1024
 """Bytes of the journal that are lost with one that the disk does not give."""
@@ -56,6 +60,8 @@ class SalvagedJournal:
         """Open file of each segment that was read."""
         self._last: int | None = None
         """Number of the last frame; None if none is known."""
+        self._unread = 0
+        """Bytes of the segments before, behind the last frame."""
         self._history = b""
         """The last chunk of it that a batch has."""
         self._torn = ""
@@ -110,6 +116,8 @@ class SalvagedJournal:
             for segment, path in paths.items():
                 if segment != expected:
                     self._findings.add("journal", f"segments {expected:016x} to {segment - 1:016x} are missing")
+                    # Nobody knows how many frames they had.
+                    self._unread = UNKNOWN_BYTES
                 expected = segment + 1
                 yield from self._of_segment(
                     self._held(segment, path, salt), segment_bytes, is_newest=segment == max(paths)
@@ -168,11 +176,13 @@ class SalvagedJournal:
                 missing = f"frame {last + 1} is" if number == last + 2 else f"frames {last + 1} to {number - 1} are"
                 self._findings.add(segment.file, f"{missing} missing in front of byte {offset}")
             self._last = number
+            self._unread = 0
             batch = self._decoded(payload, offset + FRAME.size, segment.file)
             if batch is not None:
                 yield batch, segment.number, offset + FRAME.size
             offset += FRAME.size + len(payload)
         self._look_behind(segment, offset, segment_bytes, is_newest=is_newest)
+        self._unread += segment.size - offset
 
     def _look_behind(self, segment: _Segment, offset: int, segment_bytes: int, *, is_newest: bool) -> None:
         """No good frame begins from `offset` on."""
@@ -206,9 +216,11 @@ class SalvagedJournal:
         while at >= 0:
             start = at - SEGMENT_AT
             if start + FRAME.size <= segment.size:
-                if segment.frame(start, self._last)[1] is not None:
-                    return start
-                left -= min(FRAME.unpack_from(segment.held, start)[1], segment.size - start)
+                _, size, _, number = FRAME.unpack_from(segment.held, start)
+                if self._last is None or may_follow(number, self._last, self._unread + start - offset):
+                    if segment.frame(start, self._last)[1] is not None:
+                        return start
+                    left -= min(size, segment.size - start)
             if left < 0:
                 what = f"what stands behind byte {start} was not searched: too much looks like a frame"
                 self._findings.add(segment.file, what)
