@@ -123,11 +123,15 @@ LAZY_COMMIT_SECONDS = 0.025
 HISTORY_SECONDS = 0.05
 """Longest time in which history of what is durable is not in its file yet."""
 
-WRITE_AT_ONCE_BYTES_MAX = 64 * 1024
-"""Bytes of a batch, at most, that the event loop writes itself."""
+WRITE_SECONDS_MAX = 0.002
+"""Longest time for which the event loop expects to write a batch itself; after a write that took longer the store's
+thread has all of them, until one was quicker."""
+
+SMALL_BATCH_BYTES = 64 * 1024
+"""Bytes of a batch whose size is not what its write takes time for."""
 
 WRITE_AT_ONCE_SECONDS_MAX = 0.0005
-"""Average time of such writes, at most; a slower disk gets even the small batches by the store's thread."""
+"""Average time of small writes, at most; of a disk that is slower the event loop does not wait at all."""
 
 ROOM_SECONDS = 0.1
 """Time between two looks at whether those may be read on who wait for room on the disk."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from truenext.batch import Batch
-from truenext.broker import committer
+from truenext.broker import pace
 from truenext.cli import main, serve
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
@@ -55,6 +55,6 @@ if __name__ == "__main__":
     # Nothing is written by the event loop: it has to go on while the disk is held.
     with (
         mock.patch.object(serve, "EmbeddedStore", HeldStore),
-        mock.patch.object(committer, "WRITE_AT_ONCE_SECONDS_MAX", -1),
+        mock.patch.object(pace, "WRITE_AT_ONCE_SECONDS_MAX", -1),
     ):
         main.main(sys.argv[2:])

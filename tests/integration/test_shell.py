@@ -13,7 +13,7 @@ from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient
 from truenext.batch import Batch
-from truenext.broker import committer
+from truenext.broker import pace
 from truenext.broker.config import Configuration
 from truenext.broker.settings import BrokerSettings
 from truenext.cli import serve
@@ -239,7 +239,7 @@ def test_a_store_is_not_closed_in_the_middle_of_a_batch_when_the_broker_fails() 
     with (
         mock.patch.object(serve, "MemoryStore", StoreThatSeesItsEnd),
         mock.patch.object(serve, "new_event_loop", StoreThatSeesItsEnd.new_event_loop),
-        mock.patch.object(committer, "WRITE_AT_ONCE_SECONDS_MAX", -1),
+        mock.patch.object(pace, "WRITE_AT_ONCE_SECONDS_MAX", -1),
         mock.patch.object(serve, "_spare_the_collector"),
         mock.patch("sys.setswitchinterval"),
         pytest.raises(TruenextError, match=r"internal error, the broker stops: .*a bug"),

@@ -62,14 +62,15 @@ TUNING = {
     "SEQUENCE_MAX",
     "SEQUENCE_RESERVE",
     "SHOWN_PIECE",
+    "SMALL_BATCH_BYTES",
     "STORE_TRANSACTION_BYTES_MAX",
     "UNUSED_LOOK",
     "UNUSED_PIECE",
     "UNUSED_SECONDS",
     "UNUSED_SECONDS_SHORT",
     "WAITING_ANSWER_BYTES",
-    "WRITE_AT_ONCE_BYTES_MAX",
     "WRITE_AT_ONCE_SECONDS_MAX",
+    "WRITE_SECONDS_MAX",
 }
 """How the broker does something, of which nobody is told."""
 

@@ -3,8 +3,8 @@
 One batch at a time goes to the store; while its thread writes it the next one gathers in the engine. There is no timer
 in between: the disk sets the pace (group commit).
 
-A small batch on a fast disk is written by the event loop itself: handing it over and being called back costs more than
-the write. Source: docs/decisions/0016-small-batches-at-once.md
+A batch that the disk takes quickly (pace.py) is written by the event loop itself: handing it over and being called back
+costs more than the write. Source: docs/decisions/0016-small-batches-at-once.md, 0047-larger-batches-at-once.md
 """
 
 import threading
@@ -14,13 +14,11 @@ from queue import SimpleQueue
 from time import perf_counter
 
 from truenext.batch import Batch
+from truenext.broker.pace import Pace
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import History
-from truenext.limits import HISTORY_SECONDS, WRITE_AT_ONCE_BYTES_MAX, WRITE_AT_ONCE_SECONDS_MAX
+from truenext.limits import HISTORY_SECONDS
 from truenext.store.store import Store
-
-WEIGHT = 0.1
-"""Of the last write in the average of how long they take."""
 
 
 class Committer:
@@ -44,8 +42,7 @@ class Committer:
         """A batch is on its way; the next must wait."""
         self._is_thread_idle = True
         """It has nothing to write, not even history."""
-        self._seconds = 0.0
-        """How long a small write takes, on average."""
+        self._pace = Pace()
         self._flush_due: TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="truenext-store", daemon=True)
         self._thread.start()
@@ -56,11 +53,7 @@ class Committer:
         Raises: TruenextError if it cannot be written, and then none ever will be.
         """
         assert not self.is_busy
-        if (
-            batch.size + len(batch.history) <= WRITE_AT_ONCE_BYTES_MAX
-            and self._seconds <= WRITE_AT_ONCE_SECONDS_MAX
-            and self._is_thread_idle
-        ):
+        if self._is_thread_idle and self._pace.is_quick(batch.size + len(batch.history)):
             self._write(batch)
             return True
         self.is_busy = True
@@ -78,13 +71,17 @@ class Committer:
     # ---- At once ----
 
     def _write(self, batch: Batch) -> None:
-        if not batch.is_empty():
-            started = perf_counter()
-            self._store.apply(batch)
-            self._seconds += WEIGHT * (perf_counter() - started - self._seconds)
+        self._apply(batch, is_at_once=True)
         self._note(batch)
         if self._history is not None:
             self._flush_later()
+
+    def _apply(self, batch: Batch, *, is_at_once: bool) -> None:
+        if not batch.is_empty():
+            started = perf_counter()
+            self._store.apply(batch)
+            size = batch.size + len(batch.history)
+            self._pace.took(size, perf_counter() - started, is_at_once=is_at_once)
 
     # ---- History ----
 
@@ -118,11 +115,7 @@ class Committer:
     def _run(self) -> None:
         while (batch := self._handed_over.get()) is not None:
             try:
-                if not batch.is_empty():
-                    started = perf_counter()
-                    self._store.apply(batch)
-                    if batch.size <= WRITE_AT_ONCE_BYTES_MAX:
-                        self._seconds += WEIGHT * (perf_counter() - started - self._seconds)
+                self._apply(batch, is_at_once=False)
                 self._loop.call_soon_threadsafe(self._done, batch)
                 self._note(batch)
                 self._is_thread_idle = True

@@ -1,0 +1,113 @@
+"""Which batches does the event loop write itself, by what the disk does?"""
+
+import asyncio
+import threading
+from typing import cast
+
+import pytest
+
+from truenext.batch import Batch
+from truenext.broker import committer as committer_module
+from truenext.broker.committer import Committer
+from truenext.broker.pace import Pace
+from truenext.store.store import Store
+
+SMALL, LARGE = 10_000, 300_000
+
+
+def test_a_small_batch_is_written_at_once_until_the_disk_is_known() -> None:
+    assert Pace().is_quick(SMALL)
+
+
+def test_a_batch_of_two_hundred_messages_is_written_at_once_on_a_quick_disk() -> None:
+    pace = Pace()
+    for _ in range(100):
+        assert pace.is_quick(LARGE)
+        pace.took(LARGE, 0.001, is_at_once=True)
+
+
+def test_nobody_waits_for_a_batch_that_takes_long_even_on_a_quick_disk() -> None:
+    assert not Pace().is_quick(8 << 20)
+
+
+def test_of_a_disk_that_is_slow_for_each_byte_the_thread_has_the_large_batches() -> None:
+    pace = Pace()
+    for _ in range(50):
+        pace.took(LARGE, 0.004, is_at_once=False)
+        pace.took(SMALL, 0.0001, is_at_once=True)
+    assert pace.is_quick(SMALL)
+    assert not pace.is_quick(LARGE)
+
+
+def test_of_a_disk_that_is_slow_each_time_the_thread_has_all_batches() -> None:
+    pace = Pace()
+    for _ in range(50):
+        pace.took(SMALL, 0.0012, is_at_once=False)
+    assert not pace.is_quick(SMALL)
+
+
+def test_a_disk_that_was_slow_once_is_as_quick_as_its_next_quick_write() -> None:
+    pace = Pace()
+    pace.took(SMALL, 1.0, is_at_once=True)
+    assert not pace.is_quick(SMALL)
+    pace.took(LARGE, 0.5, is_at_once=False)
+    assert not pace.is_quick(SMALL)
+    pace.took(LARGE, 0.001, is_at_once=False)
+    assert pace.is_quick(SMALL) and pace.is_quick(LARGE)
+
+
+def test_a_large_batch_that_took_the_thread_its_time_says_nothing_of_small_ones() -> None:
+    pace = Pace()
+    pace.took(8 << 20, 0.03, is_at_once=False)
+    assert pace.is_quick(SMALL)
+
+
+class DiskThatTurnsSlow:
+    """A store whose writes take as long as it is told, by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.seconds = 0.0001
+        self.writers: list[int] = []
+        """Threads, one for each batch."""
+
+    def apply(self, _: Batch) -> None:
+        self.now += self.seconds
+        self.writers.append(threading.get_ident())
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def batch(number: int, size: int = SMALL) -> Batch:
+    made = Batch(number)
+    made.puts[b"key"] = b"record"
+    made.size = size
+    return made
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_after_one_slow_write_the_thread_has_them_until_the_disk_is_quick_again(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    disk = DiskThatTurnsSlow()
+    monkeypatch.setattr(committer_module, "perf_counter", lambda: disk.now)
+
+    async def run() -> list[bool]:
+        """Who wrote each of nine batches: True is the event loop."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Queue[Batch] = asyncio.Queue()
+        committer = Committer(cast(Store, disk), None, loop, committed=done.put_nowait, failed=fail)
+        for number, seconds in enumerate([0.0001, 0.0001, 0.0021, 0.01, 0.01, 0.0001, 0.0001, 0.0001, 0.0001], 1):
+            disk.seconds = seconds
+            while not committer._is_thread_idle:
+                await asyncio.sleep(0.001)
+            if not committer.commit(batch(number, size)):
+                await done.get()
+        committer.close()
+        return [writer == threading.get_ident() for writer in disk.writers]
+
+    is_at_once = asyncio.run(run())
+    # The third is the one that nobody could foresee; the sixth shows that the disk is quick again.
+    assert is_at_once == [True, True, True, False, False, False, True, True, True]
