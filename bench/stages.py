@@ -266,7 +266,7 @@ async def _serve(
     note: Callable[[FrameType, str, Any], None],
 ) -> None:
     loop = asyncio.get_running_loop()
-    broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1000, history=history)
+    broker = Broker(engine, store, loop, history=history)
     with closing(broker):
         await broker.start()
         listener = Listener(parse_url("stomp://127.0.0.1:0"), broker, loop, identity=identity, server_name="truenext")

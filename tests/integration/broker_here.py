@@ -1,7 +1,6 @@
 """A broker in the test's own process, so that a test can look into it or break it."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ async def broker_here(data: Path | None = None, *, connections_max: int = CONNEC
         history = History(data / "history", file_ended=lambda: None)
         embedded.sync_history = history.sync
     engine, recovered = recover(store, Policies(), history=history)
-    broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000, history=history)
+    broker = Broker(engine, store, loop, history=history)
     await broker.start(after_clean_stop=recovered.clean_stop)
     address = parse_url("stomp://127.0.0.1:0")
     listener = Listener(

@@ -112,14 +112,15 @@ class Broker:
         store: Store,
         loop: AbstractEventLoop,
         *,
-        clock_us: Callable[[], int],
+        clock_ns: Callable[[], int] = time.time_ns,
         steady_ns: Callable[[], int] = time.monotonic_ns,
         history: History | None = None,
     ) -> None:
-        """`clock_us` gives microseconds since the epoch, `steady_ns` nanoseconds of a clock that does not jump."""
+        """`clock_ns` gives nanoseconds since the epoch, `steady_ns` those of a clock that does not jump."""
         self._engine = engine
+        self._ledger = engine.ledger
         self._loop = loop
-        self._clock_us = clock_us
+        self._clock_ns = clock_ns
         self._steady_ns = steady_ns
         self._committer = Committer(store, history, loop, committed=self._on_committed, failed=self._on_failed)
         self._store = store
@@ -140,6 +141,8 @@ class Broker:
         """Reads the configuration file again; set by whoever knows it."""
         self._has_noted_login = False
         self._is_turn_due = False
+        self._has_ticked = False
+        """The clock was looked at for the turn that is due."""
         self._lazy_commit: TimerHandle | None = None
         self._stuck_audit = StuckAudit()
         self._next_look: TimerHandle | None = None
@@ -149,6 +152,7 @@ class Broker:
         """Done when nothing is in flight; only while stopping."""
         self.failure: Future[None] = loop.create_future()
         """Gets the error that ends this broker, if one does."""
+        self._has_failed = False
         # Bound methods, so that one look-up finds what a command does.
         self._actions: dict[type[Any], Callable[[Session, Any], None]] = {
             Send: engine.send,
@@ -196,7 +200,8 @@ class Broker:
         """
         engine = self._engine
         self._tick()
-        is_short = engine.ledger.room is not Room.PLENTY
+        self._has_ticked = True
+        is_short = self._ledger.room is not Room.PLENTY
         actions = self._actions
         self._schedule_turn()
         if self._asking.since and session in self._asking.since:
@@ -218,7 +223,7 @@ class Broker:
         if self._questions.out:
             self._questions.taken(session)
         # In a turn that is decided at its end.
-        if not self._is_turn_due and (self._engine.has_batch or self._engine.has_work):
+        if not self._is_turn_due and (self._ledger.has_batch or self._engine.has_work):
             self._schedule_turn()
 
     def lose(self, session: Session, *, is_blameless: bool = False) -> None:
@@ -247,7 +252,7 @@ class Broker:
     @property
     def has_room(self) -> bool:
         """Connections may be read. If not, `wait_for_room`."""
-        return self._engine.has_room
+        return self._ledger.has_room
 
     def wait_for_room(self, session: Session, *, on_disk: bool = False) -> None:
         """Call `read_on` of its peer when there is room for more commands; if `on_disk`, there as well."""
@@ -263,7 +268,7 @@ class Broker:
             self._room_check = self._loop.call_later(ROOM_SECONDS, self._check_room)
 
     def _read_on(self) -> None:
-        if not self._engine.has_room:
+        if not self._ledger.has_room:
             return
         has_disk = self._store.room is Room.PLENTY
         for session in [session for session, on_disk in self._waiting_for_room.items() if has_disk or not on_disk]:
@@ -303,7 +308,7 @@ class Broker:
         self._engine.stop()
         await self._drain()
         for batch in self._engine.last_batches():
-            if self.failure.done():
+            if self._has_failed:
                 # Not even that the stop was clean: it is not.
                 await self.failure
             self._write(batch)
@@ -321,10 +326,10 @@ class Broker:
     async def _drain(self) -> None:
         """Returns once nothing gathers and nothing is in flight, and what waited for that is said."""
         self._turn()
-        while self._committer.is_busy or self._engine.has_batch:
+        while self._committer.is_busy or self._ledger.has_batch:
             if not self._committer.is_busy:
                 self._commit_now()
-            if self.failure.done():
+            if self._has_failed:
                 await self.failure
             if self._committer.is_busy:
                 self._idle = self._loop.create_future()
@@ -342,24 +347,31 @@ class Broker:
     def _turn(self) -> None:
         # What this turn itself makes possible does not ask for another: that is decided at its end.
         self._is_turn_due = True
-        if not self.failure.done():
+        if not self._has_failed:
             self._take_turn()
         self._is_turn_due = False
-        if self.failure.done():
+        if self._has_failed:
             return
         if self._engine.has_work or self._slices.begun or self._look.begun:
             self._schedule_turn()
 
     def _take_turn(self) -> None:
-        engine = self._engine
-        self._tick()
+        engine, ledger = self._engine, self._ledger
+        if not self._has_ticked:
+            self._tick()
+        self._has_ticked = False
+        written: dict[Peer, None] = {}
         # The disk first: it works while we write to sockets.
-        if engine.is_batch_awaited:
+        if ledger.is_awaited:
             self._commit()
             if not self._committer.is_busy:
                 # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
-                for peer in self._answer(engine.take_answers()):
-                    peer.flush()
+                for peer, session in self._answer(engine.take_answers()).items():
+                    if session.consumers:
+                        # It may get messages in this turn as well; then both leave together.
+                        written[peer] = None
+                    else:
+                        peer.flush()
         answers, deliveries, reads, browse_slices, timer_reads, finished = engine.turn()
         for read in reads:
             self._pager.read(read)
@@ -369,7 +381,8 @@ class Broker:
         if self._look.begun:
             self._look.go_on()
         peers = self._peers
-        written = self._answer(answers)
+        if answers:
+            written |= dict.fromkeys(self._answer(answers))
         for consumer, entries in deliveries.items():
             peer = peers[consumer.session]
             peer.deliver(consumer, entries)
@@ -384,23 +397,24 @@ class Broker:
             self._answer_question(piece.session, piece.question, msgspec.json.encode(done))
         for session, reason in engine.relieve().items():
             peers[session].cut(reason)
-        self._alarm.set(engine.next_due_ms, engine.now_ms)
+        if ledger.busy or self._alarm.is_set:
+            self._alarm.set(engine.next_due_ms, ledger.now_ms)
         self._commit()
         if self._slices.begun:
             self._slices.go_on()
 
     def _tick(self) -> None:
-        self._engine.ledger.room = self._store.room
-        self._engine.tick(self._clock_us(), self._steady_ns() // 1000)
+        self._ledger.room = self._store.room
+        self._ledger.tick(self._clock_ns() // 1000, self._steady_ns() // 1000)
 
-    def _answer(self, answers: list[tuple[Session, Answer]]) -> dict[Peer, None]:
+    def _answer(self, answers: list[tuple[Session, Answer]]) -> dict[Peer, Session]:
         """Those to whom something was said, and whose flush is due."""
-        answered: dict[Peer, None] = {}
+        answered: dict[Peer, Session] = {}
         for session, answer in answers:
             peer = self._peers.get(session)
             if peer is not None:
                 peer.answer(answer)
-                answered[peer] = None
+                answered[peer] = session
         return answered
 
     def _look_soon(self) -> None:
@@ -443,11 +457,11 @@ class Broker:
         What nobody waits for (an acknowledgement without a receipt) would otherwise cost a sync of its own, and make
         the next batch that somebody does wait for wait for it too. Source: docs/decisions/0005-lazy-commits.md
         """
-        if self._committer.is_busy or self.failure.done():
+        if self._committer.is_busy or self._has_failed:
             return
-        if self._engine.is_batch_awaited:
+        if self._ledger.is_awaited:
             self._commit_now()
-        elif self._lazy_commit is None and self._engine.has_batch:
+        elif self._lazy_commit is None and self._ledger.has_batch:
             self._lazy_commit = self._loop.call_later(LAZY_COMMIT_SECONDS, self._commit_lazily)
 
     def _commit_lazily(self) -> None:
@@ -457,7 +471,7 @@ class Broker:
 
     def _commit_now(self) -> None:
         """Hand the gathering batch over. It may be durable at once, and then calls for a turn."""
-        if self.failure.done():
+        if self._has_failed:
             return
         batch = self._engine.take_batch()
         if batch is not None:
@@ -466,18 +480,22 @@ class Broker:
     def _write(self, batch: Batch) -> None:
         try:
             if self._committer.commit(batch):
+                # It took as long as the disk did.
+                self._tick()
                 self._engine.committed(batch)
-                if self._engine.has_work:
+                if not self._is_turn_due and self._engine.has_work:
                     self._schedule_turn()
         except TruenextError as error:
             self._on_failed(error)
 
     def _on_committed(self, batch: Batch) -> None:
+        self._tick()
         try:
             self._engine.committed(batch)
         except StoreError as error:
             self._on_failed(error)
             return
+        self._has_ticked = True
         self._turn()
         if self._waiting_for_room:
             self._read_on()
@@ -504,7 +522,8 @@ class Broker:
 
     def fail(self, error: TruenextError) -> None:
         """Give up: nothing is confirmed or written any more, and `failure` says why."""
-        if not self.failure.done():
+        if not self._has_failed:
+            self._has_failed = True
             self.failure.set_exception(error)
             # Looked at, so that it is not reported once more when nobody waited for it (a failed start).
             self.failure.exception()

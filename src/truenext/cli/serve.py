@@ -5,7 +5,6 @@ import gc
 import logging
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -145,7 +144,7 @@ async def _run(
     sys.setswitchinterval(SWITCH_SECONDS)
     _spare_the_collector()
     # Closed before the store is, whatever happens: the store's thread must not be in the middle of a batch then.
-    broker = Broker(engine, store, loop, clock_us=lambda: time.time_ns() // 1_000, history=history)
+    broker = Broker(engine, store, loop, history=history)
     with closing(broker):
         loop.set_exception_handler(lambda _, context: broker.fail(_bug(context)))
         broker.failure.add_done_callback(lambda _: stop.set())

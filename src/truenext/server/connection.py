@@ -91,6 +91,8 @@ class Connection:
         self.bytes_taken = 0
         self._runs: list[tuple[Subscriber | None, int]] = []
         """Whose frames stand in `_parts`: consumer and number of messages; None and 1 for one part of anything else."""
+        self._has_messages = False
+        """There is a message in them, or in `_unsent`."""
         self._unsent: deque[tuple[bytes, Subscriber | None]] = deque()
         """Frames the socket could not take yet. Empty but for slow readers."""
         self._unsent_messages: Counter[Subscriber] = Counter()
@@ -174,7 +176,8 @@ class Connection:
             self._greet()
             self._refuse(str(error), self._stomp.receipt_in_question, is_blameless=isinstance(error, NoRoomError))
             return
-        self._greet()
+        if self._stomp.connected is not None:
+            self._greet()
         if command is not None:
             self._waiting = chain([command], commands)
             self._pause(on_disk=True)
@@ -218,23 +221,24 @@ class Connection:
     # ---- Writing ----
 
     def answer(self, answer: Answer) -> None:
-        match answer:
-            case Receipt():
-                self._add(self._replies.encode_receipt(answer))
-            case Fault():
-                self._add(self._replies.encode_fault(answer))
-            case Farewell():
-                self._is_leaving = True
-                self._after(FAREWELL_SECONDS, "farewell", self._close)
+        if isinstance(answer, Receipt):
+            self._add(self._replies.encode_receipt(answer))
+        elif isinstance(answer, Fault):
+            self._add(self._replies.encode_fault(answer))
+        else:
+            self._is_leaving = True
+            self._after(FAREWELL_SECONDS, "farewell", self._close)
 
     def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
         self._replies.encode_deliveries(consumer.subscription, entries, self._parts)
         self._runs.append((consumer, len(entries)))
+        self._has_messages = True
 
     def show(self, showing: BrowseSlice) -> None:
         browser = showing.browser
         self._replies.encode_deliveries(browser.subscription, showing.entries, self._parts, is_browse=True)
         self._runs.append((browser, len(showing.entries)))
+        self._has_messages = True
         if showing.is_end:
             self._add(self._replies.encode_end_of_browse(browser.subscription, browser.queue.destination))
 
@@ -244,13 +248,15 @@ class Connection:
             if self._unsent:
                 self._keep(0, None)
             else:
-                data = b"".join(parts)
+                data = parts[0] if len(parts) == 1 else b"".join(parts)
                 # A large one is mostly left for later: to take all of it at once would keep the others waiting.
                 taken = self._send(data if len(data) <= LARGE_BYTES else memoryview(data)[:WRITE_BYTES])
                 if taken == len(data):
                     parts.clear()
                     self._runs.clear()
-                    self._broker.taken(self._session)
+                    if self._has_messages:
+                        self._has_messages = False
+                        self._broker.taken(self._session)
                 else:
                     self._keep(taken, data)
                     if not self._is_closed and not self._is_stopping:
@@ -329,6 +335,7 @@ class Connection:
         if not self._unsent and not self._is_closed:
             self._loop.remove_writer(self._sock)
             self._taken.clear()
+            self._has_messages = False
             self._broker.taken(self._session)
             if self._is_leaving:
                 self._hang_up()

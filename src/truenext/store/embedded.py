@@ -215,7 +215,9 @@ class EmbeddedStore:
             for key in puts:
                 if overlay.kind(key) is not None:
                     raise disagreement(batch.number, "puts a message that is there already")
-        if not all(may_be_named(self._queues.get(number), name) for number, name in batch.queues.items()):
+        if batch.queues and not all(
+            may_be_named(self._queues.get(number), name) for number, name in batch.queues.items()
+        ):
             raise disagreement(batch.number, "puts a queue that is there already")
 
     def _mark_of(self) -> Callable[[bytes], Mark]:

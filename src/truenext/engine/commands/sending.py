@@ -64,7 +64,9 @@ class Sending:
         if producer is not None and self.is_repeat(session, producer, send.number):
             send.is_repeat = True
             return
-        self._admit(session, send)
+        session.has_sent = True
+        if self._ledger.room is not _PLENTY:
+            self._admit(session, send)
         message = send.message
         destination = send.destination
         if send.schedule is not None:
@@ -101,6 +103,7 @@ class Sending:
                 f"open transactions of all connections hold {memory.open} bytes, and may hold "
                 f"{memory.open_max} (--memory-limit); commit, or try again later"
             )
+        session.has_sent = True
         self._admit(session, send)
         self._queues.check_parts(send)
         transaction.sends.append(send)
@@ -128,7 +131,6 @@ class Sending:
 
     def _admit(self, session: Session, send: Send) -> None:
         """Raises: NoRoomError if the store has no room for what this connection sends."""
-        session.has_sent = True
         if self._ledger.room is _PLENTY or send.destination.kind is Kind.TEMPORARY:
             return
         if self._ledger.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):

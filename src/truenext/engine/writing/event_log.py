@@ -92,7 +92,8 @@ class EventLog:
         """Number of the next event, those of the block that is open not counted."""
         self._chunk_event = first_event
         self._blocks: list[bytes] = []
-        self._size = 0
+        self.size = 0
+        """Bytes that wait to be handed over, the open block left out."""
         self._file_size = HISTORY_FILE_BYTES
         """Bytes in the file so far: the first chunk begins one."""
 
@@ -245,11 +246,6 @@ class EventLog:
 
     # ---- Handing over ----
 
-    @property
-    def size(self) -> int:
-        """Bytes that wait to be handed over, the open block left out."""
-        return self._size
-
     def is_empty(self) -> bool:
         return not self._blocks and not self.entries
 
@@ -273,7 +269,7 @@ class EventLog:
         rest = b"".join((CHUNK.pack(0, size, self._run, flags, self._chunk_event)[CHECKSUM.size :], *self._blocks))
         self._blocks = []
         self._forget()
-        self._size = 0
+        self.size = 0
         self._chunk_event = self._next_event
         self._file_size += len(rest)
         return CHECKSUM.pack(crc32(rest)) + rest
@@ -345,7 +341,7 @@ class EventLog:
 
     def _add(self, block: bytes) -> None:
         self._blocks.append(block)
-        self._size += len(block)
+        self.size += len(block)
 
 
 class NoEventLog(EventLog):

@@ -49,7 +49,7 @@ class Decoder(Generic[Read]):
 
     __slots__ = (
         *("_awaits", "_body_bytes_max", "_fault", "_misses", "_missing", "_pending", "_shapes", "_shapes_known"),
-        "version",
+        *("has_more", "version"),
     )
 
     def __init__(self, shapes: Shapes[Read], body_bytes_max: int = BODY_BYTES_MAX) -> None:
@@ -58,6 +58,8 @@ class Decoder(Generic[Read]):
         """None until it is agreed, and set by what agrees. Until then a frame may be no larger than a login."""
         self._pending = bytearray()
         """The beginning of a frame that is not complete."""
+        self.has_more = False
+        """`receive(b"")` is to follow: there may be more, or something is wrong behind what was returned."""
         self._missing = 0
         """Bytes that must come before it is worth looking at `_pending` again; 0 if not known."""
         self._awaits = b""
@@ -86,6 +88,7 @@ class Decoder(Generic[Read]):
             if not frames:
                 raise
             self._fault = error
+        self.has_more = bool(frames) and (self.version is None or self._fault is not None)
         return frames
 
     def _decode(self, data: bytes, frames: list[Frame | Read]) -> None:

@@ -56,7 +56,7 @@ _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for
 class Protocol(Generic[Read]):
     """The session rules of one connection, seen from one side."""
 
-    __slots__ = ("_decoder", "_end", "_known", "_said_by_peer", "_state", "side", "steady")
+    __slots__ = ("_decoder", "_end", "_known", "_said_by_peer", "side", "state", "steady")
 
     def __init__(self, side: Side, shapes: Shapes[Read]) -> None:
         """`shapes` are what is read instead of frames, where it can be: FRAMES, if it is to be frames."""
@@ -66,15 +66,10 @@ class Protocol(Generic[Read]):
         self._end = BROKER_FRAME_END if side is Side.SERVER else b"\0"
         self._said_by_peer = TRANSITIONS[peer]
         self._known = _KNOWN_COMMANDS[peer]
-        self.state = State.CONNECTING
+        self._enter(State.CONNECTING)
 
-    @property
-    def state(self) -> State:
-        return self._state
-
-    @state.setter
-    def state(self, state: State) -> None:
-        self._state = state
+    def _enter(self, state: State) -> None:
+        self.state = state
         self.steady = frozenset(
             command for command, follower in self._said_by_peer[state].items() if follower is state is State.CONNECTED
         )
@@ -88,7 +83,7 @@ class Protocol(Generic[Read]):
     def agree(self, version: Version) -> None:
         """Both sides speak `version` from here on."""
         self._decoder.version = version
-        self.state = State.CONNECTED
+        self._enter(State.CONNECTED)
 
     def receive(self, data: bytes) -> list[Frame | Read]:
         """What `data` completes; until the version is agreed one frame at a time, the next by `receive(b"")`.
@@ -96,6 +91,11 @@ class Protocol(Generic[Read]):
         Raises: RemoteProtocolError if the bytes are not STOMP.
         """
         return self._decoder.receive(data)
+
+    @property
+    def has_more(self) -> bool:
+        """What was received last is to be followed by `receive(b"")`."""
+        return self._decoder.has_more
 
     def check(self, frame: Frame) -> None:
         """Take note of a frame from the peer. May be left out for a frame in `steady`.
@@ -107,7 +107,7 @@ class Protocol(Generic[Read]):
             if frame.command not in self._known:
                 raise RemoteProtocolError(unknown_command(frame.command, self._decoder.version))
             raise RemoteProtocolError(f"{frame.command} may not come while {self.state.value}")
-        self.state = state
+        self._enter(state)
 
     def send(self, frame: Frame) -> bytes:
         """The bytes of a frame of our own.
@@ -119,7 +119,7 @@ class Protocol(Generic[Read]):
             if frame.command not in said_by_us:
                 raise LocalProtocolError(f"{frame.command} may not be sent while {self.state.value}")
             if self.side is Side.CLIENT:
-                self.state = said_by_us[frame.command]
+                self._enter(said_by_us[frame.command])
         return encode(frame, self.version, self._end)
 
 

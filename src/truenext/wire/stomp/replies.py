@@ -1,5 +1,6 @@
 """What does a client hear from the broker? Deliveries and answers become bytes."""
 
+import re
 from collections.abc import Iterable
 from typing import Protocol as Shape
 
@@ -15,6 +16,9 @@ from truenext.wire.stomp.protocol import Protocol, State
 
 PARTS_PER_MESSAGE = 5
 """Pieces of bytes that one MESSAGE frame is written in."""
+
+_IS_PLAIN = re.compile(r"[^\\\r\n:]*").fullmatch
+"""A value that stands as it is in any version."""
 
 _SAID_BY_BROKER = ("content-length", "priority")
 """Headers of a message that are right, whatever its producer said."""
@@ -131,7 +135,11 @@ class Replies:
         return "".join(header_line(name, value, version) for name, value in headers.items()).encode()
 
     def encode_receipt(self, receipt: Receipt) -> bytes:
-        headers = {"receipt-id": receipt.receipt}
+        text = receipt.receipt
+        if not receipt.is_repeat and _IS_PLAIN(text) is not None:
+            # One for each message, where they are sent one at a time.
+            return b"RECEIPT\nreceipt-id:%b\n\n%b" % (text.encode(), BROKER_FRAME_END)
+        headers = {"receipt-id": text}
         if receipt.is_repeat:
             headers["truenext-repeat"] = "true"
         return self._protocol.send(Frame("RECEIPT", headers))

@@ -71,7 +71,6 @@ class StompServer:
         command: Command
         receipt: str | None
         while read := protocol.receive(data):
-            data = b""
             for frame in read:
                 if type(frame) is Send or type(frame) is Ack:
                     self.receipt_in_question = None
@@ -103,6 +102,9 @@ class StompServer:
                     yield Confirm(read_name("receipt", receipt), numbered)
             # What may be wrong behind these is no frame that asked for anything.
             self.receipt_in_question = None
+            if not protocol.has_more:
+                return
+            data = b""
 
     def _check(self, command: Send | Ack) -> None:
         """Raises: RemoteProtocolError if its frame may not come now."""
