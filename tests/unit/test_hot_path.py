@@ -37,7 +37,7 @@ def calls_per_message(work: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize(
     ("persistent", "send", "dispatch", "acknowledge"),
-    [(False, 6, 3, 6), (True, 10, 3, 8)],
+    [(False, 5, 3, 6), (True, 9, 3, 8)],
     ids=["transient", "persistent"],
 )
 def test_a_message_costs_no_more_calls_than_it_did(

@@ -87,7 +87,9 @@ _decode_rest = msgspec.msgpack.Decoder(Rest).decode
 def changes_of(batch: Batch) -> Changes:
     return Changes(
         puts=[(key, len(record)) for key, record in batch.puts.items()],
-        transient_puts=[(key, len(record)) for key, record in batch.transient_puts.items()],
+        transient_puts=[(key, len(record)) for key, record in batch.transient_puts.items()]
+        if batch.transient_puts
+        else [],
         removes=batch.removes,
         transient_removes=batch.transient_removes,
         rest=_rest_of(batch),

@@ -228,7 +228,7 @@ class EventLog:
         if queue.number:
             self.end_block()
             self._names[queue.number] = queue.name
-            self._add(_name(queue.number, queue.name, self._now_us))
+            self._add(_name(queue.number, queue.name, self._now_us), 0)
 
     def forgot(self, queue: Queue) -> bool:
         """Nothing is told of a queue any more. True if its number must not be another's before `take_reusable` says
@@ -268,7 +268,8 @@ class EventLog:
         # All at once, and not piece by piece: with the names of a hundred thousand queues it is large.
         rest = b"".join((CHUNK.pack(0, size, self._run, flags, self._chunk_event)[CHECKSUM.size :], *self._blocks))
         self._blocks = []
-        self._forget()
+        if self._forgotten:
+            self._forget()
         self.size = 0
         self._chunk_event = self._next_event
         self._file_size += len(rest)
@@ -277,8 +278,6 @@ class EventLog:
     # ---- Inside ----
 
     def _forget(self) -> None:
-        if not self._forgotten:
-            return
         for number in self._forgotten:
             # One in which scheduled sends waited was never named.
             self._names.pop(number, None)
@@ -299,8 +298,7 @@ class EventLog:
             return
         count = len(entries)
         if count == 1 and kind != _OF_GROUP:
-            self._next_event += 1
-            self._add(self._block_of_one(kind, entries.pop()))
+            self._add(self._block_of_one(kind, entries.pop()), 1)
             return
         block = BLOCK.pack(kind, self._code, count, self._queue, self._other, self._opened_us)
         columns = _column("Q", [entry.sequence for entry in entries])
@@ -318,28 +316,30 @@ class EventLog:
         elif kind == _RETURNED:
             columns += _column("I", [entry.attempts for entry in entries])
         self.entries = []
-        self._next_event += count
-        self._add(block + columns)
+        self._add(block + columns, count)
 
     def _block_of_one(self, kind: int, entry: Entry) -> bytes:
         """As below, at a third of the cost: one message at a time makes three of these for each."""
-        head = (kind, self._code, 1, self._queue, self._other, self._opened_us, entry.sequence)
+        sequence = entry.sequence
+        queue, other, opened_us = self._queue, self._other, self._opened_us
         if kind == _ACCEPTED:
-            message = cast("Message", entry.message)
+            message = entry.message
+            assert message is not None, "see above"
             flags = message.priority + PERSISTENT_FLAG * message.persistent
-            return _ONE_ACCEPTED.pack(*head, len(message.body), flags)
+            return _ONE_ACCEPTED.pack(kind, 0, 1, queue, other, opened_us, sequence, len(message.body), flags)
         if kind == _DISPATCHED:
-            return _ONE_DISPATCHED.pack(*head, self._consumers.pop(), entry.deliveries)
+            getter = self._consumers.pop()
+            return _ONE_DISPATCHED.pack(kind, 0, 1, queue, other, opened_us, sequence, getter, entry.deliveries)
         if kind == _RETURNED:
-            return _ONE_RETURNED.pack(*head, entry.attempts)
-        return _ONE.pack(*head)
+            return _ONE_RETURNED.pack(kind, self._code, 1, queue, other, opened_us, sequence, entry.attempts)
+        return _ONE.pack(kind, 0, 1, queue, other, opened_us, sequence)
 
     def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
         self.end_block()
-        self._next_event += 1
-        self._add(BLOCK.pack(kind, code, 1, queue, other, self._now_us) + columns)
+        self._add(BLOCK.pack(kind, code, 1, queue, other, self._now_us) + columns, 1)
 
-    def _add(self, block: bytes) -> None:
+    def _add(self, block: bytes, events: int) -> None:
+        self._next_event += events
         self._blocks.append(block)
         self.size += len(block)
 
