@@ -85,6 +85,8 @@ class Connection:
         self._is_closed = False
         self._heard_at = loop.time()
         """When something came from the client, by the loop's clock."""
+        self._has_read = False
+        """Something came since the last look."""
         self._has_spoken = False
         self._parts: list[bytes] = []
         """What the next flush writes."""
@@ -129,9 +131,16 @@ class Connection:
             self._on_end()
         elif self._is_reading:
             self._heard_at = self._loop.time()
+            self._has_read = True
             self._execute(self._stomp.receive(data))
-            # uvloop reports a broken socket once, even if there was data to read before the end: look for ourselves.
-            if not self._is_closed and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+
+    def look(self) -> None:
+        """To be called once a second. uvloop reports a broken socket once, even if there was data to read before the
+        end: whether that was all is looked at here, and not with each message.
+        """
+        if self._has_read and not self._is_closed:
+            self._has_read = False
+            if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._lose("connection broken")
 
     def _on_end(self) -> None:

@@ -15,6 +15,8 @@ from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
+LOOK_SECONDS = 1.0
+"""Time between two looks for connections that are broken."""
 RETRY_SECONDS = 1.0
 """Pause after an accept failed, for lack of file descriptors most likely."""
 
@@ -60,6 +62,7 @@ class Listener:
             raise ConfigurationError(f"cannot listen on {address.host}:{address.port}: {reason}") from error
         self._sock.setblocking(False)
         loop.add_reader(self._sock, self._on_acceptable)
+        self._next_look = loop.call_later(LOOK_SECONDS, self._look)
 
     @property
     def url(self) -> str:
@@ -70,6 +73,7 @@ class Listener:
     def stop_reading(self) -> None:
         """Accept no one, and take nothing more from those who are there."""
         self._is_stopping = True
+        self._next_look.cancel()
         self._loop.remove_reader(self._sock)
         self._sock.close()
         for connection in self._connections:
@@ -81,6 +85,11 @@ class Listener:
             connection.end()
         if self._connections:
             await self._has_none.wait()
+
+    def _look(self) -> None:
+        for connection in list(self._connections):
+            connection.look()
+        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _on_closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
