@@ -48,8 +48,8 @@ others, in the order of what they say:
 """
 
 import struct
-from zlib import crc32
 
+from truenext.checksum import crc32
 from truenext.envelope import escape, group_of, unescape
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX

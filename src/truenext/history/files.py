@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
-from zlib import crc32
 
+from truenext.checksum import crc32
 from truenext.errors import HistoryError
 from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, MAGIC, READ_VERSIONS, Kind, width
 

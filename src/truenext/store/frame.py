@@ -16,8 +16,8 @@ checkpoint_format.py.
 from __future__ import annotations
 
 import struct
-from zlib import crc32
 
+from truenext.checksum import crc32
 from truenext.store.crc import wrong_bit
 
 FLIP_BYTES_MAX = 1024 * 1024

@@ -17,8 +17,8 @@ import os
 import struct
 from threading import Lock
 from typing import TYPE_CHECKING
-from zlib import crc32
 
+from truenext.checksum import crc32
 from truenext.store.folder import allocate, clear, sync_folder, write
 from truenext.store.frame import (
     CHECKSUM,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import struct
 from typing import TYPE_CHECKING
-from zlib import crc32
 
+from truenext.checksum import crc32
 from truenext.store.trouble import damage
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import struct
 import sys
 from array import array
 from typing import TYPE_CHECKING, cast
-from zlib import crc32
 
+from truenext.checksum import crc32
 from truenext.commands import AckMode
 from truenext.engine.state.reason import Reason
 from truenext.events import (
