@@ -37,6 +37,7 @@ _HEADROOM_MESSAGES = 300_000
 
 _ONE_AT_A_TIME = tuple(load for load in LOADS if load.key == "5")
 _ONE_BY_ONE = tuple(load for load in LOADS if load.individual)
+_OF_ONE_PRODUCER = tuple(load for load in LOADS if load.producers == 1)
 _IN_GROUPS = tuple(load for load in LOADS if load.key in ("3", "4"))
 _BARE = "bare loop"
 _ECHO = "bare loop behind sockets"
@@ -53,7 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("--floor is about load 5: there is no other that sends one message at a time")
         options.loads = _ONE_AT_A_TIME
     if options.loads is None:
-        options.loads = _IN_GROUPS if options.sync_cost else _ONE_BY_ONE if options.window_cost else LOADS
+        if options.sync_cost:
+            options.loads = _IN_GROUPS
+        elif options.window_cost:
+            options.loads = _ONE_BY_ONE
+        else:
+            options.loads = _OF_ONE_PRODUCER if options.history_cost else LOADS
     end_in_order()
     if options.headroom:
         return _headroom(options.seed)
@@ -72,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         "--loads",
         type=_loads,
         metavar="KEYS",
-        help="which loads, such as 1,3 (default all; 3 and 4 with --sync-cost, 2 and 4 with --window-cost, 5 with"
-        f" --floor) - {listed}",
+        help="which loads, such as 1,3 (default all; 1 to 5 with --history-cost, 3 and 4 with --sync-cost, 2 and 4"
+        f" with --window-cost, 5 with --floor) - {listed}",
     )
     parser.add_argument(
         "--warmup",
@@ -136,6 +142,7 @@ class _Bench:
         else:
             self._results = report.Results()
         self._peaks: list[tuple[str, str]] = []
+        self._latencies: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self._queues = 0
 
     def measure(self) -> int:
@@ -148,6 +155,9 @@ class _Bench:
         status = self._guarded()
         rows = report.table(self._results, self._loads, compared=self._options.only != "truenext")
         notes += self._peaks
+        for (title, name), latencies in self._latencies.items():
+            half, most = (statistics.median(each) * 1000 for each in zip(*latencies, strict=True))
+            notes.append((f"from SEND to receipt, {title}, {name}", f"median {half:.2f} ms, 99 % below {most:.2f} ms"))
         if echoes := self._results.of(_ONE_AT_A_TIME[0], _ECHO):
             share = statistics.median(echoes) / statistics.median(self._results.of(_ONE_AT_A_TIME[0], _BARE))
             told = f"{report.spread(echoes)}, {share:.2f} of the {_BARE}"
@@ -241,6 +251,8 @@ class _Bench:
         time.sleep(_PAUSE)
         used = (broker.processor_seconds() - before) / messages * 1e6
         own = outcome.generator_processor / messages * 1e6
+        if outcome.latency is not None and label != "warm-up":
+            self._latencies.setdefault((load.title, broker.name), []).append(outcome.latency)
         _say(
             f"{load.key}. {load.title}, {broker.name}, {label}: {outcome.rate:,.0f} msg/s ({messages:,} in"
             f" {outcome.seconds:.2f} s; processor time a message: broker {used:.1f} us, generator {own:.1f} us)"

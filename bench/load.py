@@ -10,6 +10,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +43,7 @@ class Load:
     messages: int
     target: float
     warmup_share: float
+    producers: int = 1  # each waits for its own receipts
 
 
 LOADS = (
@@ -50,6 +52,9 @@ LOADS = (
     Load("3", "persistent, receipt per 200, auto ack", True, False, GROUP, 2, 100_000, 3.0, 0.20),
     Load("4", "persistent, receipt per 200, individual ack", True, True, GROUP, 2, 100_000, 3.0, 0.19),
     Load("5", "persistent, one at a time", True, False, 1, 1, 20_000, 1.3, 0.1),
+    Load("6", "persistent, 8 producers, each one at a time", True, False, 1, 1, 40_000, 3.0, 0.1, 8),
+    Load("7", "persistent, 32 producers, each one at a time", True, False, 1, 1, 60_000, 4.5, 0.1, 32),
+    Load("8", "persistent, 128 producers, each one at a time", True, False, 1, 1, 80_000, 5.0, 0.1, 128),
 )
 
 
@@ -60,6 +65,8 @@ class Outcome:
     messages: int
     seconds: float
     generator_processor: float
+    latency: tuple[float, float] | None = None
+    """See Timing."""
 
     @property
     def rate(self) -> float:
@@ -78,26 +85,82 @@ def run(load: Load, port: int, queue: str, messages: int, seed: int, *, prefetch
         producer.go()
         received, sent = crew.finish(SILENCE + messages / 50)
     ended = max(received.ended, sent.ended) if load.in_flight else received.ended
-    return Outcome(messages, ended - sent.started, received.processor + sent.processor)
+    return Outcome(messages, ended - sent.started, received.processor + sent.processor, sent.latency)
 
 
 def produce(gate: Gate, load: Load, port: int, queue: str, messages: int, seed: int, consumed: Counter) -> Timing:
     """Worker: write all SEND frames, as fast as the broker, the receipts and the consumer allow."""
     groups = frames.send_groups(queue, load.persistent, messages, load.group, load.in_flight > 0, seed)
-    with connect(port) as sock:
+    with ExitStack() as connected:
+        socks = [connected.enter_context(connect(port)) for _ in range(load.producers)]
         gate.ready()
         processor = processor_seconds()
         started = time.monotonic()
-        answers = send_confirmed(sock, groups, load.in_flight) if load.in_flight else b""
+        latencies: list[float] = []
+        answers = b""
         if not load.in_flight:
-            _send_freely(sock, groups, load.group, consumed)
+            _send_freely(socks[0], groups, load.group, consumed)
+        elif load.group > 1:
+            answers = send_confirmed(socks[0], groups, load.in_flight)
+        elif load.producers > 1:
+            answers, latencies = _send_by_many(socks, groups)
+        else:
+            answers, latencies = _send_one_at_a_time(socks[0], groups)
         ended = time.monotonic()
         processor = processor_seconds() - processor
         if load.in_flight:
             frames.check_receipts(answers, len(groups))
         while consumed.value < messages:  # stay connected until the consumer has everything
             time.sleep(0.005)
-    return Timing(started, ended, processor)
+    latencies.sort()
+    latency = (latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100]) if latencies else None
+    return Timing(started, ended, processor, latency)
+
+
+def _send_one_at_a_time(sock: socket.socket, groups: list[bytes]) -> tuple[bytes, list[float]]:
+    """The bytes of the receipts, and how long each took."""
+    answers: list[bytes] = []
+    latencies: list[float] = []
+    for group in groups:
+        sent = time.perf_counter()
+        sock.sendall(group)
+        answer = read(sock)
+        while not answer.count(0):
+            answer += read(sock)
+        latencies.append(time.perf_counter() - sent)
+        answers.append(answer)
+    return b"".join(answers), latencies
+
+
+def _send_by_many(socks: Sequence[socket.socket], groups: list[bytes]) -> tuple[bytes, list[float]]:
+    """The same by several producers, none of which waits for another."""
+    answers: dict[socket.socket, list[bytes]] = {sock: [] for sock in socks}
+    latencies: list[float] = []
+    to_send = iter(groups)
+    sent: dict[socket.socket, float] = {}
+
+    def send_next(sock: socket.socket) -> None:
+        group = next(to_send, None)
+        if group is None:
+            selector.unregister(sock)
+        else:
+            sent[sock] = time.perf_counter()
+            sock.sendall(group)
+
+    with selectors.DefaultSelector() as selector:
+        for sock in socks:
+            selector.register(sock, selectors.EVENT_READ, sock)
+            send_next(sock)
+        while selector.get_map():
+            for key, _ in selector.select(SILENCE):
+                one: socket.socket = key.data
+                answer = read(one)
+                answers[one].append(answer)
+                # ActiveMQ ends a frame with a line feed of its own, which may come by itself.
+                if answer.count(0):
+                    latencies.append(time.perf_counter() - sent[one])
+                    send_next(one)
+    return b"".join(b"".join(of_one) for of_one in answers.values()), latencies
 
 
 def _send_freely(sock: socket.socket, groups: list[bytes], size: int, consumed: Counter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ def facts(folder: Path) -> list[tuple[str, str]]:
         # Processes at work before the bench began: they take from all figures, and not from both brokers alike.
         ("load average at the start", f"{os.getloadavg()[0]:.2f}"),
         ("system", f"{platform.system()} {platform.release()}"),
-        ("python", f"{platform.python_implementation()} {platform.python_version()}"),
+        ("python", f"{platform.python_implementation()} {platform.python_version()}, {_built()}"),
         ("write and fsync of 4 KiB", _told(fsync_times(folder))),
     ]
 
@@ -48,6 +49,19 @@ def fsync_times(folder: Path, rounds: int = _ROUNDS) -> list[float]:
 def _told(times: list[float]) -> str:
     slow = times[len(times) * 99 // 100]
     return f"median {statistics.median(times) * 1e6:.0f} us, 99 % below {slow * 1e6:.0f} us"
+
+
+def _built() -> str:
+    """What of it makes the interpreter faster by a tenth to a fifth."""
+    said = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    flags = str(sysconfig.get_config_var("PY_CFLAGS") or "") + str(sysconfig.get_config_var("PY_CFLAGS_NODIST") or "")
+    has = {
+        "profile-guided optimisation": "--enable-optimizations" in said or "-fprofile-use" in flags,
+        "link-time optimisation": "--with-lto" in said or "-flto" in flags,
+        "a shared library": "--enable-shared" in said,
+    }
+    level = next((flag for flag in reversed(flags.split()) if flag.startswith("-O")), "-O?")
+    return f"built {level}, " + ", ".join(f"{'with' if yes else 'without'} {what}" for what, yes in has.items())
 
 
 def _processor() -> str:

@@ -29,6 +29,8 @@ class Timing(NamedTuple):
     started: float
     ended: float
     processor: float = 0.0
+    latency: tuple[float, float] | None = None
+    """Seconds from a SEND to its receipt: median, and what 99 % are below; None where nobody waits for each."""
 
 
 class WorkerError(RuntimeError):

@@ -133,6 +133,10 @@ SMALL_BATCH_BYTES = 64 * 1024
 WRITE_AT_ONCE_SECONDS_MAX = 0.0005
 """Average time of small writes, at most; of a disk that is slower the event loop does not wait at all."""
 
+POLL_US_MAX = 10_000
+"""Microseconds for which the event loop may be told to look again before it sleeps: beside that, waking up is nothing.
+"""
+
 ROOM_SECONDS = 0.1
 """Time between two looks at whether those may be read on who wait for room on the disk."""
 

@@ -27,6 +27,7 @@ from truenext.broker.alarm import Alarm
 from truenext.broker.asking import Asking
 from truenext.broker.committer import Committer
 from truenext.broker.pager import Pager
+from truenext.broker.poll import Poll
 from truenext.broker.questions import AnswerInTheMaking, Questions
 from truenext.broker.reload import NO_FILE, Outcome
 from truenext.broker.slices import Slices, Steps
@@ -115,8 +116,10 @@ class Broker:
         clock_ns: Callable[[], int] = time.time_ns,
         steady_ns: Callable[[], int] = time.monotonic_ns,
         history: History | None = None,
+        poll_us: int = 0,
     ) -> None:
-        """`clock_ns` gives nanoseconds since the epoch, `steady_ns` those of a clock that does not jump."""
+        """`clock_ns` gives nanoseconds since the epoch, `steady_ns` those of a clock that does not jump. Of `poll_us`
+        see BrokerSettings."""
         self._engine = engine
         self._ledger = engine.ledger
         self._loop = loop
@@ -144,6 +147,7 @@ class Broker:
         self._has_ticked = False
         """The clock was looked at for the turn that is due."""
         self._lazy_commit: TimerHandle | None = None
+        self._poll = Poll(loop, poll_us, steady_ns) if poll_us else None
         self._stuck_audit = StuckAudit()
         self._next_look: TimerHandle | None = None
         self._look = Slices(steady_ns)
@@ -354,6 +358,8 @@ class Broker:
             return
         if self._engine.has_work or self._slices.begun or self._look.begun:
             self._schedule_turn()
+        if self._poll is not None:
+            self._poll.begin()
 
     def _take_turn(self) -> None:
         engine, ledger = self._engine, self._ledger
