@@ -1,0 +1,259 @@
+"""When does a RECEIPT leave, and behind what? Each rule with the faults that would break it.
+
+In the test's own process, so that it can look at a client's socket while the broker is about to write to the disk.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.broker_here import broker_here, port_of
+from tests.unit.mutation import mutated
+from truenext.batch import Batch
+from truenext.broker.pace import Pace
+from truenext.engine.writing.ledger import Ledger
+from truenext.server.connection import Connection
+from truenext.store.embedded import EmbeddedStore
+from truenext.wire.stomp.codec import Decoder
+from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.shapes import FRAMES
+
+SECONDS = 20.0
+"""Longest wait for what must come."""
+LARGE = 8_000_000
+"""Bytes of a body of which a socket takes a part at most."""
+
+Look = Callable[[], None]
+
+CLIENTS: list["Client"] = []
+"""Those of the rule that is being checked."""
+
+
+class Client:
+    """A socket that says what is written here, and reads only when it is asked to."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._decoder = Decoder(FRAMES)
+        self._frames: list[Frame] = []
+
+    @classmethod
+    async def connect(cls, port: int) -> "Client":
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        client = cls(sock)
+        CLIENTS.append(client)
+        await client._loop.sock_connect(sock, ("127.0.0.1", port))
+        await client.say("CONNECT\naccept-version:1.2\nhost:x\n\n\0")
+        assert (await client.frame()).command == "CONNECTED"
+        client._decoder.version = Version.V1_2
+        return client
+
+    async def say(self, *frames: str) -> None:
+        """All of them in one write."""
+        await self._loop.sock_sendall(self.sock, "".join(frames).encode())
+
+    async def frame(self) -> Frame:
+        """Raises: EOFError at the end of the connection"""
+        while not self._frames:
+            data = await asyncio.wait_for(self._loop.sock_recv(self.sock, 65536), SECONDS)
+            if not data:
+                raise EOFError
+            self._frames += self._decoder.receive(data)
+        return self._frames.pop(0)
+
+    async def told_until(self, last: str) -> list[str]:
+        """What is told until this: commands, each with the receipt or the subscription that it names."""
+        told: list[str] = []
+        while not told or told[-1] != last:
+            frame = await self.frame()
+            named = frame.headers.get("receipt-id") or frame.headers.get("subscription", "")
+            told.append(f"{frame.command} {named}".strip())
+            if frame.command == "MESSAGE":
+                assert frame.body in (b"x" * LARGE, b"small"), "of another frame"
+        return told
+
+    def what_waits(self) -> bytes:
+        """What has come and was not read yet."""
+        try:
+            return self.sock.recv(65536, socket.MSG_PEEK)
+        except BlockingIOError:
+            return b""
+
+
+def send(body: str = "small", *, persistent: bool = True, receipt: str = "") -> str:
+    kind = "true" if persistent else "false"
+    asked = f"receipt:{receipt}\n" if receipt else ""
+    return f"SEND\ndestination:/queue/a\npersistent:{kind}\n{asked}content-length:{len(body)}\n\n{body}\0"
+
+
+def subscribe(subscription: str) -> str:
+    return f"SUBSCRIBE\nid:{subscription}\ndestination:/queue/a\nack:client-individual\nactivemq.prefetchSize:3\n\n\0"
+
+
+# ---- What must hold ----
+
+
+async def a_receipt_comes_behind_the_sync(port: int, looks: list[Look]) -> None:
+    client = await Client.connect(port)
+
+    def look() -> None:
+        for _ in range(20):
+            assert b"receipt-id:r1" not in client.what_waits(), "nothing of it is on the disk yet"
+            # Another thread may be about to write it.
+            time.sleep(0.01)
+
+    looks.append(look)
+    await client.say(send(receipt="r1"))
+    assert await client.told_until("RECEIPT r1") == ["RECEIPT r1"]
+
+
+async def receipts_come_in_the_order_of_what_they_confirm(port: int, _: list[Look]) -> None:
+    client = await Client.connect(port)
+    begin = "BEGIN\ntransaction:t\nreceipt:r3\n\n\0"
+    await client.say(send(receipt="r1"), send(persistent=False, receipt="r2"), begin, send(receipt="r4"))
+    assert await client.told_until("RECEIPT r4") == [f"RECEIPT r{number}" for number in (1, 2, 3, 4)]
+
+
+async def an_error_comes_behind_the_receipts_that_are_due(port: int, _: list[Look]) -> None:
+    client = await Client.connect(port)
+    await client.say(send(receipt="r1"), "NONSENSE\n\n\0")
+    assert await client.told_until("ERROR") == ["RECEIPT r1", "ERROR"]
+
+
+async def a_receipt_does_not_come_between_the_bytes_of_a_message(port: int, _: list[Look]) -> None:
+    client, other = await Client.connect(port), await Client.connect(port)
+    await client.say(subscribe("s"))
+    await other.say(*[send("x" * LARGE)] * 2, send(receipt="there"))
+    await other.told_until("RECEIPT there")
+    await client.say(send(receipt="r1"))
+    before = (await client.told_until("RECEIPT r1"))[:-1]
+    assert before and set(before) == {"MESSAGE s"}
+
+
+async def the_receipt_of_an_end_comes_behind_the_messages_of_what_ends(port: int, _: list[Look]) -> None:
+    client, other = await Client.connect(port), await Client.connect(port)
+    await client.say(subscribe("s"))
+    await other.say(*[send("x" * LARGE)] * 2, send(receipt="there"))
+    await other.told_until("RECEIPT there")
+    await client.say("UNSUBSCRIBE\nid:s\nreceipt:r1\n\n\0", send(receipt="r2"))
+    told = await client.told_until("RECEIPT r2")
+    # What is half-way out is sent to its end; the others stay with the broker.
+    assert told in (["MESSAGE s"] * sent + ["RECEIPT r1", "RECEIPT r2"] for sent in (0, 1, 2))
+
+
+async def after_the_receipt_of_a_disconnect_nothing_comes(port: int, _: list[Look]) -> None:
+    client, other = await Client.connect(port), await Client.connect(port)
+    await client.say(subscribe("s"))
+    await other.say(*[send("x" * LARGE)] * 2, send(receipt="there"))
+    await other.told_until("RECEIPT there")
+    await client.say(send(receipt="r1"), "DISCONNECT\nreceipt:bye\n\n\0")
+    told = await client.told_until("RECEIPT bye")
+    assert told in (["MESSAGE s"] * sent + ["RECEIPT r1", "RECEIPT bye"] for sent in (0, 1, 2))
+    with pytest.raises(EOFError):
+        await client.frame()
+
+
+async def receipt_and_message_reach_one_that_does_both(port: int, _: list[Look]) -> None:
+    client = await Client.connect(port)
+    await client.say(subscribe("s"), send(receipt="r1"))
+    told = [str(await client.frame()) for _ in range(2)]
+    assert [frame.partition("command=")[2].split("'")[1] for frame in told] == ["RECEIPT", "MESSAGE"]
+
+
+Rule = Callable[[int, list[Look]], Awaitable[None]]
+RULES: list[Rule] = [
+    a_receipt_comes_behind_the_sync,
+    receipts_come_in_the_order_of_what_they_confirm,
+    an_error_comes_behind_the_receipts_that_are_due,
+    a_receipt_does_not_come_between_the_bytes_of_a_message,
+    the_receipt_of_an_end_comes_behind_the_messages_of_what_ends,
+    after_the_receipt_of_a_disconnect_nothing_comes,
+    receipt_and_message_reach_one_that_does_both,
+]
+
+
+def check(rule: Rule, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Look] = []
+    seen: list[AssertionError] = []
+    apply = EmbeddedStore.apply
+
+    def looked_at(store: EmbeddedStore, batch: Batch) -> None:
+        for look in looks:
+            try:
+                look()
+            except AssertionError as error:
+                seen.append(error)
+        apply(store, batch)
+
+    monkeypatch.setattr(EmbeddedStore, "apply", looked_at)
+
+    async def run() -> None:
+        async with broker_here(data) as listener:
+            try:
+                await asyncio.wait_for(rule(port_of(listener), looks), SECONDS)
+            finally:
+                looks.clear()
+                while CLIENTS:
+                    CLIENTS.pop().sock.close()
+
+    asyncio.run(run())
+    if seen:
+        raise seen[0]
+
+
+@pytest.mark.parametrize("is_at_once", [True, False], ids=["at once", "by the thread"])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule(rule: Rule, is_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_at_once:
+        monkeypatch.setattr(Pace, "is_quick", lambda *_: False)
+    check(rule, tmp_path / "data", monkeypatch)
+
+
+# ---- Faults ----
+
+FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
+    "a receipt is said before the sync": (
+        a_receipt_comes_behind_the_sync,
+        *(Ledger, "answer", "if session.batch <= self.committed:", "if session.batch <= self.batch.number:"),
+    ),
+    "a receipt that need not wait overtakes one that has to": (
+        receipts_come_in_the_order_of_what_they_confirm,
+        *(Connection, "_add", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
+    ),
+    "an ERROR overtakes a receipt": (
+        an_error_comes_behind_the_receipts_that_are_due,
+        *(Connection, "_add", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
+    ),
+    "a receipt is written though something is unsent": (
+        a_receipt_does_not_come_between_the_bytes_of_a_message,
+        *(Connection, "flush", "if self._unsent:", "if False:"),
+    ),
+    "the receipt of an UNSUBSCRIBE is written though something is unsent": (
+        the_receipt_of_an_end_comes_behind_the_messages_of_what_ends,
+        *(Connection, "flush", "if self._unsent:", "if False:"),
+    ),
+    "the connection is closed before the receipt of its DISCONNECT is out": (
+        after_the_receipt_of_a_disconnect_nothing_comes,
+        *(Connection, "flush", "if self._is_leaving and not self._unsent and", "if self._is_leaving and"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, owner, name, old, new = FAULTS[fault]
+    faulty: Any = mutated(getattr(owner, name), old, new)
+    monkeypatch.setattr(owner, name, faulty)
+    # Else the disk is through before anything else can happen.
+    monkeypatch.setattr(Pace, "is_quick", lambda *_: False)
+    monkeypatch.setattr("tests.integration.test_receipts.SECONDS", 3.0)
+    with pytest.raises(Exception):  # noqa: B017
+        check(rule, tmp_path / "data", monkeypatch)
