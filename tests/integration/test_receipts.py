@@ -28,7 +28,7 @@ SECONDS = 20.0
 LARGE = 8_000_000
 """Bytes of a body of which a socket takes a part at most."""
 
-Look = Callable[[], None]
+Look = Callable[[Batch], None]
 
 CLIENTS: list["Client"] = []
 """Those of the rule that is being checked."""
@@ -107,15 +107,20 @@ def subscribe(subscription: str) -> str:
 async def a_receipt_comes_behind_the_sync(port: int, looks: list[Look]) -> None:
     client = await Client.connect(port)
 
-    def look() -> None:
-        for _ in range(20):
+    written: list[Batch] = []
+
+    def look(batch: Batch) -> None:
+        for _ in range(20 if batch.puts else 0):
             assert not client.has_come(b"receipt-id:r1"), "nothing of it is on the disk yet"
             # Another thread may be about to write it.
             time.sleep(0.01)
+        if batch.puts:
+            written.append(batch)
 
     looks.append(look)
     await client.say(send(receipt="r1"))
     assert await client.told_until("RECEIPT r1") == ["RECEIPT r1"]
+    assert written, "nobody has begun to write it"
 
 
 async def receipts_come_in_the_order_of_what_they_confirm(port: int, _: list[Look]) -> None:
@@ -191,7 +196,7 @@ def check(rule: Rule, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def looked_at(store: EmbeddedStore, batch: Batch) -> None:
         for look in looks:
             try:
-                look()
+                look(batch)
             except AssertionError as error:
                 seen.append(error)
         apply(store, batch)
