@@ -47,10 +47,10 @@ class Load:
 
 
 LOADS = (
-    Load("1", "transient, auto ack", False, False, GROUP, 0, 300_000, 1.5, 0.29),
-    Load("2", "transient, individual ack", False, True, GROUP, 0, 300_000, 2.0, 0.29),
-    Load("3", "persistent, receipt per 200, auto ack", True, False, GROUP, 2, 100_000, 3.0, 0.20),
-    Load("4", "persistent, receipt per 200, individual ack", True, True, GROUP, 2, 100_000, 3.0, 0.19),
+    Load("1", "transient, auto ack", False, False, GROUP, 0, 300_000, 2.5, 0.29),
+    Load("2", "transient, individual ack", False, True, GROUP, 0, 300_000, 2.6, 0.29),
+    Load("3", "persistent, receipt per 200, auto ack", True, False, GROUP, 2, 100_000, 5.0, 0.20),
+    Load("4", "persistent, receipt per 200, individual ack", True, True, GROUP, 2, 100_000, 5.0, 0.19),
     Load("5", "persistent, one at a time", True, False, 1, 1, 20_000, 1.3, 0.1),
     Load("6", "persistent, 8 producers, each one at a time", True, False, 1, 1, 40_000, 3.0, 0.1, 8),
     Load("7", "persistent, 32 producers, each one at a time", True, False, 1, 1, 60_000, 4.5, 0.1, 32),

@@ -475,7 +475,9 @@ def test_what_a_receiver_held_at_a_restart_comes_again_at_its_place(
     receiver.subscribe(queue, prefetch=5)
     held = receiver.messages(5)
     receiver.ack(held[2], confirmed=True)
-    assert bodies(held) == [str(number) for _, number, _ in mix[:5]]
+    # On the credit that the acknowledgement gave back; it may have to be read from the store first.
+    held.append(receiver.message())
+    assert bodies(held) == [str(number) for _, number, _ in mix[:6]]
 
     own_broker.restart(is_clean=is_clean)
 
@@ -486,7 +488,7 @@ def test_what_a_receiver_held_at_a_restart_comes_again_at_its_place(
     assert bodies(messages) == [str(number) for _, number, _ in expected_mix]
     assert all(message.headers["truenext-attempts"] == "0" for message in messages)
     if is_clean:
-        # 0, 1, 3, 4 and, on the credit that the acknowledgement gave back, 5.
+        # 0, 1, 3, 4 and 5.
         assert [message.headers.get("redelivered") for message in messages] == ["true"] * 5 + [None] * 6
 
 
