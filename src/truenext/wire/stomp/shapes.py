@@ -96,18 +96,19 @@ class FrameShape(Generic[Read]):
         size = len(data)
         while start < size and (found := match(data, start)) is not None:
             body_start = found.end()
-            lines, *values = found.groups()
+            said = found.groups()
+            lines = said[0]
             if body_start - start > HEADER_BYTES_MAX or not is_utf8(lines):
                 break
             if length_at:
-                body_end = body_start + int(found[length_at + 1])
+                body_end = body_start + int(said[length_at])
                 if body_end >= size or data[body_end]:
                     break
             else:
                 body_end = data.find(b"\0", body_start)
             if not 0 <= body_end - body_start <= (body_bytes_max if has_body else 0):
                 break
-            headers = dict(zip(names, b"\n".join(values).decode().split("\n"), strict=True))
+            headers = dict(zip(names, b"\n".join(said[1:]).decode().split("\n"), strict=True))
             if has_body:
                 into.append(Frame(command, headers, data[body_start:body_end], lines))
             else:
