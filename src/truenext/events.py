@@ -28,10 +28,10 @@ import struct
 from enum import IntEnum
 from hashlib import blake2b
 
-HISTORY_VERSION = 5
-READ_VERSIONS = (4, HISTORY_VERSION)
-"""Version 4 has less to say of a failure: `failed`, and `delayed` or `holding` alone; and it does not say which chunks
-came with a batch. Nothing else is different."""
+HISTORY_VERSION = 6
+READ_VERSIONS = (4, 5, HISTORY_VERSION)
+"""Version 5 has no `ended`. Version 4 also has less to say of a failure: `failed`, and `delayed` or `holding` alone;
+and it does not say which chunks came with a batch. Nothing else is different."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -61,6 +61,7 @@ class Kind(IntEnum):
     PAUSED = 14
     RESUMED = 15
     ACCEPTED_OF_GROUP = 16
+    ENDED = 17
 
     @property
     def label(self) -> str:
@@ -87,6 +88,7 @@ COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
     Kind.PAUSED: (),
     Kind.RESUMED: (),
     Kind.ACCEPTED_OF_GROUP: (("sequence", "Q"), ("size", "I"), ("flags", "B"), ("group", "Q")),
+    Kind.ENDED: (),
 }
 """Name and type (as `array` and `struct` have them) of what each event of a kind has of its own."""
 

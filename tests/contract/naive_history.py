@@ -21,6 +21,7 @@ COLUMNS = {
 }
 KINDS = ["name", "started", "recovered", "accepted", "committed", "subscribed", "unsubscribed", "dispatched"]
 KINDS += ["acknowledged", "returned", "expired", "dead-lettered", "moved", "removed", "paused", "resumed", "accepted"]
+KINDS += ["ended"]
 REASONS = [None, "failed", "released", "clean", "unclean", "delayed", "holding", "due"]
 REASONS += ["refused", "aborted", "lost"]
 REASONS += [f"{failure} and {wait}" for failure in REASONS[-3:] for wait in ("delayed", "holding")]

@@ -546,12 +546,13 @@ def of_version(path: Path, version: int) -> None:
         file.write(version.to_bytes(2, "little"))
 
 
-def test_a_history_of_version_4_is_read_and_gone_on_with(tmp_path: Path) -> None:
-    """The broker before knew `failed`, which took the place of three reasons."""
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_history_of_a_version_before_is_read_and_gone_on_with(tmp_path: Path, version: int) -> None:
+    """Brokers before knew `failed`, which took the place of three reasons, or nothing of `ended`."""
     told = busy(random.Random(1), steps=40)
     write(tmp_path, told).close()
     (path,) = history_files(tmp_path)
-    of_version(path, 4)
+    of_version(path, version)
     last = told.events()[-1]["event"]
     history = History(tmp_path)
     assert history.begin_run(after_clean_stop=True) == (2, last + 1)
@@ -559,7 +560,7 @@ def test_a_history_of_version_4_is_read_and_gone_on_with(tmp_path: Path) -> None
     for chunk in later.chunks:
         history.append(chunk)
     history.close()
-    assert [path.read_bytes()[4] for path in history_files(tmp_path)] == [4, HISTORY_VERSION]
+    assert [path.read_bytes()[4] for path in history_files(tmp_path)] == [version, HISTORY_VERSION]
     assert read_folder(tmp_path) == told.events() + later.events()
 
 
@@ -588,7 +589,7 @@ def test_a_history_of_another_version_is_refused_by_name(tmp_path: Path, version
     write(tmp_path, busy(random.Random(1), steps=4)).close()
     (path,) = history_files(tmp_path)
     of_version(path, version)
-    with pytest.raises(HistoryError, match=rf"history has version {version}, this truenext reads 4 and 5: use the "):
+    with pytest.raises(HistoryError, match=rf"history has version {version}, this truenext reads 4, 5 and 6: use the "):
         History(tmp_path)
 
 

@@ -34,6 +34,8 @@ class RandomHistory:
         self.waits: dict[int, str] = {}
         """Those that wait for their next try, and whether others do as well: `delayed`, `holding`."""
         self.dead: dict[str, list[int]] = {queue: [] for queue in queues}
+        self.ending: dict[str, dict[int, Event]] = {queue: {} for queue in queues}
+        """What was in a queue that has ended, and has not expired yet."""
         self.paused: set[str] = set()
         self.consumers: dict[str, dict[int, int | None]] = {queue: {} for queue in queues}
         self.batch = 1
@@ -66,14 +68,15 @@ class RandomHistory:
         self.consumers = {queue: {} for queue in self.queues}
         self.holders.clear()
         self.waits.clear()
-        for queue, messages in self.present.items():
+        for messages in (*self.present.values(), *self.ending.values()):
             for sequence, message in list(messages.items()):
                 is_durable = sequence in self.visible or (message["persistent"] and self.chance(0.5))
                 if (how == "unclean" and not message["persistent"]) or not is_durable:
                     del messages[sequence]
                 else:
                     self.visible.add(sequence)
-            count = len(messages)
+        for queue in self.queues:
+            count = len(self.present[queue]) + len(self.ending[queue])
             if self.chance(self.faults):
                 count = max(0, count + self.random.choice([-2, -1, 1, 3]))
             if count:
@@ -88,8 +91,9 @@ class RandomHistory:
             [
                 *(self.accept, self.commit, self.subscribe, self.unsubscribe),
                 *(self.dispatch, self.finish, self.drain, self.pause, self.take),
+                *(self.end, self.expire_ended),
             ],
-            [28, 10, 3, 1, 32, 24, 2, 1, 1],
+            [28, 10, 3, 1, 32, 24, 2, 1, 1, 1, 4],
         )[0]
         action(queue)
         if self.chance(0.02):
@@ -122,7 +126,7 @@ class RandomHistory:
         self.committed = upto
         self.batch = max(self.batch, upto + 1)
         self.add("committed", batch=upto)
-        for messages in self.present.values():
+        for messages in (*self.present.values(), *self.ending.values()):
             for sequence, message in messages.items():
                 if message["run"] == self.run and message["batch"] <= upto:
                     self.visible.add(sequence)
@@ -216,6 +220,28 @@ class RandomHistory:
             del self.present[queue][sequence]
             self.dead[queue].append(sequence)
 
+    def end(self, queue: str) -> None:
+        """The durable subscription has ended, and another begins under its name."""
+        for consumer in list(self.consumers[queue]):
+            if not self.chance(self.faults):
+                del self.consumers[queue][consumer]
+                self.add("unsubscribed", queue=queue, consumer=consumer, mode="client", window=1)
+        self.add("ended", queue=queue)
+        for sequence, message in self.present[queue].items():
+            self.ending[queue][sequence] = message
+            self.holders.pop(sequence, None)
+            self.waits.pop(sequence, None)
+            self.dead[queue].append(sequence)
+        self.present[queue].clear()
+
+    def expire_ended(self, queue: str) -> None:
+        """Some of what is ending is removed, in any order."""
+        count = min(len(self.ending[queue]), self.random.choice([1, 2, 5]))
+        for sequence in self.random.sample(list(self.ending[queue]), count):
+            kind = "acknowledged" if self.chance(self.faults) else "expired"
+            self.add(kind, queue=queue, sequence=sequence)
+            del self.ending[queue][sequence]
+
     def drain(self, queue: str) -> None:
         if self.chance(self.faults) or not self.present[queue]:
             self.add("drained", queue=queue)
@@ -236,6 +262,7 @@ class RandomHistory:
                     "dead-lettered",
                     "moved",
                     "removed",
+                    "ended",
                     "paused",
                     "resumed",
                 ):

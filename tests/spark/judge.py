@@ -8,6 +8,7 @@ by looking at every message. Where the two pages leave a choice, the choice is n
 - A run that is missing makes everything before it unknown.
 - What was accepted, and whose commit the history lacks, is there after the next start only if it is mentioned again.
 - What was found lost may turn up again.
+- What was in a queue when that ended is found by a start until it expires, and is evidence for nothing.
 - What has a group was perhaps another's: it is evidence for messages of its group only, and waits for its next try for
   those alone. While it is being committed nobody knows for whom its equals behind it are ready.
 - What a consumer with a selector gets, or leaves, is no evidence; nor is that of one that takes from other queues as
@@ -35,6 +36,8 @@ class Letter:
     """`waiting`, `held`, `doubtful`, `perhaps`, `gone`; `delayed` or `holding` until its next try"""
     holder: int | None = None
     group: int | None = None
+    is_ended: bool = False
+    """Its durable subscription has ended; `where` then says what a start finds of it."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -106,11 +109,13 @@ class Judge:
         if start["run"] - 1 not in self.runs:
             # Its older letters are unknown; what is gone stays gone.
             for letter in list(letters.values()):
-                if letter.where != "gone":
+                if letter.is_ended:
+                    letter.where = "gone" if letter.where == "gone" else "unknown"
+                elif letter.where != "gone":
                     del letters[letter.sequence]
             return
         for letter in letters.values():
-            if letter.where == "gone":
+            if letter.where in ("gone", "unknown"):
                 continue
             if letter.priority is None:
                 letter.where = "doubtful"
@@ -135,24 +140,36 @@ class Judge:
         elif kind == "dispatched":
             if letter is None:
                 letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "held", each["consumer"])
-            elif letter.where != "gone":
+            elif letter.where != "gone" and not letter.is_ended:
                 letter.where, letter.holder = "held", each["consumer"]
         elif kind in ("acknowledged", "expired", "dead-lettered", "moved", "removed"):
             if letter is None:
                 letter = letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "gone")
             letter.where = "gone"
         elif kind == "returned":
-            if letter is not None and letter.where != "gone":
+            if letter is not None and letter.where != "gone" and not letter.is_ended:
                 # "refused and delayed", "delayed"
                 last = each["reason"].rpartition(" ")[2]
                 where = last if last in ("delayed", "holding") else "waiting"
                 letter.where = "doubtful" if letter.priority is None else where
         elif kind == "drained":
-            for each_letter in letters.values():
+            for each_letter in self._present(letters).values():
                 if each_letter.where == "waiting" and each_letter.visible:
                     each_letter.where = "perhaps"
+        elif kind == "ended":
+            for each_letter in self._present(letters).values():
+                each_letter.is_ended = True
+                if each_letter.where in ("held", "delayed", "holding"):
+                    each_letter.where = "waiting"
         elif kind == "recovered" and each["event"] in self.lost_at:
             self._all_perhaps(letters)
+
+    @staticmethod
+    def _present(letters: dict[int, Letter]) -> dict[int, Letter]:
+        """What is gone, or its queue has ended, is not in the queue."""
+        return {
+            sequence: letter for sequence, letter in letters.items() if letter.where != "gone" and not letter.is_ended
+        }
 
     def _all_perhaps(self, letters: dict[int, Letter]) -> None:
         for letter in letters.values():
@@ -193,10 +210,14 @@ class Judge:
             elif each["kind"] == "drained":
                 lost = [
                     letter
-                    for letter in self._letters(queue, each["event"]).values()
+                    for letter in self._present(self._letters(queue, each["event"])).values()
                     if letter.where == "waiting" and letter.visible
                 ]
                 self.found["lost", queue] += len(lost)
+            elif each["kind"] in ("acknowledged", "dead-lettered", "moved", "removed"):
+                letter = self._letters(queue, each["event"]).get(each["sequence"])
+                if letter is not None and letter.is_ended and letter.where != "gone":
+                    self._find("doubled", queue, each)
         self._stuck(queue)
         self.found = +self.found
 
@@ -207,9 +228,10 @@ class Judge:
         letter = letters.get(each["sequence"])
         if letter is None:
             return
-        if letter.where == "gone":
+        if letter.where == "gone" or letter.is_ended:
             self._find("doubled", queue, each)
             return
+        letters = self._present(letters)
         if letter.priority is not None and not self._is_selective(queue, each):
             for group in dict.fromkeys([None, letter.group]):
                 if self._overtakes(letter, self._of_group(letters, group), letters, queue, each):
@@ -364,7 +386,7 @@ class Judge:
 
     def _could(self, queue: str, index: int) -> bool:
         """After this event: is a message ready and a consumer free?"""
-        letters = self._letters_after(queue, index)
+        letters = self._present(self._letters_after(queue, index))
         if not self.ready(self._of_group(letters, None)) or self._is_paused(queue, index):
             return False
         consumers: dict[int, int] = {}

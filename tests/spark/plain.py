@@ -91,7 +91,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             code = waits.get(each["reason"].rpartition(" ")[2], code)
         row(each["event"], code, each["queue"], **columns)
     for queue in queues:
-        row(events[-1]["event"] + 1, Code.ENDED, queue, at=micros(events[-1]))
+        row(events[-1]["event"] + 1, Code.FINISHED, queue, at=micros(events[-1]))
     return rows
 
 

@@ -6,6 +6,7 @@ TRUENEXT_SEED=7 pytest tests/spark/test_account.py              the same histori
 
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,7 @@ from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of, witnessed
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
 from truenext.spark.audit.account import POINTS_MAX, Account
-from truenext.spark.audit.facts import SELECTIVE, Gone, Start
+from truenext.spark.audit.facts import SELECTIVE, Code, Gone, Start
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 STUCK_SECONDS = 10.0
@@ -62,6 +63,12 @@ def _no_looking(self: Account, event: int, at: int) -> None:
     """Nobody is ever idle."""
 
 
+def _forget_what_ended(self: Account, event: int, at: int) -> None:
+    """What it had is not looked for at a start."""
+    self.messages.clear()
+    self.forget_order()
+
+
 FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "commits ignored": (Account, "become_visible", _blind_to_commits),
     "gaps ignored": (Account, "gap", _forget_nothing),
@@ -73,6 +80,9 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "returned ignored": (Account, "returned", lambda self, event, at, sequence, attempts: None),
     "pauses ignored": (Account, "paused", lambda self, event, at, is_paused: None),
     "unsubscribed ignored": (Account, "unsubscribed", lambda self, event, at, consumer: None),
+    "the end of a subscription ignored": (Account, "queue_ended", lambda self, event, at: None),
+    "what is of an ended subscription ignored": (Account, "end_of_ended", lambda self, event, at, sequence, code: None),
+    "ended subscriptions forgotten at once": (Account, "queue_ended", _forget_what_ended),
 }
 
 
@@ -157,3 +167,71 @@ def test_what_stands_behind_one_of_a_group_that_is_being_committed_is_no_evidenc
         account.become_visible(6)
         account.dispatched(7, 7, 4, 1)
         assert [finding.overtaken_sequence for finding in account.findings] == [2]
+
+
+def ended(*, began_anew: bool = True) -> Account:
+    """Of a durable subscription that ended with two messages, 1 and 2, and began anew with 3."""
+    account = Account(Gone(), 10)
+    account.subscribed(1, 1, 1, 10)
+    for sequence in (1, 2):
+        account.accepted(1 + sequence, 1 + sequence, sequence, 4, True, 1 + sequence, 1 + sequence)
+    account.dispatched(4, 4, 1, 1)
+    account.returned(5, 5, 1, 0)
+    account.unsubscribed(6, 6, 1)
+    account.queue_ended(7, 7)
+    if began_anew:
+        account.subscribed(8, 8, 2, 10)
+        account.accepted(9, 9, 3, 4, True, 9, 9)
+    return account
+
+
+def test_what_a_subscription_had_when_it_ended_is_not_overtaken_by_what_comes_to_the_next_of_its_name() -> None:
+    account = ended()
+    assert (account.waiting, account.held) == (1, 0)
+    account.dispatched(10, 10, 3, 2)
+    assert (account.waiting, account.held) == (0, 1)
+    account.drained(11, 11)
+    account.finish(2000, 2000)
+    assert account.findings == []
+    assert Counter(each.how for each in account.ended) == {"ended": 2, "held": 1}
+    assert [each.wait is None for each in account.ended if each.sequence == 2] == [True]
+
+
+def test_what_a_subscription_had_when_it_ended_expires_whenever_and_in_whatever_order() -> None:
+    account = ended()
+    for event, sequence in ((10, 2), (2000, 1)):
+        account.end(event, event, sequence, Code.EXPIRED)
+        assert account.waiting == 1
+    account.dispatched(2001, 2001, 3, 2)
+    assert [finding.kind for finding in account.findings] == ["stuck"]
+    assert [(each.sequence, each.how) for each in account.ended] == [(2, "expired"), (1, "expired")]
+    assert account.ending == {}
+
+
+def test_whoever_gets_or_acknowledges_what_an_ended_subscription_had_is_found() -> None:
+    account = ended()
+    account.dispatched(10, 10, 1, 2)
+    account.end(11, 11, 2, Code.ACKNOWLEDGED)
+    assert [(each.kind, each.sequence, each.detail) for each in account.findings] == [
+        ("doubled", 1, "ended"),
+        ("doubled", 2, "acknowledged although ended"),
+    ]
+
+
+@pytest.mark.parametrize(("count", "kinds"), [(2, ["lost"]), (3, []), (4, ["resurrected"])])
+def test_a_start_finds_what_of_an_ended_subscription_has_not_expired(count: int, kinds: list[str]) -> None:
+    account = ended()
+    account.started(10, 10, Start.CONTINUED | Start.GOES_ON | Start.WHOLE, 9)
+    account.recovered(11, 11, count)
+    assert [finding.kind for finding in account.findings] == kinds
+
+
+def test_what_of_an_ended_subscription_a_start_does_not_find_is_lost() -> None:
+    account = ended(began_anew=False)
+    account.end(8, 8, 2, Code.EXPIRED)
+    account.started(10, 10, Start.CONTINUED | Start.GOES_ON, 9)
+    account.settle_recovered(11)
+    assert [(each.kind, each.sequence, each.count) for each in account.findings] == [("lost", 1, 1)]
+    account.started(12, 12, Start.CONTINUED | Start.GOES_ON, 11)
+    account.settle_recovered(13)
+    assert len(account.findings) == 1

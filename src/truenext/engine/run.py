@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from truenext.destination import SCHEDULED_PREFIX, Destination, Kind
@@ -81,8 +81,13 @@ class Run:
         for name in list(queues.hidden):
             if name and queues.scheduled(name) and name not in queues.by_name:
                 queues.make(Destination(Kind.QUEUE, name))
-        for queue in chain(queues.by_name.values(), self._endings.queues()):
-            if count := queue.waiting():
+        every = [*queues.by_name.values(), *self._endings.queues()]
+        # The history knows queues by their names: what is left of ended ones counts with what is in the queue of now.
+        counts: Counter[str] = Counter()
+        for queue in every:
+            counts[queue.name] += queue.waiting()
+        for queue in every:
+            if count := counts.pop(queue.name, 0):
                 self._events.recovered(queue, count)
             if queue.is_paused:
                 self._events.paused(queue)

@@ -62,7 +62,8 @@ def chunks_of_file(path: Path) -> Iterator[Chunk]:
     if magic != MAGIC:
         raise HistoryError(f"{path} is no history")
     if version not in READ_VERSIONS:
-        reads = " and ".join(map(str, READ_VERSIONS))
+        *others, last = map(str, READ_VERSIONS)
+        reads = f"{', '.join(others)} and {last}"
         raise HistoryError(f"{path} has version {version}, this truenext reads {reads}: use the truenext that wrote it")
     at: int | None = FILE.size
     while at is not None and at < len(content):

@@ -385,8 +385,9 @@ class Queues:
         for session in self._clients.sessions.values():
             for transaction in session.transactions.values():
                 acknowledged += transaction.leave_out(queue)
-        # Some may have been accepted just now, and what is told of that asks their messages.
-        self._events.end_block()
+        # Before anything of a new queue of this name. It ends the open block as well: some may have been accepted just
+        # now, and what is told of that asks their messages.
+        self._events.ended(queue)
         for entry in chain(*queue.lanes, *(lane.recent for lane in queue.lanes), acknowledged):
             if entry.stored is None:
                 # The others are on the pages that will be read.

@@ -219,6 +219,11 @@ class EventLog:
     def resumed(self, queue: Queue) -> None:
         self._single(Kind.RESUMED, queue.number)
 
+    def ended(self, queue: Queue) -> None:
+        """With all that is in it, of which each is told to have expired when it is removed."""
+        if queue.number:
+            self._single(Kind.ENDED, queue.number)
+
     def _moved(self, kind: Kind, entry: Entry, target: Queue, target_sequence: int) -> None:
         columns = _column("Q", [entry.sequence]) + _column("I", [target.number]) + _column("Q", [target_sequence])
         self._single(kind, entry.lane.queue.number, columns=columns)

@@ -12,6 +12,7 @@ could take it they are not ready.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import chain
 
 from truenext.spark.audit.facts import (
     HOW_GONE,
@@ -34,7 +35,10 @@ POINTS_MAX = 1000
 """Depths kept per queue; when there are more, every other goes."""
 
 # By themselves they are found faster; a sweep asks for them a few times per event.
-WAITING, HELD, DOUBTFUL, PERHAPS, DELAYED = State
+WAITING, HELD, DOUBTFUL, PERHAPS, DELAYED, ENDED = State
+
+FOUND_AGAIN = (WAITING, ENDED)
+"""What a start makes of what is surely there."""
 
 
 class Account:
@@ -43,6 +47,9 @@ class Account:
         self.gone = gone
         self.stuck_limit = stuck_limit
         self.messages: dict[int, Message] = {}
+        self.ending: dict[int, Message] = {}
+        """What was in a durable subscription of this name when that ended, and is not known to be removed: nobody gets
+        it any more, but a start still finds it."""
         self.lanes: list[list[int]] = [[] for _ in range(10)]
         """By priority, a heap of the sequences that wait, visible or not; what left is dropped when it is the head."""
         self.of_groups: dict[int, list[list[int]]] = {}
@@ -303,11 +310,12 @@ class Account:
 
     def end(self, event: int, at: int, sequence: int, code: Code) -> None:
         """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED."""
-        self.gone.add(sequence, code)
         self.waits_no_longer(sequence)
         message = self.messages.pop(sequence, None)
         if message is None:
+            self.end_of_ended(event, at, sequence, code)
             return
+        self.gone.add(sequence, code)
         if message.state is HELD:
             self.let_go(message)
             if code == Code.ACKNOWLEDGED:
@@ -318,6 +326,29 @@ class Account:
             message.how = HOW_GONE[code]
             self.ended.append(message)
         self.look_again(event, at)
+
+    def end_of_ended(self, event: int, at: int, sequence: int, code: Code) -> None:
+        """What became of a message that is in the queue no more, if ever it was."""
+        if code != Code.EXPIRED and self.gone.get(sequence) == Code.ENDED:
+            self.found("doubled", event, at, sequence, detail=f"{HOW_GONE[code]} although {HOW_GONE[Code.ENDED]}")
+        self.gone.add(sequence, code)
+        message = self.ending.pop(sequence, None)
+        if message is not None:
+            self.leave(message, at, HOW_GONE[code])
+
+    def queue_ended(self, event: int, at: int) -> None:
+        """Its durable subscription has: what follows in this queue is of a new one of the same name, but that what was
+        in the old one expires."""
+        self.end_idle(at)
+        for message in self.messages.values():
+            self.gone.add(message.sequence, Code.ENDED)
+            if message.state is HELD:
+                self.let_go(message)
+            if message.state in (WAITING, HELD, DELAYED):
+                message.state = ENDED
+        self.ending |= self.messages
+        self.messages.clear()
+        self.forget_order()
 
     def delayed(self, event: int, at: int, sequence: int, attempts: int, *, is_holding: bool) -> None:
         """A message waits for its next try: it has just failed, or a page of the store has shown it."""
@@ -416,21 +447,26 @@ class Account:
         """Whatever is known may have changed unseen."""
         self.idle = None
         self.expected = None
-        for message in self.messages.values():
+        for message in chain(self.messages.values(), self.ending.values()):
             if message.state is not PERHAPS:
                 message.state = DOUBTFUL
         self.forget_places()
 
     def forget_places(self) -> None:
+        self.forget_order()
+        self.consumers.clear()
+        self.is_paused = False
+        self.free = 0
+
+    def forget_order(self) -> None:
+        """Nothing waits, and nothing is held."""
         for lane in self.lanes:
             lane.clear()
         self.of_groups.clear()
         self.committing.clear()
         self.holding.clear()
         self.waiting_of.clear()
-        self.consumers.clear()
-        self.is_paused = False
-        self.free = self.waiting = self.held = 0
+        self.waiting = self.held = 0
 
     def started(self, event: int, at: int, flags: int, previous_at: int) -> None:
         self.settle_recovered(at)
@@ -440,17 +476,28 @@ class Account:
         self.start_event = event
         if not flags & Start.CONTINUED:
             # A run is missing: nothing is known of what it did.
-            for message in self.messages.values():
+            for message in chain(self.messages.values(), self.ending.values()):
                 self.leave(message, at, "unknown")
             self.messages.clear()
+            self.ending.clear()
             return
+        certain, perhaps = self.find_again(self.messages, WAITING, event, at)
+        self.waiting = certain
+        for message in self.messages.values():
+            if message.state is WAITING:
+                self.push(message)
+        certain_to_go, perhaps_to_go = self.find_again(self.ending, ENDED, event, at)
+        self.expected = (certain + certain_to_go, perhaps + perhaps_to_go)
+
+    def find_again(self, messages: dict[int, Message], state: State, event: int, at: int) -> tuple[int, int]:
+        """After a start, what is surely there gets this state. Returns how many these are, and how many more may be."""
         certain = perhaps = 0
-        for message in list(self.messages.values()):
+        for message in list(messages.values()):
             if message.priority < 0:
                 message.state = DOUBTFUL
                 perhaps += 1
-            elif not message.is_persistent and not flags & Start.CLEAN:
-                del self.messages[message.sequence]
+            elif not message.is_persistent and not self.start_flags & Start.CLEAN:
+                del messages[message.sequence]
                 self.gone.add(message.sequence, Code.STARTED)
                 self.leave(message, at, HOW_GONE[Code.STARTED])
             elif message.state is PERHAPS or message.visible_event > event:
@@ -459,11 +506,9 @@ class Account:
             elif message.state is DOUBTFUL and not message.is_persistent:
                 perhaps += 1
             else:
-                message.state = WAITING
-                self.push(message)
+                message.state = state
                 certain += 1
-        self.waiting = certain
-        self.expected = (certain, perhaps)
+        return certain, perhaps
 
     def recovered(self, event: int, at: int, count: int) -> None:
         if self.expected is None:
@@ -471,16 +516,16 @@ class Account:
         certain, perhaps = self.expected
         self.expected = None
         if count < certain:
+            missed = [each for each in chain(self.messages.values(), self.ending.values()) if each.state in FOUND_AGAIN]
             first = min(
-                (each for each in self.messages.values() if each.state is WAITING and each.visible_event <= event),
+                (each for each in missed if each.visible_event <= event),
                 key=lambda each: (9 - each.priority, each.sequence),
             )
             finding = self.found("lost", event, at, first, count=certain - count, detail="not recovered")
             # Which of them it was, nobody can say; this is the first that may be.
             finding.persistent = None
-            for message in self.messages.values():
-                if message.state is WAITING:
-                    message.state = PERHAPS
+            for message in missed:
+                message.state = PERHAPS
             self.waiting = 0
         elif count > certain + perhaps and self.start_flags & Start.WHOLE:
             self.found("resurrected", event, at, NO_MESSAGE, count=count - certain - perhaps)
@@ -497,6 +542,8 @@ class Account:
         self.end_idle(at)
         for message in self.messages.values():
             self.leave(message, at, "held" if message.state is HELD else WAITED)
+        for message in self.ending.values():
+            self.leave(message, at, HOW_GONE[Code.ENDED])
         self.points.append((event, at, self.waiting, self.held))
 
     def leave(self, message: Message, at: int, how: str) -> None:

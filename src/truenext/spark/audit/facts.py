@@ -37,9 +37,11 @@ class Code(IntEnum):
     RESUMED = 13
     DELAYED = 14
     HOLDING = 15
-    STARTED = 16
-    GAP = 17
-    ENDED = 18
+    ENDED = 16
+    STARTED = 17
+    GAP = 18
+    FINISHED = 19
+    """The history ends."""
 
 
 class Start(IntEnum):
@@ -64,6 +66,8 @@ class State(IntEnum):
     """Never durable as far as is known, or lost already: it may turn up again, and may not."""
     DELAYED = 4
     """It failed, and is not due yet."""
+    ENDED = 5
+    """It is there, but the durable subscription that had it is not: it is about to expire."""
 
 
 WAITED = "waiting"
@@ -147,5 +151,6 @@ HOW_GONE = {
     Code.DEAD_LETTERED: "dead-lettered",
     Code.MOVED: "moved",
     Code.REMOVED: "removed",
+    Code.ENDED: "ended",
     Code.STARTED: "gone with a crash",
 }

@@ -107,7 +107,7 @@ def _enter(
 ) -> None:
     """One call per event and no lookup by kind: this loop is what an audit takes its time for."""
     accepted, dispatched, acknowledged, returned, recovered, last_of_events = map(
-        int, (Code.ACCEPTED, Code.DISPATCHED, Code.ACKNOWLEDGED, Code.RETURNED, Code.RECOVERED, Code.HOLDING)
+        int, (Code.ACCEPTED, Code.DISPATCHED, Code.ACKNOWLEDGED, Code.RETURNED, Code.RECOVERED, Code.ENDED)
     )
     for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, group in zip(
         accounts,
@@ -162,11 +162,13 @@ def _enter_rare(
             account.drained(event, at)
         case Code.DELAYED | Code.HOLDING:
             account.delayed(event, at, sequence, number, is_holding=code == Code.HOLDING)
+        case Code.ENDED:
+            account.queue_ended(event, at)
         case Code.STARTED:
             account.started(event, at, number, visible_at)
         case Code.GAP:
             account.gap()
-        case Code.ENDED:
+        case Code.FINISHED:
             account.finish(event, at)
 
 

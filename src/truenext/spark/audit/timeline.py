@@ -40,6 +40,7 @@ CODES = {
     "unsubscribed": Code.UNSUBSCRIBED,
     "recovered": Code.RECOVERED,
     "drained": Code.DRAINED,
+    "ended": Code.ENDED,
 }
 
 
@@ -190,7 +191,7 @@ def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
     end = runs.agg(
         (F.max("last_event") + 1).alias("event"),
         F.max_by("last_at", "last_event").alias("at"),
-        F.lit(int(Code.ENDED)).alias("code"),
+        F.lit(int(Code.FINISHED)).alias("code"),
         F.lit(0).alias("number"),
         F.lit(0).alias("visible_at"),
     )
