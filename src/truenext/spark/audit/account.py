@@ -352,6 +352,8 @@ class Account:
 
     def delayed(self, event: int, at: int, sequence: int, attempts: int, *, is_holding: bool) -> None:
         """A message waits for its next try: it has just failed, or a page of the store has shown it."""
+        # By another policy than it did before.
+        self.waits_no_longer(sequence)
         message = self.messages.get(sequence)
         if message is None:
             return
