@@ -300,6 +300,73 @@ def test_an_expired_message_is_told() -> None:
     assert told.story() == [("accepted", 1), ("expired", 1)]
 
 
+def test_a_durable_subscription_is_told_to_end_behind_what_it_did_and_before_what_the_next_of_its_name_does() -> None:
+    told = Told()
+    session = told.session()
+    news = parse("/topic/news", "x")
+    durable = Subscribe("s", news, AckMode.INDIVIDUAL, 1, durable="me,s")
+    told.engine.subscribe(session, durable)
+    for persistent in (True, True, False):
+        told.send(session, persistent=persistent, destination=news)
+    told.commit()
+    told.send(session, destination=news)
+    told.engine.pause("subscription,me,s,news")
+    told.engine.unsubscribe(session, Unsubscribe("s", "me,s"))
+    told.engine.subscribe(session, durable)
+    told.send(session, destination=news)
+    events = [event for event in told.events() if "queue" in event]
+    assert {event["queue"] for event in events} == {"subscription,me,s,news"}
+    assert [(event["kind"], event.get("sequence")) for event in events] == [
+        ("subscribed", None),
+        ("accepted", 1),
+        ("accepted", 2),
+        ("accepted", 3),
+        ("dispatched", 1),
+        ("accepted", 4),
+        ("paused", None),
+        ("returned", 1),
+        ("unsubscribed", None),
+        ("resumed", None),
+        ("ended", None),
+        # Of which the store knows nothing; the others expire when their pages are read.
+        ("expired", 3),
+        ("subscribed", None),
+        ("accepted", 5),
+        ("dispatched", 5),
+    ]
+
+
+def test_a_start_counts_what_of_ended_subscriptions_is_left_with_what_is_in_the_next_of_their_name() -> None:
+    event_log = EventLog(run=2, first_event=10)
+    engine = Engine(sequence_limit=1, event_log=event_log)
+    engine.tick(1_000_000, 0)
+    names = ["subscription,me,s,news", *["ended,subscription,me,s,news"] * 2, "ended,subscription,me,t,news"]
+    # What was on disk of a subscription that ended with its connection is nobody's business.
+    names.append("ended,/x,77")
+    for number, name in enumerate(names, 1):
+        engine.restore_lane(engine.restore_queue(number, name), 4, 10**number)
+    engine.start()
+    events = list(read(event_log.take()))
+    assert [(event["kind"], event.get("queue"), event.get("count")) for event in events] == [
+        ("started", None, None),
+        ("recovered", "subscription,me,s,news", 1110),
+        ("recovered", "subscription,me,t,news", 10000),
+    ]
+
+
+def test_the_end_of_a_subscription_that_goes_with_its_connection_is_not_told() -> None:
+    told = Told()
+    session = told.session()
+    news = parse("/topic/news", "x")
+    for subscription in ("s", "t"):
+        told.engine.subscribe(session, Subscribe(subscription, news, AckMode.INDIVIDUAL, 1))
+    told.send(session, destination=news)
+    told.commit()
+    told.engine.unsubscribe(session, Unsubscribe("s"))
+    told.engine.disconnect(session, is_clean=True)
+    assert {event["kind"] for event in told.events()} == {"started", "committed"}
+
+
 def test_temporary_queues_are_nobodys_business() -> None:
     told = Told()
     session = told.session()

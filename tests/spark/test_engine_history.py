@@ -110,8 +110,9 @@ def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
     assert any(findings(seed)[kind] for seed in range(20))
 
 
+@pytest.mark.parametrize("begins_anew", [True, False])
 @pytest.mark.parametrize("is_visible", [True, False])
-def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible: bool) -> None:
+def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible: bool, begins_anew: bool) -> None:
     """With messages that wait, that its last consumer held, and that an open transaction has; in memory and not."""
     told, store = Told(), MemoryStore()
     store.recover()
@@ -130,7 +131,8 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
                 engine.committed(batch)
 
     news = parse("/topic/news", "x")
-    engine.subscribe(session, Subscribe("s", news, AckMode.INDIVIDUAL, 6, durable="me,s"))
+    durable = Subscribe("s", news, AckMode.INDIVIDUAL, 6, durable="me,s")
+    engine.subscribe(session, durable)
     for number in range(12):
         told.send(session, number % 3, persistent=number % 2 == 0, destination=news)
     if is_visible:
@@ -145,9 +147,19 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
         engine.relieve()
         engine.memory.limit = 1 << 40
     engine.unsubscribe(session, Unsubscribe("s", "me,s"))
+    if begins_anew:
+        engine.subscribe(session, durable)
+        # One of the lowest priority, which nothing of before is to come before.
+        told.send(session, 0, persistent=False, destination=news)
+        engine.turn()
     if is_visible:
         engine.commit(session, Commit("t"))
     go_on()
+    if begins_anew:
+        (new,) = session.consumers["s"].held
+        engine.acknowledge(session, Ack("s", new))
+        engine.unsubscribe(session, Unsubscribe("s", "me,s"))
+        go_on()
     nothing = dict.fromkeys(SCHEMA.names)
     events = [
         nothing | event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC)}
@@ -155,5 +167,6 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
     ]
     assert not Judge(events, stuck_seconds=10.0).judge().found
     kinds = Counter(event["kind"] for event in events)
-    assert kinds["accepted"] == 12 == kinds["acknowledged"] + kinds["expired"]
+    assert kinds["accepted"] == 12 + begins_anew == kinds["acknowledged"] + kinds["expired"]
+    assert kinds["ended"] == 1 + begins_anew
     assert not store.recover().queues and not store.recover().counts

@@ -131,7 +131,8 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ..
         "order": "{:,} dispatches overtook a message of the same priority that had arrived earlier",
         "premature": "{:,} dispatches were of messages that were not visible yet",
         "lost": "{:,} messages were lost: they should have been there and were not",
-        "doubled": "{:,} dispatches were of messages that another consumer held, or that were gone already",
+        "doubled": "{:,} dispatches or acknowledgements were of messages that another consumer held, "
+        "or that were gone already",
         "resurrected": "{:,} messages more were recovered than can have been there",
         "stuck": f"{{:,}} times messages waited for more than {stuck_seconds:g} s although a consumer could have "
         f"taken them; the longest was {longest:,.1f} s",

@@ -13,7 +13,9 @@ def lost(outcomes: DataFrame) -> DataFrame:
 
 
 def doubled(outcomes: DataFrame) -> DataFrame:
-    """Dispatched although held or gone; and `resurrected`: more messages recovered than there can be."""
+    """Dispatched although held or gone, acknowledged although its durable subscription had ended; and `resurrected`:
+    more messages recovered than there can be.
+    """
     return _found(
         outcomes,
         F.col("kind").isin("doubled", "resurrected"),
