@@ -1,9 +1,16 @@
 """Does the event loop look again for as long as it is told, and sleep then?"""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, cast
+from unittest import mock
 
+from truenext.broker.broker import Broker
 from truenext.broker.poll import Poll
+from truenext.broker.recovery import recover
+from truenext.commands import Begin
+from truenext.policy import Policies
+from truenext.store.memory import MemoryStore
 
 
 class Loop:
@@ -53,3 +60,29 @@ def test_it_begins_anew_whenever_something_happens() -> None:
     assert loop.passes_until_it_sleeps() == 11
     poll.begin()
     assert loop.passes_until_it_sleeps() == 10
+
+
+def test_an_idle_broker_sleeps_though_it_looks_after_its_queues() -> None:
+    """It began to poll with every turn, that of its own look once a second as well."""
+
+    async def run() -> tuple[int, int]:
+        store = MemoryStore()
+        engine, _ = recover(store, Policies())
+        broker = Broker(engine, store, asyncio.get_running_loop(), poll_us=100)
+        await broker.start()
+        session = broker.connect(mock.Mock())
+        await asyncio.sleep(0.02)
+        with mock.patch.object(Poll, "begin") as begin:
+            broker._look_soon()
+            await asyncio.sleep(0.02)
+            idle = begin.call_count
+            broker.execute(session, [Begin("t")])
+            await asyncio.sleep(0.02)
+            asked = begin.call_count
+        broker.forget(session)
+        await broker.stop()
+        broker.close()
+        return idle, asked
+
+    idle, asked = asyncio.run(run())
+    assert idle == 0 and asked == 1

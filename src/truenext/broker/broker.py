@@ -145,7 +145,7 @@ class Broker:
         self._has_noted_login = False
         self._is_turn_due = False
         self._has_ticked = False
-        """The clock was looked at for the turn that is due."""
+        """The clock was looked at for the turn that is due: somebody has asked for something, or a batch is durable."""
         self._lazy_commit: TimerHandle | None = None
         self._poll = Poll(loop, poll_us, steady_ns) if poll_us else None
         self._stuck_audit = StuckAudit()
@@ -351,6 +351,7 @@ class Broker:
     def _turn(self) -> None:
         # What this turn itself makes possible does not ask for another: that is decided at its end.
         self._is_turn_due = True
+        has_news = self._has_ticked
         if not self._has_failed:
             self._take_turn()
         self._is_turn_due = False
@@ -358,7 +359,7 @@ class Broker:
             return
         if self._engine.has_work or self._slices.begun or self._look.begun:
             self._schedule_turn()
-        if self._poll is not None:
+        if has_news and self._poll is not None:
             self._poll.begin()
 
     def _take_turn(self) -> None:
