@@ -20,6 +20,8 @@ DEAD_LETTER_HEADERS = frozenset(
 _ESCAPES = {"\\": "\\\\", "\r": "\\r", "\n": "\\n", ":": "\\c"}
 _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 _TO_ESCAPE = re.compile(r"[\\\r\n:]")
+must_escape = _TO_ESCAPE.search
+"""Whether a name or value does not stand as it is."""
 _ESCAPED = re.compile(r"\\.?", re.DOTALL)
 
 

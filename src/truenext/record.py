@@ -60,8 +60,7 @@ _VERSIONS = (RECORD_VERSION, _WITH_WAY_BACK)
 
 _KEY = struct.Struct(">IBQ")
 _LANE = struct.Struct(">IB")
-SEQUENCE = struct.Struct(">Q")
-"""Of a key, behind that of its lane."""
+_SEQUENCE = struct.Struct(">Q")
 _TIMER = struct.Struct(">Q5sQ")
 _DUE_TIMER = struct.Struct(">QQ5s")
 _DUE_BIT = 1 << 63
@@ -112,17 +111,17 @@ def split_lane_key(key: bytes) -> tuple[int, int]:
 
 
 def message_key(lane: bytes, sequence: int) -> bytes:
-    return lane + SEQUENCE.pack(sequence)
+    return lane + _SEQUENCE.pack(sequence)
 
 
 def sequence_of(key: bytes) -> int:
-    sequence: int = SEQUENCE.unpack_from(key, LANE_KEY_SIZE)[0]
+    sequence: int = _SEQUENCE.unpack_from(key, LANE_KEY_SIZE)[0]
     return sequence
 
 
 def content_key(number: int) -> bytes:
     """Where a content stands."""
-    return CONTENTS + SEQUENCE.pack(number)
+    return CONTENTS + _SEQUENCE.pack(number)
 
 
 def timer(due_ms: int, lane: bytes, sequence: int) -> bytes:

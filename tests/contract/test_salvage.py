@@ -394,16 +394,20 @@ def salt_of(data: Path) -> int:
     return checkpoint.salt
 
 
+def fill_tail(data: Path, piece: bytes) -> None:
+    """Behind the last frame stands this, again and again."""
+    (path,) = segments(data)
+    content = bytearray(path.read_bytes())
+    end = frames(path)[-1][1]
+    content[end:] = (piece * len(content))[: len(content) - end]
+    path.write_bytes(content)
+
+
 def test_a_body_full_of_what_looks_like_frames_delays_no_check(
     in_journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(salvaged_journal, "SEARCH_BYTES_MAX", 1 << 20)
-    (path,) = segments(in_journal)
-    content = bytearray(path.read_bytes())
-    end = frames(path)[-1][1]
-    suspect = struct.pack("<IIQQ", 0, 500_000, 1, 100)
-    content[end:] = (suspect * len(content))[: len(content) - end]
-    path.write_bytes(content)
+    fill_tail(in_journal, struct.pack("<IIQQ", 0, 500_000, 1, 100))
     assert any("too much looks like a frame" in line for line in check(in_journal))
 
 
@@ -412,12 +416,8 @@ def test_numbers_in_an_old_batch_of_a_file_that_is_used_again_are_no_damage(
 ) -> None:
     """The number of a segment is small, and many numbers of a history are; check called such a journal damaged."""
     monkeypatch.setattr(salvaged_journal, "SEARCH_BYTES_MAX", 1 << 20)
-    (path,) = segments(in_journal)
-    content = bytearray(path.read_bytes())
-    end = frames(path)[-1][1]
-    consumers_and_times = struct.pack("<IIQQ", 7, 500_000, 1, 1_790_000_000_000_000)
-    content[end:] = (consumers_and_times * len(content))[: len(content) - end]
-    path.write_bytes(content)
+    # Consumers and times.
+    fill_tail(in_journal, struct.pack("<IIQQ", 7, 500_000, 1, 1_790_000_000_000_000))
     assert check(in_journal) == []
 
 

@@ -17,6 +17,11 @@ from tests.integration.broker_process import dying_with_us
             ("bench", "--only", "truenext", "--messages", "2000", "--warmup", "100", "--runs", "1"),
             r"\n5\. persistent, one at a time +[\d,]+",
         ),
+        (
+            ("bench", "--only", "truenext", "--messages", "2000", "--warmup", "0", "--runs", "1", "--loads", "8"),
+            r"from SEND to receipt, persistent, 128 producers, .*: median \d+\.\d\d ms",
+        ),
+        (("bench.stages", "--messages", "400", "--rounds", "1"), r"Python functions \d+\.\d, recv 1\.\d"),
         (("bench", "--window-cost", "--messages", "2000", "--warmup", "100", "--runs", "1"), r"a window of 1000 msg/s"),
         (("bench.selectors", "--messages", "3000"), r"the others +p50 .* during the scan"),
         (("bench.many", "--only", "names", "--count", "500"), r"500 names used once each, .* MiB of disk in the end"),

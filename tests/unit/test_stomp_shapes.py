@@ -369,12 +369,15 @@ def test_of_a_topic_with_many_queues_a_shape_is_used_too(command: str) -> None:
 # ---- Faults ----
 
 Fault = Callable[[pytest.MonkeyPatch], None]
-value_pattern, header_pattern = shapes.value_pattern, shapes.header_pattern
+character_pattern, header_pattern = shapes.character_pattern, shapes.header_pattern
 
 
 def _values_may_have(patch: pytest.MonkeyPatch, character: bytes) -> None:
+    def faulty(version: Version, *, is_ascii: bool = False) -> bytes:
+        return character_pattern(version, is_ascii=is_ascii).replace(character, b"")
+
     for module in (shapes, direct):
-        patch.setattr(module, "value_pattern", lambda version: value_pattern(version).replace(character, b""))
+        patch.setattr(module, "character_pattern", faulty)
 
 
 def a_value_may_have_a_colon(patch: pytest.MonkeyPatch) -> None:

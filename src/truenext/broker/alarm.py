@@ -14,15 +14,11 @@ class Alarm:
         self._due_ms: int | None = None
         self._handle: TimerHandle | None = None
 
-    @property
-    def is_set(self) -> bool:
-        return self._handle is not None
-
     def set(self, due_ms: int | None, now_ms: int) -> None:
         """Wake at `due_ms`, milliseconds since the epoch, or a little earlier; None is never. To be said at every
         turn.
         """
-        if due_ms == self._due_ms and self._handle is not None:
+        if due_ms == self._due_ms and (due_ms is None or self._handle is not None):
             return
         self.cancel()
         if due_ms is not None:

@@ -157,6 +157,7 @@ class Broker:
         self.failure: Future[None] = loop.create_future()
         """Gets the error that ends this broker, if one does."""
         self._has_failed = False
+        """The same, to be asked several times for each message."""
         # Bound methods, so that one look-up finds what a command does.
         self._actions: dict[type[Any], Callable[[Session, Any], None]] = {
             Send: engine.send,
@@ -404,8 +405,7 @@ class Broker:
             self._answer_question(piece.session, piece.question, msgspec.json.encode(done))
         for session, reason in engine.relieve().items():
             peers[session].cut(reason)
-        if ledger.busy or self._alarm.is_set:
-            self._alarm.set(engine.next_due_ms, ledger.now_ms)
+        self._alarm.set(engine.next_due_ms, ledger.now_ms)
         self._commit()
         if self._slices.begun:
             self._slices.go_on()

@@ -237,11 +237,6 @@ class Engine:
         return self.ledger.now_ms
 
     @property
-    def has_room(self) -> bool:
-        """More commands may be taken."""
-        return self.ledger.has_room
-
-    @property
     def is_batch_awaited(self) -> bool:
         """Somebody waits for the gathering batch."""
         return self.ledger.is_awaited

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.record import CONTENTS, LANE_KEY_SIZE, SEQUENCE, message_key, sequence_of
+from truenext.record import CONTENTS, LANE_KEY_SIZE, message_key, sequence_of
 from truenext.store.changes import BEFORE_RECORD, PUTS_AT, producers_of
 from truenext.store.layer import Layer
 from truenext.store.spans import Chunk, JournalLane, span_of
@@ -77,13 +77,11 @@ class Overlay:
 
     def _put(self, puts: list[tuple[bytes, int]], layer: Layer, at: int, *, is_transient: bool) -> int:
         chunks = layer.chunks
-        unpack = SEQUENCE.unpack_from
         layer.memory += _PUT_BYTES * len(puts)
         for key, length in puts:
             at += BEFORE_RECORD
             chunk = chunks.get(key[:LANE_KEY_SIZE]) or self._new_chunk(key[:LANE_KEY_SIZE], layer)
-            # `sequence_of`, without the call; so below.
-            (sequence,) = unpack(key, LANE_KEY_SIZE)
+            sequence = sequence_of(key)
             packed = at << 32 | length << 1 | is_transient
             sequences, lane = chunk.sequences, chunk.lane
             if sequence > lane.last:
@@ -116,7 +114,7 @@ class Overlay:
         """Take the message out; the segment that it was in, 0 if the journal has none."""
         lane_key = key[:LANE_KEY_SIZE]
         lane = self._lanes.get(lane_key)
-        found = lane.find(SEQUENCE.unpack_from(key, LANE_KEY_SIZE)[0]) if lane is not None else None
+        found = lane.find(sequence_of(key)) if lane is not None else None
         if found is None:
             return 0
         chunk, at = found
@@ -180,7 +178,7 @@ class Overlay:
     def kind(self, key: bytes) -> bool | None:
         """Whether the message of this key is transient, None if the journal does not have it."""
         lane = self._lanes.get(key[:LANE_KEY_SIZE])
-        found = lane.find(SEQUENCE.unpack_from(key, LANE_KEY_SIZE)[0]) if lane is not None else None
+        found = lane.find(sequence_of(key)) if lane is not None else None
         return None if found is None else bool(found[0].packed[found[1]] & 1)
 
     def view(self, lane: bytes, after_sequence: int, limit: int) -> View:

@@ -104,7 +104,8 @@ class Sending:
                 f"{memory.open_max} (--memory-limit); commit, or try again later"
             )
         session.has_sent = True
-        self._admit(session, send)
+        if self._ledger.room is not _PLENTY:
+            self._admit(session, send)
         self._queues.check_parts(send)
         transaction.sends.append(send)
         transaction.size += size
@@ -130,8 +131,11 @@ class Sending:
     # ---- Where room is short ----
 
     def _admit(self, session: Session, send: Send) -> None:
-        """Raises: NoRoomError if the store has no room for what this connection sends."""
-        if self._ledger.room is _PLENTY or send.destination.kind is Kind.TEMPORARY:
+        """To be asked where room is short.
+
+        Raises: NoRoomError if the store has none for what this connection sends.
+        """
+        if send.destination.kind is Kind.TEMPORARY:
             return
         if self._ledger.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
             raise NoRoomError(f"{FULL}; try again when messages were consumed")

@@ -6,7 +6,6 @@ its connection may say, a reply-to, a schedule, a priority of 12) is no shape he
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,15 @@ from truenext.order import PRIORITY_DEFAULT
 from truenext.wire.stomp.frame import Version
 from truenext.wire.stomp.headers import OURS
 from truenext.wire.stomp.hop import HOP_HEADERS
-from truenext.wire.stomp.shapes import FrameShape, Shape, Shapes, header_pattern, is_utf8, value_pattern
+from truenext.wire.stomp.shapes import (
+    FrameShape,
+    Shape,
+    Shapes,
+    character_pattern,
+    header_pattern,
+    is_utf8,
+    line_pattern,
+)
 
 if TYPE_CHECKING:
     from truenext.wire.stomp.frame import Frame
@@ -33,9 +40,6 @@ DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 _DESTINATIONS_KEPT = 16_384
 """Addresses that are not parsed anew for each SEND."""
 _PRIORITIES = {str(priority).encode(): priority for priority in range(10)}
-_CHARACTER = rb"[^:\\\r\n\0\x80-\xff]"
-"""Of a value that becomes text by itself."""
-_CHARACTER_1_0 = rb"[^:\\\r\n\0\x80-\xff ]"
 _OF_THE_HOP = {
     "receipt": rb"%%b{0,%d}+" % NAME_LENGTH_MAX,
     "transaction": rb"%b*+",
@@ -57,7 +61,7 @@ _OF_ACK = {
     "receipt": _OF_THE_HOP["receipt"],
     "transaction": _OF_THE_HOP["receipt"],
 }
-_OTHER_OF_ACK = rb"%b{0,1000}+" % _CHARACTER
+_OTHER_OF_ACK = rb"%b{0,1000}+"
 """All values of an ACK are short, so that it is within the limits."""
 _ELSEWHERE = (HOP_HEADERS - _OF_THE_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
 _KINDS = frozenset({Kind.QUEUE, Kind.TOPIC, Kind.TEMPORARY})
@@ -68,8 +72,8 @@ class SendShape:
     """Reads SENDs that say how long their body is."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
-        value = value_pattern(version)
-        character = _CHARACTER_1_0 if version is Version.V1_0 else _CHARACTER
+        value = character_pattern(version) + b"*+"
+        character = character_pattern(version, is_ascii=True)
         lines = b""
         groups: dict[str, int] = {}
         kept: list[int] = []
@@ -83,15 +87,13 @@ class SendShape:
                 if is_kept:
                     kept.append(count)
                     count += 1
-            lines += re.escape(name.encode()) + b":"
             taken = _OF_THE_HOP.get(name) or _FORWARDED.get(name)
             if taken is None:
-                lines += value
+                lines += line_pattern(name, value)
             else:
                 groups[name] = count
                 count += 1
-                lines += b"(%b)" % taken.replace(b"%b", character).replace(b"%v", value)
-            lines += b"\n"
+                lines += line_pattern(name, b"(%b)" % taken.replace(b"%b", character).replace(b"%v", value))
         self.match = header_pattern("SEND", lines + (b")" if is_kept else b""))
         self.uses = 0
         self._kept = tuple(kept)
@@ -126,6 +128,7 @@ class SendShape:
             header = said[first]
             if others:
                 header = b"".join([said[kept] for kept in self._kept])
+            # `is_utf8`, without the call where it is.
             if not header.isascii() and not is_utf8(header):
                 break
             if at_priority is None:
@@ -166,19 +169,17 @@ class AckShape:
     """Reads ACKs of STOMP 1.2."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
+        character = character_pattern(Version.V1_2, is_ascii=True)
         lines = b""
         groups: dict[str, int] = {}
         count = 1
         for name in names:
             taken = _OF_ACK.get(name)
-            lines += re.escape(name.encode()) + b":"
-            if taken is None:
-                lines += _OTHER_OF_ACK
-            else:
+            if taken is not None:
                 groups[name] = count
                 count += taken.count(b")") + 1
-                lines += b"(%b)" % taken.replace(b"%b", _CHARACTER)
-            lines += b"\n"
+                taken = b"(%b)" % taken
+            lines += line_pattern(name, (taken or _OTHER_OF_ACK).replace(b"%b", character))
         self.match = header_pattern("ACK", lines, rb"\0")
         self.uses = 0
         self._id = groups["id"]
@@ -229,5 +230,5 @@ def _is_read_here(names: set[str]) -> bool:
     )
 
 
-REQUESTS: Shapes[Request] = Shapes(_shape)
+REQUEST_SHAPES: Shapes[Request] = Shapes(_shape)
 """For a broker."""

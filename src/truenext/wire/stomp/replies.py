@@ -1,6 +1,5 @@
 """What does a client hear from the broker? Deliveries and answers become bytes."""
 
-import re
 from collections.abc import Iterable
 from typing import Protocol as Shape
 
@@ -16,9 +15,6 @@ from truenext.wire.stomp.protocol import Protocol, State
 
 PARTS_PER_MESSAGE = 5
 """Pieces of bytes that one MESSAGE frame is written in."""
-
-_IS_PLAIN = re.compile(r"[^\\\r\n:]*").fullmatch
-"""A value that stands as it is in any version."""
 
 _SAID_BY_BROKER = ("content-length", "priority")
 """Headers of a message that are right, whatever its producer said."""
@@ -136,7 +132,7 @@ class Replies:
 
     def encode_receipt(self, receipt: Receipt) -> bytes:
         text = receipt.receipt
-        if not receipt.is_repeat and _IS_PLAIN(text) is not None:
+        if not receipt.is_repeat and envelope.must_escape(text) is None:
             # One for each message, where they are sent one at a time.
             return b"RECEIPT\nreceipt-id:%b\n\n%b" % (text.encode(), BROKER_FRAME_END)
         headers = {"receipt-id": text}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from truenext.commands import Ack, Command, Commit, Confirm, Send
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
-from truenext.wire.stomp.direct import REQUESTS as REQUESTS_BY_SHAPE
+from truenext.wire.stomp.direct import REQUEST_SHAPES
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.headers import check_login, check_ours
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
@@ -28,7 +28,7 @@ class StompServer:
         """`identity` makes message ids of this broker unlike those of any other."""
         self._session_id = session_id
         self._server_name = server_name
-        self._protocol = Protocol(Side.SERVER, REQUESTS_BY_SHAPE)
+        self._protocol = Protocol(Side.SERVER, REQUEST_SHAPES)
         message_id_prefix = f"truenext-{identity}-"
         self.replies = Replies(self._protocol, message_id_prefix)
         """To what the client asks for, and its messages."""

@@ -35,7 +35,6 @@ OFTEN = 100
 _COMMANDS = frozenset({"SEND", "ACK", "MESSAGE"})
 """Those that come once for each message."""
 _IS_NAME = re.compile(r"[A-Za-z0-9_.-]+").fullmatch
-_NOTHING = re.compile(rb"(?!)").match
 
 Read = TypeVar("Read")
 Key = tuple[Version, str, tuple[str, ...]]
@@ -59,9 +58,16 @@ def header_pattern(command: str, lines: bytes, behind: bytes = b"") -> Callable[
     return re.compile(rb"[\n\r\0]*+" + command.encode() + rb"\n" + lines + rb"\n" + behind).match
 
 
-def value_pattern(version: Version) -> bytes:
-    """Of a value that is used as it stands."""
-    return rb"[^:\\\r\n\0 ]*+" if version is Version.V1_0 else rb"[^:\\\r\n\0]*+"
+def line_pattern(name: str, value: bytes) -> bytes:
+    """Matches one header line."""
+    return b"%b:%b\n" % (re.escape(name.encode()), value)
+
+
+def character_pattern(version: Version, *, is_ascii: bool = False) -> bytes:
+    """Matches a character of a value that is used as it stands; of ASCII alone, if it becomes text by itself."""
+    others = rb"\x80-\xff" if is_ascii else b""
+    space = b" " if version is Version.V1_0 else b""
+    return rb"[^:\\\r\n\0%b%b]" % (others, space)
 
 
 def is_utf8(data: bytes) -> bool:
@@ -82,11 +88,8 @@ class FrameShape(Generic[Read]):
         self._names = names
         self._has_body = command != "ACK"
         self._length_at = names.index("content-length") + 1 if "content-length" in names else 0
-        value = value_pattern(version)
-        lines = b"".join(
-            rb"%b:(%b)\n" % (re.escape(name.encode()), rb"\d{1,9}+" if name == "content-length" else value)
-            for name in names
-        )
+        value = b"(%b*+)" % character_pattern(version)
+        lines = b"".join(line_pattern(name, rb"(\d{1,9}+)" if name == "content-length" else value) for name in names)
         self.match = header_pattern(command, rb"(%b)" % lines)
         self.uses = 0
 
