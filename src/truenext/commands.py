@@ -13,6 +13,23 @@ from truenext.schedule import Schedule
 from truenext.selector import Selector
 
 
+class Login(msgspec.Struct, gc=False):
+    """What a client asks for when it connects, beside STOMP's own (docs/stomp.md)."""
+
+    has_rounds: bool = False
+    """Its messages say their round, and what it acknowledges is a dispatch: it may give back."""
+    names_begun: bool = False
+    """It says what it begins."""
+    keeps_open: bool = False
+    """What is refused does not end the connection."""
+    number: int = 0
+    """Rises from one connection of this client to the next; 0 is not said: then nobody takes over."""
+    secret: str = ""
+    """Of the connection that is to be taken over; "" is none."""
+    is_blameless: bool = False
+    """Nothing of that one is charged."""
+
+
 class AckMode(Enum):
     AUTO = "auto"
     """Acknowledged once the socket has taken the bytes."""
@@ -31,8 +48,12 @@ class Send(msgspec.Struct, gc=False):
     number: int = 0
     schedule: Schedule | None = None
     """None is now."""
+    is_gapless: bool = False
+    """The numbers of its producer have no gaps."""
     is_repeat: bool = False
     """Its number was used before, and it was not accepted again; noted by the engine."""
+    is_unknown: bool = False
+    """It counts as a repeat, and whether its number was ever used is not known; noted by the engine."""
 
 
 class Subscribe(msgspec.Struct, gc=False):
@@ -47,6 +68,8 @@ class Subscribe(msgspec.Struct, gc=False):
     """While it is there nobody else gets messages of the queue."""
     has_express: bool = False
     """It sorts what it holds: something more urgent may come to it beyond its window."""
+    is_pulling: bool = False
+    """It gets what it asks for (Credit), and nothing else."""
     durable: str = ""
     """The durable subscription that it takes up (destination.durable_key); "" is none."""
     selector: Selector | None = None
@@ -74,6 +97,8 @@ class Ack(msgspec.Struct, gc=False):
     subscription: str | None
     sequence: int
     transaction: str | None = None
+    dispatch: int = 0
+    """Which of its dispatches, counted as deliveries are; 0 does not say."""
 
 
 class Nack(msgspec.Struct, gc=False):
@@ -86,6 +111,47 @@ class Nack(msgspec.Struct, gc=False):
     """Milliseconds until the next try; None leaves it to the policy."""
     is_poison: bool = False
     """There is to be no next try."""
+    dispatch: int = 0
+    """As of an Ack."""
+
+
+class Begun(msgspec.Struct, gc=False):
+    """The client's program has this message now."""
+
+    subscription: str
+    sequence: int
+    dispatch: int
+
+
+class Credit(msgspec.Struct, gc=False):
+    """A subscription that pulls asks for more."""
+
+    subscription: str
+    messages: int
+    """So many more; 0 withdraws what was asked for and has not come."""
+    waits: bool = True
+    """Until they are there; else it ends when no message is ready."""
+    correlation: str | None = None
+
+
+class Wake(msgspec.Struct, gc=False):
+    """A subscription that rests goes on."""
+
+    subscription: str
+
+
+class GiveBack(msgspec.Struct):
+    """What subscriptions hold comes back without an attempt, in one step."""
+
+    subscriptions: list[str]
+    kept: list[tuple[str, int, int]]
+    """But for these: subscription, sequence and dispatch of each."""
+    rests: bool = False
+    """Then they rest."""
+    transaction: str | None = None
+    """It is aborted in the same step."""
+    charges_all: bool = True
+    """As of an Abort."""
 
 
 class Begin(msgspec.Struct, gc=False):
@@ -96,16 +162,26 @@ class Commit(msgspec.Struct, gc=False):
     transaction: str
     producer: str | None = None
     number: int = 0
+    is_gapless: bool = False
+    charges_all: bool = True
+    """As of an Abort, if it is a repeat."""
     is_repeat: bool = False
     """As of a Send: the transaction, if it was open, has ended as by an Abort."""
+    is_unknown: bool = False
+    """As of a Send."""
 
 
 class Abort(msgspec.Struct, gc=False):
     transaction: str
+    charges_all: bool = True
+    """An attempt counts for all that it acknowledged or refused; else for what it refused."""
 
 
 class Disconnect(msgspec.Struct, gc=False):
     """The client takes its leave; whatever it holds goes back without an attempt."""
+
+    forgotten: list[str] = []
+    """Producers that are to be forgotten."""
 
 
 class Confirm(msgspec.Struct, gc=False):
@@ -125,4 +201,22 @@ class Control(msgspec.Struct, gc=False):
     correlation: str | None = None
 
 
-Command = Send | Subscribe | Browse | Unsubscribe | Ack | Nack | Begin | Commit | Abort | Disconnect | Confirm | Control
+Command = (
+    Login
+    | Send
+    | Subscribe
+    | Browse
+    | Unsubscribe
+    | Ack
+    | Nack
+    | Begun
+    | Credit
+    | Wake
+    | GiveBack
+    | Begin
+    | Commit
+    | Abort
+    | Disconnect
+    | Confirm
+    | Control
+)
