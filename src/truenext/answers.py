@@ -2,6 +2,8 @@
 
 import msgspec
 
+from truenext.errors import Code
+
 
 class Receipt(msgspec.Struct, gc=False):
     """The frame that asked for `receipt` was processed, and what L1 and L3 promise of it is now true."""
@@ -15,6 +17,7 @@ class Fault(msgspec.Struct, gc=False):
     """The peer's last frame was refused; its connection ends behind this."""
 
     summary: str
+    code: Code
     detail: str = ""
     receipt: str | None = None
     """The receipt that the refused frame asked for."""

@@ -23,7 +23,7 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import COMPOSITE_MAX, DESTINATION_LENGTH_MAX, DURABLE_LENGTH_MAX
 from truenext.pattern import fault_of_pattern, is_pattern
 
@@ -132,15 +132,23 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
     for each in written.split("&"):
         name, equals, text = each.partition("=")
         if not equals or not name:
-            raise RemoteProtocolError(f"option {each[:50]!r} of a destination is not NAME=VALUE; no name has a ?")
+            raise RemoteProtocolError(
+                f"option {each[:50]!r} of a destination is not NAME=VALUE; no name has a ?", Code.DESTINATION
+            )
         if _NO_ESCAPE(text) is not None:
-            raise RemoteProtocolError(f"option {name[:50]!r} of a destination has a % that is none of %25, %20, ...")
+            raise RemoteProtocolError(
+                f"option {name[:50]!r} of a destination has a % that is none of %25, %20, ...", Code.DESTINATION
+            )
         try:
             value = unquote_plus(text, errors="strict")
         except UnicodeDecodeError as error:
-            raise RemoteProtocolError(f"option {name[:50]!r} of a destination is not UTF-8: {error}") from error
+            raise RemoteProtocolError(
+                f"option {name[:50]!r} of a destination is not UTF-8: {error}", Code.DESTINATION
+            ) from error
         if options.setdefault(name, value) != value:
-            raise RemoteProtocolError(f"option {name[:50]!r} of a destination is said twice, and not the same")
+            raise RemoteProtocolError(
+                f"option {name[:50]!r} of a destination is said twice, and not the same", Code.DESTINATION
+            )
     return address, options
 
 
@@ -158,7 +166,8 @@ def parse(address: str, session: str) -> Destination:
     if "?" in address and not address.startswith(DURABLE_ADDRESS_PREFIX):
         option = address.partition("?")[2].partition("=")[0]
         raise RemoteProtocolError(
-            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; no name has a ?"
+            f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; no name has a ?",
+            Code.DESTINATION,
         )
     return _parsed(address, session)
 
@@ -207,10 +216,11 @@ def _parsed(address: str, session: str) -> Destination:
     for prefix, words in _WORDS_OF_OTHERS.items():
         if address.startswith(prefix):
             here = words.format(name=address[len(prefix) :][:100])
-            raise RemoteProtocolError(f"unknown destination {address[:100]!r}: {here}")
+            raise RemoteProtocolError(f"unknown destination {address[:100]!r}: {here}", Code.DESTINATION)
     raise RemoteProtocolError(
         f"unknown destination {address[:100]!r}: it must begin with /queue/, /topic/, /temp-queue/, /temp-topic/, "
-        "/remote-temp-queue/, /remote-temp-topic/ or /control/, or be the mere name of a queue"
+        "/remote-temp-queue/, /remote-temp-topic/ or /control/, or be the mere name of a queue",
+        Code.DESTINATION,
     )
 
 
@@ -221,29 +231,34 @@ def queue_called(name: str) -> Destination:
     """
     address = f"/queue/{name}"
     if "," in name:
-        raise RemoteProtocolError(f"{address!r} is no queue: its name has a comma")
+        raise RemoteProtocolError(f"{address!r} is no queue: its name has a comma", Code.DESTINATION)
     if is_pattern(name):
-        raise RemoteProtocolError(f"{address!r} is a pattern: it can only be subscribed to")
+        raise RemoteProtocolError(f"{address!r} is a pattern: it can only be subscribed to", Code.DESTINATION)
     return parse(address, "")
 
 
 def _composite(address: str, session: str) -> Destination:
     addresses = address.split(",")
     if len(addresses) > COMPOSITE_MAX:
-        raise RemoteProtocolError(f"a composite destination of {len(addresses)} parts; at most {COMPOSITE_MAX}")
+        raise RemoteProtocolError(
+            f"a composite destination of {len(addresses)} parts; at most {COMPOSITE_MAX}", Code.DESTINATION
+        )
     addresses = [each.strip() for each in addresses]
     for each in addresses:
         if not each.startswith("/"):
             # ActiveMQ takes /topic/a,b for two topics.
             raise RemoteProtocolError(
-                f"unknown destination {each[:100]!r}: in a composite destination each begins with /queue/ or /topic/"
+                f"unknown destination {each[:100]!r}: in a composite destination each begins with /queue/ or /topic/",
+                Code.DESTINATION,
             )
     parts = tuple(_parsed(each, session) for each in addresses)
     for part in parts:
         if part.kind is Kind.CONTROL:
-            raise RemoteProtocolError(f"{part.address} is for questions; it cannot be part of a composite destination")
+            raise RemoteProtocolError(
+                f"{part.address} is for questions; it cannot be part of a composite destination", Code.DESTINATION
+            )
         if part.kind is Kind.PATTERN or part.kind is Kind.QUEUES:
-            raise RemoteProtocolError(f"{part.address} is a pattern: it can only be subscribed to")
+            raise RemoteProtocolError(f"{part.address} is a pattern: it can only be subscribed to", Code.DESTINATION)
     return Destination(Kind.COMPOSITE, address, session, parts)
 
 
@@ -255,7 +270,8 @@ def _owned(address: str, prefix: str) -> tuple[str, str]:
         own = f"/{prefix.removeprefix('/remote-')}{owner[:100]}"
         raise RemoteProtocolError(
             f"unknown destination {address[:100]!r}: here it is {own!r} if it is one's own, and of others what a "
-            "MESSAGE's reply-to says"
+            "MESSAGE's reply-to says",
+            Code.DESTINATION,
         )
     return owner, f"/{_checked(owner, address)}/{_checked(name, address)}"
 
@@ -341,23 +357,25 @@ def virtual_topic(queue: str) -> str:
 
 def _checked(name: str, address: str) -> str:
     if not name or name.startswith("/"):
-        raise RemoteProtocolError(f"destination {address!r} has no name, or one that begins with /")
+        raise RemoteProtocolError(f"destination {address!r} has no name, or one that begins with /", Code.DESTINATION)
     length_max = DESTINATION_LENGTH_MAX
     if not name.startswith(DEAD_LETTER_PREFIX):
         # The name of its dead-letter queue must be one too.
         length_max -= len(DEAD_LETTER_PREFIX)
     if len(name) > length_max:
-        raise RemoteProtocolError(f"destination name of {len(name)} characters; at most {length_max}")
+        raise RemoteProtocolError(f"destination name of {len(name)} characters; at most {length_max}", Code.DESTINATION)
     if is_pattern(name):
-        raise RemoteProtocolError(f"{address!r}: * and > are for subscriptions to /queue/ and /topic/")
+        raise RemoteProtocolError(
+            f"{address!r}: * and > are for subscriptions to /queue/ and /topic/", Code.DESTINATION
+        )
     if not name.isprintable():
-        raise RemoteProtocolError(f"destination {address!r} has characters that cannot be printed")
+        raise RemoteProtocolError(f"destination {address!r} has characters that cannot be printed", Code.DESTINATION)
     return name
 
 
 def _checked_pattern(pattern: str, address: str) -> str:
     fault = fault_of_pattern(pattern)
     if fault is not None:
-        raise RemoteProtocolError(f"pattern {address!r}: {fault}")
+        raise RemoteProtocolError(f"pattern {address!r}: {fault}", Code.DESTINATION)
     _checked(pattern.replace("*", "_").replace(">", "_"), address)
     return pattern

@@ -11,6 +11,8 @@ TruenextError
     └── FaultyFileError    a configuration file does
 """
 
+from enum import StrEnum
+
 
 class TruenextError(Exception):
     """Anything truenext raises on purpose."""
@@ -20,12 +22,48 @@ class LocalProtocolError(TruenextError):
     """Our own caller asked for what the protocol does not allow now."""
 
 
+class Code(StrEnum):
+    """Why a client is refused, for a program: what an ERROR says as `truenext-code`. The values never change.
+
+    What is wrong with one value has the code of that value, also if it is too long; LIMIT is for too many of something.
+
+    Source: docs/stomp.md, "Codes"
+    """
+
+    NO_FRAME = "no-frame"
+    COMMAND = "command"
+    LOGIN = "login"
+    LATE = "late"
+    HEADER = "header"
+    NOT_SUPPORTED = "not-supported"
+    DESTINATION = "destination"
+    SELECTOR = "selector"
+    QUESTION = "question"
+    MISSING = "missing"
+    TAKEN = "taken"
+    NOT_HELD = "not-held"
+    NO_TRANSACTION = "no-transaction"
+    DOOMED = "doomed"
+    ROLLED_BACK = "rolled-back"
+    GAP = "gap"
+    LIMIT = "limit"
+    NO_ROOM = "no-room"
+    TOO_SLOW = "too-slow"
+
+
 class RemoteProtocolError(TruenextError):
     """The peer sent what the protocol does not allow, or asked for what cannot be done."""
+
+    def __init__(self, reason: str, code: Code = Code.HEADER) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class NoRoomError(RemoteProtocolError):
     """There is no room for what the peer sent; its connection ends as if it had taken leave."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, Code.NO_ROOM)
 
 
 class StoreError(TruenextError):

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from truenext.condition import OF_HEADER, OF_MESSAGE, PRIORITY, Meaningless, condition, conjuncts
 from truenext.envelope import read_header, unescape
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import SELECTOR_ANY_MAX, SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
 from truenext.order import PRIORITY_MAX, RANKS
 
@@ -158,14 +158,14 @@ def selector(text: str) -> Selector:
 
 def _compile(text: str) -> Selector:
     if len(text) > SELECTOR_LENGTH_MAX:
-        raise RemoteProtocolError(f"selector of {len(text)} characters; at most {SELECTOR_LENGTH_MAX}")
+        raise RemoteProtocolError(f"selector of {len(text)} characters; at most {SELECTOR_LENGTH_MAX}", Code.SELECTOR)
     try:
         part = condition(text)
     except Meaningless as error:
         raise _refusal(text, error.at, error.reason) from error
     if part.scan > SELECTOR_ANY_MAX:
         reason = f"has more than {SELECTOR_ANY_MAX} characters of LIKE in parts with _ between two %"
-        raise RemoteProtocolError(f"selector {reason}")
+        raise RemoteProtocolError(f"selector {reason}", Code.SELECTOR)
     if len(text) > _LONG_PATTERN:
         # `re` keeps what it has compiled, and does not look at how much that is.
         re.purge()
@@ -198,5 +198,5 @@ def _size(*roots: object) -> int:
 
 def _refusal(text: str, at: int, reason: str) -> RemoteProtocolError:
     if at >= len(text):
-        return RemoteProtocolError(f"selector: {reason} at its end, behind {text[-30:]!r}")
-    return RemoteProtocolError(f"selector: {reason} at character {at + 1}, {text[at : at + 30]!r}")
+        return RemoteProtocolError(f"selector: {reason} at its end, behind {text[-30:]!r}", Code.SELECTOR)
+    return RemoteProtocolError(f"selector: {reason} at character {at + 1}, {text[at : at + 30]!r}", Code.SELECTOR)

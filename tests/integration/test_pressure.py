@@ -452,7 +452,9 @@ def test_who_does_not_read_his_replies_is_cut_when_memory_is_short_and_nobody_el
     assert max(looks) < PRIVATE_BYTES_MAX
 
     assert modest.message().body == b"a reply"
-    assert "does not read what waits in its temporary queues" in deaf.error().body.decode()
+    error = deaf.error()
+    assert "does not read what waits in its temporary queues" in error.body.decode()
+    assert error.headers["truenext-code"] == "too-slow"
     server.say("SEND", {"destination": addresses[0]}, b"another reply", confirmed=True)
     assert modest.message().body == b"another reply"
     assert bodies(own_broker.what_is_left(queue)) == ["kept"]

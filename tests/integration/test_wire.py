@@ -289,7 +289,7 @@ def test_what_was_wrong_with_a_login_stands_neither_in_the_error_nor_in_the_log(
     client = broker.connect(says_hello=False)
     client.write(said)
     error = client.error()
-    assert error.headers.keys() == {"message", "content-type", "version", "content-length"}
+    assert error.headers.keys() == {"message", "truenext-code", "content-type", "version", "content-length"}
     assert SECRET not in str(error) and "0xff" not in str(error)
     assert error.body.decode() in broker.log
     assert SECRET not in broker.log
@@ -475,7 +475,7 @@ def test_what_the_broker_repeats_of_a_client_cannot_become_a_header_of_its_answe
     client.ack(message, confirmed=True)
     client.say("ABORT", {"transaction": forged, "receipt": forged})
     error = refused(client, f"transaction {forged!r} is not open")
-    assert error.headers.keys() == {"message", "content-type", "receipt-id", "content-length"}
+    assert error.headers.keys() == {"message", "truenext-code", "content-type", "receipt-id", "content-length"}
 
 
 def test_a_reader_that_believes_the_last_of_repeated_headers_is_not_fooled_either(

@@ -28,7 +28,7 @@ from truenext.commands import (
 )
 from truenext.destination import parse
 from truenext.envelope import closes_group, escape, group_of, read_header, write_header
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX, WINDOW_MAX
 from truenext.message import Message
 from truenext.wire.stomp.codec import Decoder
@@ -967,24 +967,27 @@ def test_a_receipt_can_be_sent_after_the_disconnect_that_asks_for_it() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_fault_says_why_and_names_the_receipt(version: Version) -> None:
     server = connected(version)
-    (frame,) = decode(version, server.replies.encode_fault(Fault("short", "at length", "r")))
+    (frame,) = decode(version, server.replies.encode_fault(Fault("short", Code.TAKEN, "at length", "r")))
     assert frame.command == "ERROR"
     assert frame.headers == {
         "message": "short",
+        "truenext-code": "taken",
         "content-type": "text/plain",
         "receipt-id": "r",
         "content-length": "9",
     }
     assert frame.body == b"at length"
-    (frame,) = decode(version, server.replies.encode_fault(Fault("short")))
+    (frame,) = decode(version, server.replies.encode_fault(Fault("short", Code.TAKEN)))
     assert "receipt-id" not in frame.headers and frame.body == b"short"
 
 
 def test_a_refused_login_is_told_the_versions() -> None:
     """1.2, "Protocol Negotiation"."""
-    (frame,) = decode(None, connecting().replies.encode_fault(Fault("Supported protocol versions are 1.0 1.1 1.2")))
+    fault = Fault("Supported protocol versions are 1.0 1.1 1.2", Code.LOGIN)
+    (frame,) = decode(None, connecting().replies.encode_fault(fault))
+    assert frame.headers["truenext-code"] == "login"
     assert frame.headers["version"] == "1.0,1.1,1.2"
-    (frame,) = decode(Version.V1_2, connected().replies.encode_fault(Fault("x")))
+    (frame,) = decode(Version.V1_2, connected().replies.encode_fault(Fault("x", Code.TAKEN)))
     assert "version" not in frame.headers
 
 
@@ -998,7 +1001,7 @@ PRODUCER_TEXTS = st.text(st.sampled_from("\\\r\n: crn=\u00e9\u2028"), max_size=8
 @example(summary="\\r", detail="", receipt="")
 @example(summary="a\r\n\r\nb", detail="\0", receipt="\n\n")
 def test_whatever_went_wrong_the_fault_is_one_frame(version: Version, summary: str, detail: str, receipt: str) -> None:
-    (frame,) = decode(version, connected(version).replies.encode_fault(Fault(summary, detail, receipt)))
+    (frame,) = decode(version, connected(version).replies.encode_fault(Fault(summary, Code.HEADER, detail, receipt)))
     assert frame.body == (detail or summary).encode()
     if version is not Version.V1_0:
         assert (frame.headers["message"], frame.headers["receipt-id"]) == (summary, receipt)
@@ -1016,7 +1019,11 @@ def test_every_frame_of_the_broker_ends_with_a_line_feed_of_its_own(version: Ver
     server.replies.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts)
     messages = [b"".join(parts[at : at + PARTS_PER_MESSAGE]) for at in (0, PARTS_PER_MESSAGE)]
     end_of_browse = server.replies.encode_end_of_browse("s", parse("/queue/a", "me"))
-    answers = [server.replies.encode_receipt(Receipt("r")), server.replies.encode_fault(Fault("short")), end_of_browse]
+    answers = [
+        server.replies.encode_receipt(Receipt("r")),
+        server.replies.encode_fault(Fault("short", Code.TAKEN)),
+        end_of_browse,
+    ]
     assert server.connected is not None
     for frame in [*messages, *answers, server.connected]:
         assert frame.endswith(b"\0\n") and frame.count(b"\0") == 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from truenext.commands import Ack, Command, Confirm, Control, Disconnect, Nack, Subscribe, Unsubscribe
 from truenext.destination import Kind
 from truenext.engine.state.consumer import Session
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import ASKING_SECONDS_MAX
 
 
@@ -44,7 +44,8 @@ class Asking:
             if not _is_part_of_asking(session, command):
                 raise RemoteProtocolError(
                     f"{self._reasons[session]}: this one may only ask, by SEND to /control/, and subscribe to its own "
-                    "/temp-queue/ for the answers"
+                    "/temp-queue/ for the answers",
+                    Code.LIMIT,
                 )
             yield command
 

@@ -95,7 +95,7 @@ class Peer(Protocol):
         """There is room again, see `Broker.wait_for_room`."""
 
     def cut(self, reason: str) -> None:
-        """End the connection of a client that makes us keep too much."""
+        """End the connection of a client that does not read what it asks for, so that we keep too much."""
 
     @property
     def bytes_taken(self) -> int:

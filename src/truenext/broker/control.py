@@ -28,7 +28,7 @@ from truenext.engine.state.consumer import Session
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.stuck import StuckAudit
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX
 
@@ -71,7 +71,9 @@ def check(verb: str) -> None:
     """Raises: RemoteProtocolError if there is no such question or work"""
     if verb not in VERBS:
         there_are = [*VERBS, *CHANGES, *bulk.VERBS]
-        raise RemoteProtocolError(f"there is no control verb {verb!r}; there are: {', '.join(sorted(there_are))}")
+        raise RemoteProtocolError(
+            f"there is no control verb {verb!r}; there are: {', '.join(sorted(there_are))}", Code.QUESTION
+        )
 
 
 class QueueNamed(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,7 +90,7 @@ def change(engine: Engine, verb: str, body: bytes) -> bytes:
     try:
         named = msgspec.json.decode(body, type=QueueNamed)
     except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"{verb}: {error}") from error
+        raise RemoteProtocolError(f"{verb}: {error}", Code.QUESTION) from error
     return msgspec.json.encode({"queue": named.queue} | CHANGES[verb](engine, named.queue))
 
 

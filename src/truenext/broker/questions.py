@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from truenext.broker.slices import Slices, Steps
 from truenext.commands import Control
 from truenext.engine.state.consumer import Session
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, PIECES_MAX
 
 AnswerInTheMaking = Generator[None, None, bytes]
@@ -54,7 +54,8 @@ class Questions:
         """Raises: RemoteProtocolError if the connection waits for too many answers"""
         if self._owed[session] >= PIECES_MAX:
             raise RemoteProtocolError(
-                f"{question.verb}: this connection waits for {PIECES_MAX} answers already, the most it may"
+                f"{question.verb}: this connection waits for {PIECES_MAX} answers already, the most it may",
+                Code.LIMIT,
             )
         self._owed[session] += 1
         if question.verb in self._waiting:

@@ -22,7 +22,7 @@ from truenext.commands import AckMode, Command
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.state.consumer import Consumer, Subscriber
 from truenext.engine.state.queue import Entry
-from truenext.errors import NoRoomError, RemoteProtocolError
+from truenext.errors import Code, NoRoomError, RemoteProtocolError
 from truenext.limits import (
     ASKING_SECONDS_MAX,
     HEART_BEAT_GRACE,
@@ -183,7 +183,8 @@ class Connection:
             command = self._broker.execute(self._session, commands)
         except RemoteProtocolError as error:
             self._greet()
-            self._refuse(str(error), self._stomp.receipt_in_question, is_blameless=isinstance(error, NoRoomError))
+            is_blameless = isinstance(error, NoRoomError)
+            self._refuse(str(error), error.code, self._stomp.receipt_in_question, is_blameless=is_blameless)
             return
         if self._stomp.connected is not None:
             self._greet()
@@ -214,9 +215,9 @@ class Connection:
             self._after(self._patience, "silence", self._on_silence)
 
     def cut(self, reason: str) -> None:
-        self._refuse(reason, None)
+        self._refuse(reason, Code.TOO_SLOW)
 
-    def _refuse(self, reason: str, receipt: str | None, *, is_blameless: bool = False) -> None:
+    def _refuse(self, reason: str, code: Code, receipt: str | None = None, *, is_blameless: bool = False) -> None:
         """Answer with an ERROR, behind the receipts that are due, and end the connection."""
         if not self._is_reading:
             return
@@ -224,7 +225,7 @@ class Connection:
         self._is_reading = False
         self._broker.lose(self._session, is_blameless=is_blameless)
         summary, _, _ = reason.partition("\n")
-        self._broker.answer(self._session, Fault(summary[:200], reason, receipt))
+        self._broker.answer(self._session, Fault(summary[:200], code, reason, receipt))
         self._broker.answer(self._session, Farewell())
 
     # ---- Writing ----
@@ -435,7 +436,7 @@ class Connection:
         self._timers[name] = self._loop.call_later(seconds, action)
 
     def _on_login_overdue(self) -> None:
-        self._refuse(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", None)
+        self._refuse(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", Code.LOGIN)
 
     def _on_asks_nothing(self) -> None:
         # What it asks may be in the socket, where it waits for the broker to have room.
@@ -444,7 +445,7 @@ class Connection:
             self._after(seconds, "asking", self._on_asks_nothing)
         else:
             self._refuse(
-                f"{self._only_asks}: this one may only ask, and has not for {ASKING_SECONDS_MAX:g} seconds", None
+                f"{self._only_asks}: this one may only ask, and has not for {ASKING_SECONDS_MAX:g} seconds", Code.LIMIT
             )
 
     def _on_beat_due(self) -> None:

@@ -6,7 +6,7 @@ from asyncio import AbstractEventLoop, Event
 from contextlib import suppress
 
 from truenext.broker.broker import Broker
-from truenext.errors import ConfigurationError
+from truenext.errors import Code, ConfigurationError
 from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX, LOGIN_BYTES_MAX
 from truenext.server.connection import Connection
 from truenext.url import Address
@@ -113,8 +113,9 @@ class Listener:
                 logger.error("connection refused", extra={"connections": self._connections_max})
                 reason = f"{self._limit}, and {CONNECTIONS_TO_ASK_MAX} more that may only ask: try again later"
                 sock.setblocking(False)
+                refusal = Frame("ERROR", {"message": reason, "truenext-code": Code.LIMIT.value})
                 with suppress(OSError):
-                    sock.send(encode(Frame("ERROR", {"message": reason}), Version.V1_0, BROKER_FRAME_END))
+                    sock.send(encode(refusal, Version.V1_0, BROKER_FRAME_END))
                     sock.shutdown(socket.SHUT_WR)
                     # Closing a socket with something unread resets the connection, and the frame is lost.
                     sock.recv(LOGIN_BYTES_MAX)

@@ -32,7 +32,7 @@ from truenext.destination import Destination, queue_called
 from truenext.engine.lifecycle.redelivery import moved, revived
 from truenext.engine.state.pages import Look, PageRead
 from truenext.engine.state.queue import Entry, is_expired, is_given_up
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import (
     BULK_PIECE,
     PAGE_BYTES,
@@ -206,16 +206,16 @@ class BulkLook(Look):
 def wanted(verb: str, body: bytes) -> Wanted:
     """Raises: RemoteProtocolError if that is not a question for such work."""
     if len(body) > QUESTION_BYTES_MAX:
-        raise RemoteProtocolError(f"{verb}: a question of more than {QUESTION_BYTES_MAX} bytes")
+        raise RemoteProtocolError(f"{verb}: a question of more than {QUESTION_BYTES_MAX} bytes", Code.QUESTION)
     try:
         asked = msgspec.json.decode(body, type=VERBS[verb])
     except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"{verb}: {error}") from error
+        raise RemoteProtocolError(f"{verb}: {error}", Code.QUESTION) from error
     if asked.selector is not None:
         selector.selector(asked.selector)
     if isinstance(asked, Move):
         if asked.to == asked.queue:
-            raise RemoteProtocolError(f"{verb}: {asked.to!r} is where they are")
+            raise RemoteProtocolError(f"{verb}: {asked.to!r} is where they are", Code.QUESTION)
         target_of(asked)
     return msgspec.structs.replace(asked, sequences=asked.sequences and tuple(sorted(set(asked.sequences))))
 

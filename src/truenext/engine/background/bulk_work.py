@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.engine.background import bulk
 from truenext.engine.writing.work import Work
-from truenext.errors import NoRoomError, RemoteProtocolError
+from truenext.errors import Code, NoRoomError, RemoteProtocolError
 from truenext.limits import PIECES_MAX
 from truenext.room import FULL, Room
 
@@ -80,7 +80,9 @@ class Bulk:
         if isinstance(asked, bulk.Purge | bulk.OfScheduled):
             return queue
         if isinstance(asked, bulk.Redrive) and not queue.holds_dead_letters:
-            raise RemoteProtocolError(f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back")
+            raise RemoteProtocolError(
+                f"{asked.queue!r} is no dead-letter queue: nothing in it can be moved back", Code.DESTINATION
+            )
         if isinstance(asked, bulk.Move) and asked.to not in self._queues.by_name:
             self._queues.check_room()
         if self._ledger.room is Room.NONE:
@@ -203,7 +205,8 @@ class Pieces(Work):
         self._bulk.check(asked)
         if self.owed(session) >= PIECES_MAX:
             raise RemoteProtocolError(
-                f"{question.verb}: this connection waits for {PIECES_MAX} answers already, the most it may"
+                f"{question.verb}: this connection waits for {PIECES_MAX} answers already, the most it may",
+                Code.LIMIT,
             )
         self._pieces.append(Piece(session, question, asked))
         self._ledger.busy[self] = None

@@ -18,7 +18,7 @@ from truenext.engine.state.memory import Memory, consumer_size
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.reason import Reason
 from truenext.engine.state.wildcard import Wildcard
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import BROWSERS_MAX
 
 if TYPE_CHECKING:
@@ -122,10 +122,12 @@ class Subscribing:
     def _durable_subscription(self, key: str, destination: Destination, selector: str) -> Queue:
         """The one of this name, made now if it is not there, or is to something else or wants something else."""
         if destination.session or destination.kind not in (Kind.TOPIC, Kind.PATTERN):
-            raise RemoteProtocolError(f"{destination.address}: durable subscriptions are to topics that last")
+            raise RemoteProtocolError(
+                f"{destination.address}: durable subscriptions are to topics that last", Code.DESTINATION
+            )
         queue = self._queues.durable.get(key)
         if queue is not None and self._clients.takers_of(queue).consumers:
-            raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}")
+            raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}", Code.TAKEN)
         wanted = durable_subscription(key, destination.name, selector)
         if queue is not None and queue.destination != wanted:
             self._queues.end(queue)
@@ -143,7 +145,9 @@ class Subscribing:
         """
         session.check_subscription(browse.subscription, browse.destination)
         if len(self._clients.browsing) >= BROWSERS_MAX:
-            raise RemoteProtocolError(f"more than {BROWSERS_MAX} are browsing; try again when others are done")
+            raise RemoteProtocolError(
+                f"more than {BROWSERS_MAX} are browsing; try again when others are done", Code.LIMIT
+            )
         self._check_room(browse, 0)
         name = browse.destination.name
         queue: Queue | None
@@ -175,7 +179,9 @@ class Subscribing:
             return
         consumer = session.consumers.pop(unsubscribe.subscription, None)
         if consumer is None:
-            raise RemoteProtocolError(f"there is no subscription {unsubscribe.subscription!r} on this connection")
+            raise RemoteProtocolError(
+                f"there is no subscription {unsubscribe.subscription!r} on this connection", Code.MISSING
+            )
         self.release(consumer, has_begun=False)
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
@@ -189,7 +195,7 @@ class Subscribing:
         queue = self._queues.known_durable(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
         if any(other is not consumer for other in self._clients.takers_of(queue).consumers):
-            raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}")
+            raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}", Code.TAKEN)
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
             self.release(consumer, has_begun=False)

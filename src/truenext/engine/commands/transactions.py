@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.state.reason import Reason
 from truenext.engine.state.transaction import begin
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
     from truenext.commands import Abort, Begin, Commit, Send
@@ -54,7 +54,9 @@ class Transactions:
         transaction = session.transactions.get(commit.transaction)
         if transaction is None:
             raise RemoteProtocolError(
-                f"transaction {commit.transaction!r} is not open: it was rolled back, or committed under another number"
+                f"transaction {commit.transaction!r} is not open: "
+                "it was rolled back, or committed under another number",
+                Code.NO_TRANSACTION if commit.producer is None else Code.ROLLED_BACK,
             )
         # Everything that can be refused is asked for first: from here on all of it happens.
         queues = self._queues

@@ -24,7 +24,7 @@ from truenext.destination import (
 from truenext.engine.queues.unused import Unused, no_room, remembers
 from truenext.engine.state.queue import Queue
 from truenext.engine.writing.entries import introduce
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import PAUSE_BYTES, SUBSCRIPTIONS_MAX, UNUSED_LOOK, UNUSED_PIECE, UNUSED_SECONDS_SHORT
 from truenext.order import RANKS
 from truenext.policy import DEFAULT_POLICY
@@ -100,14 +100,14 @@ class Queues:
         """Raises: RemoteProtocolError if there is no such queue"""
         queue = self.by_name.get(name)
         if queue is None or queue.is_temporary:
-            raise RemoteProtocolError(f"there is no queue {name!r}")
+            raise RemoteProtocolError(f"there is no queue {name!r}", Code.MISSING)
         return queue
 
     def known_durable(self, key: str) -> Queue:
         """Raises: RemoteProtocolError if there is no such durable subscription"""
         queue = self.durable.get(key)
         if queue is None:
-            raise RemoteProtocolError(f"there is no durable subscription {key!r}")
+            raise RemoteProtocolError(f"there is no durable subscription {key!r}", Code.MISSING)
         return queue
 
     def is_there(self, queue: Queue) -> bool:
@@ -198,7 +198,9 @@ class Queues:
             if owner is None:
                 return False
             if len(owner.temporary_queues) >= SUBSCRIPTIONS_MAX:
-                raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection")
+                raise RemoteProtocolError(
+                    f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection", Code.LIMIT
+                )
             if owner.may_be_answered_in(destination):
                 return True
         self.check_room()

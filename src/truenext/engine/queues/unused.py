@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.destination import virtual_topic
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import UNUSED_SECONDS, UNUSED_SECONDS_SHORT
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def no_room_for_consumer(size: int, memory: Memory) -> RemoteProtocolError:
     return RemoteProtocolError(
         f"no room for this subscription: it takes {-(-size >> 10)} KiB with its selector and in all its queues, and "
         f"queues and their consumers take {memory.queues >> 20} of the {memory.queues_limit >> 20} MiB that "
-        "--memory-limit leaves for them; make it larger, have fewer or shorter selectors, or let fewer queues match"
+        "--memory-limit leaves for them; make it larger, have fewer or shorter selectors, or let fewer queues match",
+        Code.NO_ROOM,
     )
 
 
@@ -66,5 +67,6 @@ def no_room(queues: int, memory: Memory) -> RemoteProtocolError:
     """There is no room for another queue, and none of those that are there can go."""
     return RemoteProtocolError(
         f"no room for another queue: {queues} queues and their consumers take all of the {memory.queues_limit >> 20} "
-        "MiB that --memory-limit leaves for them; make it larger, or let fewer queues be in use at once"
+        "MiB that --memory-limit leaves for them; make it larger, or let fewer queues be in use at once",
+        Code.NO_ROOM,
     )

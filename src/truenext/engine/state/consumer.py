@@ -12,7 +12,7 @@ from truenext.commands import AckMode, Browse, Subscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.state.holder import Holder
 from truenext.engine.state.window import AutoWindow
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
 from truenext.order import RANKS
 
@@ -250,12 +250,14 @@ class Session:
     def check_subscription(self, subscription: str, destination: Destination) -> None:
         """Raises: RemoteProtocolError if there cannot be such a subscription to it."""
         if subscription in self.consumers or subscription in self.browsers:
-            raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection")
+            raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection", Code.TAKEN)
         if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
-            raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection")
+            raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection", Code.LIMIT)
         if destination.session and destination.session != self.id:
             what = "topic" if destination.kind is Kind.TOPIC else "queue"
-            raise RemoteProtocolError(f"only the connection that owns a temporary {what} may subscribe to it")
+            raise RemoteProtocolError(
+                f"only the connection that owns a temporary {what} may subscribe to it", Code.DESTINATION
+            )
 
     def consumer_of(self, subscription: str | None, sequence: int) -> Consumer:
         """The consumer that an ACK or NACK speaks of.
@@ -265,11 +267,15 @@ class Session:
         if subscription is not None:
             consumer = self.consumers.get(subscription)
             if subscription in self.browsers:
-                raise RemoteProtocolError(f"subscription {subscription!r} browses: nothing of it is acknowledged")
+                raise RemoteProtocolError(
+                    f"subscription {subscription!r} browses: nothing of it is acknowledged", Code.NOT_HELD
+                )
             if consumer is None:
-                raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection")
+                raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection", Code.MISSING)
             if consumer.mode is AckMode.AUTO:
-                raise RemoteProtocolError(f"subscription {subscription!r} acknowledges by itself (ack:auto)")
+                raise RemoteProtocolError(
+                    f"subscription {subscription!r} acknowledges by itself (ack:auto)", Code.NOT_HELD
+                )
             if sequence in consumer.held:
                 return consumer
         else:
@@ -278,14 +284,15 @@ class Session:
                     return consumer
         raise RemoteProtocolError(
             f"message {sequence} is not held by this connection's subscription: it was never sent to it, "
-            "or is acknowledged or given back already"
+            "or is acknowledged or given back already",
+            Code.NOT_HELD,
         )
 
     def transaction(self, name: str) -> Transaction:
         """Raises: RemoteProtocolError if it is not open."""
         transaction = self.transactions.get(name)
         if transaction is None:
-            raise RemoteProtocolError(f"transaction {name!r} is not open on this connection")
+            raise RemoteProtocolError(f"transaction {name!r} is not open on this connection", Code.NO_TRANSACTION)
         return transaction
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.holder import Holder
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def begin(transactions: dict[str, Transaction], name: str) -> None:
     Raises: RemoteProtocolError if the name is taken or there are too many.
     """
     if name in transactions:
-        raise RemoteProtocolError(f"transaction {name!r} is open already")
+        raise RemoteProtocolError(f"transaction {name!r} is open already", Code.TAKEN)
     if len(transactions) >= TRANSACTIONS_MAX:
-        raise RemoteProtocolError(f"more than {TRANSACTIONS_MAX} open transactions on one connection")
+        raise RemoteProtocolError(f"more than {TRANSACTIONS_MAX} open transactions on one connection", Code.LIMIT)
     transactions[name] = Transaction()
 
 
@@ -75,8 +75,11 @@ def check_limits(transactions: Mapping[str, Transaction], *, count: int = 1, siz
     """
     if sum(map(len, transactions.values())) + count > TRANSACTION_MESSAGES_MAX:
         raise RemoteProtocolError(
-            f"more than {TRANSACTION_MESSAGES_MAX} sends and acknowledgements in open transactions; commit more often"
+            f"more than {TRANSACTION_MESSAGES_MAX} sends and acknowledgements in open transactions; commit more often",
+            Code.LIMIT,
         )
     held = sum(transaction.size for transaction in transactions.values())
     if held and held + size > TRANSACTION_BYTES_MAX:
-        raise RemoteProtocolError(f"more than {TRANSACTION_BYTES_MAX} bytes in open transactions; commit more often")
+        raise RemoteProtocolError(
+            f"more than {TRANSACTION_BYTES_MAX} bytes in open transactions; commit more often", Code.LIMIT
+        )

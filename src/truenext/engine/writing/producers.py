@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.batch import ProducerState
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class Producers:
                 raise RemoteProtocolError(
                     f"there are {PRODUCERS_MAX} producers with numbers, the most there may be, and none of them had "
                     "one SEND alone, an hour ago or longer, and can be forgotten: no new one can be remembered. Let "
-                    "fewer producers send more each, under names that last"
+                    "fewer producers send more each, under names that last",
+                    Code.LIMIT,
                 )
             return None
         if number > producer.number:

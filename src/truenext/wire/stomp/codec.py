@@ -17,7 +17,7 @@ from sys import maxsize
 from typing import Generic
 
 from truenext.envelope import unescape
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
 from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version
 from truenext.wire.stomp.shapes import Read, Shape, Shapes
@@ -123,14 +123,14 @@ class Decoder(Generic[Read]):
                     body_start = crlf + 3
             if head_end < 0:
                 if find(b"\0", start, start + HEADER_BYTES_MAX) >= 0:
-                    raise RemoteProtocolError("NUL inside a frame's header")
+                    raise RemoteProtocolError("NUL inside a frame's header", Code.NO_FRAME)
                 self._awaits = b"\n\0"
                 break
             try:
                 head = data[start:head_end].decode()
             except UnicodeDecodeError as error:
                 what = "" if version is None else f": {error}"
-                raise RemoteProtocolError(f"header is not UTF-8{what}") from error
+                raise RemoteProtocolError(f"header is not UTF-8{what}", Code.NO_FRAME) from error
             command, *lines = head.split("\n")
             count = len(lines)
             headers: dict[str, str]
@@ -157,7 +157,7 @@ class Decoder(Generic[Read]):
                 command = command.removesuffix("\r") if has_carriage_returns else command
                 headers = self._careful_headers(command, head, has_carriage_returns)
             if count > HEADERS_MAX:
-                raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame")
+                raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame", Code.NO_FRAME)
 
             has_body = command in COMMANDS_WITH_BODY
             length = headers.get("content-length")
@@ -167,16 +167,19 @@ class Decoder(Generic[Read]):
                     self._awaits = b"\0"
                     break
                 if body_end - body_start > self._body_bytes_max:
-                    raise RemoteProtocolError(f"body of more than {self._body_bytes_max} bytes")
+                    raise RemoteProtocolError(f"body of more than {self._body_bytes_max} bytes", Code.NO_FRAME)
             else:
                 # As `are_digits`, without a call.
                 if not (length.isdigit() and length.isascii()):
-                    raise RemoteProtocolError(f"content-length{self._said(length)} is not a number of bytes")
+                    raise RemoteProtocolError(
+                        f"content-length{self._said(length)} is not a number of bytes", Code.NO_FRAME
+                    )
                 digits = length if len(length) <= _NUMBER_LENGTH_MAX else length.lstrip("0") or "0"
                 body_bytes = int(digits) if len(digits) <= _NUMBER_LENGTH_MAX else maxsize
                 if body_bytes > self._body_bytes_max:
                     raise RemoteProtocolError(
-                        f"content-length{self._said(length)} is more than {self._body_bytes_max} bytes"
+                        f"content-length{self._said(length)} is more than {self._body_bytes_max} bytes",
+                        Code.NO_FRAME,
                     )
                 body_end = body_start + body_bytes
                 if body_end > body_start and not has_body:
@@ -188,7 +191,7 @@ class Decoder(Generic[Read]):
                     break
                 if data[body_end]:
                     what = "" if version is None else f"{digits} bytes of the "
-                    raise RemoteProtocolError(f"no NUL after the {what}body")
+                    raise RemoteProtocolError(f"no NUL after the {what}body", Code.NO_FRAME)
             if version is None:
                 self._check_login(body_end - start)
             if has_body:
@@ -246,7 +249,7 @@ class Decoder(Generic[Read]):
     def _careful_headers(self, command: str, head: str, has_carriage_returns: bool) -> dict[str, str]:
         """The headers of a frame that is in some way unusual: repeated, escaped, padded, or wrong."""
         if "\0" in head:
-            raise RemoteProtocolError("NUL inside a frame's header")
+            raise RemoteProtocolError("NUL inside a frame's header", Code.NO_FRAME)
         if has_carriage_returns:
             head = _without_carriage_returns(head)
         headers: dict[str, str] = {}
@@ -256,7 +259,7 @@ class Decoder(Generic[Read]):
                 # The examples of STOMP 1.0 pad their headers, and many clients do as they do.
                 name, value = name.strip(" "), value.strip(" ")
             if not colon or not name:
-                raise RemoteProtocolError(f"header line{self._said(line)} is not name:value")
+                raise RemoteProtocolError(f"header line{self._said(line)} is not name:value", Code.NO_FRAME)
             if "\\" in line and self.version not in (None, Version.V1_0) and command not in UNESCAPED_COMMANDS:
                 name, value = self._unescaped(name), self._unescaped(value)
             headers.setdefault(name, value)
@@ -268,14 +271,16 @@ class Decoder(Generic[Read]):
                 raise KeyError("\\r")
             return unescape(text)
         except KeyError as error:
-            raise RemoteProtocolError(f"undefined escape {error.args[0]!r} in a header") from error
+            raise RemoteProtocolError(f"undefined escape {error.args[0]!r} in a header", Code.NO_FRAME) from error
 
     def _refuse_body(self, command: str) -> None:
         """STOMP 1.0 alone says of a command, SUBSCRIBE, that its body is ignored."""
         if command not in COMMANDS_WITHOUT_BODY:
-            raise RemoteProtocolError(unknown_command(command, self.version))
+            raise RemoteProtocolError(unknown_command(command, self.version), Code.COMMAND)
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
-            raise RemoteProtocolError(f"{command} must not have a body, nor a content-length that says so")
+            raise RemoteProtocolError(
+                f"{command} must not have a body, nor a content-length that says so", Code.NO_FRAME
+            )
 
     def _said(self, text: str) -> str:
         """What the peer said, for an error. Nothing of a login: whatever is wrong in one may be a passcode."""
@@ -283,7 +288,7 @@ class Decoder(Generic[Read]):
 
     def _check_login(self, size: int) -> None:
         if self.version is None and size > LOGIN_BYTES_MAX:
-            raise RemoteProtocolError(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
+            raise RemoteProtocolError(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete", Code.NO_FRAME)
 
     def _check_pending(self) -> None:
         size = len(self._pending)
@@ -291,12 +296,16 @@ class Decoder(Generic[Read]):
         if not self._missing:
             if self._awaits == b"\n\0":
                 if size > HEADER_BYTES_MAX:
-                    raise RemoteProtocolError(f"more than {HEADER_BYTES_MAX} bytes of headers in one frame")
+                    raise RemoteProtocolError(
+                        f"more than {HEADER_BYTES_MAX} bytes of headers in one frame", Code.NO_FRAME
+                    )
                 if self._pending.count(b"\n") > HEADERS_MAX + 1:
                     # Now, and not after having looked at it again with every piece that comes.
-                    raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame")
+                    raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame", Code.NO_FRAME)
             elif size > HEADER_BYTES_MAX + self._body_bytes_max:
-                raise RemoteProtocolError(f"frame without an end after {HEADER_BYTES_MAX + self._body_bytes_max} bytes")
+                raise RemoteProtocolError(
+                    f"frame without an end after {HEADER_BYTES_MAX + self._body_bytes_max} bytes", Code.NO_FRAME
+                )
 
 
 def unknown_command(command: str, version: Version | None) -> str:
@@ -315,5 +324,5 @@ def _without_carriage_returns(head: str) -> str:
     """
     lines = [line.removesuffix("\r") for line in head.split("\n")]
     if any("\r" in line for line in lines):
-        raise RemoteProtocolError("carriage return inside a header; STOMP 1.2 escapes it as \\r")
+        raise RemoteProtocolError("carriage return inside a header; STOMP 1.2 escapes it as \\r", Code.NO_FRAME)
     return "\n".join(lines)

@@ -23,7 +23,7 @@ from typing import TypeVar
 from truenext.destination import Destination, Kind
 from truenext.digits import are_digits
 from truenext.envelope import DEAD_LETTER_HEADERS
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
 from truenext.wire.stomp.values import read_boolean, read_number
 
@@ -227,12 +227,15 @@ def wishes(
         if durable is not None:
             raise RemoteProtocolError(
                 f"{_first(said, DURABLE_NAME)} on a SUBSCRIBE to {to.value}: durable subscriptions are to topics; "
-                "leave it out, a queue keeps what is sent to it"
+                "leave it out, a queue keeps what is sent to it",
+                Code.NOT_SUPPORTED,
             )
     for name, value in said.items():
         rule = TABLE[name][to] if name in TABLE else None
         if rule is not None and rule.passes is not None and value.lower() not in rule.passes:
-            raise RemoteProtocolError(f"{name} {value[:50]!r} on a SUBSCRIBE to {to.value}: {rule.why}")
+            raise RemoteProtocolError(
+                f"{name} {value[:50]!r} on a SUBSCRIBE to {to.value}: {rule.why}", Code.NOT_SUPPORTED
+            )
     return Wishes(
         window=_agreed(said, WINDOW, _window),
         priority=_agreed(said, PRIORITY, _consumer_priority) or 0,
@@ -258,7 +261,7 @@ def check_ours(command: str, headers: Mapping[str, str]) -> None:
 def check_login(headers: Mapping[str, str]) -> None:
     """Raises: RemoteProtocolError if one of our own names is in a login, of which nothing is repeated."""
     if any(name.startswith(OURS) for name in headers):
-        raise RemoteProtocolError(f"CONNECT has no header that begins with {OURS}; leave it out")
+        raise RemoteProtocolError(f"CONNECT has no header that begins with {OURS}; leave it out", Code.LOGIN)
 
 
 def _instead(command: str, name: str) -> str:
@@ -343,7 +346,7 @@ def _window(name: str, text: str) -> int | None:
         if name == "prefetch-count":
             # RabbitMQ's word for one that is not limited.
             return None
-        raise RemoteProtocolError(f"{name} of 0 (pulling) is not supported; the least is 1")
+        raise RemoteProtocolError(f"{name} of 0 (pulling) is not supported; the least is 1", Code.NOT_SUPPORTED)
     return size
 
 

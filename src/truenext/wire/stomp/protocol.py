@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Generic
 
 from truenext.digits import are_digits
-from truenext.errors import LocalProtocolError, RemoteProtocolError
+from truenext.errors import Code, LocalProtocolError, RemoteProtocolError
 from truenext.limits import ANSWER_BYTES_MAX, BODY_BYTES_MAX
 from truenext.wire.stomp.codec import Decoder, unknown_command
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
@@ -105,8 +105,8 @@ class Protocol(Generic[Read]):
         state = self._said_by_peer[self.state].get(frame.command)
         if state is None:
             if frame.command not in self._known:
-                raise RemoteProtocolError(unknown_command(frame.command, self._decoder.version))
-            raise RemoteProtocolError(f"{frame.command} may not come while {self.state.value}")
+                raise RemoteProtocolError(unknown_command(frame.command, self._decoder.version), Code.COMMAND)
+            raise RemoteProtocolError(f"{frame.command} may not come while {self.state.value}", Code.COMMAND)
         self._enter(state)
 
     def send(self, frame: Frame) -> bytes:
@@ -137,7 +137,9 @@ def choose_version(accepted: str | None) -> Version:
     for version in reversed(Version):
         if version.value in offered:
             return version
-    raise RemoteProtocolError(f"Supported protocol versions are {' '.join(version.value for version in Version)}")
+    raise RemoteProtocolError(
+        f"Supported protocol versions are {' '.join(version.value for version in Version)}", Code.LOGIN
+    )
 
 
 def parse_heart_beat(text: str) -> tuple[int, int]:
@@ -150,7 +152,9 @@ def parse_heart_beat(text: str) -> tuple[int, int]:
     """
     numbers = text.split(",")
     if len(numbers) != 2 or not all(map(are_digits, numbers)):
-        raise RemoteProtocolError("heart-beat is not two numbers of milliseconds")
+        raise RemoteProtocolError("heart-beat is not two numbers of milliseconds", Code.LOGIN)
     if any(len(part) > _HEART_BEAT_DIGITS for part in numbers):
-        raise RemoteProtocolError(f"heart-beat of more than {'9' * _HEART_BEAT_DIGITS} milliseconds (11 days)")
+        raise RemoteProtocolError(
+            f"heart-beat of more than {'9' * _HEART_BEAT_DIGITS} milliseconds (11 days)", Code.LOGIN
+        )
     return int(numbers[0]), int(numbers[1])

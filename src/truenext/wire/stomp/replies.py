@@ -141,7 +141,7 @@ class Replies:
         return self._protocol.send(Frame("RECEIPT", headers))
 
     def encode_fault(self, fault: Fault) -> bytes:
-        headers = {"message": fault.summary, "content-type": "text/plain"}
+        headers = {"message": fault.summary, "truenext-code": fault.code.value, "content-type": "text/plain"}
         if self._protocol.state is State.CONNECTING:
             # Nobody knows yet whether a backslash would be an escape.
             headers["message"] = fault.summary.replace("\\", "/")

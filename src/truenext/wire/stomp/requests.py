@@ -32,7 +32,7 @@ from truenext.destination import (
     split_options,
 )
 from truenext.digits import are_digits
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import PRODUCER_NUMBER_MAX
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
@@ -84,9 +84,9 @@ class Requests:
             if kind is Kind.CONTROL:
                 return self._control(frame, destination)
             if kind is Kind.PATTERN or kind is Kind.QUEUES:
-                raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to")
+                raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to", Code.DESTINATION)
             if kind is Kind.DURABLE:
-                raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic")
+                raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic", Code.DESTINATION)
         said = headers.get("priority")
         priority = PRIORITY_DEFAULT
         if said is not None:
@@ -143,9 +143,11 @@ class Requests:
     def _control(self, frame: Frame, destination: Destination) -> Control:
         reply_to = parse(_required(frame, "reply-to"), self._session_id)
         if reply_to.kind is not Kind.TEMPORARY or reply_to.session != self._session_id:
-            raise RemoteProtocolError("the answer to a question goes to a /temp-queue/ of the connection that asks")
+            raise RemoteProtocolError(
+                "the answer to a question goes to a /temp-queue/ of the connection that asks", Code.QUESTION
+            )
         if "transaction" in frame.headers:
-            raise RemoteProtocolError("a question to the broker cannot be part of a transaction")
+            raise RemoteProtocolError("a question to the broker cannot be part of a transaction", Code.QUESTION)
         return Control(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
 
     def _subscribe(self, frame: Frame) -> Subscribe | Browse:
@@ -154,18 +156,27 @@ class Requests:
         address, options = split_options(_required(frame, "destination"))
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
-            raise RemoteProtocolError(f"{address} is for questions; subscribe to the queue that the answers go to")
+            raise RemoteProtocolError(
+                f"{address} is for questions; subscribe to the queue that the answers go to", Code.DESTINATION
+            )
         if destination.kind is Kind.COMPOSITE:
-            raise RemoteProtocolError(f"subscriptions to composite destinations are not supported yet: {address!r}")
+            raise RemoteProtocolError(
+                f"subscriptions to composite destinations are not supported yet: {address!r}", Code.NOT_SUPPORTED
+            )
         if is_browse and destination.kind in (Kind.TOPIC, Kind.PATTERN):
             raise RemoteProtocolError(
                 "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
-                "nothing waits in a topic"
+                "nothing waits in a topic",
+                Code.DESTINATION,
             )
         if is_browse and destination.kind is Kind.QUEUES:
-            raise RemoteProtocolError(f"browser:true with {address}: one queue is browsed at a time, name it")
+            raise RemoteProtocolError(
+                f"browser:true with {address}: one queue is browsed at a time, name it", Code.DESTINATION
+            )
         if destination.kind is Kind.DURABLE and not is_browse:
-            raise RemoteProtocolError(f"{address} is to browse; to use it subscribe to its topic, durable")
+            raise RemoteProtocolError(
+                f"{address} is to browse; to use it subscribe to its topic, durable", Code.DESTINATION
+            )
         subscription = self._subscription_id(frame)
         asked = wishes(headers, options, destination, subscription)
         durable = self._durable_key(asked.durable)
@@ -238,7 +249,7 @@ class Requests:
 
     def _nack(self, frame: Frame) -> Nack:
         if self._version is Version.V1_0:
-            raise RemoteProtocolError("STOMP 1.0 has no NACK")
+            raise RemoteProtocolError("STOMP 1.0 has no NACK", Code.COMMAND)
         subscription, sequence = self._acknowledged(frame)
         delay_ms, is_poison = nack_wishes(frame.headers)
         return Nack(subscription, sequence, frame.headers.get("transaction"), delay_ms, is_poison)
@@ -257,7 +268,9 @@ class Requests:
         message_id = _required(frame, "message-id")
         digits = message_id.removeprefix(self._message_id_prefix)
         if digits == message_id or not are_digits(digits, _SEQUENCE_DIGITS):
-            raise RemoteProtocolError(f"{frame.command} of message {message_id[:100]!r}, which this broker never sent")
+            raise RemoteProtocolError(
+                f"{frame.command} of message {message_id[:100]!r}, which this broker never sent", Code.NOT_HELD
+            )
         if self._version is Version.V1_1:
             return _required(frame, "subscription"), int(digits)
         return headers.get("subscription"), int(digits)
@@ -315,7 +328,7 @@ def _schedule(headers: dict[str, str], destination: Destination) -> Schedule:
     """When a SEND is to be sent, and how often, in ActiveMQ's words."""
     for part in destination.parts or (destination,):
         if part.session:
-            raise RemoteProtocolError(f"{part.address} may be gone when a scheduled send is due")
+            raise RemoteProtocolError(f"{part.address} may be gone when a scheduled send is due", Code.DESTINATION)
     repeat = headers.get("AMQ_SCHEDULED_REPEAT", "0")
     delay_ms, period_ms = (
         read_number(name, headers.get(name, "0")) for name in ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD")

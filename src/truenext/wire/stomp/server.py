@@ -7,7 +7,7 @@ A login is answered here. After that frames become commands (requests.py), deliv
 from collections.abc import Iterator
 
 from truenext.commands import Ack, Command, Commit, Confirm, Send
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.direct import REQUEST_SHAPES
 from truenext.wire.stomp.frame import Frame
@@ -115,7 +115,7 @@ class StompServer:
         version = choose_version(headers.get("accept-version"))
         check_login(headers)
         if "receipt" in headers:
-            raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt: CONNECTED is the answer")
+            raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt: CONNECTED is the answer", Code.LOGIN)
         can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
         self.sends_every_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
         self.expects_every_ms = max(can, HEART_BEAT_MS_MIN) if can else 0

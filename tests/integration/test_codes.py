@@ -1,0 +1,187 @@
+"""Does each refusal say its code, and is each code said by something?"""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.broker_here import broker_here, port_of
+from tests.integration.raw_client import RawClient
+from truenext.errors import Code
+from truenext.limits import COMPOSITE_MAX, HEADERS_MAX, LOGIN_BYTES_MAX, SUBSCRIPTIONS_MAX, TRANSACTIONS_MAX
+from truenext.room import Room
+from truenext.store.memory import MemoryStore
+
+SAID_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py"}
+NOT_SAID_YET = {Code.LATE, Code.DOOMED, Code.GAP}
+"""Nothing that has them is built."""
+
+
+def lines(*of: str) -> bytes:
+    """A frame without a body."""
+    return "\n".join([*of, "", ""]).encode() + b"\0"
+
+
+SUBSCRIBE = lines("SUBSCRIBE", "id:s", "destination:/queue/q", "ack:client-individual")
+SEND = lines("SEND", "destination:/queue/q")
+BEGIN = lines("BEGIN", "transaction:t")
+TEMPORARY = "reply-to:/temp-queue/a"
+
+BEFORE_CONNECT: dict[str, tuple[Code, bytes]] = {
+    "bytes that are no frame": (Code.NO_FRAME, b"CONNECT\nhost\n\n\0"),
+    "a login that is too large": (Code.NO_FRAME, b"CONNECT\nx:%b\n\n\0" % (b"x" * LOGIN_BYTES_MAX)),
+    "another protocol": (Code.COMMAND, b"GET / HTTP/1.1\nhost:a\n\n\0"),
+    "a frame before CONNECT": (Code.COMMAND, SEND),
+    "a version that there is not": (Code.LOGIN, lines("CONNECT", "accept-version:9")),
+    "heart-beats that are none": (Code.LOGIN, lines("CONNECT", "accept-version:1.2", "heart-beat:x")),
+    "a CONNECT with a receipt": (Code.LOGIN, lines("CONNECT", "accept-version:1.2", "receipt:r")),
+    "a header of ours that CONNECT does not have": (Code.LOGIN, lines("CONNECT", "truenext-no:1")),
+}
+
+AFTER_CONNECT: dict[str, tuple[Code, bytes]] = {
+    "a header line without a colon": (Code.NO_FRAME, lines("SEND", "destination")),
+    "an undefined escape": (Code.NO_FRAME, lines("SEND", r"a:\x")),
+    "too many headers": (Code.NO_FRAME, lines("SEND", *(f"a{number}:" for number in range(HEADERS_MAX + 1)))),
+    "a body that no frame may have": (Code.NO_FRAME, b"ACK\nid:1@s\n\nbody\0"),
+    "an unknown command": (Code.COMMAND, lines("PUBLISH")),
+    "an unknown command with a body": (Code.COMMAND, b"PUBLISH\n\nbody\0"),
+    "CONNECT once more": (Code.COMMAND, lines("CONNECT", "accept-version:1.2")),
+    "a SEND without a destination": (Code.HEADER, lines("SEND")),
+    "a number that is none": (Code.HEADER, lines("SEND", "destination:/queue/q", "expires:soon")),
+    "a header of ours that the frame does not have": (Code.HEADER, lines("BEGIN", "transaction:t", "truenext-no:1")),
+    "a name that is too long": (Code.HEADER, lines("BEGIN", f"transaction:{'t' * 256}")),
+    "a number inside a transaction": (
+        Code.HEADER,
+        BEGIN + lines("SEND", "destination:/queue/q", "transaction:t", "truenext-producer:p", "truenext-number:1"),
+    ),
+    "a schedule that is none": (Code.HEADER, lines("SEND", "destination:/queue/q", "AMQ_SCHEDULED_CRON:never")),
+    "a durable subscription without a client-id": (
+        Code.HEADER,
+        lines("SUBSCRIBE", "id:s", "destination:/topic/t", "durable:true"),
+    ),
+    "a window of 0": (
+        Code.NOT_SUPPORTED,
+        lines("SUBSCRIBE", "id:s", "destination:/queue/q", "activemq.prefetchSize:0"),
+    ),
+    "no-local": (Code.NOT_SUPPORTED, lines("SUBSCRIBE", "id:s", "destination:/queue/q", "no-local:true")),
+    "a destination that there is not": (Code.DESTINATION, lines("SEND", "destination:/nothing/q")),
+    "a destination that is too long": (Code.DESTINATION, lines("SEND", f"destination:/queue/{'q' * 300}")),
+    "too many destinations in one": (
+        Code.DESTINATION,
+        lines("SEND", "destination:" + ",".join(["/queue/q"] * (COMPOSITE_MAX + 1))),
+    ),
+    "a SEND to a pattern": (Code.DESTINATION, lines("SEND", "destination:/queue/>")),
+    "an option that is none": (Code.DESTINATION, lines("SUBSCRIBE", "id:s", "destination:/queue/q?a")),
+    "the temporary queue of another connection": (
+        Code.DESTINATION,
+        lines("SUBSCRIBE", "id:s", "destination:/remote-temp-queue/another/q"),
+    ),
+    "a selector that is none": (
+        Code.SELECTOR,
+        lines("SUBSCRIBE", "id:s", "destination:/queue/q", "selector:a b"),
+    ),
+    "a question that is none": (Code.QUESTION, lines("SEND", "destination:/control/nothing", TEMPORARY)),
+    "a question without what it is of": (Code.QUESTION, lines("SEND", "destination:/control/pause", TEMPORARY)),
+    "a question for work that is none": (Code.QUESTION, lines("SEND", "destination:/control/purge", TEMPORARY)),
+    "an UNSUBSCRIBE of nothing": (Code.MISSING, lines("UNSUBSCRIBE", "id:s")),
+    "an ACK for a subscription that there is not": (Code.MISSING, lines("ACK", "id:1@s")),
+    "a question for a queue that there is not": (
+        Code.MISSING,
+        b'SEND\ndestination:/control/purge\nreply-to:/temp-queue/a\n\n{"queue":"nobody"}\0',
+    ),
+    "a subscription that is there": (Code.TAKEN, SUBSCRIBE + SUBSCRIBE),
+    "a transaction that is open": (Code.TAKEN, BEGIN + BEGIN),
+    "an ACK of what is not held": (Code.NOT_HELD, SUBSCRIBE + lines("ACK", "id:1@s")),
+    "an ACK in auto mode": (
+        Code.NOT_HELD,
+        lines("SUBSCRIBE", "id:s", "destination:/queue/q") + lines("ACK", "id:1@s"),
+    ),
+    "a SEND in a transaction that is not open": (
+        Code.NO_TRANSACTION,
+        lines("SEND", "destination:/queue/q", "transaction:t"),
+    ),
+    "an ABORT of a transaction that is not open": (Code.NO_TRANSACTION, lines("ABORT", "transaction:t")),
+    "a COMMIT of a transaction that is not open": (Code.NO_TRANSACTION, lines("COMMIT", "transaction:t")),
+    "a numbered COMMIT of a transaction that is gone": (
+        Code.ROLLED_BACK,
+        lines("COMMIT", "transaction:t", "truenext-producer:p", "truenext-number:1"),
+    ),
+    "too many transactions": (
+        Code.LIMIT,
+        b"".join(lines("BEGIN", f"transaction:{number}") for number in range(TRANSACTIONS_MAX + 1)),
+    ),
+    "too many subscriptions": (
+        Code.LIMIT,
+        b"".join(lines("SUBSCRIBE", f"id:{number}", "destination:/queue/q") for number in range(SUBSCRIPTIONS_MAX + 1)),
+    ),
+}
+
+CONNECT = lines("CONNECT", "accept-version:1.2", "host:h")
+
+
+def run(use: Callable[[int], None], *, connections_max: int = 10) -> None:
+    async def here() -> None:
+        async with broker_here(connections_max=connections_max) as listener:
+            await asyncio.get_running_loop().run_in_executor(None, use, port_of(listener))
+
+    asyncio.run(here())
+
+
+def code_of(port: int, said: bytes, *, is_connected: bool = True) -> str:
+    client = RawClient(port)
+    if is_connected:
+        client.say_hello("1.2", "0,0")
+    client.write(said)
+    code = client.error().headers["truenext-code"]
+    client.close()
+    return code
+
+
+def test_each_refusal_says_its_code() -> None:
+    said: dict[str, str] = {}
+
+    def use(port: int) -> None:
+        for name, (_, frames) in BEFORE_CONNECT.items():
+            said[name] = code_of(port, frames, is_connected=False)
+        for name, (_, frames) in AFTER_CONNECT.items():
+            said[name] = code_of(port, frames)
+
+    run(use)
+    assert said == {name: code.value for name, (code, _) in (BEFORE_CONNECT | AFTER_CONNECT).items()}
+
+
+def test_without_room_the_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryStore, "room", Room.NONE)
+    codes: list[str] = []
+    run(lambda port: codes.append(code_of(port, SEND)))
+    assert codes == [Code.NO_ROOM.value]
+
+
+def test_a_login_that_does_not_come_has_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truenext.server.connection.LOGIN_SECONDS_MAX", 0.01)
+    codes: list[str] = []
+    run(lambda port: codes.append(code_of(port, b"", is_connected=False)))
+    assert codes == [Code.LOGIN.value]
+
+
+def test_connections_beyond_the_limit_are_told_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truenext.server.listener.CONNECTIONS_TO_ASK_MAX", 1)
+    monkeypatch.setattr("truenext.server.connection.ASKING_SECONDS_MAX", 0.3)
+    monkeypatch.setattr("truenext.broker.asking.ASKING_SECONDS_MAX", 0.3)
+    codes: list[str] = []
+
+    def use(port: int) -> None:
+        codes.append(code_of(port, SEND))
+        asking = RawClient(port)
+        asking.say_hello("1.2", "0,0")
+        codes.append(code_of(port, b"", is_connected=False))
+        codes.append(asking.error().headers["truenext-code"])
+        asking.close()
+
+    run(use, connections_max=0)
+    assert codes == [Code.LIMIT.value] * 3
+
+
+def test_only_those_that_are_not_built_yet_are_said_by_nothing() -> None:
+    said = {code for code, _ in (BEFORE_CONNECT | AFTER_CONNECT).values()} | {Code.NO_ROOM}
+    assert said | SAID_ELSEWHERE.keys() == set(Code) - NOT_SAID_YET
