@@ -27,6 +27,8 @@ class Mark(NamedTuple):
     due_ms: int = 0
     """Milliseconds since the epoch before which it is not tried again; DUE_NEVER for one that is poison, and has to be
     read before it can be dead-lettered."""
+    was_lost: bool = False
+    """Its last attempt was a lost connection."""
 
 
 NO_MARK = Mark(0, 0)

@@ -22,7 +22,7 @@ from truenext.record import CONTENTS
 from truenext.store import checkpoint, embedded, folder, frame, journal, missing
 from truenext.store.changes import Changes, decode
 from truenext.store.checkpoint import Checkpoint
-from truenext.store.checkpoint_format import MARK, NUMBER, Position
+from truenext.store.checkpoint_format import NUMBER, Position, read_mark
 from truenext.store.contents import settled
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME
@@ -302,7 +302,7 @@ def the_references_of_a_transient_content_are_not_counted_once_it_has_moved(patc
     def faulty(one: Checkpoint, key: bytes) -> Mark:
         with one._env.begin() as txn:
             mark = one._persistent.marks.get(txn, key)
-        return NO_MARK if mark is None else Mark(*MARK.unpack(mark))
+        return NO_MARK if mark is None else read_mark(mark)
 
     patch.setattr(Checkpoint, "mark", faulty)
 

@@ -641,11 +641,11 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
 def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
     release = rooms.RELEASE.original
 
-    def faulty(subscribing: Subscribing, consumer: Consumer, *, has_begun: bool) -> None:
-        rest = list(consumer.held.values())[1:] if has_begun else []
+    def faulty(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
+        rest = list(consumer.held.values())[1:] if is_lost else []
         for entry in rest:
             del consumer.held[entry.sequence]
-        release(subscribing, consumer, has_begun=has_begun)
+        release(subscribing, consumer, is_lost=is_lost)
         for entry in rest:
             rooms.GIVE_BACK.of(subscribing)(entry, Reason.LOST)
 
@@ -2745,7 +2745,7 @@ def a_wildcard_has_a_window_for_each_of_its_queues(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
-    def faulty(subscribing: Subscribing, consumer: Consumer, *, has_begun: bool) -> None:
+    def faulty(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
         queues = consumer.all_queues()
         for entry in consumer.held.values() if len(queues) > 1 else ():
             wrong = queues[0] if queues[0] is not entry.lane.queue else queues[1]
@@ -2753,7 +2753,7 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
             entry.lane.queue.resident -= size
             wrong.resident += size
             entry.lane = wrong.lane(entry.lane.rank)
-        release(subscribing, consumer, has_begun=has_begun)
+        release(subscribing, consumer, is_lost=is_lost)
 
     release = rooms.RELEASE.original
     rooms.RELEASE.replace(patch, faulty)

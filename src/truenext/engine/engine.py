@@ -29,10 +29,13 @@ from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
 from truenext.engine.commands.connecting import Connecting
+from truenext.engine.commands.giving_back import GivingBack
+from truenext.engine.commands.pulling import Pulling
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
 from truenext.engine.dispatch.plain import Dispatcher
+from truenext.engine.dispatch.wishes import Wishes
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.memory.delays import Delays
@@ -128,6 +131,9 @@ class Engine:
         bulk = Bulk(ledger, events, clients, resident, queues, arrivals, outcomes, scheduler)
         self._scheduler = scheduler
         self.pieces = pieces = Pieces(ledger, clients, bulk)
+        # Who gets what.
+        dispatcher = Dispatcher(ledger, events, memory, clients, selections, resident, reading, outcomes)
+        wishes = Wishes(events, clients, dispatcher)
         # What each command does.
         sending = Sending(ledger, memory, queues, arrivals, scheduler, producers, when_full)
         answering = Acknowledging(ledger, events, clients, outcomes)
@@ -135,10 +141,11 @@ class Engine:
         subscribing = Subscribing(
             ledger, events, memory, clients, resident, selections, queues, wildcards, outcomes, browsing
         )
-        connecting = Connecting(ledger, memory, clients, queues, outcomes, answering, transactions, subscribing)
+        giving_back = GivingBack(ledger, events, selections, outcomes, transactions, wishes)
+        pulling = Pulling(ledger, wishes, giving_back)
+        connecting = Connecting(ledger, events, memory, clients, queues, outcomes, answering, transactions, subscribing)
         administering = Administering(ledger, resident, queues, arrivals, outcomes)
         # One pass, and a whole run.
-        dispatcher = Dispatcher(ledger, events, memory, clients, selections, resident, reading, outcomes)
         self._turn = Turn(
             ledger,
             events,
@@ -149,6 +156,7 @@ class Engine:
             wildcards,
             outcomes,
             dispatcher,
+            wishes,
             browsing,
             pieces,
             timers=(expiry_timers, scheduler.timers),
@@ -192,6 +200,7 @@ class Engine:
         self.tick = ledger.tick
 
         self.connect = connecting.connect
+        self.log_in = connecting.log_in
         self.is_connected = connecting.is_connected
         self.disconnect = connecting.disconnect
         self.taken = connecting.taken
@@ -204,9 +213,15 @@ class Engine:
         self.must_wait = sending.must_wait
         self.acknowledge = answering.acknowledge
         self.refuse = answering.refuse
+        self.begun = answering.begun
         self.begin = transactions.begin
         self.commit = transactions.commit
         self.abort = transactions.abort
+        self.doom = transactions.doom
+        self.check_give_back = giving_back.check
+        self.give_back = giving_back.give_back
+        self.wake = giving_back.wake
+        self.ask_credit = pulling.ask
         self.subscribe = subscribing.subscribe
         self.browse = subscribing.browse
         self.unsubscribe = subscribing.unsubscribe

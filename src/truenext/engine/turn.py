@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from truenext.engine.background.browsing import BrowseSlice, Browsing
     from truenext.engine.background.bulk_work import Finished, Pieces
     from truenext.engine.dispatch.plain import Deliveries, Dispatcher
+    from truenext.engine.dispatch.wishes import Wishes
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.memory.reading import Reading
     from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.pages import Found, PageRead, Read
     from truenext.engine.state.queue import Queue
     from truenext.engine.state.wildcard import Wildcard
+    from truenext.engine.state.wish import EndedWish
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
     from truenext.engine.writing.work import Work
@@ -49,6 +51,8 @@ class Effects(NamedTuple):
     """Pages of timers that are to be read; `timers_read` takes them."""
     finished: list[Finished]
     """Pieces of bulk work that are done, and are to be answered."""
+    ended_wishes: list[EndedWish]
+    """What pulling clients are told behind what was dispatched."""
 
 
 class Turn:
@@ -63,6 +67,7 @@ class Turn:
         wildcards: Wildcards,
         outcomes: Outcomes,
         dispatcher: Dispatcher,
+        wishes: Wishes,
         browsing: Browsing,
         pieces: Pieces,
         *,
@@ -81,6 +86,7 @@ class Turn:
         self._wildcards = wildcards
         self._outcomes = outcomes
         self._dispatcher = dispatcher
+        self._wishes = wishes
         self._browsing = browsing
         self._pieces = pieces
         self._timers = timers
@@ -141,6 +147,7 @@ class Turn:
             self._browsing.take_slices(),
             timer_reads,
             self._pieces.take_finished(),
+            self._wishes.take_ended(),
         )
 
     def _go_on(self, works: list[tuple[object, Work]]) -> list[Read]:
@@ -174,10 +181,13 @@ class Turn:
                 self._reading.ask(lane)
             if queue.watcher is not None:
                 self._selections.go_on_in(queue)
-        if joint or wildcards:
-            self._dispatch_together(joint, wildcards, deliveries)
+        together = self._dispatch_together(joint, wildcards, deliveries) if joint or wildcards else None
+        self._wishes.spend(deliveries)
+        self._wishes.look(touched, together)
 
-    def _dispatch_together(self, joint: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries) -> None:
+    def _dispatch_together(
+        self, joint: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries
+    ) -> WildcardDispatch:
         """Queues from which somebody takes who takes from others as well."""
         dispatch = WildcardDispatch(
             self._ledger,
@@ -192,6 +202,7 @@ class Turn:
             self._reading.ask(lane)
         for queue in dispatch.looked_at():
             self._selections.go_on_in(queue)
+        return dispatch
 
     # ---- What was read, and what is durable ----
 

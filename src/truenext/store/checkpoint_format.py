@@ -4,7 +4,7 @@ Numbers are big-endian. If you change anything here, increase FORMAT_VERSION:
 
     messages            message key (record.py)             ->  record                      the persistent
     transients          generation u32, message key         ->  record                      the others
-    marks               message key                         ->  attempts u32, deliveries u32, due u64   of these
+    marks               message key                         ->  attempts u32, deliveries u32, due u64   see below
     transient marks     generation u32, message key         ->  attempts u32, deliveries u32, due u64   of transients
     counts              lane key (record.py)                ->  messages u64                no entry where there is none
     transient counts    lane key                            ->  transients u64              of the generation
@@ -30,6 +30,8 @@ what meta names is there from the beginning.
 The frame that "written" names, and all before it, was durable when it was named: that stays true, whatever is written
 later, so that nobody has to take it back (docs/decisions/0019-damage.md).
 
+The first bit of a mark's attempts says that the last of them was a lost connection.
+
 A transient counts only if its generation is the one that meta names.
 """
 
@@ -41,7 +43,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from truenext.batch import ProducerState
+from truenext.batch import Mark, ProducerState
 from truenext.store.store import Recovered
 
 if TYPE_CHECKING:
@@ -99,9 +101,19 @@ QUEUE = struct.Struct(">I")
 SALT = struct.Struct(">I")
 GENERATION = struct.Struct(">I")
 NUMBER = struct.Struct(">Q")
-MARK = struct.Struct(">IIQ")
+_MARK = struct.Struct(">IIQ")
+_LOST = 1 << 31
 _PRODUCER = struct.Struct(">QQ?")
 CLEAN, UNCLEAN = b"\1", b"\0"
+
+
+def mark_value(mark: Mark) -> bytes:
+    return _MARK.pack(mark.attempts | _LOST if mark.was_lost else mark.attempts, mark.deliveries, mark.due_ms)
+
+
+def read_mark(value: bytes) -> Mark:
+    attempts, deliveries, due_ms = _MARK.unpack(value)
+    return Mark(attempts & ~_LOST, deliveries, due_ms, attempts >= _LOST)
 
 
 class Position(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from truenext.batch import NO_MARK, Mark
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, message_key
-from truenext.store.checkpoint_format import MARK, NUMBER
+from truenext.store.checkpoint_format import NUMBER, mark_value, read_mark
 from truenext.store.trouble import damage
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class MessagesOfKind:
 
     def mark(self, txn: lmdb.Transaction[bytes], key: bytes) -> Mark | None:
         mark = self.marks.get(txn, self.generation + key)
-        return None if mark is None else Mark(*MARK.unpack(mark))
+        return None if mark is None else read_mark(mark)
 
     def page(
         self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int
@@ -112,7 +112,7 @@ class MessagesOfKind:
             last = key
             own = NO_MARK
             if mark is not None and mark[0] == key:
-                own = Mark(*MARK.unpack(mark[1]))
+                own = read_mark(mark[1])
                 mark = next(marks, None)
             yield key[size:] if size else key, record, own
         if mark is not None:
@@ -152,7 +152,7 @@ class MessagesOfKind:
         cursor = txn.cursor(self.messages)
         for key, mark in marks.items():
             if cursor.set_key(self.generation + key):
-                self.marks.put(txn, self.generation + key, MARK.pack(*mark))
+                self.marks.put(txn, self.generation + key, mark_value(mark))
             else:
                 left[key] = mark
         return left

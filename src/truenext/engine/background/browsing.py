@@ -230,7 +230,7 @@ class Browsing(Work):
         """A message of a page, to be shown and forgotten; None if it is damaged, or on its way to the dead letters."""
         lane = read.lane
         message = found.message
-        attempts, deliveries, due_ms = found.mark
+        attempts, deliveries, due_ms, _ = found.mark
         if message is None or is_given_up(lane.queue, attempts, due_ms):
             return None
         known = read.entry if isinstance(read, BrowseReadOne) else read.recent.get(found.sequence)

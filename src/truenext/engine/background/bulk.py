@@ -359,7 +359,7 @@ def _unread(lane: Lane, found: Found) -> Entry | None:
     """A message that only the store has; None if it is held, on its way out, or to be given up."""
     if found.message is None or not lane.is_only_in_store(found.sequence):
         return None
-    attempts, deliveries, due_ms = found.mark
+    attempts, deliveries, due_ms, _ = found.mark
     if is_given_up(lane.queue, attempts, due_ms):
         return None
     return Entry(

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from truenext.commands import AckMode
 from truenext.engine.state.reason import Reason
 from truenext.engine.state.transaction import check_limits
+from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
-    from truenext.commands import Ack, Nack
+    from truenext.commands import Ack, Begun, Nack
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import Consumer, Session
@@ -29,12 +30,12 @@ class Acknowledging:
 
     def acknowledge(self, session: Session, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
-        consumer = session.consumer_of(ack.subscription, ack.sequence)
+        consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         queue = consumer.queue
         if queue is not None:
             self._ledger.touched[queue] = None
         else:
-            self._ledger.touch(consumer)
+            self._touch(consumer)
         if consumer.auto is not None:
             consumer.auto.answered += 1
         if consumer.has_express:
@@ -62,8 +63,13 @@ class Acknowledging:
 
     def refuse(self, session: Session, nack: Nack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
-        consumer = session.consumer_of(nack.subscription, nack.sequence)
-        self._ledger.touch(consumer)
+        if nack.transaction is not None:
+            transaction = session.transaction(nack.transaction)
+            if transaction.acknowledges(nack.sequence, nack.dispatch):
+                transaction.refusals[nack.sequence] = nack
+                return
+        consumer = session.consumer_of(nack.subscription, nack.sequence, nack.dispatch)
+        self._touch(consumer)
         if consumer.auto is not None:
             consumer.auto.answered += 1
         covered = consumer.covered_by(nack.sequence)
@@ -74,6 +80,21 @@ class Acknowledging:
         for sequence in covered:
             self._outcomes.fail(consumer.held.pop(sequence), Reason.REFUSED, nack)
         session.batch = self._ledger.latest_batch
+
+    def _touch(self, consumer: Consumer) -> None:
+        self._ledger.touch(consumer)
+        if consumer.rests:
+            # Groups may become free for others.
+            self._ledger.touched.update((entry.lane.queue, None) for entry in consumer.held.values())
+
+    def begun(self, session: Session, begun: Begun) -> None:
+        """Raises: RemoteProtocolError if this dispatch is not held, or the client has not said that it says so."""
+        if not session.names_begun:
+            raise RemoteProtocolError(
+                "begun is for connections that say truenext-begun:true on CONNECT", Code.NOT_SUPPORTED
+            )
+        consumer = session.consumer_of(begun.subscription, begun.sequence, begun.dispatch)
+        consumer.held[begun.sequence].is_begun = True
 
     # ---- What the socket has taken of a consumer in auto mode ----
 

@@ -10,6 +10,7 @@ from truenext.engine.state.reason import Reason
 from truenext.limits import UNSENT_BYTES_MAX
 
 if TYPE_CHECKING:
+    from truenext.commands import Login
     from truenext.engine.commands.acknowledging import Acknowledging
     from truenext.engine.commands.subscribing import Subscribing
     from truenext.engine.commands.transactions import Transactions
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import Consumer
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry
+    from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
 
 _AUTO = AckMode.AUTO
@@ -28,6 +30,7 @@ class Connecting:
     def __init__(
         self,
         ledger: Ledger,
+        events: EventLog,
         memory: Memory,
         clients: Clients,
         queues: Queues,
@@ -37,6 +40,7 @@ class Connecting:
         subscribing: Subscribing,
     ) -> None:
         self._ledger = ledger
+        self._events = events
         self._memory = memory
         self._clients = clients
         self._queues = queues
@@ -49,6 +53,12 @@ class Connecting:
         session = self._clients.sessions[session_id] = Session(session_id)
         return session
 
+    def log_in(self, session: Session, login: Login) -> None:
+        """The client has said how it wants to be served."""
+        session.has_rounds = login.has_rounds
+        session.names_begun = login.names_begun
+        session.keeps_open = login.keeps_open
+
     def is_connected(self, session: Session) -> bool:
         return session.id in self._clients.sessions
 
@@ -56,13 +66,13 @@ class Connecting:
         """End a connection: what it held goes back in one step.
 
         If not `is_clean`, what the client had begun counts as an attempt: what it acknowledged in open transactions,
-        and the first message of each subscription. Not so in auto mode: those never left the broker.
+        and of each subscription what `Subscribing.release` says.
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return
         self._transactions.end_all(session, Reason.RELEASED if is_clean else Reason.LOST)
         for consumer in session.consumers.values():
-            self._subscribing.release(consumer, has_begun=not is_clean and consumer.mode is not _AUTO)
+            self._subscribing.release(consumer, is_lost=not is_clean)
         session.consumers.clear()
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
@@ -112,4 +122,6 @@ class Connecting:
         """Who waits for more than its window lets it have gets more."""
         for consumer in session.consumers.values():
             if consumer.stretch_window(self._ledger.now_ms):
+                if consumer.queue is not None:
+                    self._events.window_changed(consumer, consumer.queue, consumer.window)
                 self._ledger.touch(consumer)

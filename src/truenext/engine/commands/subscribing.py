@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from truenext.commands import AckMode
 from truenext.destination import Destination, Kind, durable_subscription
 from truenext.engine.queues.unused import no_room_for_consumer
 from truenext.engine.state.consumer import Browser, QueueConsumer
@@ -182,7 +183,7 @@ class Subscribing:
             raise RemoteProtocolError(
                 f"there is no subscription {unsubscribe.subscription!r} on this connection", Code.MISSING
             )
-        self.release(consumer, has_begun=False)
+        self.release(consumer, is_lost=False)
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
             session.temporary_queues.remove(queue)
@@ -198,12 +199,14 @@ class Subscribing:
             raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}", Code.TAKEN)
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
-            self.release(consumer, has_begun=False)
+            self.release(consumer, is_lost=False)
         self._queues.end(queue)
         session.batch = self._ledger.batch.number
 
-    def release(self, consumer: Consumer, *, has_begun: bool) -> None:
-        """End a consumer; `has_begun` charges an attempt to the first message it holds."""
+    def release(self, consumer: Consumer, *, is_lost: bool) -> None:
+        """End a consumer. If its connection `is_lost`, an attempt is charged to what it has begun: the first message it
+        holds, if its client does not say it. Not so in auto mode: what it holds never left the broker.
+        """
         self._end_use(consumer)
         queues = consumer.all_queues()
         if isinstance(consumer, Wildcard):
@@ -213,9 +216,12 @@ class Subscribing:
             # Nobody may come by again before it goes.
             queue.let_go_of_places()
             self._selections.leave(consumer, queue)
+        is_charged = is_lost and consumer.mode is not AckMode.AUTO
+        names_begun = consumer.session.names_begun
         for entry in consumer.held.values():
+            has_begun = is_charged and (entry.is_begun or not names_begun)
             self._outcomes.give_back(entry, Reason.LOST if has_begun else Reason.RELEASED)
-            has_begun = False
+            is_charged &= names_begun
         consumer.held.clear()
         consumer.session.served.pop(consumer, None)
         for queue in queues:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.reason import Reason
-from truenext.engine.state.transaction import begin
+from truenext.engine.state.transaction import begin, doomed
 from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -45,13 +45,15 @@ class Transactions:
         begin(session.transactions, command.transaction)
 
     def commit(self, session: Session, commit: Commit) -> None:
-        """Raises: RemoteProtocolError if the transaction is not open and its number not recorded."""
+        """Raises: RemoteProtocolError if the transaction is doomed, or is not open and its number not recorded."""
+        transaction = session.transactions.get(commit.transaction)
+        if transaction is not None and transaction.is_doomed:
+            raise doomed(commit.transaction)
         if commit.producer is not None and self._sending.is_repeat(session, commit.producer, commit.number):
             commit.is_repeat = True
-            if commit.transaction in session.transactions:
-                self._abort(session, commit.transaction)
+            if transaction is not None:
+                self.abort_open(session, commit.transaction, charges_all=commit.charges_all)
             return
-        transaction = session.transactions.get(commit.transaction)
         if transaction is None:
             raise RemoteProtocolError(
                 f"transaction {commit.transaction!r} is not open: "
@@ -62,6 +64,7 @@ class Transactions:
         queues = self._queues
         spread = [queues.queues_for(send, queues.needed_if_connected) for send in transaction.sends]
         del session.transactions[commit.transaction]
+        session.ended_transactions += 1
         self._memory.open -= transaction.size
         is_stored = transaction.acknowledges_stored() or any(
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))
@@ -81,6 +84,9 @@ class Transactions:
             self._sending.schedule(send.destination, send.message, schedule)
         for entry in transaction.acknowledged():
             self._outcomes.acknowledge(entry)
+            if entry.group:
+                # Of a consumer that rests it may be free now.
+                self._ledger.touched[entry.lane.queue] = None
         refused = transaction.refused()
         for entry in refused:
             self._outcomes.fail(entry, Reason.REFUSED, transaction.refusals[entry.sequence])
@@ -94,16 +100,28 @@ class Transactions:
 
     def abort(self, session: Session, abort: Abort) -> None:
         """Raises: RemoteProtocolError if the transaction is not open."""
-        session.transaction(abort.transaction)
-        self._abort(session, abort.transaction)
+        session.transaction_to_abort(abort.transaction)
+        self.abort_open(session, abort.transaction, charges_all=abort.charges_all)
 
-    def _abort(self, session: Session, name: str) -> None:
+    def abort_open(self, session: Session, name: str, *, charges_all: bool) -> None:
+        """Of charges see commands.Abort."""
         transaction = session.transactions.pop(name)
+        session.ended_transactions += 1
         self._memory.open -= transaction.size
-        for entry in (*transaction.acknowledged(), *transaction.refused()):
+        for entry in transaction.acknowledged():
+            if charges_all:
+                self._outcomes.fail(entry, Reason.ABORTED)
+            else:
+                self._outcomes.give_back(entry, Reason.RELEASED)
+        for entry in transaction.refused():
             self._outcomes.fail(entry, Reason.ABORTED)
         if transaction.held:
             session.batch = self._ledger.latest_batch
+
+    def doom(self, session: Session, name: str) -> None:
+        """A frame of it was refused, if it is open."""
+        if name in session.transactions:
+            session.transactions[name].is_doomed = True
 
     def end_all(self, session: Session, reason: Reason) -> None:
         """The connection ends: what was acknowledged or refused in open transactions goes back."""

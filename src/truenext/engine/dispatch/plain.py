@@ -76,7 +76,8 @@ class Dispatcher:
         takers: list[Taker] = []
         now_ms = self._ledger.now_ms
         for index, consumer in enumerate(consumers):
-            consumer.adjust_window(now_ms)
+            if consumer.adjust_window(now_ms):
+                self._events.window_changed(consumer, queue, consumer.window)
             if consumer.has_credit():
                 takers.append((consumer.service_rank, len(consumer.held), consumer.served_at, index, consumer))
         heapify(takers)
@@ -108,7 +109,8 @@ class Dispatcher:
             self.give(entry, consumer, deliveries)
 
         for consumer in consumers:
-            consumer.adjust_window(self._ledger.now_ms)
+            if consumer.adjust_window(self._ledger.now_ms):
+                self._events.window_changed(consumer, queue, consumer.window)
         choosing = self.choosing(queue)
         choosing.dispatch(consumers, give)
         if any(consumer.has_express for consumer in consumers):
@@ -119,7 +121,10 @@ class Dispatcher:
 
     def choosing(self, queue: Queue) -> Choosing:
         """How to find what is next in a queue for each of its consumers."""
-        kind = GroupChoosing if queue.has_groups else Choosing
+        kind = Choosing
+        if queue.has_groups:
+            kind = GroupChoosing
+            self._selections.groups_of(queue).free_what_rests(queue)
         selecting = self._selections.of_queue.get(queue)
         return kind(
             queue, self._selections.scans, selecting, self._ledger, self._resident, self._reading, self._outcomes

@@ -38,6 +38,7 @@ class WildcardDispatch:
     """The dispatch of one turn."""
 
     __slots__ = (
+        "_awaiting_page",
         "_best",
         "_choosings",
         "_deliveries",
@@ -73,6 +74,8 @@ class WildcardDispatch:
         self._wildcards = wildcards
         self._dispatcher = dispatcher
         self._deliveries = deliveries
+        self._awaiting_page: set[Consumer] = set()
+        """Wildcards of which something has to be read or tested before it is known what is next."""
         self._choosings: dict[Queue, Choosing] = {}
         self._firsts: dict[Queue, dict[Consumer, Entry]] = {}
         """What is next for those who take from that queue alone, and have credit."""
@@ -99,7 +102,8 @@ class WildcardDispatch:
             wildcard.adjust_window(self._ledger.now_ms)
         for queue in queues:
             for consumer in self._takers.get(queue, NOBODY).consumers:
-                consumer.adjust_window(self._ledger.now_ms)
+                if consumer.adjust_window(self._ledger.now_ms):
+                    self._events.window_changed(consumer, queue, consumer.window)
             self._look_at(queue)
             self._ask_queue(queue)
         for wildcard in wildcards:
@@ -200,7 +204,13 @@ class WildcardDispatch:
             self._best[queue] = best
             heappush(self._offers, (best.lane.rank, best.sequence, queue.number, queue))
 
+    def has_nothing_for(self, wildcard: Wildcard) -> bool:
+        """Nothing is ready for it, and nothing has to be read or tested before that is known."""
+        was_asked = wildcard in self._best and wildcard.has_credit()
+        return was_asked and self._best[wildcard] is None and wildcard not in self._awaiting_page
+
     def _ask(self, wildcard: Wildcard) -> None:
+        self._awaiting_page.discard(wildcard)
         entry = self._best[wildcard] = self._true_next(wildcard)
         if entry is not None:
             heappush(self._offers, (entry.lane.rank, entry.sequence, -wildcard.number, wildcard))
@@ -257,6 +267,7 @@ class WildcardDispatch:
 
     def _wait_for(self, wildcard: Wildcard, rank: int) -> None:
         """The first thing to do for it is to read; what comes soon is read at the same time."""
+        self._awaiting_page.add(wildcard)
         for _, _, queue in wildcard.heads[rank][:READ_AHEAD]:
             has_scan = queue.watcher is not None and self._scans.of(wildcard, queue) is not None
             if not has_scan and wildcard.head_at(queue, rank) != NOWHERE:

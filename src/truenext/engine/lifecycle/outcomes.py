@@ -92,8 +92,10 @@ class Outcomes:
             self._resident.left_memory(entry)
             return
         has_failed = reason is not Reason.RELEASED
+        entry.is_begun = False
         if has_failed:
             entry.attempts += 1
+            entry.was_lost = reason is Reason.LOST
         # Also without a failure: the policy may have changed while somebody held it.
         if is_given_up(queue, entry.attempts, entry.due_us):
             self.dead_letter(entry)

@@ -220,7 +220,7 @@ class Reading:
 
     def entry(self, lane: Lane, found: Found, message: Message) -> Entry:
         """Of a message that only the store had until now."""
-        attempts, deliveries, due_ms = found.mark
+        attempts, deliveries, due_ms, was_lost = found.mark
         if found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
         entry = Entry(
@@ -236,6 +236,7 @@ class Reading:
             due_us=DUE_NEVER if due_ms == DUE_NEVER else 0,
             group=message.group,
             content=found.content,
+            was_lost=was_lost,
         )
         self._resident.back_from_disk(entry, message)
         return entry

@@ -19,6 +19,7 @@ that have room; meanwhile those wait that could take them, and nobody else. Sour
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import chain
 from sys import getsizeof
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.holder import Holder
     from truenext.engine.state.memory import Memory
-    from truenext.engine.state.queue import Entry, Lane
+    from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.message import Message
     from truenext.selector import Selector
 
@@ -50,6 +52,7 @@ class Groups:
         "_memory",
         "_places",
         "owners",
+        "resting",
         "size",
         "times_freed",
         "times_owned",
@@ -63,6 +66,8 @@ class Groups:
         """Bytes that are counted for the owned ones."""
         self.owners: dict[str, Consumer] = {}
         """Whose a group is, the one that was dispatched last at the end; others are free."""
+        self.resting: dict[Consumer, tuple[int, int]] = {}
+        """Those of the owners that rest, with how much they and their transactions had when that was last looked at."""
         self._forget_at = GROUPS_MAX + GROUPS_MAX // 4
         """With more owned groups than these some are forgotten."""
         self._forget_at_if_short = GROUPS_MIN
@@ -101,8 +106,34 @@ class Groups:
             self._count(-group_size(group))
             self._freed(group)
 
+    def rests(self, consumer: Consumer) -> None:
+        """It gets nothing until `woke`: what it and its transactions have nothing of is free."""
+        self.resting[consumer] = _NEVER_LOOKED
+
+    def woke(self, consumer: Consumer) -> None:
+        self.resting.pop(consumer, None)
+
+    def free_what_rests(self, queue: Queue) -> None:
+        """To be called before a message of this queue, whose groups these are, is given to anybody."""
+        for consumer, seen in self.resting.items():
+            session = consumer.session
+            # It gets nothing: what it has grows no more, and leaves it for good, or for a transaction, which ends.
+            now = (len(consumer.held), session.ended_transactions)
+            if now == seen:
+                continue
+            self.resting[consumer] = now
+            owned = [group for group, owner in self.owners.items() if owner is consumer]
+            if owned:
+                holders: list[Holder] = [consumer, *session.transactions.values()]
+                held = chain.from_iterable(holder.held.values() for holder in holders)
+                busy = {entry.group for entry in held if entry.lane.queue is queue}
+                for group in owned:
+                    if group not in busy:
+                        self._free(group)
+
     def left(self, consumer: Consumer) -> None:
         """A consumer has ended: its groups are free."""
+        self.resting.pop(consumer, None)
         freed = [group for group, owner in self.owners.items() if owner is consumer]
         for place in self._places():
             place.heads.pop(consumer, None)
@@ -154,6 +185,9 @@ class Groups:
         # Not at once again, should all be held.
         self._forget_at = max(GROUPS_MAX, len(self.owners)) + GROUPS_MAX // 4
         self._forget_at_if_short = min(GROUPS_MIN + len(self.owners) * 5 // 4, self._forget_at - 1)
+
+
+_NEVER_LOOKED = (-1, -1)
 
 
 def group_size(group: str) -> int:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from truenext.commands import AckMode, Browse, Subscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.state.holder import Holder
+from truenext.engine.state.transaction import doomed
 from truenext.engine.state.window import AutoWindow
+from truenext.engine.state.wish import Wish
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
 from truenext.order import RANKS
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Queue
     from truenext.engine.state.transaction import Transaction
 
+
+RESTING = -1
+"""The window of a consumer that rests: not even one that holds nothing has credit."""
 
 EXPRESS_MAX = 10
 """Messages beyond its window that an express consumer may hold."""
@@ -56,6 +61,7 @@ class Consumer(Subscriber, Holder):
     __slots__ = (
         "answered_at",
         "auto",
+        "awake_window",
         "has_express",
         "held",
         "is_exclusive",
@@ -66,6 +72,7 @@ class Consumer(Subscriber, Holder):
         "served_at",
         "service_rank",
         "window",
+        "wish",
     )
 
     queue: Queue | None
@@ -85,10 +92,15 @@ class Consumer(Subscriber, Holder):
         self.number = number
         """What the history calls it; never used twice in a run."""
         self.mode = subscribe.mode
-        self.auto = AutoWindow(now_ms) if subscribe.window is None and self.mode is AckMode.INDIVIDUAL else None
+        is_auto = subscribe.window is None and self.mode is AckMode.INDIVIDUAL and not subscribe.is_pulling
+        self.auto = AutoWindow(now_ms) if is_auto else None
         """Decides over its window, if the client has not."""
+        self.wish = Wish() if subscribe.is_pulling else None
+        """What it has asked for, if it gets nothing else."""
         self.window = _window(subscribe) if self.auto is None else self.auto.size
-        """Messages it may hold."""
+        """Messages it may hold; of one that pulls, those that it may get included, as of the last dispatch."""
+        self.awake_window: int | None = None
+        """What its window is when it is woken; None if it does not rest."""
         self.priority = subscribe.priority
         self.service_rank = _service_rank(subscribe.priority, is_stretched=False)
         """Of two that have credit the one with the smaller is served, whatever they hold."""
@@ -114,18 +126,47 @@ class Consumer(Subscriber, Holder):
         """It has credit for a message."""
         return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_max
 
-    def adjust_window(self, now_ms: int) -> None:
-        """Make of what it answered lately how many it may hold."""
+    @property
+    def rests(self) -> bool:
+        """It gets nothing until it is woken."""
+        return self.awake_window is not None
+
+    def rest(self) -> None:
+        if self.awake_window is None:
+            self.awake_window = self.window
+            self.window = RESTING
+
+    def wake(self, now_ms: int) -> None:
+        """May be said of one that does not rest."""
+        if self.awake_window is not None:
+            self.window, self.awake_window = self.awake_window, None
+            self.gave_back(now_ms)
+
+    def gave_back(self, now_ms: int) -> None:
+        """That it holds less now says nothing of what it handles."""
+        if self.auto is not None:
+            self.auto.begin_anew(now_ms)
+
+    def adjust_window(self, now_ms: int) -> bool:
+        """Make of what it answered lately, or asked for, how many it may hold. True if an automatic window changed."""
+        if self.awake_window is not None:
+            return False
         auto = self.auto
-        if auto is not None and auto.answered:
-            auto.look(self.held, now_ms)
-            self.window = auto.size
-            self.service_rank = _service_rank(self.priority, is_stretched=False)
+        if auto is not None:
+            if auto.answered:
+                auto.look(self.held, now_ms)
+                self.service_rank = _service_rank(self.priority, is_stretched=False)
+                if self.window != auto.size:
+                    self.window = auto.size
+                    return True
+        elif self.wish is not None:
+            self.window = len(self.held) + self.wish.left
+        return False
 
     def stretch_window(self, now_ms: int) -> bool:
         """True if its window was full for so long, and nothing came, that it has more room now."""
         auto = self.auto
-        if auto is None or len(self.held) < self.window or not auto.stretch(now_ms):
+        if auto is None or self.rests or len(self.held) < self.window or not auto.stretch(now_ms):
             return False
         self.window = auto.size
         self.service_rank = _service_rank(self.priority, is_stretched=True)
@@ -210,8 +251,13 @@ class Session:
         "batch",
         "browsers",
         "consumers",
+        "ended_transactions",
+        "has_rounds",
         "has_sent",
         "id",
+        "keeps_open",
+        "names_begun",
+        "round",
         "served",
         "temporary_queues",
         "transactions",
@@ -237,11 +283,25 @@ class Session:
         """It has sent something to a queue."""
         self.unsent_bytes = 0
         """Bytes of messages dispatched to this connection that its socket has not taken."""
+        self.has_rounds = False
+        """Its messages say in which round they were dispatched: it may give back."""
+        self.round = 0
+        """How often it has given back."""
+        self.names_begun = False
+        """Its client says what it begins; nothing else counts as begun."""
+        self.keeps_open = False
+        """What is refused does not end it."""
+        self.ended_transactions = 0
+        """How many have ended, by COMMIT or ABORT."""
 
     @property
     def only_sends(self) -> bool:
         """It takes no messages away: it may have to wait until others have."""
-        return self.has_sent and not self.consumers and not self.transactions
+        if not self.has_sent or self.transactions:
+            return False
+        if self.keeps_open:
+            return all(_is_for_itself(consumer) for consumer in self.consumers.values())
+        return not self.consumers
 
     def may_be_answered_in(self, destination: Destination) -> bool:
         """A temporary queue of its own that it may have however many queues there are: the first."""
@@ -259,24 +319,30 @@ class Session:
                 f"only the connection that owns a temporary {what} may subscribe to it", Code.DESTINATION
             )
 
-    def consumer_of(self, subscription: str | None, sequence: int) -> Consumer:
-        """The consumer that an ACK or NACK speaks of.
+    def consumer(self, subscription: str) -> Consumer:
+        """The one that answers for what it gets.
+
+        Raises: RemoteProtocolError if there is none.
+        """
+        consumer = self.consumers.get(subscription)
+        if subscription in self.browsers:
+            raise RemoteProtocolError(
+                f"subscription {subscription!r} browses: nothing of it is acknowledged", Code.NOT_HELD
+            )
+        if consumer is None:
+            raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection", Code.MISSING)
+        if consumer.mode is AckMode.AUTO:
+            raise RemoteProtocolError(f"subscription {subscription!r} acknowledges by itself (ack:auto)", Code.NOT_HELD)
+        return consumer
+
+    def consumer_of(self, subscription: str | None, sequence: int, dispatch: int = 0) -> Consumer:
+        """The consumer that an ACK or NACK speaks of; `dispatch` is the one that it names, 0 if it names none.
 
         Raises: RemoteProtocolError if none of this connection's holds the message.
         """
         if subscription is not None:
-            consumer = self.consumers.get(subscription)
-            if subscription in self.browsers:
-                raise RemoteProtocolError(
-                    f"subscription {subscription!r} browses: nothing of it is acknowledged", Code.NOT_HELD
-                )
-            if consumer is None:
-                raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection", Code.MISSING)
-            if consumer.mode is AckMode.AUTO:
-                raise RemoteProtocolError(
-                    f"subscription {subscription!r} acknowledges by itself (ack:auto)", Code.NOT_HELD
-                )
-            if sequence in consumer.held:
+            consumer = self.consumer(subscription)
+            if sequence in consumer.held and (not dispatch or consumer.held[sequence].deliveries == dispatch):
                 return consumer
         else:
             for consumer in self.consumers.values():
@@ -289,6 +355,13 @@ class Session:
         )
 
     def transaction(self, name: str) -> Transaction:
+        """Raises: RemoteProtocolError if it is not open, or can only be aborted."""
+        transaction = self.transaction_to_abort(name)
+        if transaction.is_doomed:
+            raise doomed(name)
+        return transaction
+
+    def transaction_to_abort(self, name: str) -> Transaction:
         """Raises: RemoteProtocolError if it is not open."""
         transaction = self.transactions.get(name)
         if transaction is None:
@@ -296,11 +369,18 @@ class Session:
         return transaction
 
 
+def _is_for_itself(consumer: Consumer) -> bool:
+    """It takes from a temporary queue of its own connection: nobody else waits for what is there."""
+    return consumer.destination.kind is Kind.TEMPORARY
+
+
 def _service_rank(priority: int, *, is_stretched: bool) -> int:
     return is_stretched - 2 * priority
 
 
 def _window(subscribe: Subscribe) -> int:
+    if subscribe.is_pulling:
+        return 0
     if subscribe.window is not None:
         return subscribe.window
     # In auto mode the socket's buffer is the window; it is bounded in bytes.

@@ -106,6 +106,10 @@ class Entry(msgspec.Struct, gc=False):
     """Its last dispatch has made its group its consumer's."""
     content: int = 0
     """If not 0: the store has its content once for several queues, under this number."""
+    is_begun: bool = False
+    """The client has said that it began this dispatch."""
+    was_lost: bool = False
+    """Its last attempt was a lost connection."""
 
     @property
     def address(self) -> str:

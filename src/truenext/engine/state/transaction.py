@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Transaction(Holder):
-    __slots__ = ("held", "refusals", "sends", "size")
+    __slots__ = ("held", "is_doomed", "refusals", "sends", "size")
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
@@ -30,6 +30,8 @@ class Transaction(Holder):
         """By sequence, the NACK of those that were refused."""
         self.size = 0
         """Bytes of the messages in `sends`."""
+        self.is_doomed = False
+        """A frame of it was refused, on a connection that goes on: it can only be aborted."""
 
     def __len__(self) -> int:
         return len(self.sends) + len(self.held)
@@ -42,6 +44,11 @@ class Transaction(Holder):
         for entry in entries:
             self.held[entry.sequence] = entry
             self.refusals[entry.sequence] = nack
+
+    def acknowledges(self, sequence: int, dispatch: int) -> bool:
+        """It has acknowledged this message, and not refused it since; of `dispatch` see commands.Nack."""
+        entry = self.held.get(sequence)
+        return entry is not None and sequence not in self.refusals and dispatch in (0, entry.deliveries)
 
     def acknowledged(self) -> list[Entry]:
         return [entry for sequence, entry in self.held.items() if sequence not in self.refusals]
@@ -64,6 +71,11 @@ def begin(transactions: dict[str, Transaction], name: str) -> None:
     if len(transactions) >= TRANSACTIONS_MAX:
         raise RemoteProtocolError(f"more than {TRANSACTIONS_MAX} open transactions on one connection", Code.LIMIT)
     transactions[name] = Transaction()
+
+
+def doomed(name: str) -> RemoteProtocolError:
+    """Why nothing more may be said in a transaction."""
+    return RemoteProtocolError(f"transaction {name!r} can only be aborted: a frame of it was refused", Code.DOOMED)
 
 
 def check_limits(transactions: Mapping[str, Transaction], *, count: int = 1, size: int = 0) -> None:

@@ -71,6 +71,12 @@ class AutoWindow:
             self.answered, self._since_ms = 0, now_ms
         self._answered_ms = now_ms
 
+    def begin_anew(self, now_ms: int) -> None:
+        """It holds less without having handled anything: what was being measured is no measure."""
+        self.answered, self._since_ms = 0, now_ms
+        self._sample = 0
+        self._answered_ms = now_ms
+
     def look(self, held: dict[int, Entry], now_ms: int) -> None:
         """Make of what happened lately what it may hold from here on."""
         if not self.answered:

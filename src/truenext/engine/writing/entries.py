@@ -104,5 +104,5 @@ def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
     """How often a stored message was dispatched, how often a consumer failed with it, and when it is due."""
     entry.marked = True
     key = message_key(entry.lane.key, entry.sequence)
-    batch.marks[key] = Mark(entry.attempts, entry.deliveries, due_ms)
+    batch.marks[key] = Mark(entry.attempts, entry.deliveries, due_ms, entry.was_lost)
     batch.size += len(key)

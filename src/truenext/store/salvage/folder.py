@@ -17,11 +17,11 @@ import os
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_MARK, Mark
+from truenext.batch import NO_MARK
 from truenext.errors import StoreError
 from truenext.record import CONTENTS, LANE_KEY_SIZE, reference_of, sequence_of, split_lane_key
 from truenext.store import folder
-from truenext.store.checkpoint_format import MARK
+from truenext.store.checkpoint_format import read_mark
 from truenext.store.layer import laid_over, mark_of
 from truenext.store.overlay import Overlay
 from truenext.store.salvage.checkpoint import CHECKPOINT, KINDS, SalvagedCheckpoint
@@ -207,7 +207,7 @@ class Salvage:
             key = entry.key
             if key in self._gone or self._overlay.kind(key) is not None:
                 continue
-            own = Mark(*MARK.unpack(entry.mark)) if entry.mark else NO_MARK
+            own = read_mark(entry.mark) if entry.mark else NO_MARK
             mark = mark_of(key, self._marks_of_journal) or own
             yield self._looked_at(Kept(key, entry.record, entry.is_transient, mark, CHECKPOINT))
 

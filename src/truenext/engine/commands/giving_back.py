@@ -1,0 +1,104 @@
+"""What a request to give back does, and how a subscription that rests goes on.
+
+Source: docs/contract.md, "Giving back" """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.engine.state.reason import Reason
+from truenext.errors import Code, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from truenext.commands import GiveBack, Wake
+    from truenext.engine.commands.transactions import Transactions
+    from truenext.engine.dispatch.wishes import Wishes
+    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.selecting.selections import Selections
+    from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.writing.event_log import EventLog
+    from truenext.engine.writing.ledger import Ledger
+
+
+class GivingBack:
+    def __init__(
+        self,
+        ledger: Ledger,
+        events: EventLog,
+        selections: Selections,
+        outcomes: Outcomes,
+        transactions: Transactions,
+        wishes: Wishes,
+    ) -> None:
+        self._ledger = ledger
+        self._events = events
+        self._selections = selections
+        self._outcomes = outcomes
+        self._transactions = transactions
+        self._wishes = wishes
+
+    def check(self, session: Session, request: GiveBack) -> list[Consumer]:
+        """The consumers that give back. Raises: RemoteProtocolError if the request cannot be carried out."""
+        if not session.has_rounds:
+            raise RemoteProtocolError(
+                "give-back is for connections that say truenext-rounds:true on CONNECT", Code.NOT_SUPPORTED
+            )
+        consumers = [session.consumer(name) for name in dict.fromkeys(request.subscriptions)]
+        if request.transaction is not None:
+            session.transaction_to_abort(request.transaction)
+        return consumers
+
+    def give_back(self, session: Session, request: GiveBack) -> None:
+        """Raises: RemoteProtocolError as `check`"""
+        consumers = self.check(session, request)
+        if request.transaction is not None:
+            self._transactions.abort_open(session, request.transaction, charges_all=request.charges_all)
+        kept: dict[str, dict[int, int]] = {}
+        for subscription, sequence, dispatch in request.kept:
+            kept.setdefault(subscription, {})[sequence] = dispatch
+        for consumer in consumers:
+            self._release(consumer, kept.get(consumer.subscription, {}))
+            self._ledger.touch(consumer)
+            if request.rests:
+                self._rest(consumer)
+            else:
+                self.wake_consumer(consumer)
+        session.round += 1
+
+    def wake(self, session: Session, wake: Wake) -> None:
+        """Raises: RemoteProtocolError if there is no such subscription"""
+        consumer = session.consumer(wake.subscription)
+        self.wake_consumer(consumer)
+        self._ledger.touch(consumer)
+
+    def _release(self, consumer: Consumer, kept: dict[int, int]) -> None:
+        """Give back all that it holds, but for these dispatches of these sequences."""
+        held = consumer.held
+        given_back = [entry for sequence, entry in held.items() if kept.get(sequence, -1) not in (0, entry.deliveries)]
+        for entry in given_back:
+            del held[entry.sequence]
+            self._outcomes.give_back(entry, Reason.RELEASED)
+        consumer.gave_back(self._ledger.now_ms)
+        self._wishes.forget(consumer)
+
+    def _rest(self, consumer: Consumer) -> None:
+        if not consumer.rests:
+            consumer.rest()
+            self._tell_window(consumer, 0)
+        for queue in consumer.all_queues():
+            if queue.has_groups:
+                self._selections.groups_of(queue).rests(consumer)
+                self._ledger.touched[queue] = None
+
+    def wake_consumer(self, consumer: Consumer) -> None:
+        """May be said of one that does not rest."""
+        if consumer.rests:
+            consumer.wake(self._ledger.now_ms)
+            self._tell_window(consumer, consumer.window)
+            for queue in consumer.all_queues():
+                if queue.has_groups:
+                    self._selections.groups_of(queue).woke(consumer)
+
+    def _tell_window(self, consumer: Consumer, window: int) -> None:
+        if consumer.queue is not None and consumer.wish is None:
+            self._events.window_changed(consumer, consumer.queue, window)

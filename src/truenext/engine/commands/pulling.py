@@ -1,0 +1,44 @@
+"""How a subscription that pulls asks for messages, and when it is told that there are none.
+
+Source: docs/contract.md, "Pulling" """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.errors import Code, RemoteProtocolError
+from truenext.limits import WINDOW_MAX
+
+if TYPE_CHECKING:
+    from truenext.commands import Credit
+    from truenext.engine.commands.giving_back import GivingBack
+    from truenext.engine.dispatch.wishes import Wishes
+    from truenext.engine.state.consumer import Session
+    from truenext.engine.writing.ledger import Ledger
+
+
+class Pulling:
+    def __init__(self, ledger: Ledger, wishes: Wishes, giving_back: GivingBack) -> None:
+        self._ledger = ledger
+        self._wishes = wishes
+        self._giving_back = giving_back
+
+    def ask(self, session: Session, credit: Credit) -> None:
+        """Raises: RemoteProtocolError if there is no such subscription, or it does not pull, or that is too much"""
+        consumer = session.consumer(credit.subscription)
+        wish = consumer.wish
+        if wish is None:
+            raise RemoteProtocolError(
+                f"subscription {credit.subscription!r} does not pull (truenext-pull:true)", Code.NOT_SUPPORTED
+            )
+        asked = wish.left + credit.messages
+        if asked > WINDOW_MAX:
+            raise RemoteProtocolError(f"{asked} messages asked for and not come; at most {WINDOW_MAX}", Code.LIMIT)
+        wish.correlation = credit.correlation
+        if not credit.messages:
+            self._wishes.end(consumer)
+            return
+        self._giving_back.wake_consumer(consumer)
+        wish.left, wish.waits = asked, credit.waits
+        self._wishes.began(consumer)
+        self._ledger.touch(consumer)
