@@ -21,6 +21,8 @@ class Fault(msgspec.Struct, gc=False):
     detail: str = ""
     receipt: str | None = None
     """The receipt that the refused frame asked for."""
+    frame: int = 0
+    """Which frame it was, counted from the first of its connection; 0 is not said: then the connection ends."""
 
 
 class Farewell(msgspec.Struct, gc=False):

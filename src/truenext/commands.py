@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 from truenext.destination import Destination
+from truenext.errors import RemoteProtocolError
 from truenext.message import Message
 from truenext.schedule import Schedule
 from truenext.selector import Selector
@@ -28,6 +29,11 @@ class Login(msgspec.Struct, gc=False):
     """Of the connection that is to be taken over; "" is none."""
     is_blameless: bool = False
     """Nothing of that one is charged."""
+
+    @property
+    def asks(self) -> bool:
+        """It asks for anything at all."""
+        return self.has_rounds or self.names_begun or self.keeps_open or self.number > 0
 
 
 class AckMode(Enum):
@@ -201,8 +207,16 @@ class Control(msgspec.Struct, gc=False):
     correlation: str | None = None
 
 
+class Refused(msgspec.Struct):
+    """A frame that means nothing, on a connection that goes on."""
+
+    error: RemoteProtocolError
+    transaction: str | None
+
+
 Command = (
     Login
+    | Refused
     | Send
     | Subscribe
     | Browse

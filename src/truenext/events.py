@@ -27,11 +27,13 @@ NAME is no event, its count is 0: from here on the queue number stands for that 
 import struct
 from enum import IntEnum
 from hashlib import blake2b
+from itertools import product
 
-HISTORY_VERSION = 6
-READ_VERSIONS = (4, 5, HISTORY_VERSION)
-"""Version 5 has no `ended`. Version 4 also has less to say of a failure: `failed`, and `delayed` or `holding` alone;
-and it does not say which chunks came with a batch. Nothing else is different."""
+HISTORY_VERSION = 7
+READ_VERSIONS = (4, 5, 6, HISTORY_VERSION)
+"""Version 6 has no `window`, `asked` and `begun`, and says no more of a subscription than how it acknowledges and
+whether it has a selector. Version 5 has no `ended`. Version 4 also has less to say of a failure: `failed`, and
+`delayed` or `holding` alone; and it does not say which chunks came with a batch. Nothing else is different."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -62,6 +64,9 @@ class Kind(IntEnum):
     RESUMED = 15
     ACCEPTED_OF_GROUP = 16
     ENDED = 17
+    WINDOW = 18
+    ASKED = 19
+    BEGUN = 20
 
     @property
     def label(self) -> str:
@@ -89,6 +94,9 @@ COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
     Kind.RESUMED: (),
     Kind.ACCEPTED_OF_GROUP: (("sequence", "Q"), ("size", "I"), ("flags", "B"), ("group", "Q")),
     Kind.ENDED: (),
+    Kind.WINDOW: (("window", "I"),),
+    Kind.ASKED: (("count", "I"),),
+    Kind.BEGUN: (("sequence", "Q"), ("consumer", "I")),
 }
 """Name and type (as `array` and `struct` have them) of what each event of a kind has of its own."""
 
@@ -109,12 +117,18 @@ REASONS = (
 """By code: why a message was returned, and what then becomes of it; how the run before ended."""
 
 _WAYS = ("auto", "client", "client-individual")
-WITH_SELECTOR = " with selector"
-MODES = (*_WAYS, *(way + WITH_SELECTOR for way in _WAYS))
-"""By code: how a subscription acknowledges, and whether it has a selector."""
+WITH_SELECTOR, WITH_EXPRESS, WITH_BEGUN, PULLING = " with selector", " with express", " with begun", " pulling"
+MODES = tuple(
+    way + selector + express + begun + pulling
+    for pulling, begun, express, selector, way in product(
+        ("", PULLING), ("", WITH_BEGUN), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _WAYS
+    )
+)
+"""By code: how a subscription acknowledges, and whether it has a selector and the express lane, its connection names
+what it begins, and it pulls. The first six are what versions before 7 say."""
 
 NO_WINDOW = 0xFFFFFFFF
-"""The window of a subscription in auto mode: its socket's buffer."""
+"""The window of a subscription in auto mode, which is its socket's buffer, and of one that pulls."""
 
 GAP_EVENTS = 1 << 20
 """Numbers left out after an unclean stop: what was in memory may have had them, and somebody may have seen it."""

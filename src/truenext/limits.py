@@ -197,6 +197,9 @@ GROUPS_MAX = 10_000
 GROUPS_MIN = 100
 """The same where queues take all their room."""
 
+SECRETS_MAX = 1000
+"""Connections that have ended of which the broker still knows secret and number."""
+
 BROWSERS_MAX = 100
 """Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""
 

@@ -18,15 +18,19 @@ COLUMNS = {
     12: "sequence:Q target_queue:I target_sequence:Q",
     13: "sequence:Q",
     16: "sequence:Q size:I flags:B group:Q",
+    18: "window:I",
+    19: "count:I",
+    20: "sequence:Q consumer:I",
 }
 KINDS = ["name", "started", "recovered", "accepted", "committed", "subscribed", "unsubscribed", "dispatched"]
 KINDS += ["acknowledged", "returned", "expired", "dead-lettered", "moved", "removed", "paused", "resumed", "accepted"]
-KINDS += ["ended"]
+KINDS += ["ended", "window", "asked", "begun"]
 REASONS = [None, "failed", "released", "clean", "unclean", "delayed", "holding", "due"]
 REASONS += ["refused", "aborted", "lost"]
 REASONS += [f"{failure} and {wait}" for failure in REASONS[-3:] for wait in ("delayed", "holding")]
 MODES = ["auto", "client", "client-individual"]
-MODES += [f"{mode} with selector" for mode in MODES]
+for more in ("with selector", "with express", "with begun", "pulling"):
+    MODES += [f"{mode} {more}" for mode in MODES]
 
 
 def read_folder(folder: Path) -> list[dict[str, Any]]:
@@ -105,7 +109,7 @@ def _event(
             event |= {"consumer": other, "mode": MODES[code]}
             if event["window"] == 2**32 - 1:
                 del event["window"]
-        case "unsubscribed":
+        case "unsubscribed" | "window" | "asked":
             event["consumer"] = other
         case "dead-lettered" | "moved":
             event["target_queue"] = names[event["target_queue"]]

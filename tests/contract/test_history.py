@@ -3,6 +3,7 @@
 import os
 import random
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Su
 from truenext.destination import Destination, Kind, parse
 from truenext.engine.background.bulk import Move, Purge, Wanted
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import Consumer, Session
 from truenext.engine.state.pages import PageRead
-from truenext.engine.writing.event_log import EventLog
+from truenext.engine.state.queue import Entry
+from truenext.engine.state.wish import Wish
+from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError
-from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, OF_BATCH, REASONS, told_by
+from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, OF_BATCH, REASONS, told_by
 from truenext.events import Kind as EventKind
 from truenext.history.check import last_batch
 from truenext.history.export import EVENTS, export_all, export_ended, forget_old
@@ -36,10 +39,8 @@ class Told:
     """An engine, and the history that it has given away."""
 
     def __init__(self, *, run: int = 1, first_event: int = 1, attempts_max: int = 2) -> None:
-        event_log = EventLog(run=run, first_event=first_event)
-        self.engine = Engine(
-            sequence_limit=1, policies=Policies(Policy(attempts_max=attempts_max)), event_log=event_log
-        )
+        self.log = EventLog(run=run, first_event=first_event)
+        self.engine = Engine(sequence_limit=1, policies=Policies(Policy(attempts_max=attempts_max)), event_log=self.log)
         self.engine.tick(1_000_000, 0)
         self.engine.start()
         self.chunks: list[bytes] = []
@@ -367,12 +368,128 @@ def test_the_end_of_a_subscription_that_goes_with_its_connection_is_not_told() -
     assert {event["kind"] for event in told.events()} == {"started", "committed"}
 
 
+def consumer_of(told: Told, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> Consumer:
+    """A consumer of the queue, whose connection names what it begins."""
+    session = told.session()
+    session.names_begun = True
+    told.subscribe(session, mode, **more)
+    return session.consumers["s"]
+
+
+def test_what_a_connection_names_as_begun_is_told_of_one_and_of_many_and_of_each_whose_it_is() -> None:
+    told = Told()
+    consumer = consumer_of(told)
+    for _ in range(4):
+        told.send(consumer.session, persistent=False)
+    told.commit()
+    first, *others = consumer.held.values()
+    told.log.begun(first, consumer)
+    told.engine.acknowledge(consumer.session, Ack("s", first.sequence))
+    for entry in others:
+        told.log.begun(entry, consumer)
+    last = [event for event in told.events() if event["kind"] in ("begun", "acknowledged")]
+    assert [(event["kind"], event["queue"], event["sequence"], event.get("consumer")) for event in last] == [
+        ("begun", "orders", 1, consumer.number),
+        ("acknowledged", "orders", 1, None),
+        *(("begun", "orders", number, consumer.number) for number in (2, 3, 4)),
+    ]
+
+
+def test_what_many_consumers_begin_in_many_queues_is_each_ones_own() -> None:
+    told = Told()
+    held: list[tuple[Entry, Consumer]] = []
+    for number, address in enumerate(("/queue/a", "/queue/a", "/queue/b"), 1):
+        session = told.session(str(number))
+        told.subscribe(session, destination=parse(address, ""), window=1)
+        told.send(session, persistent=False, destination=parse(address, ""))
+        told.commit()
+        (consumer,) = session.consumers.values()
+        held += [(entry, consumer) for entry in consumer.held.values()]
+    for _ in range(2):
+        for entry, consumer in held:
+            told.log.begun(entry, consumer)
+    begun = [event for event in told.events() if event["kind"] == "begun"]
+    once = [("a", 1, 1), ("a", 2, 2), ("b", 3, 3)]
+    assert [(event["queue"], event["sequence"], event["consumer"]) for event in begun] == 2 * once
+
+
+def test_a_window_that_changes_and_what_is_asked_for_are_told() -> None:
+    told = Told()
+    consumer = consumer_of(told)
+    queue = consumer.queue
+    assert queue is not None
+    for window in (0, 20):
+        told.log.window_changed(consumer, queue, window)
+    told.log.asked(consumer, queue, 7)
+    told.log.asked(consumer, queue, 0)
+    about = [event for event in told.events() if event["kind"] in ("window", "asked")]
+    wanted = ("kind", "queue", "consumer", "window", "count")
+    assert [tuple(event.get(name) for name in wanted) for event in about] == [
+        ("window", "orders", consumer.number, 0, None),
+        ("window", "orders", consumer.number, 20, None),
+        ("asked", "orders", consumer.number, None, 7),
+        ("asked", "orders", consumer.number, None, 0),
+    ]
+
+
+@pytest.mark.parametrize("mode", AckMode)
+@pytest.mark.parametrize("has_selector", [True, False])
+@pytest.mark.parametrize("has_express", [True, False])
+@pytest.mark.parametrize("names_begun", [True, False])
+@pytest.mark.parametrize("pulls", [True, False])
+def test_a_subscription_tells_all_that_decides_what_it_may_have(
+    *, mode: AckMode, has_selector: bool, has_express: bool, names_begun: bool, pulls: bool
+) -> None:
+    told = Told()
+    consumer = consumer_of(told, mode)
+    assert consumer.queue is not None
+    consumer.session.names_begun = names_begun
+    consumer.has_express, consumer.wish = has_express, Wish() if pulls else None
+    told.log.subscribed(consumer, consumer.queue, has_selector=has_selector)
+    said = told.events()[-1]
+    words = {" with selector": has_selector, " with express": has_express, " with begun": names_begun}
+    assert said["mode"] == mode.value + "".join(word for word, is_so in words.items() if is_so) + " pulling" * pulls
+    assert said.get("window") == (None if pulls or mode is AckMode.AUTO else 10)
+
+
+def test_modes_of_before_keep_their_codes() -> None:
+    before = ["auto", "client", "client-individual"]
+    assert [*MODES[:6]] == before + [f"{way} with selector" for way in before]
+    assert len(set(MODES)) == len(MODES) == 48
+
+
+def test_without_history_nothing_of_a_client_is_told() -> None:
+    told, log = Told(), NoEventLog()
+    tell_all(told, log)
+    assert log.is_empty() and log.take() == b""
+
+
+def tell_all(told: Told, log: EventLog) -> None:
+    """Of a client that names what it begins, rests and pulls."""
+    consumer = consumer_of(told)
+    for _ in range(3):
+        told.send(consumer.session, persistent=False)
+    told.commit()
+    assert consumer.queue is not None
+    log.window_changed(consumer, consumer.queue, 0)
+    for entry in consumer.held.values():
+        log.begun(entry, consumer)
+    log.asked(consumer, consumer.queue, 3)
+    log.begun(entry, consumer)
+
+
 def test_temporary_queues_are_nobodys_business() -> None:
     told = Told()
     session = told.session()
     told.subscribe(session, destination=PRIVATE)
     told.send(session, persistent=False, destination=PRIVATE)
     told.commit()
+    (consumer,) = session.consumers.values()
+    (held,) = consumer.held.values()
+    assert consumer.queue is not None
+    told.log.begun(held, consumer)
+    told.log.window_changed(consumer, consumer.queue, 0)
+    told.log.asked(consumer, consumer.queue, 1)
     told.engine.acknowledge(session, Ack("s", 1, None))
     assert {event["kind"] for event in told.events()} == {"started", "committed"}
 
@@ -613,9 +730,9 @@ def of_version(path: Path, version: int) -> None:
         file.write(version.to_bytes(2, "little"))
 
 
-@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("version", [4, 5, 6])
 def test_a_history_of_a_version_before_is_read_and_gone_on_with(tmp_path: Path, version: int) -> None:
-    """Brokers before knew `failed`, which took the place of three reasons, or nothing of `ended`."""
+    """Brokers before knew `failed`, which took the place of three reasons, or nothing of `ended` or `begun`."""
     told = busy(random.Random(1), steps=40)
     write(tmp_path, told).close()
     (path,) = history_files(tmp_path)
@@ -656,7 +773,9 @@ def test_a_history_of_another_version_is_refused_by_name(tmp_path: Path, version
     write(tmp_path, busy(random.Random(1), steps=4)).close()
     (path,) = history_files(tmp_path)
     of_version(path, version)
-    with pytest.raises(HistoryError, match=rf"history has version {version}, this truenext reads 4, 5 and 6: use the "):
+    with pytest.raises(
+        HistoryError, match=rf"history has version {version}, this truenext reads 4, 5, 6 and 7: use the "
+    ):
         History(tmp_path)
 
 
@@ -690,6 +809,19 @@ def test_parquet_says_what_the_files_said(long_history: Told, tmp_path: Path) ->
     exported = read_parquet(tmp_path / EVENTS)
     assert exported == long_history.events()[: len(exported)]
     assert exported + read_folder(tmp_path) == long_history.events()
+
+
+def test_parquet_says_what_was_begun_asked_for_and_allowed(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    told = Told()
+    tell_all(told, told.log)
+    told.commit()
+    write(tmp_path, told).close()
+    (tmp_path / "0000000000001000.history").touch()
+    list(export_ended(tmp_path))
+    exported = read_parquet(tmp_path / EVENTS)
+    assert exported == told.events()
+    assert Counter(event["kind"] for event in exported)["begun"] == 4
 
 
 def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: Told, tmp_path: Path) -> None:

@@ -763,7 +763,7 @@ def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None
         for entry in transaction.acknowledged():
             rooms.ACKNOWLEDGED.of(transactions)(entry)
             del transaction.held[entry.sequence]
-        rooms.ABORT_TRANSACTION.of(transactions)(session, name)
+        rooms.ABORT_TRANSACTION.of(transactions)(session, name, charges_all=True)
 
     _change_repeated_commit(patch, faulty)
 

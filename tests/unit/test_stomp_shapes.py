@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.unit.decoder_without_shapes import DecoderWithoutShapes
 from tests.unit.mutation import mutated
-from truenext.commands import Command
+from truenext.commands import Command, Login
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HEADER_BYTES_MAX
 from truenext.wire.stomp import codec, direct, shapes
@@ -170,7 +170,7 @@ def connected(version: Version, decoder: Decoder[Request] | Yardstick) -> StompS
     one._protocol._decoder = decoder  # type: ignore[assignment]
     one._requests.agree(version, "")
     one._protocol.agree(version)
-    one.replies.agree(version)
+    one.replies.agree(version, Login())
     return one
 
 

@@ -31,31 +31,39 @@ from truenext.broker.poll import Poll
 from truenext.broker.questions import AnswerInTheMaking, Questions
 from truenext.broker.reload import NO_FILE, Outcome
 from truenext.broker.slices import Slices, Steps
+from truenext.broker.takeovers import Takeovers
 from truenext.commands import (
     Abort,
     Ack,
     AckMode,
     Begin,
+    Begun,
     Browse,
     Command,
     Commit,
     Confirm,
     Control,
+    Credit,
     Disconnect,
+    GiveBack,
+    Login,
     Nack,
+    Refused,
     Send,
     Subscribe,
     Unsubscribe,
+    Wake,
 )
 from truenext.engine.background import bulk
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.engine import Engine
+from truenext.engine.lifecycle.wishes import EndedWish
 from truenext.engine.memory.timers import TimerRead, TimersRead
 from truenext.engine.state.consumer import Consumer, Session, Subscriber
 from truenext.engine.state.pages import Look, PageRead, Read
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import StuckAudit
-from truenext.errors import StoreError, TruenextError
+from truenext.errors import RemoteProtocolError, StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, LAZY_COMMIT_SECONDS, ROOM_SECONDS
 from truenext.policy import Policies
@@ -82,6 +90,18 @@ class Peer(Protocol):
 
     def flush(self) -> None:
         """Write what was added; call `Broker.taken` once the socket has taken all of it."""
+
+    def greet(self, login: Login, secret: str, *, has_taken_over: bool) -> None:
+        """Answer a login that is accepted; `secret` is "" if none was asked for."""
+
+    def refused(self, error: RemoteProtocolError) -> None:
+        """Say that the command that came last was refused, and go on."""
+
+    def give_place(self, *, is_blameless: bool) -> None:
+        """End at once, as another connection of the client takes over."""
+
+    def end_wish(self, ended: EndedWish) -> None:
+        """Add to the next flush that nothing more comes of what was asked for."""
 
     def settle(self, consumer: Consumer | None) -> tuple[dict[Consumer, int], Subscriber | None]:
         """Drop what is not sent yet of one consumer's messages (None: of all).
@@ -132,6 +152,7 @@ class Broker:
         )
         self._alarm = Alarm(loop, self._schedule_turn)
         self._peers: dict[Session, Peer] = {}
+        self._takeovers = Takeovers()
         self._asking = Asking(loop.time)
         self._waiting_for_room: dict[Session, bool] = {}
         """Whether they need room on the disk."""
@@ -160,6 +181,8 @@ class Broker:
         """The same, to be asked several times for each message."""
         # Bound methods, so that one look-up finds what a command does.
         self._actions: dict[type[Any], Callable[[Session, Any], None]] = {
+            Login: self._log_in,
+            Refused: _refuse,
             Send: engine.send,
             Ack: engine.acknowledge,
             Nack: engine.refuse,
@@ -170,6 +193,10 @@ class Broker:
             Begin: engine.begin,
             Commit: engine.commit,
             Abort: engine.abort,
+            Begun: engine.begun,
+            Credit: engine.ask_credit,
+            Wake: engine.wake,
+            GiveBack: self._give_back,
             Disconnect: self._take_leave,
             Control: self._control,
         }
@@ -212,10 +239,22 @@ class Broker:
         if self._asking.since and session in self._asking.since:
             commands = self._asking.checked(session, commands)
         for command in commands:
-            if is_short and engine.must_wait(session, command):
-                return command
-            actions[type(command)](session, command)
+            try:
+                if is_short and engine.must_wait(session, command):
+                    return command
+                actions[type(command)](session, command)
+            except RemoteProtocolError as error:
+                if not session.keeps_open or isinstance(command, Login):
+                    raise
+                self._go_on_without(session, command, error)
         return None
+
+    def _go_on_without(self, session: Session, command: Command, error: RemoteProtocolError) -> None:
+        """A command was refused, and its connection goes on."""
+        name = getattr(command, "transaction", None)
+        if name is not None:
+            self._engine.doom(session, name)
+        self._peers[session].refused(error)
 
     def answer(self, session: Session, answer: Answer) -> None:
         """Say something to a connection, behind all that it has asked for so far."""
@@ -239,6 +278,7 @@ class Broker:
         self._tick()
         self._settle(session, None)
         self._engine.disconnect(session, is_clean=is_blameless)
+        self._takeovers.ended(session)
         self._questions.ended(session)
         self._schedule_turn()
 
@@ -380,7 +420,7 @@ class Broker:
                         written[peer] = None
                     else:
                         peer.flush()
-        answers, deliveries, reads, browse_slices, timer_reads, finished = engine.turn()
+        answers, deliveries, reads, browse_slices, timer_reads, finished, ended_wishes = engine.turn()
         for read in reads:
             self._pager.read(read)
         for timer_read in timer_reads:
@@ -398,6 +438,10 @@ class Broker:
         for showing in browse_slices:
             peer = peers[showing.browser.session]
             peer.show(showing)
+            written[peer] = None
+        for ended in ended_wishes:
+            peer = peers[ended.consumer.session]
+            peer.end_wish(ended)
             written[peer] = None
         for peer in written:
             peer.flush()
@@ -580,6 +624,20 @@ class Broker:
     def _take_leave(self, session: Session, _: Disconnect) -> None:
         self._settle(session, None)
         self._engine.disconnect(session, is_clean=True)
+        self._takeovers.ended(session)
+
+    def _log_in(self, session: Session, login: Login) -> None:
+        secret, former = self._takeovers.claim(session, login) if login.number else ("", None)
+        if former is not None:
+            self._peers[former].give_place(is_blameless=login.is_blameless)
+        self._engine.log_in(session, login)
+        self._peers[session].greet(login, secret, has_taken_over=former is not None)
+
+    def _give_back(self, session: Session, request: GiveBack) -> None:
+        # What cannot be done must not have dropped what is on its way.
+        for consumer in self._engine.check_give_back(session, request):
+            self._settle(session, consumer)
+        self._engine.give_back(session, request)
 
     def _settle(self, session: Session, consumer: Consumer | None) -> None:
         peer = self._peers.get(session)
@@ -597,3 +655,7 @@ class Broker:
         if entry is not None:
             self._engine.settle_half_sent(entry, is_taken=is_taken)
             self._schedule_turn()
+
+
+def _refuse(_: Session, refused: Refused) -> None:
+    raise refused.error

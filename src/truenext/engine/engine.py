@@ -34,10 +34,11 @@ from truenext.engine.commands.pulling import Pulling
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
+from truenext.engine.dispatch.nothing_ready import NothingReady
 from truenext.engine.dispatch.plain import Dispatcher
-from truenext.engine.dispatch.wishes import Wishes
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.outcomes import Outcomes
+from truenext.engine.lifecycle.wishes import Wishes
 from truenext.engine.memory.delays import Delays
 from truenext.engine.memory.reading import Reading
 from truenext.engine.memory.relief import Relief, why_to_end
@@ -131,9 +132,7 @@ class Engine:
         bulk = Bulk(ledger, events, clients, resident, queues, arrivals, outcomes, scheduler)
         self._scheduler = scheduler
         self.pieces = pieces = Pieces(ledger, clients, bulk)
-        # Who gets what.
-        dispatcher = Dispatcher(ledger, events, memory, clients, selections, resident, reading, outcomes)
-        wishes = Wishes(events, clients, dispatcher)
+        wishes = Wishes(events)
         # What each command does.
         sending = Sending(ledger, memory, queues, arrivals, scheduler, producers, when_full)
         answering = Acknowledging(ledger, events, clients, outcomes)
@@ -146,6 +145,7 @@ class Engine:
         connecting = Connecting(ledger, events, memory, clients, queues, outcomes, answering, transactions, subscribing)
         administering = Administering(ledger, resident, queues, arrivals, outcomes)
         # One pass, and a whole run.
+        dispatcher = Dispatcher(ledger, events, memory, clients, selections, resident, reading, outcomes)
         self._turn = Turn(
             ledger,
             events,
@@ -157,6 +157,7 @@ class Engine:
             outcomes,
             dispatcher,
             wishes,
+            NothingReady(clients, dispatcher, wishes),
             browsing,
             pieces,
             timers=(expiry_timers, scheduler.timers),

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from truenext.batch import Batch
     from truenext.engine.background.browsing import BrowseSlice, Browsing
     from truenext.engine.background.bulk_work import Finished, Pieces
+    from truenext.engine.dispatch.nothing_ready import NothingReady
     from truenext.engine.dispatch.plain import Deliveries, Dispatcher
-    from truenext.engine.dispatch.wishes import Wishes
     from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.lifecycle.wishes import EndedWish, Wishes
     from truenext.engine.memory.reading import Reading
     from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
     from truenext.engine.queues.queues import Queues
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.pages import Found, PageRead, Read
     from truenext.engine.state.queue import Queue
     from truenext.engine.state.wildcard import Wildcard
-    from truenext.engine.state.wish import EndedWish
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
     from truenext.engine.writing.work import Work
@@ -68,6 +68,7 @@ class Turn:
         outcomes: Outcomes,
         dispatcher: Dispatcher,
         wishes: Wishes,
+        nothing_ready: NothingReady,
         browsing: Browsing,
         pieces: Pieces,
         *,
@@ -87,6 +88,7 @@ class Turn:
         self._outcomes = outcomes
         self._dispatcher = dispatcher
         self._wishes = wishes
+        self._nothing_ready = nothing_ready
         self._browsing = browsing
         self._pieces = pieces
         self._timers = timers
@@ -183,7 +185,8 @@ class Turn:
                 self._selections.go_on_in(queue)
         together = self._dispatch_together(joint, wildcards, deliveries) if joint or wildcards else None
         self._wishes.spend(deliveries)
-        self._wishes.look(touched, together)
+        if self._wishes.impatient:
+            self._nothing_ready.look(touched, together)
 
     def _dispatch_together(
         self, joint: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries

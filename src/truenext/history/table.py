@@ -44,6 +44,8 @@ SCHEMA = pa.schema(
 )
 
 _KINDS = [kind.label for kind in Kind]
+_OF_ONE_CONSUMER = (Kind.SUBSCRIBED, Kind.UNSUBSCRIBED, Kind.WINDOW, Kind.ASKED)
+"""Whose blocks say the consumer."""
 _NUMPY: dict[str, np.dtype[Any]] = {"Q": np.dtype("<u8"), "I": np.dtype("<u4"), "B": np.dtype("u1")}
 _Array = np.ndarray[Any, Any]
 
@@ -94,18 +96,20 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
         "size": _where(own["size"], accepted, pa.int32()),
         "batch": _where(other, accepted | has[Kind.COMMITTED], pa.int64()),
         "consumer": _where(
-            np.where(has[Kind.DISPATCHED], own["consumer"], other),
-            has[Kind.DISPATCHED] | has[Kind.SUBSCRIBED] | has[Kind.UNSUBSCRIBED],
+            np.where(_any(has, "consumer"), own["consumer"], other),
+            _any(has, "consumer") | np.logical_or.reduce([has[kind] for kind in _OF_ONE_CONSUMER]),
             pa.int64(),
         ),
         "deliveries": _where(own["deliveries"], has[Kind.DISPATCHED], pa.int32()),
         "attempts": _where(own["attempts"], has[Kind.RETURNED], pa.int32()),
         "reason": _coded(code, REASONS, has[Kind.RETURNED] | has[Kind.STARTED]),
         "mode": _coded(code, MODES, has[Kind.SUBSCRIBED]),
-        "window": _where(own["window"], has[Kind.SUBSCRIBED] & (own["window"] != NO_WINDOW), pa.int32()),
+        "window": _where(own["window"], _any(has, "window") & (own["window"] != NO_WINDOW), pa.int32()),
         "target_queue": names_of(own["target_queue"], _any(has, "target_queue")),
         "target_sequence": _where(own["target_sequence"], _any(has, "target_sequence"), pa.int64()),
-        "count": _where(other, has[Kind.RECOVERED], pa.int64()),
+        "count": _where(
+            np.where(has[Kind.ASKED], own["count"], other), has[Kind.RECOVERED] | has[Kind.ASKED], pa.int64()
+        ),
         "group": _where(own["group"], has[Kind.ACCEPTED_OF_GROUP], pa.int64()),
     }
     return pa.table([_column(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)

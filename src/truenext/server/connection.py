@@ -18,8 +18,9 @@ from itertools import chain
 from truenext.answers import Answer, Farewell, Fault, Receipt
 from truenext.broker.broker import Broker
 from truenext.broker.control import Caller
-from truenext.commands import AckMode, Command
+from truenext.commands import AckMode, Command, Login
 from truenext.engine.background.browsing import BrowseSlice
+from truenext.engine.lifecycle.wishes import EndedWish
 from truenext.engine.state.consumer import Consumer, Subscriber
 from truenext.engine.state.queue import Entry
 from truenext.errors import Code, NoRoomError, RemoteProtocolError
@@ -182,12 +183,9 @@ class Connection:
         try:
             command = self._broker.execute(self._session, commands)
         except RemoteProtocolError as error:
-            self._greet()
             is_blameless = isinstance(error, NoRoomError)
             self._refuse(str(error), error.code, self._stomp.receipt_in_question, is_blameless=is_blameless)
             return
-        if self._stomp.connected is not None:
-            self._greet()
         if command is not None:
             self._waiting = chain([command], commands)
             self._pause(on_disk=True)
@@ -195,16 +193,12 @@ class Connection:
             self._is_reading = False
             self._broker.answer(self._session, Farewell())
 
-    def _greet(self) -> None:
+    def greet(self, login: Login, secret: str, *, has_taken_over: bool) -> None:
         """Say CONNECTED, and start the agreed heart-beats."""
-        connected = self._stomp.connected
-        if connected is None:
-            return
-        self._stomp.connected = None
         self._timers.pop("login").cancel()
         if self._stomp.has_unchecked_login:
             self._broker.note_unchecked_login(self._name)
-        self._add(connected)
+        self._add(self._stomp.encode_connected(login, secret, has_taken_over=has_taken_over))
         self.flush()
         if self._only_asks:
             self._after(ASKING_SECONDS_MAX, "asking", self._on_asks_nothing)
@@ -213,6 +207,21 @@ class Connection:
             self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
         if self._stomp.expects_every_ms:
             self._after(self._patience, "silence", self._on_silence)
+
+    def give_place(self, *, is_blameless: bool) -> None:
+        """Another connection of this client takes over: nothing more is read, and nothing more is said."""
+        logger.info("connection taken over", extra={"client": self._name})
+        self._is_reading = False
+        self._broker.lose(self._session, is_blameless=is_blameless)
+        self._close()
+
+    def refused(self, error: RemoteProtocolError) -> None:
+        """Say that the command that came last was refused, and go on."""
+        reason = str(error)
+        logger.info("frame refused", extra={"client": self._name, "reason": reason})
+        place = self._stomp.refused()
+        receipt = self._stomp.receipt_in_question
+        self._broker.answer(self._session, Fault(_summary(reason), error.code, reason, receipt, place))
 
     def cut(self, reason: str) -> None:
         self._refuse(reason, Code.TOO_SLOW)
@@ -224,8 +233,7 @@ class Connection:
         logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._is_reading = False
         self._broker.lose(self._session, is_blameless=is_blameless)
-        summary, _, _ = reason.partition("\n")
-        self._broker.answer(self._session, Fault(summary[:200], code, reason, receipt))
+        self._broker.answer(self._session, Fault(_summary(reason), code, reason, receipt))
         self._broker.answer(self._session, Farewell())
 
     # ---- Writing ----
@@ -240,17 +248,27 @@ class Connection:
             self._after(FAREWELL_SECONDS, "farewell", self._close)
 
     def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
-        self._replies.encode_deliveries(consumer.subscription, entries, self._parts)
+        self._replies.encode_deliveries(consumer.subscription, entries, self._parts, consumer.session.round)
         self._runs.append((consumer, len(entries)))
         self._has_messages = True
 
     def show(self, showing: BrowseSlice) -> None:
         browser = showing.browser
-        self._replies.encode_deliveries(browser.subscription, showing.entries, self._parts, is_browse=True)
+        self._replies.encode_deliveries(
+            browser.subscription, showing.entries, self._parts, browser.session.round, is_browse=True
+        )
         self._runs.append((browser, len(showing.entries)))
         self._has_messages = True
         if showing.is_end:
             self._add(self._replies.encode_end_of_browse(browser.subscription, browser.queue.destination))
+
+    def end_wish(self, ended: EndedWish) -> None:
+        consumer = ended.consumer
+        self._add(
+            self._replies.encode_end_of_wish(
+                consumer.subscription, consumer.destination, ended.unused, ended.correlation
+            )
+        )
 
     def flush(self) -> None:
         parts = self._parts
@@ -478,3 +496,8 @@ class Connection:
     def _silence(self) -> float:
         """Seconds since something came."""
         return self._loop.time() - self._heard_at
+
+
+def _summary(reason: str) -> str:
+    """What of it fits a header."""
+    return reason.partition("\n")[0][:200]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.queue import Entry
     from truenext.engine.state.transaction import Transaction
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
@@ -55,7 +56,7 @@ class Acknowledging:
         covered = consumer.covered_by(ack.sequence)
         if ack.transaction is not None:
             transaction = _with_room(session, ack.transaction, len(covered))
-            transaction.acknowledge([consumer.held.pop(sequence) for sequence in covered])
+            transaction.acknowledge(self._begin(session, consumer, covered))
             return
         for sequence in covered:
             if self._outcomes.acknowledge(consumer.held.pop(sequence)):
@@ -75,7 +76,7 @@ class Acknowledging:
         covered = consumer.covered_by(nack.sequence)
         if nack.transaction is not None:
             transaction = _with_room(session, nack.transaction, len(covered))
-            transaction.refuse([consumer.held.pop(sequence) for sequence in covered], nack)
+            transaction.refuse(self._begin(session, consumer, covered), nack)
             return
         for sequence in covered:
             self._outcomes.fail(consumer.held.pop(sequence), Reason.REFUSED, nack)
@@ -94,7 +95,17 @@ class Acknowledging:
                 "begun is for connections that say truenext-begun:true on CONNECT", Code.NOT_SUPPORTED
             )
         consumer = session.consumer_of(begun.subscription, begun.sequence, begun.dispatch)
-        consumer.held[begun.sequence].is_begun = True
+        entry = consumer.held[begun.sequence]
+        entry.is_begun = True
+        self._events.begun(entry, consumer)
+
+    def _begin(self, session: Session, consumer: Consumer, covered: list[int]) -> list[Entry]:
+        """These leave the consumer for a transaction, which counts them as begun."""
+        entries = [consumer.held.pop(sequence) for sequence in covered]
+        if session.names_begun:
+            for entry in entries:
+                self._events.begun(entry, consumer)
+        return entries
 
     # ---- What the socket has taken of a consumer in auto mode ----
 

@@ -12,8 +12,8 @@ from truenext.errors import Code, RemoteProtocolError
 if TYPE_CHECKING:
     from truenext.commands import GiveBack, Wake
     from truenext.engine.commands.transactions import Transactions
-    from truenext.engine.dispatch.wishes import Wishes
     from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.lifecycle.wishes import Wishes
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.consumer import Consumer, Session
     from truenext.engine.writing.event_log import EventLog

@@ -12,7 +12,7 @@ from truenext.limits import WINDOW_MAX
 if TYPE_CHECKING:
     from truenext.commands import Credit
     from truenext.engine.commands.giving_back import GivingBack
-    from truenext.engine.dispatch.wishes import Wishes
+    from truenext.engine.lifecycle.wishes import Wishes
     from truenext.engine.state.consumer import Session
     from truenext.engine.writing.ledger import Ledger
 

@@ -137,14 +137,25 @@ class Sending:
         """
         if send.destination.kind is Kind.TEMPORARY:
             return
-        if self._ledger.room is Room.NONE or (session.only_sends and self._when_full is WhenFull.REFUSE):
-            raise NoRoomError(f"{FULL}; try again when messages were consumed")
+        does_not_wait = session.keeps_open or self._when_full is WhenFull.REFUSE
+        if self._ledger.room is Room.NONE or (session.only_sends and does_not_wait):
+            raise _no_room()
 
     def must_wait(self, session: Session, command: Command) -> bool:
-        """While room is short this is for whoever only sends to wait with, and whatever is behind it."""
+        """While room is short this is for whoever only sends to wait with, and whatever is behind it.
+
+        Raises: NoRoomError if its connection does not wait
+        """
         if self._when_full is not WhenFull.SLOW or not session.only_sends:
             return False
         # A transaction makes room only if it takes messages away, and none are held here.
-        return isinstance(command, Begin) or (
+        waits = isinstance(command, Begin) or (
             isinstance(command, Send) and command.destination.kind is not Kind.TEMPORARY
         )
+        if waits and session.keeps_open:
+            raise _no_room()
+        return waits
+
+
+def _no_room() -> NoRoomError:
+    return NoRoomError(f"{FULL}; try again when messages were consumed")

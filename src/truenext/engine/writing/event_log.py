@@ -28,7 +28,10 @@ from truenext.events import (
     NO_WINDOW,
     OF_BATCH,
     PERSISTENT_FLAG,
+    PULLING,
     REASONS,
+    WITH_BEGUN,
+    WITH_EXPRESS,
     WITH_SELECTOR,
     Kind,
     group_number,
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry, Queue
     from truenext.message import Message
 
-_ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP = (
+_ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP, _BEGUN = (
     int(kind)
     for kind in (
         Kind.ACCEPTED,
@@ -52,6 +55,7 @@ _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP 
         Kind.EXPIRED,
         Kind.REMOVED,
         Kind.ACCEPTED_OF_GROUP,
+        Kind.BEGUN,
     )
 )
 BLOCK_US_MAX = 500
@@ -61,6 +65,7 @@ _ONE = struct.Struct(BLOCK.format + "Q")
 _ONE_ACCEPTED = struct.Struct(_ONE.format + "IB")
 _ONE_DISPATCHED = struct.Struct(_ONE.format + "II")
 _ONE_RETURNED = struct.Struct(_ONE.format + "I")
+_ONE_BEGUN = struct.Struct(_ONE.format + "I")
 
 _DUE = REASONS.index("due")
 _RETURNED_FOR = {reason: REASONS.index(reason.value) for reason in Reason}
@@ -73,8 +78,6 @@ def _codes_of(wait: str) -> dict[Reason | None, int]:
 
 
 _DELAYED_FOR, _HOLDING_FOR = _codes_of(DELAYED), _codes_of(HOLDING)
-_MODE = {mode: MODES.index(mode.value) for mode in AckMode}
-_MODE_WITH_SELECTOR = {mode: MODES.index(mode.value + WITH_SELECTOR) for mode in AckMode}
 
 
 class EventLog:
@@ -151,6 +154,16 @@ class EventLog:
                 self.acknowledging = queue
             self.entries.extend(entries)
 
+    def begun(self, entry: Entry, consumer: Consumer) -> None:
+        """The client has named the dispatch of a message to this consumer as begun, or has acknowledged or refused it
+        inside a transaction; to be told of connections that name what they begin."""
+        queue = entry.lane.queue
+        if queue.number:
+            if self._kind != _BEGUN or self._queue != queue.number:
+                self._open(_BEGUN, queue.number)
+            self.entries.append(entry)
+            self._consumers.append(consumer.number)
+
     def returned(self, entry: Entry, reason: Reason) -> None:
         self._returned(entry, _RETURNED_FOR[reason])
 
@@ -194,14 +207,35 @@ class EventLog:
 
     def subscribed(self, consumer: Consumer, queue: Queue, *, has_selector: bool) -> None:
         if queue.number:
-            window = NO_WINDOW if consumer.mode is AckMode.AUTO else consumer.window
+            is_pulling = consumer.wish is not None
+            is_counted = consumer.mode is not AckMode.AUTO and not is_pulling
+            mode = (
+                consumer.mode.value
+                + WITH_SELECTOR * has_selector
+                + WITH_EXPRESS * consumer.has_express
+                + WITH_BEGUN * consumer.session.names_begun
+                + PULLING * is_pulling
+            )
             self._single(
                 Kind.SUBSCRIBED,
                 queue.number,
-                code=(_MODE_WITH_SELECTOR if has_selector else _MODE)[consumer.mode],
+                code=MODES.index(mode),
                 other=consumer.number,
-                columns=_column("I", [window]),
+                columns=_column("I", [consumer.window if is_counted else NO_WINDOW]),
             )
+
+    def window_changed(self, consumer: Consumer, queue: Queue, window: int) -> None:
+        """From here on the consumer may hold so many, 0 while it rests. Not of a consumer of a pattern, nor of one that
+        pulls; to be told behind what was dispatched by the window before."""
+        if queue.number:
+            self._single(Kind.WINDOW, queue.number, other=consumer.number, columns=_column("I", [window]))
+
+    def asked(self, consumer: Consumer, queue: Queue, count: int) -> None:
+        """From here on the consumer, which pulls, gets so many more, in all; 0 if its wish is withdrawn or has ended
+        before all of it came. Not of a consumer of a pattern; to be told behind what was dispatched by the wish
+        before."""
+        if queue.number:
+            self._single(Kind.ASKED, queue.number, other=consumer.number, columns=_column("I", [count]))
 
     def unsubscribed(self, consumer: Consumer, queue: Queue) -> None:
         if queue.number:
@@ -320,6 +354,9 @@ class EventLog:
             self._consumers = []
         elif kind == _RETURNED:
             columns += _column("I", [entry.attempts for entry in entries])
+        elif kind == _BEGUN:
+            columns += _column("I", self._consumers)
+            self._consumers = []
         self.entries = []
         self._add(block + columns, count)
 
@@ -337,6 +374,8 @@ class EventLog:
             return _ONE_DISPATCHED.pack(kind, 0, 1, queue, other, opened_us, sequence, getter, entry.deliveries)
         if kind == _RETURNED:
             return _ONE_RETURNED.pack(kind, self._code, 1, queue, other, opened_us, sequence, entry.attempts)
+        if kind == _BEGUN:
+            return _ONE_BEGUN.pack(kind, 0, 1, queue, other, opened_us, sequence, self._consumers.pop())
         return _ONE.pack(kind, 0, 1, queue, other, opened_us, sequence)
 
     def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
@@ -359,6 +398,9 @@ class NoEventLog(EventLog):
         pass
 
     def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
+        pass
+
+    def begun(self, entry: Entry, consumer: Consumer) -> None:
         pass
 
     def _returned(self, entry: Entry, code: int) -> None:

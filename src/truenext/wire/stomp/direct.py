@@ -57,7 +57,7 @@ _FORWARDED = {
 }
 """The same of those that go on with the message, and are read as well. %v is any value."""
 _OF_ACK = {
-    "id": rb"\d{1,19}+)@(%%b{0,%d}+" % NAME_LENGTH_MAX,
+    "id": rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX,
     "receipt": _OF_THE_HOP["receipt"],
     "transaction": _OF_THE_HOP["receipt"],
 }
@@ -188,11 +188,13 @@ class AckShape:
 
     def read(self, data: bytes, start: int, into: list[Frame | Request], body_bytes_max: int) -> int:
         match = self.match
-        at_sequence, at_subscription = self._id, self._id + 1
+        at_sequence, at_dispatch, at_subscription = self._id, self._id + 1, self._id + 2
         at_receipt, at_transaction = self._receipt, self._transaction
         while (found := match(data, start)) is not None:
             start = found.end()
             ack = Ack(found[at_subscription].decode(), int(found[at_sequence]))
+            if dispatch := found[at_dispatch]:
+                ack.dispatch = int(dispatch[1:])
             if at_transaction:
                 ack.transaction = found[at_transaction].decode()
             into.append((ack, found[at_receipt].decode()) if at_receipt else ack)

@@ -60,9 +60,10 @@ OF_MESSAGE = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-a
 _NUMBERED = ("truenext-number", "truenext-producer")
 UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
     "SEND": _NUMBERED,
-    "SUBSCRIBE": ("truenext-express",),
+    "SUBSCRIBE": ("truenext-express", "truenext-pull"),
     "NACK": ("truenext-delay", "truenext-poison"),
-    "COMMIT": _NUMBERED,
+    "COMMIT": (*_NUMBERED, "truenext-charge"),
+    "ABORT": ("truenext-charge",),
 }
 """Those of OURS that each frame has. On SEND others are the user's."""
 
@@ -196,6 +197,8 @@ class Wishes:
 
     window: int | None
     """Messages; None leaves it to the broker."""
+    is_pulling: bool
+    """It asks for each message; its window is 0, or is not said."""
     priority: int
     is_exclusive: bool
     selector: str
@@ -236,8 +239,18 @@ def wishes(
             raise RemoteProtocolError(
                 f"{name} {value[:50]!r} on a SUBSCRIBE to {to.value}: {rule.why}", Code.NOT_SUPPORTED
             )
+    window = _agreed(said, WINDOW, _window)
+    is_pulling = _agreed(said, ("truenext-pull",), read_boolean) or False
+    if window == 0 and not is_pulling:
+        raise RemoteProtocolError(
+            f"{_first(said, WINDOW)} of 0 (pulling) is not supported without truenext-pull:true; the least is 1",
+            Code.NOT_SUPPORTED,
+        )
+    if window and is_pulling:
+        raise RemoteProtocolError(f"truenext-pull and {_first(said, WINDOW)} of {window} disagree; say one of them")
     return Wishes(
-        window=_agreed(said, WINDOW, _window),
+        window=window,
+        is_pulling=is_pulling,
         priority=_agreed(said, PRIORITY, _consumer_priority) or 0,
         is_exclusive=_agreed(said, EXCLUSIVE, read_boolean) or False,
         selector=_agreed(said, SELECTOR, lambda _, text: text or None) or "",
@@ -258,10 +271,15 @@ def check_ours(command: str, headers: Mapping[str, str]) -> None:
             raise RemoteProtocolError(f"unknown header {name[:50]!r} of {command}: {_instead(command, name)}")
 
 
-def check_login(headers: Mapping[str, str]) -> None:
-    """Raises: RemoteProtocolError if one of our own names is in a login, of which nothing is repeated."""
-    if any(name.startswith(OURS) for name in headers):
-        raise RemoteProtocolError(f"CONNECT has no header that begins with {OURS}; leave it out", Code.LOGIN)
+def charges_all(headers: Mapping[str, str]) -> bool:
+    """Whether a transaction is charged for all that it has, or for what it refused.
+
+    Raises: RemoteProtocolError if it is to be charged for something else
+    """
+    text = headers.get("truenext-charge", "all")
+    if text not in ("all", "refused"):
+        raise RemoteProtocolError(f"truenext-charge {text[:100]!r} is not all or refused")
+    return text == "all"
 
 
 def _instead(command: str, name: str) -> str:
@@ -342,12 +360,8 @@ def _durable_name(name: str, text: str) -> str | None:
 
 def _window(name: str, text: str) -> int | None:
     size = read_number(name, text, WINDOW_MAX, " messages, the largest window; say less")
-    if size == 0:
-        if name == "prefetch-count":
-            # RabbitMQ's word for one that is not limited.
-            return None
-        raise RemoteProtocolError(f"{name} of 0 (pulling) is not supported; the least is 1", Code.NOT_SUPPORTED)
-    return size
+    # RabbitMQ's word for one that is not limited is 0.
+    return None if size == 0 and name == "prefetch-count" else size
 
 
 def _consumer_priority(name: str, text: str) -> int:

@@ -5,7 +5,7 @@ from typing import Protocol as Shape
 
 from truenext import envelope
 from truenext.answers import Fault, Receipt
-from truenext.commands import AckMode
+from truenext.commands import AckMode, Login
 from truenext.destination import Destination
 from truenext.message import Message
 from truenext.wire.stomp.direct import Request
@@ -32,6 +32,10 @@ class Delivery(Shape):
     @property
     def attempts(self) -> int: ...
     @property
+    def was_lost(self) -> bool:
+        """Its last attempt was a lost connection."""
+
+    @property
     def is_first_of_group(self) -> bool: ...
     @property
     def address(self) -> str:
@@ -49,12 +53,17 @@ class Replies:
         self._heads: dict[str, tuple[str, str]] = {}
         """Per subscription how its MESSAGE frames begin: up to the sequence, and, where an ACK needs an id that holds
         the sequence too, from there to the sequence of the message id."""
+        self._has_rounds = False
+        """MESSAGEs say their round, and their ids their dispatch."""
+        self._names_begun = False
         self._of_many: set[str] = set()
         """Subscriptions to patterns of queues: their MESSAGEs say from which queue they are."""
 
-    def agree(self, version: Version) -> None:
+    def agree(self, version: Version, login: Login) -> None:
         """Both sides speak `version` from here on."""
         self._version = version
+        self._has_rounds = login.has_rounds
+        self._names_begun = login.names_begun
 
     def add(self, subscription: str, mode: AckMode, *, has_id: bool, is_of_many: bool) -> None:
         """There is a subscription. Without an id (`has_id`) STOMP 1.0 knows it by its destination."""
@@ -68,7 +77,7 @@ class Replies:
             head = (f"{start}ack:", f"{acknowledged_as}{message_id}")
         else:
             head = (f"{start}{message_id}", "")
-        self._heads.setdefault(subscription, head)
+        self._heads[subscription] = head
         if is_of_many:
             self._of_many.add(subscription)
 
@@ -79,14 +88,35 @@ class Replies:
 
     def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
         """The frame that tells a browser that this was all, as ActiveMQ's."""
-        head, _ = self._heads[subscription]
+        return self._encode_end(subscription, destination, "browser:end\n")
+
+    def encode_end_of_wish(
+        self, subscription: str, destination: Destination, unused: int, correlation: str | None
+    ) -> bytes:
+        """The frame that tells a client that pulls how many messages of what it has asked for have not come."""
+        said = f"truenext-unused:{unused}\n"
+        if correlation is not None:
+            said += header_line("correlation-id", correlation, self._version)
+        return self._encode_end(subscription, destination, said)
+
+    def _encode_end(self, subscription: str, destination: Destination, said: str) -> bytes:
+        """A MESSAGE that is none: it has no ack, and no sequence."""
+        head, middle = self._heads[subscription]
+        if middle:
+            head = f"{head.removesuffix('ack:')}message-id:{self._message_id_prefix}"
         address = header_line("destination", destination.address, self._version)
-        return f"{head}0\n{address}browser:end\ncontent-length:0\n\n".encode() + BROKER_FRAME_END
+        return f"{head}0\n{address}{said}content-length:0\n\n".encode() + BROKER_FRAME_END
 
     def encode_deliveries(
-        self, subscription: str, deliveries: Iterable[Delivery], parts: list[bytes], *, is_browse: bool = False
+        self,
+        subscription: str,
+        deliveries: Iterable[Delivery],
+        parts: list[bytes],
+        round_number: int = 0,
+        *,
+        is_browse: bool = False,
     ) -> None:
-        """Add the MESSAGE frames of what was dispatched to a subscription, PARTS_PER_MESSAGE parts each.
+        """Add the MESSAGE frames of what was dispatched to a subscription in a round, PARTS_PER_MESSAGE parts each.
 
         What is only shown to it (`is_browse`) is no delivery, and not counted as one.
         """
@@ -94,14 +124,22 @@ class Replies:
         own = 0 if is_browse else 1
         is_newest = self._version is Version.V1_2
         is_of_many = subscription in self._of_many
+        has_rounds = self._has_rounds
+        plain = f"truenext-round:{round_number}\n" if has_rounds else ""
+        says_lost = self._names_begun and not is_browse
         add = parts.extend
         for delivery in deliveries:
             message = delivery.message
             assert message is not None, "what was just dispatched is in memory"
             sequence = str(delivery.sequence)
-            identity = f"{sequence}{middle}{sequence}" if middle else sequence
             count = delivery.deliveries
-            flags = "" if count == own else "redelivered:true\n"
+            if has_rounds and middle:
+                identity = f"{sequence}.{count}{middle}{sequence}"
+            else:
+                identity = f"{sequence}{middle}{sequence}" if middle else sequence
+            flags = plain if count == own else f"redelivered:true\n{plain}"
+            if says_lost and delivery.was_lost:
+                flags += "truenext-lost:true\n"
             if delivery.is_first_of_group and not is_browse:
                 flags += f"{FIRST_OF_GROUP}:true\n"
             header = message.header
@@ -146,9 +184,12 @@ class Replies:
             # Nobody knows yet whether a backslash would be an escape.
             headers["message"] = fault.summary.replace("\\", "/")
             headers["version"] = ",".join(version.value for version in Version)
-        elif fault.receipt is not None:
-            # Nothing of a frame before the login is repeated to anybody.
-            headers["receipt-id"] = fault.receipt
+        else:
+            if fault.receipt is not None:
+                # Nothing of a frame before the login is repeated to anybody.
+                headers["receipt-id"] = fault.receipt
+            if fault.frame:
+                headers["truenext-frame"] = str(fault.frame)
         return self._protocol.send(Frame("ERROR", headers, (fault.detail or fault.summary).encode()))
 
 

@@ -38,12 +38,13 @@ from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.schedule import FOR_EVER, Schedule, checked
 from truenext.selector import selector
+from truenext.wire.stomp.actions import ACTIONS
 from truenext.wire.stomp.direct import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.headers import durable_name, nack_wishes, wishes
+from truenext.wire.stomp.headers import charges_all, durable_name, nack_wishes, wishes
 from truenext.wire.stomp.hop import HOP_HEADERS, SCHEDULE_HEADERS
 from truenext.wire.stomp.replies import Replies
-from truenext.wire.stomp.values import read_boolean, read_name, read_number
+from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number
 
 _NOT_FORWARDED = HOP_HEADERS | envelope.DEAD_LETTER_HEADERS
 """Of a SEND. What a dead letter says of itself stands in a Message, where the broker alone has put it."""
@@ -140,14 +141,16 @@ class Requests:
             headers["reply-to"] = parse(reply_to, self._session_id).address
         return envelope.write_header(headers)
 
-    def _control(self, frame: Frame, destination: Destination) -> Control:
+    def _control(self, frame: Frame, destination: Destination) -> Command:
+        if "transaction" in frame.headers:
+            raise RemoteProtocolError("what is sent to /control/ cannot be part of a transaction")
+        if destination.name in ACTIONS:
+            return ACTIONS[destination.name](frame)
         reply_to = parse(_required(frame, "reply-to"), self._session_id)
         if reply_to.kind is not Kind.TEMPORARY or reply_to.session != self._session_id:
             raise RemoteProtocolError(
                 "the answer to a question goes to a /temp-queue/ of the connection that asks", Code.QUESTION
             )
-        if "transaction" in frame.headers:
-            raise RemoteProtocolError("a question to the broker cannot be part of a transaction", Code.QUESTION)
         return Control(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
 
     def _subscribe(self, frame: Frame) -> Subscribe | Browse:
@@ -197,12 +200,15 @@ class Requests:
             )
         if has_express and mode is not AckMode.INDIVIDUAL:
             raise RemoteProtocolError("truenext-express is for ack:client-individual: what it brings comes out of turn")
+        if asked.is_pulling and (is_browse or mode is AckMode.AUTO or has_express):
+            raise RemoteProtocolError(
+                "truenext-pull is for ack:client and client-individual, without truenext-express and browser: the "
+                "subscription gets what it asks for, and answers for it",
+                Code.NOT_SUPPORTED,
+            )
         if asked.is_exclusive and is_browse:
             raise RemoteProtocolError("activemq.exclusive with browser:true: a browser takes no messages")
         wanted = selector(asked.selector) if asked.selector else None
-        self._replies.add(subscription, mode, has_id="id" in headers, is_of_many=destination.kind is Kind.QUEUES)
-        if destination.kind is not Kind.TOPIC and destination.kind is not Kind.PATTERN:
-            self._to_queues.add(subscription)
         if is_browse:
             return Browse(subscription, destination, wanted)
         return Subscribe(
@@ -213,16 +219,27 @@ class Requests:
             priority=asked.priority,
             is_exclusive=asked.is_exclusive,
             has_express=has_express,
+            is_pulling=asked.is_pulling,
             selector=wanted,
             durable=durable,
         )
 
     def _unsubscribe(self, frame: Frame) -> Unsubscribe:
         subscription = self._subscription_id(frame)
-        self._replies.remove(subscription)
         by_id = None if subscription in self._to_queues else subscription
-        self._to_queues.discard(subscription)
         return Unsubscribe(subscription, self._durable_key(durable_name(frame.headers, by_id)))
+
+    def was_done(self, frame: Frame, command: Command) -> None:
+        """To be told of each SUBSCRIBE and UNSUBSCRIBE that was not refused, before anything is said to the client."""
+        if isinstance(command, Subscribe | Browse):
+            kind = command.destination.kind
+            mode = command.mode if isinstance(command, Subscribe) else AckMode.AUTO
+            self._replies.add(command.subscription, mode, has_id="id" in frame.headers, is_of_many=kind is Kind.QUEUES)
+            if kind is not Kind.TOPIC and kind is not Kind.PATTERN:
+                self._to_queues.add(command.subscription)
+        elif isinstance(command, Unsubscribe):
+            self._replies.remove(command.subscription)
+            self._to_queues.discard(command.subscription)
 
     def _durable_key(self, name: str | None) -> str:
         """Of the client's durable subscription of this name; "" if None is meant."""
@@ -244,27 +261,21 @@ class Requests:
         return read_name("id", subscription)
 
     def _ack(self, frame: Frame) -> Ack:
-        subscription, sequence = self._acknowledged(frame)
-        return Ack(subscription, sequence, frame.headers.get("transaction"))
+        subscription, sequence, dispatch = self._acknowledged(frame)
+        return Ack(subscription, sequence, frame.headers.get("transaction"), dispatch)
 
     def _nack(self, frame: Frame) -> Nack:
         if self._version is Version.V1_0:
             raise RemoteProtocolError("STOMP 1.0 has no NACK", Code.COMMAND)
-        subscription, sequence = self._acknowledged(frame)
+        subscription, sequence, dispatch = self._acknowledged(frame)
         delay_ms, is_poison = nack_wishes(frame.headers)
-        return Nack(subscription, sequence, frame.headers.get("transaction"), delay_ms, is_poison)
+        return Nack(subscription, sequence, frame.headers.get("transaction"), delay_ms, is_poison, dispatch)
 
-    def _acknowledged(self, frame: Frame) -> tuple[str | None, int]:
-        """Subscription and sequence that an ACK or NACK names."""
+    def _acknowledged(self, frame: Frame) -> tuple[str | None, int, int]:
+        """Subscription, sequence and dispatch that an ACK or NACK names; dispatch 0 is not said."""
         headers = frame.headers
         if self._version is Version.V1_2:
-            ack = _required(frame, "id")
-            digits, at, subscription = ack.partition("@")
-            if not at or not are_digits(digits, _SEQUENCE_DIGITS):
-                raise RemoteProtocolError(
-                    f"{frame.command} with the id {ack[:100]!r}, which is no ack header of a MESSAGE of this broker"
-                )
-            return subscription, int(digits)
+            return read_ack_id(frame.command, _required(frame, "id"))
         message_id = _required(frame, "message-id")
         digits = message_id.removeprefix(self._message_id_prefix)
         if digits == message_id or not are_digits(digits, _SEQUENCE_DIGITS):
@@ -272,18 +283,18 @@ class Requests:
                 f"{frame.command} of message {message_id[:100]!r}, which this broker never sent", Code.NOT_HELD
             )
         if self._version is Version.V1_1:
-            return _required(frame, "subscription"), int(digits)
-        return headers.get("subscription"), int(digits)
+            return _required(frame, "subscription"), int(digits), 0
+        return headers.get("subscription"), int(digits), 0
 
     def _begin(self, frame: Frame) -> Begin:
         return Begin(read_name("transaction", _required(frame, "transaction")))
 
     def _commit(self, frame: Frame) -> Commit:
         producer, number = _numbered(frame.headers)
-        return Commit(_required(frame, "transaction"), producer, number)
+        return Commit(_required(frame, "transaction"), producer, number, charges_all=charges_all(frame.headers))
 
     def _abort(self, frame: Frame) -> Abort:
-        return Abort(_required(frame, "transaction"))
+        return Abort(_required(frame, "transaction"), charges_all(frame.headers))
 
     def _disconnect(self, _: Frame) -> Disconnect:
         return Disconnect()

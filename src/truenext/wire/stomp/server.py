@@ -5,13 +5,15 @@ A login is answered here. After that frames become commands (requests.py), deliv
 """
 
 from collections.abc import Iterator
+from operator import length_hint
 
-from truenext.commands import Ack, Command, Commit, Confirm, Send
+from truenext.commands import Ack, Command, Commit, Confirm, Login, Refused, Send
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
-from truenext.wire.stomp.direct import REQUEST_SHAPES
+from truenext.wire.stomp.direct import REQUEST_SHAPES, Request
 from truenext.wire.stomp.frame import Frame
-from truenext.wire.stomp.headers import check_login, check_ours
+from truenext.wire.stomp.headers import check_ours
+from truenext.wire.stomp.login import read_login
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.requests import REQUESTS, Requests
@@ -27,6 +29,7 @@ class StompServer:
     def __init__(self, *, session_id: str, identity: str, server_name: str) -> None:
         """`identity` makes message ids of this broker unlike those of any other."""
         self._session_id = session_id
+        self._identity = identity
         self._server_name = server_name
         self._protocol = Protocol(Side.SERVER, REQUEST_SHAPES)
         message_id_prefix = f"truenext-{identity}-"
@@ -35,14 +38,19 @@ class StompServer:
         self._requests = Requests(session_id, message_id_prefix, self.replies)
         self.receipt_in_question: str | None = None
         """The receipt asked for by the frame that was read last; a refusal names it."""
-        self.connected: bytes | None = None
-        """The CONNECTED frame, once, as soon as it is due. Taken by the caller."""
         self.sends_every_ms = 0
         """Agreed heart-beat from us to the client; 0 is none."""
         self.expects_every_ms = 0
         """Agreed heart-beat from the client to us; 0 is none."""
         self.has_unchecked_login = False
         """The client has said who it is, and nobody knows whether that is true."""
+        self._keeps_open = False
+        self._frames = 0
+        """Those that were decoded,"""
+        self._left: Iterator[Frame | Request] = iter(())
+        """and of these the ones that were not looked at yet."""
+        self._refused = 0
+        """Place of the frame that was refused last; 0 is none."""
 
     @property
     def client_id(self) -> str:
@@ -71,7 +79,9 @@ class StompServer:
         command: Command
         receipt: str | None
         while read := protocol.receive(data):
-            for frame in read:
+            self._frames += len(read)
+            self._left = left = iter(read)
+            for frame in left:
                 if type(frame) is Send or type(frame) is Ack:
                     self.receipt_in_question = None
                     if not steady:
@@ -83,37 +93,65 @@ class StompServer:
                     self.receipt_in_question = receipt
                     if not steady:
                         self._check(command)
+                    yield command
+                    if self._refused and self._refused == self.place:
+                        continue
                 else:
                     assert isinstance(frame, Frame)
                     receipt = self.receipt_in_question = frame.headers.get("receipt")
-                    if frame.command not in steady:
-                        protocol.check(frame)
-                        steady = protocol.steady
-                        if frame.command not in table:
-                            self._connect(frame)
+                    try:
+                        if frame.command not in steady:
+                            protocol.check(frame)
                             steady = protocol.steady
-                            continue
-                    if frame.command != "SEND":
-                        check_ours(frame.command, frame.headers)
-                    command = table[frame.command](requests, frame)
-                yield command
+                        if frame.command not in table:
+                            command = self._connect(frame)
+                            steady = protocol.steady
+                            receipt = None
+                        else:
+                            if frame.command != "SEND":
+                                check_ours(frame.command, frame.headers)
+                            if receipt is not None:
+                                read_name("receipt", receipt)
+                            command = table[frame.command](requests, frame)
+                    except RemoteProtocolError as error:
+                        if not self._keeps_open:
+                            raise
+                        yield Refused(error, frame.headers.get("transaction"))
+                        continue
+                    yield command
+                    if self._refused and self._refused == self.place:
+                        continue
+                    requests.was_done(frame, command)
                 if receipt is not None:
                     numbered = command if isinstance(command, _NUMBERED) and command.producer is not None else None
-                    yield Confirm(read_name("receipt", receipt), numbered)
+                    yield Confirm(receipt, numbered)
             # What may be wrong behind these is no frame that asked for anything.
             self.receipt_in_question = None
             if not protocol.has_more:
                 return
             data = b""
 
+    @property
+    def place(self) -> int:
+        """Of the frame that was read last among all of the connection: 1 for the first."""
+        return self._frames - length_hint(self._left)
+
+    def refused(self) -> int:
+        """The command that came last was refused, and the connection goes on: nothing more comes of its frame.
+
+        Returns the place of that.
+        """
+        self._refused = self.place
+        return self._refused
+
     def _check(self, command: Send | Ack) -> None:
         """Raises: RemoteProtocolError if its frame may not come now."""
         self._protocol.check(Frame("SEND" if isinstance(command, Send) else "ACK", {}))
 
-    def _connect(self, frame: Frame) -> None:
+    def _connect(self, frame: Frame) -> Login:
         headers = frame.headers
         version = choose_version(headers.get("accept-version"))
-        check_login(headers)
+        login = read_login(headers, version)
         if "receipt" in headers:
             raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt: CONNECTED is the answer", Code.LOGIN)
         can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
@@ -121,16 +159,27 @@ class StompServer:
         self.expects_every_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
         self._protocol.agree(version)
         self._requests.agree(version, headers.get("client-id", ""))
-        self.replies.agree(version)
+        self.replies.agree(version, login)
+        self.has_unchecked_login = bool(headers.get("login", "").strip() or headers.get("passcode", "").strip())
+        return login
+
+    def encode_connected(self, login: Login, secret: str, *, has_taken_over: bool) -> bytes:
+        """The answer to a login that is accepted. `secret` is "" if none was asked for."""
+        self._keeps_open = login.keeps_open
         answer = {
-            "version": version.value,
+            "version": self._protocol.version.value,
             # Not what we could do, but what is agreed: the same to a client that compares it with what it has said, and
             # right for one that takes it as it stands (decision 42).
             "heart-beat": f"{self.sends_every_ms},{self.expects_every_ms}",
             "session": self._session_id,
             "server": self._server_name,
         }
-        if headers.get("login", "").strip() or headers.get("passcode", "").strip():
-            self.has_unchecked_login = True
+        if self.has_unchecked_login:
             answer["truenext-login"] = "unchecked"
-        self.connected = self._protocol.send(Frame("CONNECTED", answer))
+        if login.asks:
+            answer["truenext-store"] = self._identity
+        if secret:
+            answer["truenext-secret"] = secret
+        if login.secret:
+            answer["truenext-taken-over"] = "true" if has_taken_over else "false"
+        return self._protocol.send(Frame("CONNECTED", answer))

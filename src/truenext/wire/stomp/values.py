@@ -1,9 +1,11 @@
 """What the value of one header says: a number, true or false, a name."""
 
+from truenext.digits import are_digits
 from truenext.errors import RemoteProtocolError
 from truenext.limits import NAME_LENGTH_MAX
 
 _DIGITS_MAX = 19
+_DISPATCH_DIGITS = 10
 _NUMBER_MAX = 10**_DIGITS_MAX - 1
 """Where nothing less is said: the store has eight bytes for it."""
 
@@ -32,3 +34,14 @@ def read_name(header: str, text: str) -> str:
     if len(text) > NAME_LENGTH_MAX:
         raise RemoteProtocolError(f"{header} of {len(text)} characters; at most {NAME_LENGTH_MAX}")
     return text
+
+
+def read_ack_id(what: str, text: str) -> tuple[str, int, int]:
+    """Subscription, sequence and dispatch that the `ack` header of a MESSAGE names; dispatch 0 is not said."""
+    digits, at, subscription = text.partition("@")
+    sequence, dot, dispatch = digits.partition(".")
+    if not at or not are_digits(sequence, _DIGITS_MAX) or (dot and not are_digits(dispatch, _DISPATCH_DIGITS)):
+        raise RemoteProtocolError(
+            f"{what} with the id {text[:100]!r}, which is no ack header of a MESSAGE of this broker"
+        )
+    return subscription, int(sequence), int(dispatch or 0)

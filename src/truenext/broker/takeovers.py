@@ -1,0 +1,54 @@
+"""Which connection has which secret, and which may be taken over by whom? Source: docs/contract.md, "Taking over" """
+
+import secrets
+from collections import OrderedDict
+from typing import NamedTuple
+
+from truenext.commands import Login
+from truenext.engine.state.consumer import Session
+from truenext.errors import Code, RemoteProtocolError
+from truenext.limits import SECRETS_MAX
+
+_SECRET_BYTES = 16
+
+
+class _Held(NamedTuple):
+    session: Session
+    number: int
+
+
+class Takeovers:
+    def __init__(self) -> None:
+        self._by_secret: dict[str, _Held] = {}
+        """Those of connections that are there."""
+        self._secrets: dict[Session, str] = {}
+        self._ended: OrderedDict[str, int] = OrderedDict()
+        """Of those that ended last the numbers, so that one that came late is known as such."""
+
+    def claim(self, session: Session, login: Login) -> tuple[str, Session | None]:
+        """The secret of a new connection that has named a number, and whose place it takes: that connection is to be
+        ended now.
+
+        Raises: RemoteProtocolError if it comes late: then nothing was done
+        """
+        secret = login.secret or secrets.token_hex(_SECRET_BYTES)
+        held = self._by_secret.get(secret)
+        latest = self._ended.get(secret, 0) if held is None else held.number
+        if login.number <= latest:
+            raise RemoteProtocolError(
+                f"truenext-connection {login.number} comes late: this client had number {latest} since", Code.LATE
+            )
+        if held is not None:
+            del self._secrets[held.session]
+        self._ended.pop(secret, None)
+        self._by_secret[secret] = _Held(session, login.number)
+        self._secrets[session] = secret
+        return secret, None if held is None else held.session
+
+    def ended(self, session: Session) -> None:
+        """It takes part in nothing any more; may be said more than once."""
+        secret = self._secrets.pop(session, None)
+        if secret is not None:
+            self._ended[secret] = self._by_secret.pop(secret).number
+            if len(self._ended) > SECRETS_MAX:
+                self._ended.popitem(last=False)

@@ -1,0 +1,57 @@
+"""When has a wish ended that does not wait: is no message ready for the subscription, wherever?
+
+It is asked right behind a dispatch, so what is ready was given. What is left: something has to be read or compared
+before anybody can know, or the connection has no room. Then the wish stays, and is looked at again when anything
+happens in its queue, as that brings the page or the comparison on. Source: docs/contract.md, "Pulling"
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.engine.dispatch.selective import HOLDS
+from truenext.engine.state.wildcard import Wildcard
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from truenext.engine.dispatch.plain import Dispatcher
+    from truenext.engine.dispatch.wildcard import WildcardDispatch
+    from truenext.engine.lifecycle.wishes import Wishes
+    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.queue import Queue
+
+
+class NothingReady:
+    __slots__ = ("_clients", "_dispatcher", "_wishes")
+
+    def __init__(self, clients: Clients, dispatcher: Dispatcher, wishes: Wishes) -> None:
+        self._clients = clients
+        self._dispatcher = dispatcher
+        self._wishes = wishes
+
+    def look(self, touched: Container[Queue], together: WildcardDispatch | None) -> None:
+        """End the wishes that have ended, where something has happened; `together` is the dispatch that wildcards took
+        part in."""
+        wishes = self._wishes
+        for consumer in list(wishes.impatient):
+            wish, queue = consumer.wish, consumer.queue
+            assert wish is not None, "it pulls"
+            if not (wish.left and consumer.is_subscribed):
+                del wishes.impatient[consumer]
+            elif isinstance(consumer, Wildcard):
+                if together is not None and together.has_nothing_for(consumer):
+                    wishes.end(consumer)
+            elif queue is not None and queue in touched and self._has_nothing_for(consumer, queue):
+                wishes.end(consumer)
+
+    def _has_nothing_for(self, consumer: Consumer, queue: Queue) -> bool:
+        if queue.is_paused or self._clients.takers_of(queue).exclusive not in (None, consumer):
+            return True
+        choosing = self._dispatcher.choosing(queue)
+        for lane in queue.lanes:
+            head = choosing.head_for(consumer, lane.rank)
+            if head is not None:
+                return head == HOLDS
+        return True

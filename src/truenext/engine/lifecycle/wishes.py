@@ -1,0 +1,78 @@
+"""What subscriptions that pull have asked for: when it begins, is spent, and has ended.
+
+A wish that does not wait ends when nothing is ready; who finds that out is dispatch/nothing_ready.py. Source:
+docs/contract.md, "Pulling"
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.queue import Entry
+    from truenext.engine.writing.event_log import EventLog
+
+
+class EndedWish(NamedTuple):
+    """What a client is told of a wish that has ended though not all has come, or was withdrawn."""
+
+    consumer: Consumer
+    unused: int
+    """Messages that have not come."""
+    correlation: str | None
+
+
+class Wishes:
+    __slots__ = ("_ended", "_events", "impatient")
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self.impatient: dict[Consumer, None] = {}
+        """Those whose wish does not wait."""
+        self._ended: list[EndedWish] = []
+        """Those of which the clients are to be told."""
+
+    def began(self, consumer: Consumer) -> None:
+        """It has asked for more."""
+        wish = consumer.wish
+        assert wish is not None, "it pulls"
+        self._tell(consumer, wish.left)
+        if wish.waits:
+            self.impatient.pop(consumer, None)
+        else:
+            self.impatient[consumer] = None
+
+    def end(self, consumer: Consumer) -> None:
+        """Nothing more comes of what it has asked for, and its client is told so."""
+        wish = consumer.wish
+        assert wish is not None, "it pulls"
+        self._ended.append(EndedWish(consumer, wish.left, wish.correlation))
+        self.forget(consumer)
+
+    def forget(self, consumer: Consumer) -> None:
+        """The same, and its client knows."""
+        wish = consumer.wish
+        if wish is not None:
+            wish.left = 0
+            self.impatient.pop(consumer, None)
+            self._tell(consumer, 0)
+
+    def spend(self, deliveries: Mapping[Consumer, list[Entry]]) -> None:
+        """This was dispatched."""
+        for consumer, entries in deliveries.items():
+            if consumer.wish is not None:
+                consumer.wish.left -= len(entries)
+
+    def take_ended(self) -> list[EndedWish]:
+        """Those of subscriptions that are still there."""
+        if not self._ended:
+            return []
+        ended, self._ended = self._ended, []
+        return [one for one in ended if one.consumer.is_subscribed]
+
+    def _tell(self, consumer: Consumer, count: int) -> None:
+        if consumer.queue is not None:
+            self._events.asked(consumer, consumer.queue, count)

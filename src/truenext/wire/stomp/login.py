@@ -1,0 +1,76 @@
+"""What does a CONNECT ask for in our own words? Source: docs/stomp.md, "CONNECT and CONNECTED" """
+
+from collections.abc import Mapping
+
+from truenext.commands import Login
+from truenext.errors import Code, RemoteProtocolError
+from truenext.limits import PRODUCER_NUMBER_MAX
+from truenext.wire.stomp.frame import Version
+from truenext.wire.stomp.headers import OURS
+from truenext.wire.stomp.values import read_boolean, read_number
+
+_ROUNDS, _BEGUN, _KEEP_OPEN = "truenext-rounds", "truenext-begun", "truenext-keep-open"
+_CONNECTION, _SECRET, _BLAMELESS = "truenext-connection", "truenext-secret", "truenext-blameless"
+OF_CONNECT = (_ROUNDS, _BEGUN, _KEEP_OPEN, _CONNECTION, _SECRET, _BLAMELESS)
+_SECRET_DIGITS = 32
+_HEXADECIMAL = frozenset("0123456789abcdef")
+
+
+def read_login(headers: Mapping[str, str], version: Version) -> Login:
+    """Raises: RemoteProtocolError if one of our names is wrong; nothing of a login is repeated in it"""
+    if not any(name.startswith(OURS) for name in headers):
+        return Login()
+    try:
+        login = _login(headers)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(str(error), Code.LOGIN) from error
+    if login.asks and version is not Version.V1_2:
+        raise RemoteProtocolError(f"a CONNECT with headers that begin with {OURS} needs STOMP 1.2", Code.LOGIN)
+    return login
+
+
+def _login(headers: Mapping[str, str]) -> Login:
+    for name in headers:
+        if name.startswith(OURS) and name not in OF_CONNECT:
+            raise RemoteProtocolError(f"unknown header of CONNECT; those that begin with {OURS} are {_listed()}")
+    number = 0
+    if _CONNECTION in headers:
+        number = _number(headers[_CONNECTION])
+    secret = headers.get(_SECRET, "")
+    if _SECRET in headers:
+        if not number:
+            raise RemoteProtocolError(f"{_SECRET} needs {_CONNECTION}")
+        if len(secret) != _SECRET_DIGITS or not _HEXADECIMAL.issuperset(secret):
+            raise RemoteProtocolError(f"{_SECRET} is not {_SECRET_DIGITS} hexadecimal digits, as CONNECTED says them")
+    is_blameless = _flag(headers, _BLAMELESS)
+    if is_blameless and not secret:
+        raise RemoteProtocolError(f"{_BLAMELESS} needs {_SECRET}")
+    return Login(
+        has_rounds=_flag(headers, _ROUNDS),
+        names_begun=_flag(headers, _BEGUN),
+        keeps_open=_flag(headers, _KEEP_OPEN),
+        number=number,
+        secret=secret,
+        is_blameless=is_blameless,
+    )
+
+
+def _flag(headers: Mapping[str, str], name: str) -> bool:
+    try:
+        return read_boolean(name, headers.get(name, "false"))
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"{name} is not true or false") from error
+
+
+def _number(text: str) -> int:
+    try:
+        number = read_number(_CONNECTION, text, PRODUCER_NUMBER_MAX)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"{_CONNECTION} is not a number from 1 to {PRODUCER_NUMBER_MAX}") from error
+    if not number:
+        raise RemoteProtocolError(f"{_CONNECTION} is a number from 1 on")
+    return number
+
+
+def _listed() -> str:
+    return ", ".join(OF_CONNECT)
