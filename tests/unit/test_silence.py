@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from truenext.commands import Login
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.server.connection import Connection
 
@@ -70,11 +71,14 @@ class Broker:
         self._loop = loop
         self.lost_at: float | None = None
 
-    def connect(self, _: Connection, **__: object) -> SimpleNamespace:
+    def connect(self, connection: Connection, **__: object) -> SimpleNamespace:
+        self._connection = connection
         return SimpleNamespace(id="me")
 
     def execute(self, _: object, commands: Iterator[object]) -> None:
-        list(commands)
+        for command in commands:
+            if isinstance(command, Login):
+                self._connection.greet(command, "", has_taken_over=False)
 
     def lose(self, _: object, **__: object) -> None:
         self.lost_at = self._loop.time()

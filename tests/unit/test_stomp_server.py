@@ -611,10 +611,10 @@ def test_an_id_may_be_used_again_with_another_mode() -> None:
 
 
 def test_a_second_subscribe_of_the_same_id_changes_nothing_for_the_first() -> None:
-    # The broker will refuse it; until then messages of the first may still be on their way.
+    # The broker refuses it; until then messages of the first may still be on their way.
     server = connected()
     ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
-    ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:auto")
+    assert isinstance(next(server.receive(text("SUBSCRIBE", QUEUE, "id:s", "ack:auto"))), Subscribe)
     parts: list[bytes] = []
     server.replies.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:0\n", b""))], parts)
     assert decode(Version.V1_2, b"".join(parts))[0].headers["ack"] == "7@s"

@@ -341,7 +341,10 @@ class Session:
         Raises: RemoteProtocolError if none of this connection's holds the message.
         """
         if subscription is not None:
-            consumer = self.consumer(subscription)
+            consumer = self.consumers.get(subscription)
+            if consumer is None or consumer.mode is AckMode.AUTO:
+                # Only what is wrong with it is asked.
+                consumer = self.consumer(subscription)
             if sequence in consumer.held and (not dispatch or consumer.held[sequence].deliveries == dispatch):
                 return consumer
         else:
