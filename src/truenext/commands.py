@@ -54,6 +54,9 @@ class Send(msgspec.Struct, gc=False):
     number: int = 0
     schedule: Schedule | None = None
     """None is now."""
+    ttl_ms: int = 0
+    """Milliseconds from when it is accepted until it expires; 0 if the message says when, or never does. A schedule has
+    its own."""
     is_gapless: bool = False
     """The numbers of its producer have no gaps."""
     is_repeat: bool = False

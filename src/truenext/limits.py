@@ -245,6 +245,9 @@ PAGE_BYTES_SHORT = 64 * 1024
 SCHEDULE_MS_MAX = 100 * 365 * 24 * 3600 * 1000
 """Longest delay or period in milliseconds of a scheduled send."""
 
+TTL_MS_MAX = SCHEDULE_MS_MAX
+"""Longest time in milliseconds that a SEND may give its message to live."""
+
 CRON_LENGTH_MAX = 100
 """Characters in a cron expression."""
 

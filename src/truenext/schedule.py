@@ -28,6 +28,8 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Five fields, or none."""
     to: str = ""
     """The address, if it is not that of one queue."""
+    ttl_ms: int = 0
+    """From when it becomes a message until that expires; 0 if the message says when, or never does."""
     due_ms: int = 0
     """When it is due next, once it has been accepted."""
     number: int = 0
@@ -62,23 +64,23 @@ def due(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]]:
     up for.
 
     >>> due(Schedule(period_ms=10, repeat=2, due_ms=100), 135)
-    (True, [Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to='', due_ms=140, number=0)])
+    (True, [Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to='', ttl_ms=0, due_ms=140, number=0)])
     """
     rest: list[Schedule] = []
     is_sent = True
-    due_ms, period_ms, repeat, number = schedule.due_ms, schedule.period_ms, schedule.repeat, schedule.number
+    due_ms, period_ms, repeat = schedule.due_ms, schedule.period_ms, schedule.repeat
     if schedule.cron:
         if schedule.delay_ms:
             is_sent = False
             own_ms = due_ms + schedule.delay_ms
-            rest.append(Schedule(period_ms=period_ms, repeat=repeat, to=schedule.to, due_ms=own_ms, number=number))
+            rest.append(replace(schedule, delay_ms=0, cron="", due_ms=own_ms))
         hit_ms = _next_hit(schedule.cron, max(due_ms, now_ms))
         if hit_ms is not None:
             rest.append(replace(schedule, due_ms=hit_ms))
     if is_sent and repeat:
         left = repeat if repeat == FOR_EVER else repeat - 1
         again_ms = due_ms + period_ms * max(1, (now_ms - due_ms) // period_ms + 1)
-        rest.append(Schedule(period_ms=period_ms, repeat=left, to=schedule.to, due_ms=again_ms, number=number))
+        rest.append(replace(schedule, delay_ms=0, repeat=left, cron="", due_ms=again_ms))
     return is_sent, rest
 
 

@@ -85,6 +85,32 @@ def test_a_consumer_keeps_what_it_holds_and_gets_nothing_that_has_expired(own_br
     assert bodies(reader.messages(1)) == ["stays"]
 
 
+def test_a_message_says_when_its_time_to_live_ends_and_is_gone_then(own_broker: BrokerProcess) -> None:
+    sender, reader = own_broker.connect(), own_broker.connect()
+    reader.subscribe("seen")
+    for ttl in ({"truenext-ttl": "3600000"}, {"truenext-ttl": "3600000", "AMQ_SCHEDULED_DELAY": "50"}, {"ttl": "1"}):
+        sender.send("seen", b"", persistent=True, headers=ttl)
+    messages = {
+        frozenset(message.headers.keys() & {"expires", "truenext-ttl", "ttl"}): message.headers
+        for message in reader.messages(3)
+    }
+    assert messages.keys() == {frozenset({"expires"}), frozenset({"ttl"})}
+    headers = messages[frozenset({"expires"})]
+    assert int(headers["expires"]) == int(headers["timestamp"]) + 3_600_000
+
+    sender.begin("t")
+    for number in range(10):
+        sender.send("q", b"%d" % number, persistent=number % 2 == 0, headers={"truenext-ttl": "700"}, transaction="t")
+    sender.send("q", b"stays", persistent=True, transaction="t")
+    # Longer than they are to live.
+    time.sleep(1)
+    sender.commit("t")
+    own_broker.await_facts("q", waiting=11)
+    own_broker.restart(is_clean=False)
+    own_broker.await_facts("q", waiting=1)
+    assert bodies(own_broker.what_is_left("q")) == ["stays"]
+
+
 def test_a_clock_that_is_set_forwards_expires_and_one_that_is_set_back_brings_nothing_back() -> None:
     offset_ms = 0
     tick = Ledger.tick

@@ -44,7 +44,7 @@ from tests.property.oracle import (
 )
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import Kind, parse
+from truenext.destination import Destination, Kind, parse
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.background.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
 from truenext.engine.background.bulk import ScheduledShown as ShownSends
@@ -71,6 +71,7 @@ BIG = 600 * 1024
 """Bytes of a large body: two of them fill a connection's room (limits.UNSENT_BYTES_MAX)."""
 HOUR_MS = 3600 * 1000
 DAY_MS = 24 * HOUR_MS
+YEAR_MS = 365 * DAY_MS
 REMEMBERED_MS = 7 * DAY_MS
 PEERS_MAX = 4
 READERS_MAX = 6
@@ -745,7 +746,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for _ in range(count):
             parcel = self._parcel(priority, persistent, expires_in, is_big)
             note(f"engine.send({peer.name}, Send({queue}, {parcel}))")
-            self.engine.send(session, Send(parse(_address(queue), session.id), _message(parcel)))
+            self.engine.send(session, _send(parse(_address(queue), session.id), parcel))
             self.oracle.send(peer, queue, parcel)
         if wants_receipt:
             self.ask_receipt(who)
@@ -772,7 +773,7 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(who)
         parcel = self._parcel(priority, persistent, None, False)
         note(f'engine.send({peer.name}, Send({queue}, {parcel}, None, "{producer}", {number}))')
-        send = Send(parse(_address(queue), session.id), _message(parcel), None, producer, number)
+        send = _send(parse(_address(queue), session.id), parcel, None, producer, number)
         if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
             self._is_refused(who, lambda: self.engine.send(session, send))
             return False
@@ -928,7 +929,7 @@ class BrokerMachine(RuleBasedStateMachine):
         kept = [_size(_message(each)) for one in self.oracle.peers for each in one.parcels_in_transactions()]
         is_too_much = bool(kept) and sum(kept) + _size(message) > self.memory_limit // 4
         try:
-            self.engine.send(session, Send(parse(_address(queue), session.id), message, transaction))
+            self.engine.send(session, _send(parse(_address(queue), session.id), parcel, transaction))
         except NoRoomError as error:
             if not is_too_much:
                 raise Disagreement(f"there is room for {_size(message)} bytes beside {kept}") from error
@@ -1142,10 +1143,12 @@ class BrokerMachine(RuleBasedStateMachine):
     def schedule(self, who: int, queue: str, priority: int, persistent: bool, delays: list[int]) -> None:
         peer, session = self._peer(who)
         for delay in delays:
-            parcel = self._parcel(priority, persistent, None, False)
+            # Some have a time to live, too long to end here: from which time it is counted can be seen all the same.
+            parcel = self._parcel(priority, persistent, YEAR_MS if self.serial % 3 == 0 else None, False)
             destination = parse(_address(queue), session.id)
             note(f"engine.send({peer.name}, Send({destination.address}, {parcel}), in {delay} ms)")
-            self.engine.send(session, Send(destination, _message(parcel), schedule=Schedule(delay_ms=delay)))
+            schedule = Schedule(delay_ms=delay, ttl_ms=parcel.ttl_ms)
+            self.engine.send(session, Send(destination, _message(parcel), schedule=schedule))
             planned = destination.address if destination.is_spread else queue
             self.oracle.schedule(peer, planned, parcel, delay)
 
@@ -1634,13 +1637,15 @@ class BrokerMachine(RuleBasedStateMachine):
         if self.oracle.retries.holds:
             # When it is removed, and holds back nobody from then on, cannot be seen: see tests/unit/test_delays.py.
             expires_in = None
-        expires_ms = 0 if expires_in is None else self.oracle.now_ms + expires_in
+        # Said as the time itself, or as the time to live, which is not 0.
+        ttl_ms = expires_in if expires_in and self.serial % 2 else 0
+        expires_ms = 0 if expires_in is None or ttl_ms else self.oracle.now_ms + expires_in
         priority = 4 if self.is_narrow else priority
         label = self._fresh("m")
         colour = ("", "red", "blue", "red", "")[self.serial % 5]
         size = BIG if is_big else 0
         group = self.GROUPS[self.serial % len(self.GROUPS)]
-        return Parcel(label, priority, persistent, expires_ms, size, colour, group, self.serial % 4 == 0)
+        return Parcel(label, priority, persistent, expires_ms, size, colour, group, self.serial % 4 == 0, ttl_ms)
 
     def _fresh(self, kind: str) -> str:
         self.serial += 1
@@ -2296,9 +2301,21 @@ def _address(queue: str) -> str:
     return ",".join(part if part.startswith("/") else f"/queue/{part}" for part in queue.split(","))
 
 
+def _send(
+    destination: Destination,
+    parcel: Parcel,
+    transaction: str | None = None,
+    producer: str | None = None,
+    number: int = 0,
+) -> Send:
+    return Send(destination, _message(parcel), transaction, producer, number, ttl_ms=parcel.ttl_ms)
+
+
 def _message(parcel: Parcel) -> Message:
     body = parcel.label.encode() + b"." * parcel.size
-    header = f"content-length:{len(body)}\n"
+    # Of a time to live the header says when it ends, once it has begun.
+    header = f"expires:{parcel.expires_ms}\n" if parcel.ttl_ms and parcel.expires_ms else ""
+    header += f"content-length:{len(body)}\n"
     header += f"colour:{parcel.colour}\n" if parcel.colour else ""
     header += f"JMSXGroupID:{parcel.group}\n" if parcel.group else ""
     header += "JMSXGroupSeq:-1\n" if parcel.group and parcel.closes_group else ""

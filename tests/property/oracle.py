@@ -108,6 +108,8 @@ class Parcel:
     group: str = ""
     """Groups: empty is none."""
     closes_group: bool = False
+    ttl_ms: int = 0
+    """Expiry: its `expires` is so much later than its acceptance; 0 if it says it itself."""
 
     @property
     def unsent(self) -> int:
@@ -452,6 +454,7 @@ class Oracle:
             peer.transactions[transaction].sends.append((queue, parcel))
             return
         self._event += 1
+        parcel = self._living(parcel)
         self._accept(peer, self.copied_to(queue, parcel, peer), parcel, block=self._event)
 
     def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> bool:
@@ -515,7 +518,7 @@ class Oracle:
         # Ready: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
         made = len(self.made_in)
         spread = [self.copied_to(queue, parcel, peer) for queue, parcel in work.sends]
-        parcels = [parcel for _, parcel in work.sends]
+        parcels = [self._living(parcel) for _, parcel in work.sends]
         is_lasting = any(_is_stored(parcel, queues) for parcel, queues in zip(parcels, spread, strict=True))
         is_lasting |= any(letter.persistent and not _is_temporary(letter.queue) for letter in work.acknowledged)
         visible_from = self.gathering if is_lasting else AT_ONCE
@@ -898,8 +901,14 @@ class Oracle:
         self._event += 1
         first.removed_in = self.gathering
         # Topics: it is sent now, to whoever subscribes now.
-        queues = self.copied_to(queue, first.parcel)
-        self._accept(None, queues, first.parcel, visible_from=self.gathering, block=self._event)
+        parcel = self._living(first.parcel)
+        queues = self.copied_to(queue, parcel)
+        self._accept(None, queues, parcel, visible_from=self.gathering, block=self._event)
+
+    def _living(self, parcel: Parcel) -> Parcel:
+        """Expiry: its time to live begins when it is accepted, inside a transaction with the COMMIT, and each time that
+        a scheduled send becomes a message."""
+        return replace(parcel, expires_ms=self.now_ms + parcel.ttl_ms) if parcel.ttl_ms else parcel
 
     def planned_of(self, queue: str, labels: list[str], priorities: set[int]) -> list[Planned]:
         """Of these, in this order, those that still wait for a queue and have one of these priorities."""

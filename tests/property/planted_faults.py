@@ -84,7 +84,7 @@ from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.numbers import Numbers
 from truenext.engine.writing.producers import Producer, Producers
 from truenext.limits import SEQUENCE_BLOCK
-from truenext.message import Message
+from truenext.message import Message, living
 from truenext.pattern import matches
 from truenext.policy import Policies, WhileWaiting
 from truenext.record import DUE_TIMERS, message_key, sequence_of, split_due_timer
@@ -1517,6 +1517,41 @@ def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
 def what_is_not_durable_yet_is_overtaken_by_what_is_due_later(patch: Patch) -> None:
     """As it is passed over, it is never sent."""
     rooms.UNWRITTEN_SCHEDULED.replace(patch, property(lambda scheduler: {}, lambda scheduler, value: None))
+
+
+@shows_in(ExpiringMachine)
+def the_time_to_live_of_what_a_transaction_sends_begins_before_its_commit(patch: Patch) -> None:
+    send_in = rooms.SEND.original
+
+    def faulty(sending: Sending, session: Session, send: Send) -> None:
+        if send.transaction is not None and send.ttl_ms:
+            send.message = living(send.message, send.ttl_ms, rooms.ledger_of(sending).now_ms)
+            send.ttl_ms = 0
+        send_in(sending, session, send)
+
+    rooms.SEND.replace(patch, faulty)
+
+
+@shows_in(ScheduledMachine)
+def the_time_to_live_of_a_scheduled_send_begins_when_it_is_scheduled(patch: Patch) -> None:
+    accept = rooms.ACCEPT_SCHEDULED.original
+
+    def faulty(scheduler: Scheduler, name: str, message: Message, wanted: Schedule) -> None:
+        if wanted.ttl_ms:
+            message = living(message, wanted.ttl_ms, rooms.ledger_of(scheduler).now_ms)
+        accept(scheduler, name, message, structs.replace(wanted, ttl_ms=0))
+
+    rooms.ACCEPT_SCHEDULED.replace(patch, faulty)
+
+
+@shows_in(ExpiringMachine)
+def a_time_to_live_is_counted_in_seconds(patch: Patch) -> None:
+    with_expiry = rooms.LIVING.original
+
+    def faulty(sending: Sending, send: Send) -> Send:
+        return with_expiry(sending, structs.replace(send, ttl_ms=1000 * send.ttl_ms))
+
+    rooms.LIVING.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)

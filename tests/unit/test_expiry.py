@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from truenext.commands import AckMode, Send, Subscribe, Unsubscribe
+from truenext.commands import AckMode, Begin, Commit, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.background.expiry import STEP_MAX, BlockLook
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersRead
 from truenext.engine.state.pages import Found, PageRead
 from truenext.envelope import read_header
+from truenext.errors import NoRoomError
 from truenext.limits import STORE_TRANSACTION_BYTES_MAX
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy
@@ -69,6 +70,55 @@ def test_a_temporary_queue_sets_no_timer() -> None:
     engine = started()
     send(engine, 1, NOW_MS + 1, "/temp-queue/a")
     assert engine.next_due_ms is None
+
+
+def test_each_copy_of_a_send_has_the_same_time_to_live_and_says_when_it_ends() -> None:
+    engine = started()
+    session = engine.connect("s")
+    message = Message(4, True, 0, b"content-length:0\n", b"")
+    engine.send(session, Send(parse("/queue/a,/queue/b", "s"), message, ttl_ms=500))
+    entries = [entry for queue in engine.queues() for entry in queue.lane(5).arrived]
+    assert [entry.lane.queue.name for entry in entries] == ["a", "b"]
+    for entry in entries:
+        assert entry.message is not None
+        assert entry.message.expires_ms == NOW_MS + 500 == entry.message.arrived_ms + 500
+        assert read_header(entry.message.header) == {"expires": str(NOW_MS + 500), "content-length": "0"}
+
+
+def test_a_time_to_live_inside_a_transaction_begins_with_the_last_attempt_to_commit() -> None:
+    engine = started()
+    session = engine.connect("s")
+    engine.begin(session, Begin("t"))
+    for ttl_ms in (500, 0):
+        message = Message(4, True, 0, b"content-length:0\n", b"")
+        engine.send(session, Send(parse("/queue/a", "s"), message, "t", ttl_ms=ttl_ms))
+    engine.ledger.now_ms = NOW_MS + 100
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "truenext.engine.queues.queues.Queues.queues_for", lambda *_: (_ for _ in ()).throw(NoRoomError(""))
+        )
+        with pytest.raises(NoRoomError):
+            engine.commit(session, Commit("t"))
+    engine.ledger.now_ms = NOW_MS + 1000
+    engine.commit(session, Commit("t"))
+    (queue,) = engine.queues()
+    messages = [entry.message for entry in queue.lane(5).arrived if entry.message is not None]
+    assert [message.expires_ms for message in messages] == [NOW_MS + 1500, 0]
+    assert messages[0].header == b"expires:%d\ncontent-length:0\n" % (NOW_MS + 1500)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_has_outlived_its_time_to_live_goes_by_itself(persistent: bool) -> None:
+    engine = started()
+    session = engine.connect("s")
+    message = Message(4, persistent, 0, b"content-length:0\n", b"")
+    engine.send(session, Send(parse("/queue/a", "s"), message, ttl_ms=500))
+    engine.turn()
+    commit(engine)
+    assert waiting(engine) == {"a": 1}
+    engine.ledger.now_ms = NOW_MS + 1000
+    engine.turn()
+    assert waiting(engine) == {"a": 0}
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -26,7 +26,7 @@ DEPENDS = {"CONNECTIONS_MAX", "DESTINATION_LENGTH_MAX"}
 
 PUT_TOGETHER = {
     *("ANSWER_BYTES_MAX", "BODY_BYTES_MAX", "DELAY_MS_MAX", "PRODUCER_NUMBER_MAX"),
-    *("QUESTION_SEQUENCES_MAX", "WINDOW_MAX"),
+    *("QUESTION_SEQUENCES_MAX", "TTL_MS_MAX", "WINDOW_MAX"),
 }
 """What is said stands nowhere as a whole; the last tests here ask for it."""
 
@@ -161,6 +161,10 @@ def asked_for_too_long_a_delay() -> None:
     ask(connected(Version.V1_2), "NACK", "id:1@s", f"truenext-delay:{limits.DELAY_MS_MAX + 1}")
 
 
+def asked_for_too_long_a_life() -> None:
+    ask(connected(Version.V1_2), "SEND", "destination:/queue/q", f"truenext-ttl:{limits.TTL_MS_MAX + 1}")
+
+
 def used_too_large_a_number() -> None:
     number = limits.PRODUCER_NUMBER_MAX + 1
     ask(connected(Version.V1_2), "SEND", "destination:/queue/q", "truenext-producer:p", f"truenext-number:{number}")
@@ -190,6 +194,7 @@ def took_too_large_an_answer() -> None:
         ("ANSWER_BYTES_MAX", took_too_large_an_answer),
         ("QUESTION_SEQUENCES_MAX", named_too_many_messages),
         ("DELAY_MS_MAX", asked_for_too_long_a_delay),
+        ("TTL_MS_MAX", asked_for_too_long_a_life),
         ("PRODUCER_NUMBER_MAX", used_too_large_a_number),
         ("WINDOW_MAX", asked_for_too_large_a_window),
     ],

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -188,6 +189,38 @@ def test_what_repeats_for_ever_goes_on_after_a_restart() -> None:
     run.begin()
     run.at(NOON_MS + 30)
     assert run.waiting() == {"q": (before + 1, 1)}
+
+
+def test_each_repetition_has_its_own_time_to_live_after_a_restart_as_well() -> None:
+    run = Run()
+    run.send("tick", Schedule(delay_ms=5, period_ms=10, repeat=2, ttl_ms=7000))
+    run.settle()
+    run.begin()
+    for at in (5, 16, 30):
+        run.at(NOON_MS + at)
+    (queue,) = (each for each in run.engine.queues() if each.name == "q")
+    messages = [entry.message for entry in queue.lane(5).arrived if entry.message is not None]
+    expires = [NOON_MS + at + 7000 for at in (5, 16, 30)]
+    assert [message.expires_ms for message in messages] == expires
+    assert [message.header for message in messages] == [b"expires:%d\ncontent-length:4\n" % at for at in expires]
+
+
+def test_each_hit_of_a_cron_expression_has_its_own_time_to_live_before_and_behind_its_delay() -> None:
+    schedule = begun(Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *", ttl_ms=7), NOON_MS)
+    assert schedule is not None
+    is_sent, (own, hit) = due(schedule, NOON_MS + HOUR_MS)
+    assert (is_sent, own.ttl_ms, hit.ttl_ms) == (False, 7, 7)
+    is_sent, (again,) = due(own, own.due_ms)
+    assert (is_sent, again) == (True, Schedule(period_ms=1000, ttl_ms=7, due_ms=own.due_ms + 1000))
+
+
+def test_a_schedule_that_was_stored_before_there_were_times_to_live_has_none() -> None:
+    written = b'{"delay_ms":5,"period_ms":10,"repeat":2,"due_ms":100}'
+    schedule = msgspec.json.decode(written, type=Schedule)
+    assert schedule == Schedule(delay_ms=5, period_ms=10, repeat=2, due_ms=100)
+    assert schedule.ttl_ms == 0
+    # Nor does one without say so.
+    assert msgspec.json.encode(schedule) == written
 
 
 def test_each_hit_of_a_cron_expression_begins_its_delay_and_its_repetitions() -> None:

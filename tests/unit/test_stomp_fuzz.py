@@ -129,7 +129,8 @@ def test_what_a_decoder_takes_is_a_frame(version: Version | None, then: Version,
 
 
 HOP_HEADERS = {
-    *("receipt", "transaction", "truenext-producer", "truenext-number", "message-id", "subscription", "ack"),
+    *("receipt", "transaction", "truenext-producer", "truenext-number", "truenext-ttl"),
+    *("message-id", "subscription", "ack"),
     *("redelivered", "timestamp", "truenext-sequence", "truenext-deliveries", "truenext-attempts"),
 }
 

@@ -30,8 +30,9 @@ from truenext.commands import (
 from truenext.destination import parse
 from truenext.envelope import closes_group, escape, group_of, read_header, write_header
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX, WINDOW_MAX
+from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX, TTL_MS_MAX, WINDOW_MAX
 from truenext.message import Message
+from truenext.schedule import Schedule
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import parse_heart_beat
@@ -432,7 +433,7 @@ def test_a_reply_to_that_can_be_no_queue_is_refused() -> None:
 
 
 HOP_HEADERS = [
-    *("receipt", "transaction", "truenext-producer", "truenext-number"),
+    *("receipt", "transaction", "truenext-producer", "truenext-number", "truenext-ttl"),
     *("message-id", "subscription", "ack", "redelivered", "timestamp"),
     *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "JMSXGroupFirstForConsumer", "browser"),
     *sorted(envelope.DEAD_LETTER_HEADERS),
@@ -445,7 +446,7 @@ HOP_HEADERS = [
 def test_what_concerns_the_send_or_the_broker_alone_does_not_reach_the_consumer(
     version: Version, name: str, others: list[str]
 ) -> None:
-    line = f"{name}:{66 if name == 'truenext-number' else 'spoofed'}"
+    line = f"{name}:{66 if name in ('truenext-number', 'truenext-ttl') else 'spoofed'}"
     lines = [QUEUE, line, *others]
     if name == "truenext-producer":
         lines.append("truenext-number:66")
@@ -950,6 +951,45 @@ def test_the_receipt_of_a_repeat_says_so(version: Version) -> None:
     assert frame.headers == {"receipt-id": "r"}
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_time_to_live_is_the_broker_s_affair_and_not_the_consumer_s(version: Version) -> None:
+    send = asked(Send, version, "SEND", QUEUE, "truenext-ttl:0500", "ttl:7", "note:x", body=b"x")
+    assert (send.ttl_ms, send.message.expires_ms) == (500, 0)
+    kept = read_header(send.message.header)
+    assert kept == {"priority": "4", "destination": "/queue/a", "ttl": "7", "note": "x", "content-length": "1"}
+    send = asked(Send, version, "SEND", QUEUE, f"truenext-ttl:{TTL_MS_MAX}")
+    assert send.ttl_ms == TTL_MS_MAX
+    assert asked(Send, version, "SEND", QUEUE, "ttl:500").ttl_ms == 0
+
+
+def test_the_time_to_live_of_a_scheduled_send_is_its_schedule_s() -> None:
+    send = asked(Send, Version.V1_2, "SEND", QUEUE, "truenext-ttl:500", "AMQ_SCHEDULED_DELAY:7")
+    assert (send.ttl_ms, send.schedule) == (0, Schedule(delay_ms=7, ttl_ms=500))
+
+
+def test_the_hundredth_send_with_a_time_to_live_is_read_as_the_first() -> None:
+    server = connected()
+    frame = text("SEND", QUEUE, "truenext-ttl:500", "content-length:1", body=b"x")
+    sends = [command for _ in range(100) for command in server.receive(frame * 2)]
+    assert len(sends) == 200
+    assert all(isinstance(send, Send) and send == sends[0] and send.ttl_ms == 500 for send in sends)
+
+
+@pytest.mark.parametrize("expires", ["expires:5", "expires:0"])
+def test_a_time_to_live_beside_a_time_to_expire_is_refused(expires: str) -> None:
+    assert "say one of them" in refused(Version.V1_2, "SEND", QUEUE, "truenext-ttl:5", expires)
+
+
+@pytest.mark.parametrize("ttl", ["0", "", "-1", "1.5", "soon", str(TTL_MS_MAX + 1)])
+def test_what_is_no_time_to_live_is_refused_by_name(ttl: str) -> None:
+    assert "truenext-ttl" in refused(Version.V1_2, "SEND", QUEUE, f"truenext-ttl:{ttl}")
+
+
+def test_other_frames_have_no_time_to_live() -> None:
+    why = refused(Version.V1_2, "SUBSCRIBE", QUEUE, "id:1", "truenext-ttl:5")
+    assert why == "unknown header 'truenext-ttl' of SUBSCRIBE: it is for SEND; leave it out"
+
+
 def test_a_receipt_is_about_the_numbered_frame_that_asks_for_it_and_no_other() -> None:
     server = connected()
     numbered = ["truenext-producer:p", "truenext-number:7", "receipt:r"]
@@ -1122,9 +1162,9 @@ def test_whatever_a_subscription_is_called_its_messages_are_whole(
 
 BROKER_HEADERS = {*HOP_HEADERS, "destination", "content-length", "priority"}
 SCHEDULE_HEADERS = [f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON")]
-MEANT_FOR_THE_BROKER = {"", "reply-to", "priority", "persistent", "expires", *HOP_HEADERS[:4], *SCHEDULE_HEADERS}
+MEANT_FOR_THE_BROKER = {"", "reply-to", "priority", "persistent", "expires", *HOP_HEADERS[:5], *SCHEDULE_HEADERS}
 USER_NAMES = PRODUCER_TEXTS.filter(lambda name: name not in MEANT_FOR_THE_BROKER)
-USER_HEADERS = st.dictionaries(USER_NAMES | st.sampled_from(HOP_HEADERS[4:]), PRODUCER_TEXTS, max_size=5)
+USER_HEADERS = st.dictionaries(USER_NAMES | st.sampled_from(HOP_HEADERS[5:]), PRODUCER_TEXTS, max_size=5)
 BODIES = st.sampled_from([b"", b"x", b"\0", b"\n\n", b"\0MESSAGE\n\n\0"])
 
 

@@ -36,7 +36,7 @@ from truenext.engine.writing.entries import put, remove
 from truenext.engine.writing.work import Work
 from truenext.envelope import read_header
 from truenext.limits import DUE_PIECE, PAGE_BYTES, SHOWN_BYTES
-from truenext.message import Message
+from truenext.message import Message, living
 from truenext.record import DUE_TIMERS, due_timer, message_key, split_due_timer, split_lane_key
 from truenext.room import Room
 from truenext.schedule import Schedule
@@ -265,7 +265,8 @@ class Scheduler(Work):
         self._remove(lane, found.sequence, message)
         is_sent, rest = schedule.due(wanted, self._ledger.now_ms)
         if is_sent:
-            self._arrivals.come_due(name, wanted.to, message)
+            sent = living(message, wanted.ttl_ms, self._ledger.now_ms) if wanted.ttl_ms else message
+            self._arrivals.come_due(name, wanted.to, sent)
         for again in rest:
             self._add(name, message, replace(again, number=wanted.number or found.sequence))
 

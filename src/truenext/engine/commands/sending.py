@@ -16,6 +16,7 @@ from truenext.commands import Begin, Command, Send
 from truenext.destination import Kind
 from truenext.engine.state.transaction import check_limits
 from truenext.errors import NoRoomError, RemoteProtocolError
+from truenext.message import living
 from truenext.policy import WhenFull
 from truenext.room import FULL, Room
 
@@ -67,6 +68,8 @@ class Sending:
         session.has_sent = True
         if self._ledger.room is not _PLENTY:
             self._admit(session, send)
+        if send.ttl_ms:
+            send = self.living(send)
         message = send.message
         destination = send.destination
         if send.schedule is not None:
@@ -110,6 +113,10 @@ class Sending:
         transaction.sends.append(send)
         transaction.size += size
         memory.open += size
+
+    def living(self, send: Send) -> Send:
+        """It is accepted now, and its time to live begins."""
+        return replace(send, message=living(send.message, send.ttl_ms, self._ledger.now_ms))
 
     def schedule(self, destination: Destination, message: Message, schedule: Schedule) -> None:
         """It is sent later, and waits until then."""

@@ -62,17 +62,18 @@ class Transactions:
             )
         # Everything that can be refused is asked for first: from here on all of it happens.
         queues = self._queues
-        spread = [queues.queues_for(send, queues.needed_if_connected) for send in transaction.sends]
+        sends = [self._sending.living(send) if send.ttl_ms else send for send in transaction.sends]
+        spread = [queues.queues_for(send, queues.needed_if_connected) for send in sends]
         del session.transactions[commit.transaction]
         session.ended_transactions += 1
         self._memory.open -= transaction.size
         is_stored = transaction.acknowledges_stored() or any(
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))
-            for each, send in zip(spread, transaction.sends, strict=True)
+            for each, send in zip(spread, sends, strict=True)
         )
         batch = self._ledger.batch.number if is_stored else 0
         scheduled: list[tuple[Send, Schedule]] = []
-        for each, send in zip(spread, transaction.sends, strict=True):
+        for each, send in zip(spread, sends, strict=True):
             if send.schedule is not None:
                 scheduled.append((send, send.schedule))
                 continue
@@ -95,7 +96,7 @@ class Transactions:
         if is_stored or refused:
             session.batch = self._ledger.latest_batch
         else:
-            for send in transaction.sends:
+            for send in sends:
                 queues.await_introduction(session, send.destination)
 
     def abort(self, session: Session, abort: Abort) -> None:

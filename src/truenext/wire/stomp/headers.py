@@ -59,7 +59,7 @@ OF_MESSAGE = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-a
 
 _NUMBERED = ("truenext-number", "truenext-producer")
 UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
-    "SEND": _NUMBERED,
+    "SEND": (*_NUMBERED, "truenext-ttl"),
     "SUBSCRIBE": ("truenext-express", "truenext-pull"),
     "NACK": ("truenext-delay", "truenext-poison"),
     "COMMIT": (*_NUMBERED, "truenext-charge"),

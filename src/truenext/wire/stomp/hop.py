@@ -12,6 +12,7 @@ HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
         "browser",
         "truenext-producer",
         "truenext-number",
+        "truenext-ttl",
         "message-id",
         "subscription",
         "ack",

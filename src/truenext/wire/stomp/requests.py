@@ -33,7 +33,7 @@ from truenext.destination import (
 )
 from truenext.digits import are_digits
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import PRODUCER_NUMBER_MAX
+from truenext.limits import PRODUCER_NUMBER_MAX, TTL_MS_MAX
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.schedule import FOR_EVER, Schedule, checked
@@ -98,9 +98,12 @@ class Requests:
         number = 0
         schedule = None
         group = ""
+        ttl_ms = 0
         if not _UNUSUAL_SEND.isdisjoint(headers):
+            ttl_ms = _ttl(headers)
             if not SCHEDULE_HEADERS.isdisjoint(headers):
-                schedule = _schedule(headers, destination)
+                schedule = _schedule(headers, destination, ttl_ms)
+                ttl_ms = 0
             producer, number = _numbered(headers)
             text = headers.get("JMSXGroupID")
             group = "" if text is None else read_name("JMSXGroupID", text)
@@ -118,7 +121,7 @@ class Requests:
         message = Message(priority, persistent, expires_ms, header, frame.body)
         if group:
             message.group = group
-        return Send(destination, message, headers.get("transaction"), producer, number, schedule)
+        return Send(destination, message, headers.get("transaction"), producer, number, schedule, ttl_ms)
 
     def _forwarded(self, frame: Frame, priority: int) -> bytes:
         """The header lines that go on to the consumer; they say the priority as it is counted."""
@@ -335,7 +338,20 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
     return read_name("truenext-producer", producer), read_number("truenext-number", text, PRODUCER_NUMBER_MAX)
 
 
-def _schedule(headers: dict[str, str], destination: Destination) -> Schedule:
+def _ttl(headers: dict[str, str]) -> int:
+    """Milliseconds from when a SEND is accepted until it expires; 0 if that is not said."""
+    text = headers.get("truenext-ttl")
+    if text is None:
+        return 0
+    if "expires" in headers:
+        raise RemoteProtocolError("truenext-ttl and expires both say when the message expires; say one of them")
+    ttl_ms = read_number("truenext-ttl", text, TTL_MS_MAX, " milliseconds (100 years)")
+    if ttl_ms == 0:
+        raise RemoteProtocolError("truenext-ttl of 0; the least is 1, and without it the message does not expire")
+    return ttl_ms
+
+
+def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) -> Schedule:
     """When a SEND is to be sent, and how often, in ActiveMQ's words."""
     for part in destination.parts or (destination,):
         if part.session:
@@ -350,6 +366,7 @@ def _schedule(headers: dict[str, str], destination: Destination) -> Schedule:
             period_ms=period_ms,
             repeat=FOR_EVER if repeat == str(FOR_EVER) else read_number("AMQ_SCHEDULED_REPEAT", repeat),
             cron=headers.get("AMQ_SCHEDULED_CRON", ""),
+            ttl_ms=ttl_ms,
         )
     )
 
