@@ -53,11 +53,9 @@ class GivingBack:
         consumers = self.check(session, request)
         if request.transaction is not None:
             self._transactions.abort_open(session, request.transaction, charges_all=request.charges_all)
-        kept: dict[str, dict[int, int]] = {}
-        for subscription, sequence, dispatch in request.kept:
-            kept.setdefault(subscription, {})[sequence] = dispatch
+        kept = set(request.kept)
         for consumer in consumers:
-            self._release(consumer, kept.get(consumer.subscription, {}))
+            self._release(consumer, kept)
             self._ledger.touch(consumer)
             if request.rests:
                 self._rest(consumer)
@@ -71,11 +69,12 @@ class GivingBack:
         self.wake_consumer(consumer)
         self._ledger.touch(consumer)
 
-    def _release(self, consumer: Consumer, kept: dict[int, int]) -> None:
-        """Give back all that it holds, but for these dispatches of these sequences."""
-        held = consumer.held
-        given_back = [entry for sequence, entry in held.items() if kept.get(sequence, -1) not in (0, entry.deliveries)]
-        for entry in given_back:
+    def _release(self, consumer: Consumer, kept: set[tuple[str, int, int]]) -> None:
+        """Give back all that it holds, but for these (commands.GiveBack)."""
+        held, name = consumer.held, consumer.subscription
+        for entry in list(held.values()):
+            if kept and (name, entry.sequence, entry.deliveries) in kept:
+                continue
             del held[entry.sequence]
             self._outcomes.give_back(entry, Reason.RELEASED)
         consumer.gave_back(self._ledger.now_ms)
@@ -87,7 +86,7 @@ class GivingBack:
             self._tell_window(consumer, 0)
         for queue in consumer.all_queues():
             if queue.has_groups:
-                self._selections.groups_of(queue).rests(consumer)
+                self._selections.groups_of(queue).rests(consumer, queue)
                 self._ledger.touched[queue] = None
 
     def wake_consumer(self, consumer: Consumer) -> None:
@@ -97,7 +96,7 @@ class GivingBack:
             self._tell_window(consumer, consumer.window)
             for queue in consumer.all_queues():
                 if queue.has_groups:
-                    self._selections.groups_of(queue).woke(consumer)
+                    self._selections.groups_of(queue).woke(consumer, queue)
 
     def _tell_window(self, consumer: Consumer, window: int) -> None:
         if consumer.queue is not None and consumer.wish is None:

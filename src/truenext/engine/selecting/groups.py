@@ -106,11 +106,15 @@ class Groups:
             self._count(-group_size(group))
             self._freed(group)
 
-    def rests(self, consumer: Consumer) -> None:
-        """It gets nothing until `woke`: what it and its transactions have nothing of is free."""
+    def rests(self, consumer: Consumer, queue: Queue) -> None:
+        """It gets nothing until `woke`: what it and its transactions have nothing of is free. The queue is that of these
+        groups."""
         self.resting[consumer] = _NEVER_LOOKED
+        self.free_what_rests(queue)
 
-    def woke(self, consumer: Consumer) -> None:
+    def woke(self, consumer: Consumer, queue: Queue) -> None:
+        # What became free while it rested is free, though nobody has looked since.
+        self.free_what_rests(queue)
         self.resting.pop(consumer, None)
 
     def free_what_rests(self, queue: Queue) -> None:

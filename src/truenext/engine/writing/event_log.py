@@ -221,7 +221,7 @@ class EventLog:
                 queue.number,
                 code=MODES.index(mode),
                 other=consumer.number,
-                columns=_column("I", [consumer.window if is_counted else NO_WINDOW]),
+                columns=_column("I", [max(consumer.window, 0) if is_counted else NO_WINDOW]),
             )
 
     def window_changed(self, consumer: Consumer, queue: Queue, window: int) -> None:
