@@ -107,8 +107,8 @@ class Groups:
             self._freed(group)
 
     def rests(self, consumer: Consumer, queue: Queue) -> None:
-        """It gets nothing until `woke`: what it and its transactions have nothing of is free. The queue is that of these
-        groups."""
+        """It gets nothing until `woke`: what it and its transactions have nothing of is free. The groups are of this
+        queue."""
         self.resting[consumer] = _NEVER_LOOKED
         self.free_what_rests(queue)
 
