@@ -195,13 +195,19 @@ class BrokerProcess:
     # ---- Clients ----
 
     def connect(
-        self, *, version: str = "1.2", heart_beat: str = "0,0", receive_buffer: int = 0, says_hello: bool = True
+        self,
+        *,
+        version: str = "1.2",
+        heart_beat: str = "0,0",
+        receive_buffer: int = 0,
+        says_hello: bool = True,
+        headers: dict[str, str] | None = None,
     ) -> RawClient:
-        """A client that is closed with the test, if not before."""
+        """A client that is closed with the test, if not before; `headers` are said on CONNECT."""
         client = RawClient(self.port, receive_buffer=receive_buffer)
         self._clients.append(client)
         if says_hello:
-            client.say_hello(version, heart_beat)
+            client.say_hello(version, heart_beat, headers=headers)
         return client
 
     def close_clients(self) -> None:

@@ -1,10 +1,13 @@
 """A STOMP client that does what it is told and nothing else, so that a test knows exactly what was said and when."""
 
 import contextlib
+import json
 import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode
@@ -34,7 +37,11 @@ class RawClient:
         self._frames: deque[Frame] = deque()
         self._messages: deque[Frame] = deque()
         """Passed over by a wait for something else."""
+        self._errors: deque[Frame] = deque()
+        """The same of those that do not end the connection."""
         self._receipts = 0
+        self.connected = Frame("", {})
+        """What the broker answered to the login."""
 
     # ---- Bytes and frames ----
 
@@ -68,15 +75,18 @@ class RawClient:
         if confirmed:
             self.await_receipt(headers["receipt"])
 
-    def say_hello(self, version: str, heart_beat: str, *, client_id: str | None = None) -> Frame:
-        headers = {"accept-version": version, "host": "test", "heart-beat": heart_beat}
-        self.say("CONNECT", headers if client_id is None else headers | {"client-id": client_id})
+    def say_hello(
+        self, version: str, heart_beat: str, *, client_id: str | None = None, headers: dict[str, str] | None = None
+    ) -> Frame:
+        said = {"accept-version": version, "host": "test", "heart-beat": heart_beat} | (headers or {})
+        self.say("CONNECT", said if client_id is None else said | {"client-id": client_id})
         return self.await_hello()
 
     def await_hello(self) -> Frame:
         connected = self.next_frame()
         assert connected.command == "CONNECTED", connected
         self._version = self._decoder.version = Version(connected.headers["version"])
+        self.connected = connected
         self._frames.extend(self._decoder.receive(b""))
         return connected
 
@@ -202,6 +212,32 @@ class RawClient:
     def abort(self, transaction: str, *, confirmed: bool = True) -> None:
         self.say("ABORT", {"transaction": transaction}, confirmed=confirmed)
 
+    # ---- What is truenext's own ----
+
+    def begun(self, message: Frame) -> None:
+        self.say("SEND", {"destination": "/control/begun", "id": message.headers["ack"]})
+
+    def ask(self, messages: int, *, subscription: str = "1", waits: bool = True, name: str = "") -> None:
+        """Of a subscription that pulls."""
+        headers = {"destination": "/control/credit", "id": subscription, "messages": str(messages)}
+        headers |= {} if waits else {"wait": "false"}
+        self.say("SEND", headers | ({"correlation-id": name} if name else {}))
+
+    def wake(self, subscription: str = "1") -> None:
+        self.say("SEND", {"destination": "/control/wake", "id": subscription})
+
+    def give_back(
+        self, *subscriptions: str, keep: Sequence[Frame] = (), confirmed: bool = False, **others: Any
+    ) -> None:
+        asked = {"subscriptions": subscriptions, "keep": [message.headers["ack"] for message in keep]} | others
+        self.say("SEND", {"destination": "/control/give-back"}, json.dumps(asked).encode(), confirmed=confirmed)
+
+    def next_error(self) -> Frame:
+        """The next ERROR that does not end the connection."""
+        while not self._errors:
+            self._keep(self.next_frame())
+        return self._errors.popleft()
+
     # ---- The end ----
 
     def disconnect(self) -> None:
@@ -232,6 +268,9 @@ class RawClient:
     # ---- Inside ----
 
     def _keep(self, frame: Frame) -> None:
+        if frame.command == "ERROR" and "truenext-frame" in frame.headers:
+            self._errors.append(frame)
+            return
         if frame.command == "ERROR":
             raise Refused(frame.body.decode() or frame.headers["message"])
         assert frame.command == "MESSAGE", f"unexpected {frame}"

@@ -1,0 +1,161 @@
+"""Is only what a client has begun charged when its connection is lost, and is the next reader told so?
+
+Source of what is expected: docs/contract.md, "Deliveries and attempts"; docs/stomp.md.
+"""
+
+import pytest
+
+from tests.integration.broker_process import LIMITS, BrokerProcess
+from tests.integration.raw_client import bodies
+from truenext.wire.stomp.frame import Frame
+
+pytestmark = LIMITS
+
+BEGUN = {"truenext-begun": "true"}
+
+
+def fill(broker: BrokerProcess, queue: str, count: int) -> None:
+    sender = broker.connect()
+    for number in range(count):
+        sender.send(queue, b"%d" % number, persistent=number % 2 == 0)
+    sender.arrived()
+    sender.disconnect()
+
+
+def attempts(messages: list[Frame]) -> list[int]:
+    return [int(message.headers["truenext-attempts"]) for message in messages]
+
+
+def were_lost(messages: list[Frame]) -> list[bool]:
+    return ["truenext-lost" in message.headers for message in messages]
+
+
+def again(broker: BrokerProcess, queue: str, count: int) -> list[Frame]:
+    reader = broker.connect(headers=BEGUN)
+    reader.subscribe(queue)
+    return reader.only(count)
+
+
+@pytest.mark.parametrize("ends", ["crashes", "hangs up", "is refused"])
+def test_what_was_begun_is_charged_and_nothing_else(broker: BrokerProcess, queue: str, ends: str) -> None:
+    fill(broker, queue, 5)
+    reader = broker.connect(headers=BEGUN)
+    reader.subscribe(queue)
+    messages = reader.only(5)
+    reader.begun(messages[1])
+    reader.begun(messages[3])
+    reader.ack(messages[3])
+    reader.arrived()
+    if ends == "crashes":
+        reader.crash()
+    elif ends == "hangs up":
+        reader.hang_up()
+        reader.await_end()
+    else:
+        reader.say("ACK", {"id": "9999999@1"})
+        reader.error()
+    back = again(broker, queue, 4)
+    assert bodies(back) == ["0", "1", "2", "4"]
+    assert attempts(back) == [0, 1, 0, 0]
+    assert were_lost(back) == [False, True, False, False]
+
+
+def test_if_nothing_was_begun_nothing_is_charged(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 2)
+    reader = broker.connect(headers=BEGUN)
+    reader.subscribe(queue)
+    reader.only(2)
+    reader.crash()
+    assert attempts(again(broker, queue, 2)) == [0, 0]
+
+
+def test_what_was_acknowledged_in_a_transaction_was_begun(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 3)
+    reader = broker.connect(headers=BEGUN)
+    reader.subscribe(queue)
+    messages = reader.only(3)
+    reader.begin("t")
+    reader.ack(messages[2], transaction="t")
+    reader.arrived()
+    reader.crash()
+    back = again(broker, queue, 3)
+    assert attempts(back) == [0, 0, 1] and were_lost(back) == [False, False, True]
+
+
+def test_begun_ends_with_its_dispatch(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 2)
+    reader = broker.connect(headers=BEGUN | {"truenext-rounds": "true"})
+    reader.subscribe(queue)
+    first = reader.only(2)
+    for message in first:
+        reader.begun(message)
+    reader.give_back("1", keep=[first[1]])
+    reader.only(1)
+    reader.crash()
+    assert attempts(again(broker, queue, 2)) == [0, 1]
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+def test_that_the_last_attempt_was_a_lost_connection_is_said_over_restarts(
+    own_broker: BrokerProcess, queue: str, unclean: bool
+) -> None:
+    broker = own_broker
+    sender = broker.connect()
+    for number in range(3):
+        sender.send(queue, b"%d" % number, persistent=True, confirmed=True)
+    reader = broker.connect(headers=BEGUN)
+    reader.subscribe(queue)
+    messages = reader.only(3)
+    reader.begun(messages[0])
+    reader.nack(messages[1])
+    reader.arrived()
+    reader.crash()
+    broker.await_facts(queue, consumers=0)
+    # Durable with whatever is confirmed after it.
+    sender.send(queue, b"3", persistent=True, confirmed=True)
+    broker.restart(is_clean=not unclean)
+    back = again(broker, queue, 4)
+    assert bodies(back) == ["0", "1", "2", "3"]
+    assert attempts(back) == [1, 1, 0, 0]
+    assert were_lost(back) == [True, False, False, False]
+
+
+def test_a_later_failure_of_another_kind_is_no_lost_connection(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 1)
+    reader = broker.connect(headers=BEGUN)
+    reader.subscribe(queue)
+    (message,) = reader.only(1)
+    reader.begun(message)
+    reader.crash()
+    reader = broker.connect(headers=BEGUN)
+    reader.subscribe(queue)
+    (message,) = reader.only(1)
+    assert were_lost([message]) == [True]
+    reader.nack(message, headers={"truenext-delay": "0"})
+    (message,) = reader.only(1)
+    assert attempts([message]) == [2] and were_lost([message]) == [False]
+
+
+def test_whoever_does_not_ask_for_it_is_charged_and_told_as_ever(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 2)
+    reader = broker.connect()
+    reader.subscribe(queue)
+    reader.only(2)
+    reader.crash()
+    other = broker.connect()
+    other.subscribe(queue)
+    back = other.only(2)
+    assert attempts(back) == [1, 0] and were_lost(back) == [False, False]
+
+
+def test_begun_is_refused_where_it_means_nothing(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 1)
+    reader = broker.connect()
+    reader.subscribe(queue)
+    reader.begun(reader.message())
+    assert "truenext-begun" in reader.error().body.decode()
+    for ack, code in (("auto", "not-held"), ("client", "not-held")):
+        reader = broker.connect(headers=BEGUN)
+        reader.subscribe(queue, ack=ack)
+        reader.say("SEND", {"destination": "/control/begun", "id": "9999999@1"})
+        assert reader.error().headers["truenext-code"] == code

@@ -1,0 +1,232 @@
+"""Is what a client gives back at its exact place, without an attempt, and does the client know what came before?
+
+Source of what is expected: docs/contract.md, "Giving back"; docs/stomp.md.
+"""
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.integration.broker_process import LIMITS, BrokerProcess
+from tests.integration.raw_client import RawClient, bodies
+from truenext.wire.stomp.frame import Frame
+
+pytestmark = LIMITS
+
+ROUNDS = {"truenext-rounds": "true"}
+
+
+@pytest.fixture
+def reader(broker: BrokerProcess) -> RawClient:
+    return broker.connect(headers=ROUNDS)
+
+
+def fill(broker: BrokerProcess, queue: str, count: int, *, first: int = 0) -> None:
+    """Persistent and transient in turn."""
+    sender = broker.connect()
+    for number in range(first, first + count):
+        sender.send(queue, b"%d" % number, persistent=number % 2 == 0)
+    sender.arrived()
+    sender.disconnect()
+
+
+def numbers(count: int, first: int = 0) -> list[str]:
+    return [str(number) for number in range(first, first + count)]
+
+
+def said(messages: list[Frame], name: str) -> list[int]:
+    return [int(message.headers[f"truenext-{name}"]) for message in messages]
+
+
+def of_round(reader: RawClient, number: int, count: int) -> list[Frame]:
+    """Passes over what was dispatched in earlier rounds."""
+    found: list[Frame] = []
+    while len(found) < count:
+        message = reader.message()
+        if int(message.headers["truenext-round"]) >= number:
+            found.append(message)
+    return found
+
+
+def test_what_is_given_back_comes_again_in_order_and_without_an_attempt(
+    broker: BrokerProcess, queue: str, reader: RawClient
+) -> None:
+    fill(broker, queue, 5)
+    reader.subscribe(queue, prefetch=3)
+    first = reader.only(3)
+    reader.give_back("1")
+    again = reader.only(3)
+    assert bodies(first) == bodies(again) == numbers(3)
+    assert said(first, "round") == [0, 0, 0] and said(again, "round") == [1, 1, 1]
+    assert said(again, "attempts") == [0, 0, 0] and said(again, "deliveries") == [2, 2, 2]
+
+
+def test_what_is_kept_is_not_given_back(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
+    fill(broker, queue, 4)
+    reader.subscribe(queue, prefetch=3)
+    zero, one, two = reader.only(3)
+    reader.give_back("1", keep=[one, zero])
+    (again,) = reader.only(1)
+    assert bodies([again]) == ["2"] and again.headers["ack"] != two.headers["ack"]
+    reader.ack(one, confirmed=True)
+    reader.ack(zero, confirmed=True)
+    assert bodies(reader.only(1)) == ["3"]
+
+
+def test_an_ack_of_an_earlier_dispatch_is_refused(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
+    fill(broker, queue, 1)
+    reader.subscribe(queue)
+    (first,) = reader.only(1)
+    reader.give_back("1")
+    reader.only(1)
+    reader.ack(first)
+    assert reader.error().headers["truenext-code"] == "not-held"
+    assert said(broker.what_is_left(queue), "attempts") == [1]
+
+
+def test_an_abort_gives_back_the_transaction_and_the_buffer_in_one_step(
+    broker: BrokerProcess, queue: str, reader: RawClient
+) -> None:
+    fill(broker, queue, 6)
+    reader.subscribe(queue, prefetch=4)
+    messages = reader.only(4)
+    reader.begin("t")
+    reader.ack(messages[0], transaction="t")
+    reader.ack(messages[1], transaction="t")
+    reader.give_back("1", abort="t")
+    again = of_round(reader, 1, 4)
+    assert bodies(again) == numbers(4)
+    assert said(again, "attempts") == [1, 1, 0, 0]
+
+
+def test_only_what_the_transaction_refused_is_charged_if_the_client_says_so(
+    broker: BrokerProcess, queue: str, reader: RawClient
+) -> None:
+    fill(broker, queue, 3)
+    reader.subscribe(queue, prefetch=3)
+    for attempts in ([0, 0, 0], [0, 1, 0]):
+        messages = of_round(reader, attempts[1], 3)
+        assert bodies(messages) == numbers(3)
+        assert said(messages, "attempts") == attempts
+        reader.begin("t")
+        for message in messages:
+            reader.ack(message, transaction="t")
+        # Acknowledged when it was handed out, and then it failed.
+        reader.nack(messages[1], transaction="t")
+        reader.give_back("1", abort="t", charge="refused")
+    # The second failure is followed by a delay.
+    assert bodies(of_round(reader, 2, 3)) == ["0", "2", "1"]
+
+
+def test_an_abort_may_charge_nobody(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
+    fill(broker, queue, 2)
+    reader.subscribe(queue)
+    for message in reader.only(2):
+        reader.say("BEGIN", {"transaction": message.body.decode()})
+        reader.ack(message, transaction=message.body.decode())
+        reader.say("ABORT", {"transaction": message.body.decode(), "truenext-charge": "refused"}, confirmed=True)
+    again = reader.messages(2)
+    assert bodies(again) == numbers(2) and said(again, "attempts") == [0, 0]
+
+
+def test_a_subscription_that_rests_gets_nothing_until_it_is_woken(
+    broker: BrokerProcess, queue: str, reader: RawClient
+) -> None:
+    fill(broker, queue, 3)
+    reader.subscribe(queue, prefetch=2)
+    reader.only(2)
+    reader.give_back("1", rest=True, confirmed=True)
+    fill(broker, queue, 1, first=3)
+    assert reader.arrived() == []
+    assert bodies(broker.what_is_left(queue)) == numbers(4)
+    reader.wake()
+    assert bodies(reader.only(2)) == numbers(2)
+
+
+def test_more_names_than_a_header_holds_are_kept(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
+    count = 8000
+    sender = broker.connect()
+    for number in range(count):
+        sender.send(queue, b"%d" % number)
+    sender.arrived()
+    name = "s" * 200
+    reader.subscribe(queue, prefetch=count, subscription=name)
+    messages = reader.messages(count)
+    kept = messages[::2]
+    assert sum(len(message.headers["ack"]) for message in kept) > 65536
+    reader.give_back(name, keep=kept)
+    again = reader.messages(count // 2)
+    assert bodies(again) == bodies(messages[1::2])
+    assert reader.arrived() == []
+
+
+@pytest.mark.parametrize(
+    ("ack", "named", "others", "code"),
+    [
+        ("auto", "1", {}, "not-held"),
+        ("client", "2", {}, "missing"),
+        ("client", "1", {"abort": "t"}, "no-transaction"),
+        ("client", "1", {"charge": "none"}, "question"),
+        ("client", "1", {"spare": []}, "question"),
+    ],
+)
+def test_a_request_that_cannot_be_carried_out_is_refused_by_name(
+    broker: BrokerProcess, queue: str, reader: RawClient, ack: str, named: str, others: dict[str, Any], code: str
+) -> None:
+    reader.subscribe(queue, ack=ack)
+    reader.give_back(named, **others)
+    assert reader.error().headers["truenext-code"] == code
+
+
+def test_who_has_not_asked_for_rounds_cannot_give_back(broker: BrokerProcess, queue: str) -> None:
+    reader = broker.connect()
+    reader.subscribe(queue)
+    reader.give_back("1")
+    assert "truenext-rounds" in reader.error().body.decode()
+
+
+@pytest.mark.parametrize("prefetch", [1, 10, 1000])
+@pytest.mark.parametrize("closes", [False, True])
+def test_after_a_rollback_all_comes_as_it_was_sent_whatever_streams_in(
+    broker: BrokerProcess, queue: str, prefetch: int, closes: bool, *, rounds: int = 30
+) -> None:
+    """Document 004: one message that a dispatcher held was handed out before those that had been rolled back."""
+    chance = random.Random(f"{prefetch} {closes}")
+    sender = broker.connect()
+    reader = broker.connect(headers=ROUNDS)
+    reader.subscribe(queue, prefetch=prefetch)
+    sent = handled = 0
+    number = 0
+    for _ in range(rounds):
+        for _ in range(chance.randrange(1, 8)):
+            sender.send(queue, b"%d" % sent, persistent=chance.random() < 0.5)
+            sent += 1
+        reader.begin("t")
+        taken: list[Frame] = []
+        wanted = min(chance.randrange(1, 6), sent - handled)
+        while len(taken) < wanted:
+            message = reader.message()
+            if int(message.headers["truenext-round"]) < number:
+                continue
+            taken.append(message)
+            reader.ack(message, transaction="t")
+        assert bodies(taken) == numbers(wanted, first=handled)
+        is_rolled_back = chance.random() < 0.6
+        if not is_rolled_back:
+            reader.commit("t", confirmed=False)
+            handled += wanted
+            continue
+        if closes:
+            reader.say("ABORT", {"transaction": "t", "truenext-charge": "refused"})
+            reader.disconnect()
+            reader = broker.connect(headers=ROUNDS)
+            reader.subscribe(queue, prefetch=prefetch)
+            number = 0
+        else:
+            reader.give_back("1", abort="t", charge="refused")
+            number += 1
+    reader.disconnect()
+    left = broker.what_is_left(queue)
+    assert bodies(left) == numbers(sent - handled, first=handled)
+    assert set(said(left, "attempts")) <= {0}

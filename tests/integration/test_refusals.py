@@ -1,0 +1,171 @@
+"""Does a connection go on behind a frame that is refused, and has that frame done nothing?
+
+Source of what is expected: docs/contract.md, "Refusals"; docs/stomp.md.
+"""
+
+import pytest
+
+from tests.integration.broker_process import LIMITS, BrokerProcess
+from tests.integration.raw_client import RawClient, bodies, numbered
+from truenext.room import Room
+from truenext.wire.stomp.frame import Frame
+
+pytestmark = LIMITS
+
+KEEP_OPEN = {"truenext-keep-open": "true"}
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> RawClient:
+    return broker.connect(headers=KEEP_OPEN)
+
+
+def of(error: Frame) -> tuple[str, int]:
+    return error.headers["truenext-code"], int(error.headers["truenext-frame"])
+
+
+def test_an_error_names_the_frame_and_the_connection_goes_on(client: RawClient, queue: str) -> None:
+    client.send(queue, b"0")
+    client.say("SEND", {"destination": "nonsense:"}, b"1")
+    client.send(queue, b"2")
+    client.say("ACK", {"id": "7@1"})
+    client.write(b"\n\n")
+    client.say("NONSENSE", {})
+    client.say(
+        "SUBSCRIBE", {"id": "1", "destination": f"/queue/{queue}", "ack": "client", "activemq.prefetchSize": "x"}
+    )
+    client.subscribe(queue)
+    assert [of(client.next_error()) for _ in range(4)] == [
+        ("destination", 3),
+        ("missing", 5),
+        ("command", 6),
+        ("header", 7),
+    ]
+    assert bodies(client.only(2)) == ["0", "2"]
+
+
+def test_the_error_comes_before_the_receipt_of_a_later_frame_and_instead_of_its_own(
+    client: RawClient, queue: str
+) -> None:
+    for number in range(20):
+        client.say("SEND", {"destination": f"/queue/{queue}", "persistent": "true", "receipt": f"a{number}"}, b"x")
+        client.say("SEND", {"destination": "/queue/", "persistent": "true", "receipt": f"b{number}"}, b"x")
+    answers = [client.next_frame() for _ in range(40)]
+    assert [frame.command for frame in answers] == ["RECEIPT", "ERROR"] * 20
+    assert [frame.headers["receipt-id"] for frame in answers] == [f"{each}{n}" for n in range(20) for each in "ab"]
+    assert [frame.headers["truenext-frame"] for frame in answers[1::2]] == [str(3 + 2 * n) for n in range(20)]
+
+
+def test_a_transaction_of_which_a_frame_was_refused_can_only_be_aborted(client: RawClient, queue: str) -> None:
+    client.begin("a")
+    client.begin("b")
+    client.send(queue, b"a", transaction="a")
+    client.send(queue, b"b", transaction="b")
+    client.say("SEND", {"destination": "/queue/", "transaction": "a"}, b"a")
+    client.send(queue, b"a", transaction="a")
+    client.commit("a", confirmed=False, headers=numbered(queue, 1))
+    client.commit("b")
+    client.abort("a")
+    client.begin("a")
+    client.send(queue, b"again", transaction="a")
+    client.commit("a", headers=numbered(queue, 1))
+    client.subscribe(queue)
+    assert [of(client.next_error())[0] for _ in range(3)] == ["destination", "doomed", "doomed"]
+    assert bodies(client.only(2)) == ["b", "again"]
+
+
+def test_a_refused_acknowledgement_dooms_its_transaction(client: RawClient, queue: str) -> None:
+    client.subscribe(queue)
+    client.send(queue, b"0")
+    message = client.message()
+    client.begin("t")
+    client.ack(message, transaction="t")
+    client.ack(message, transaction="t")
+    client.commit("t", confirmed=False)
+    assert [of(client.next_error())[0] for _ in range(2)] == ["not-held", "doomed"]
+    client.abort("t")
+    assert client.message().headers["truenext-attempts"] == "1"
+
+
+def test_a_subscription_that_was_refused_is_not_there_and_can_be_made_otherwise(
+    client: RawClient, broker: BrokerProcess, queue: str
+) -> None:
+    client.send(queue, b"0")
+    said = {"id": "1", "destination": f"/queue/{queue}"}
+    client.say("SUBSCRIBE", said | {"ack": "auto", "truenext-pull": "true"})
+    client.say("SUBSCRIBE", said | {"ack": "client"}, confirmed=False)
+    client.say("SUBSCRIBE", said | {"ack": "auto"})
+    assert [of(client.next_error())[0] for _ in range(2)] == ["not-supported", "taken"]
+    message = client.message()
+    client.ack(message, confirmed=True)
+    broker.await_facts(queue, waiting=0, unacknowledged=0, consumers=1)
+
+
+def test_an_unsubscribe_that_was_refused_leaves_the_subscription(broker: BrokerProcess, queue: str) -> None:
+    user = broker.connect(says_hello=False)
+    user.say_hello("1.2", "0,0", client_id=queue)
+    user.say("SUBSCRIBE", {"id": "d", "destination": f"/topic/{queue}", "durable": "true"}, confirmed=True)
+    other = broker.connect(says_hello=False)
+    other.say_hello("1.2", "0,0", client_id=queue, headers=KEEP_OPEN)
+    other.say("SUBSCRIBE", {"id": "d", "destination": f"/topic/{queue}", "ack": "client"}, confirmed=True)
+    other.say("UNSUBSCRIBE", {"id": "d", "durable": "true"})
+    assert of(other.next_error())[0] == "taken"
+    user.say("SEND", {"destination": f"/topic/{queue}"}, b"0")
+    assert other.message().headers["ack"].endswith("@d")
+    other.unsubscribe("d")
+
+
+def test_bytes_that_are_no_frame_end_the_connection(client: RawClient, queue: str) -> None:
+    client.send(queue, b"0", confirmed=True)
+    client.write(b"SEND\nno colon\n\n\0")
+    assert client.error().headers["truenext-code"] == "no-frame"
+
+
+def test_a_receipt_that_is_no_name_is_refused_before_its_frame_does_anything(
+    client: RawClient, broker: BrokerProcess, queue: str
+) -> None:
+    client.say("SEND", {"destination": f"/queue/{queue}", "receipt": "r" * 256, "x": "\\"}, b"0")
+    assert of(client.next_error()) == ("header", 2)
+    client.arrived()
+    assert broker.what_is_left(queue) == []
+
+
+def test_a_send_is_refused_where_it_would_wait_for_room_and_the_rest_is_read(
+    held_broker: BrokerProcess, queue: str
+) -> None:
+    broker = held_broker
+    client = broker.connect(headers=KEEP_OPEN)
+    client.say("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
+    client.send(queue, b"before", persistent=True, confirmed=True)
+    broker.set_room(Room.LITTLE)
+    client.send(queue, b"refused", persistent=True)
+    client.begin("t")
+    client.say("SEND", {"destination": "/temp-queue/replies"}, b"a reply to myself", confirmed=True)
+    assert [of(client.next_error())[0] for _ in range(2)] == ["no-room", "no-room"]
+    assert bodies([client.message()]) == ["a reply to myself"]
+    broker.set_room(Room.PLENTY)
+    client.send(queue, b"after", persistent=True, confirmed=True)
+    assert bodies(broker.what_is_left(queue)) == ["before", "after"]
+
+
+def test_a_frame_is_counted_whatever_way_it_was_read(client: RawClient, queue: str) -> None:
+    """Frames of a shape that came before are read in another way, and heart-beats are none."""
+    place = 1
+    chunk = b""
+    wrong = []
+    for number in range(300):
+        place += 1
+        if number % 7 == 3:
+            chunk += b"SEND\ndestination:/queue/\ncontent-length:1\n\nx\0"
+            wrong.append(place)
+        else:
+            chunk += b"SEND\ndestination:/queue/%b\ncontent-length:1\n\nx\0\n" % queue.encode()
+    client.write(chunk)
+    assert [of(client.next_error())[1] for _ in wrong] == wrong
+
+
+def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    client.say("SEND", {"destination": "/queue/"}, b"")
+    error = client.error()
+    assert error.headers["truenext-code"] == "destination" and "truenext-frame" not in error.headers

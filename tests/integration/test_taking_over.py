@@ -1,0 +1,171 @@
+"""Does a client that comes back find its own place, and does nothing that the old connection has sent act any more?
+
+Source of what is expected: docs/contract.md, "Taking over"; docs/stomp.md.
+"""
+
+import re
+
+import pytest
+
+from tests.integration.broker_process import LIMITS, BrokerProcess
+from tests.integration.raw_client import RawClient, bodies
+from truenext.room import Room
+
+pytestmark = LIMITS
+
+
+def numbered(number: int, secret: str = "", **others: str) -> dict[str, str]:
+    said = {"truenext-connection": str(number)} | ({"truenext-secret": secret} if secret else {})
+    return said | {f"truenext-{name}": value for name, value in others.items()}
+
+
+def secret_of(client: RawClient) -> str:
+    return client.connected.headers["truenext-secret"]
+
+
+def is_taken_over(client: RawClient) -> str | None:
+    return client.connected.headers.get("truenext-taken-over")
+
+
+def test_a_secret_is_handed_out_to_whoever_numbers_its_connections(broker: BrokerProcess) -> None:
+    clients = [broker.connect(headers=numbered(number)) for number in (1, 1, 7)]
+    secrets = {secret_of(client) for client in clients}
+    assert len(secrets) == 3 and all(re.fullmatch("[0-9a-f]{32}", secret) for secret in secrets)
+    assert {is_taken_over(client) for client in clients} == {None}
+    plain = broker.connect()
+    assert not [name for name in plain.connected.headers if name.startswith("truenext-")]
+    assert len({client.connected.headers["truenext-store"] for client in clients}) == 1
+
+
+def test_what_the_old_connection_held_comes_to_the_new_one(broker: BrokerProcess, queue: str) -> None:
+    old = broker.connect(headers=numbered(1))
+    old.subscribe(queue, headers={"activemq.exclusive": "true"})
+    for number in range(2):
+        old.send(queue, b"%d" % number)
+    first = old.only(2)
+    new = broker.connect(headers=numbered(2, secret_of(old)))
+    assert is_taken_over(new) == "true" and secret_of(new) == secret_of(old)
+    new.subscribe(queue)
+    again = new.only(2)
+    assert bodies(first) == bodies(again)
+    # It is lost, and charged as any that is lost.
+    assert [message.headers["truenext-attempts"] for message in again] == ["1", "0"]
+    old.await_silent_end()
+
+
+def test_whose_handlers_go_on_is_not_charged(broker: BrokerProcess, queue: str) -> None:
+    old = broker.connect(headers=numbered(1))
+    old.subscribe(queue)
+    old.send(queue, b"0")
+    old.begin("t")
+    old.ack(old.message(), transaction="t")
+    old.arrived()
+    new = broker.connect(headers=numbered(2, secret_of(old), blameless="true"))
+    new.subscribe(queue)
+    assert new.message().headers["truenext-attempts"] == "0"
+
+
+def test_a_durable_subscription_is_free_for_the_client_that_comes_back(broker: BrokerProcess, queue: str) -> None:
+    said = {"id": "d", "destination": f"/topic/{queue}", "durable": "true", "ack": "client"}
+    old = broker.connect(says_hello=False)
+    old.say_hello("1.2", "0,0", client_id=queue, headers=numbered(1))
+    old.say("SUBSCRIBE", said, confirmed=True)
+    new = broker.connect(says_hello=False)
+    new.say_hello("1.2", "0,0", client_id=queue, headers=numbered(2, secret_of(old)))
+    new.say("SUBSCRIBE", said, confirmed=True)
+
+
+def test_a_secret_that_is_not_known_is_no_error_and_is_the_connections_own_from_then_on(broker: BrokerProcess) -> None:
+    secret = "0123456789abcdef" * 2
+    first = broker.connect(headers=numbered(5, secret))
+    assert is_taken_over(first) == "false" and secret_of(first) == secret
+    second = broker.connect(headers=numbered(6, secret))
+    assert is_taken_over(second) == "true"
+    second.disconnect()
+    third = broker.connect(headers=numbered(7, secret))
+    assert is_taken_over(third) == "false"
+
+
+def test_a_connect_that_comes_late_is_refused_and_does_nothing(broker: BrokerProcess, queue: str) -> None:
+    first = broker.connect(headers=numbered(1))
+    secret = secret_of(first)
+    third = broker.connect(headers=numbered(3, secret))
+    third.subscribe(queue)
+    for number in (1, 2, 3):
+        late = broker.connect(says_hello=False)
+        late.say("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(number, secret))
+        late.send(queue, b"late")
+        assert late.error().headers["truenext-code"] == "late"
+    assert third.arrived() == []
+    third.disconnect()
+    late = broker.connect(says_hello=False)
+    late.say("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(2, secret))
+    assert late.error().headers["truenext-code"] == "late"
+
+
+def test_what_the_old_connection_says_afterwards_is_not_read(broker: BrokerProcess, queue: str) -> None:
+    old = broker.connect(headers=numbered(1))
+    with broker.asleep():
+        new = broker.connect(says_hello=False)
+        new.say("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(2, secret_of(old)))
+    new.await_hello()
+    try:
+        for _ in range(10):
+            old.send(queue, b"late")
+    except OSError:
+        pass
+    assert bodies(broker.what_is_left(queue)) == []
+
+
+def test_what_waits_for_room_on_the_disk_is_dropped(held_broker: BrokerProcess, queue: str) -> None:
+    broker = held_broker
+    old = broker.connect(headers=numbered(1))
+    old.send(queue, b"before", persistent=True, confirmed=True)
+    broker.set_room(Room.LITTLE)
+    old.send(queue, b"waits", persistent=True)
+    new = broker.connect(headers=numbered(2, secret_of(old)))
+    assert is_taken_over(new) == "true"
+    broker.set_room(Room.PLENTY)
+    new.send(queue, b"after", persistent=True, confirmed=True)
+    assert bodies(broker.what_is_left(queue)) == ["before", "after"]
+
+
+def test_the_secret_is_in_no_log_and_no_answer(own_broker: BrokerProcess, queue: str) -> None:
+    first = own_broker.connect(headers=numbered(1))
+    second = own_broker.connect(headers=numbered(2, secret_of(first)))
+    assert secret_of(second) not in own_broker.log
+    assert secret_of(second) not in str(own_broker.status()) + str(own_broker.queues())
+    own_broker.stop()
+    secret = secret_of(second).encode()
+    files = [path for path in own_broker.data.rglob("*") if path.is_file()]
+    assert files and not any(secret in path.read_bytes() for path in files)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"truenext-connection": "0"},
+        {"truenext-connection": "x"},
+        {"truenext-connection": "9223372036854775808"},
+        {"truenext-secret": "0" * 32},
+        {"truenext-connection": "1", "truenext-secret": "hush"},
+        {"truenext-connection": "1", "truenext-secret": "G" * 32},
+        {"truenext-connection": "1", "truenext-blameless": "true"},
+        {"truenext-rounds": "yes"},
+        {"truenext-anything": "hush"},
+    ],
+)
+def test_a_login_that_asks_for_nonsense_is_refused_and_nothing_of_it_repeated(
+    broker: BrokerProcess, headers: dict[str, str]
+) -> None:
+    client = broker.connect(says_hello=False)
+    client.say("CONNECT", {"accept-version": "1.2", "host": "h"} | headers)
+    error = client.error()
+    assert error.headers["truenext-code"] == "login"
+    assert b"hush" not in error.body and b"GGG" not in error.body
+
+
+def test_what_is_ours_on_connect_needs_stomp_1_2(broker: BrokerProcess) -> None:
+    client = broker.connect(says_hello=False)
+    client.say("CONNECT", {"accept-version": "1.1", "host": "h", "truenext-rounds": "true"})
+    assert "1.2" in client.error().body.decode()
