@@ -22,7 +22,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.limits import HEADER_BYTES_MAX
 from truenext.wire.stomp import codec, direct, shapes
 from truenext.wire.stomp.codec import Decoder
-from truenext.wire.stomp.direct import Request, SendShape
+from truenext.wire.stomp.direct import AckShape, BegunShape, Request, SendShape
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.server import StompServer
 from truenext.wire.stomp.shapes import FrameShape, Shape, Shapes
@@ -50,9 +50,12 @@ VALUES = {
     "receipt": ["r1", "r2", "r" * 255, "r" * 256, "\u00e4", ""],
     "transaction": ["t", "\u00e4", "", "t" * 300],
     "truenext-producer": ["p", "", "p" * 256, "\u00e4"],
-    "truenext-number": ["1", "2", "9" * 18, str(2**63 - 1), str(2**63), "x"],
+    "truenext-number": ["1", "2", "9" * 18, str(2**63 - 1), str(2**63), str(2**63), "x"],
     "JMSXGroupID": ["g", "", "g" * 255, "g" * 256, "\u00e4"],
-    "id": ["1@s", "22@s", "22@", "x@s", "1@s@s", "1@\u00e4", "9" * 19 + "@s", "9" * 20 + "@s", "1@" + "s" * 300],
+    "id": [
+        *("1@s", "22@s", "1.2@s", "1.@s", ".1@s", "1.2.3@s", "1." + "9" * 10 + "@s", "1." + "9" * 11 + "@s"),
+        *("22@", "x@s", "1@s@s", "1@\u00e4", "9" * 19 + "@s", "9" * 20 + "@s", "1@" + "s" * 300),
+    ],
     "reply-to": ["/queue/r", "/temp-queue/r"],
     "AMQ_SCHEDULED_DELAY": ["0", "100"],
 }
@@ -65,6 +68,8 @@ OFTEN = [
     ("SEND", ("receipt", "destination", "transaction", "x", "content-length", "colour")),
     ("SEND", ("truenext-producer", "destination", "truenext-number", "content-length", "expires", "JMSXGroupID")),
     ("SEND", ("destination", "x")),
+    ("SEND", ("destination", "id")),
+    ("SEND", ("id", "destination")),
     ("ACK", ("id",)),
     ("ACK", ("id", "receipt")),
     ("ACK", ("transaction", "id", "x")),
@@ -93,7 +98,9 @@ def frame(dice: random.Random, command: str, names: tuple[str, ...], oddity: flo
     values = {name: VALUES[name][0] if name in VALUES else dice.choice("abc") for name in names}
     if "priority" in values:
         values["priority"] = dice.choice("0123456789")
-    body = b"" if command == "ACK" else dice.choice([b"body", b"body", b"bo\0y", b"\n\0\n\0"])
+    if set(names) == {"destination", "id"}:
+        values |= {"destination": "/control/begun", "id": dice.choice(["1@s", "1.2@s"])}
+    body = b"" if command == "ACK" or "id" in names else dice.choice([b"body", b"body", b"bo\0y", b"\n\0\n\0"])
     again = b""
     behind = b""
     blank = b"\n"
@@ -446,9 +453,12 @@ MUTATIONS: dict[str, Fault] = {
         SendShape, "__init__", "if is_kept is (name in _OF_THE_HOP):", "if not is_kept:"
     ),
     "a message says no priority": _mutated(SendShape, "read", "header = DEFAULT_PRIORITY_LINE + header", ""),
+    "begun forgets which dispatch": _mutated(BegunShape, "read", "int(dispatch[1:] or 0)", "0"),
+    "begun is also what is sent elsewhere": _mutated(BegunShape, "__init__", 'b"/control/begun"', 'rb"[^\\n]*"'),
+    "an ACK forgets which dispatch": _mutated(AckShape, "read", "ack.dispatch = int(dispatch[1:])", "pass"),
     "a number may be too large": _mutated(SendShape, "_add_rest", "> PRODUCER_NUMBER_MAX", "> 10**99"),
     "a SEND may come behind a DISCONNECT": _mutated(
-        StompServer, "_check", 'self._protocol.check(Frame("SEND" if isinstance(command, Send) else "ACK", {}))', "pass"
+        StompServer, "_check", 'self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))', "pass"
     ),
 }
 

@@ -1,4 +1,5 @@
-"""From the bytes of a known shape straight to the command, for the two that come once for each message: SEND and ACK.
+"""From the bytes of a known shape straight to the command, for those that come once for each message: SEND and ACK, and
+the SEND that says that a message was begun.
 
 The command is the one that requests.py makes of the same frame. What needs a second look there (an address that only
 its connection may say, a reply-to, a schedule, a priority of 12) is no shape here, or not taken by it.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from truenext.commands import Ack, Send
+from truenext.commands import Ack, Begun, Send
 from truenext.destination import Destination, Kind, parse
 from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import RemoteProtocolError
@@ -32,7 +33,7 @@ from truenext.wire.stomp.shapes import (
 if TYPE_CHECKING:
     from truenext.wire.stomp.frame import Frame
 
-Request = Send | Ack | tuple[Send | Ack, str]
+Request = Send | Ack | Begun | tuple[Send | Ack, str]
 """A command; with the receipt that it asks for, if it does."""
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
@@ -201,6 +202,25 @@ class AckShape:
         return start
 
 
+class BegunShape:
+    """Reads the SENDs to /control/begun that say nothing else."""
+
+    def __init__(self, version: Version, names: tuple[str, ...]) -> None:
+        taken = {"destination": b"/control/begun", "id": b"(%b)" % _OF_ACK["id"]}
+        character = character_pattern(version, is_ascii=True)
+        lines = b"".join(line_pattern(name, taken[name].replace(b"%b", character)) for name in names)
+        self.match = header_pattern("SEND", lines, rb"\0")
+        self.uses = 0
+
+    def read(self, data: bytes, start: int, into: list[Frame | Request], body_bytes_max: int) -> int:
+        match = self.match
+        while (found := match(data, start)) is not None:
+            start = found.end()
+            sequence, dispatch, subscription = found.groups()
+            into.append(Begun(subscription.decode(), int(sequence), int(dispatch[1:] or 0)))
+        return start
+
+
 @lru_cache(maxsize=_DESTINATIONS_KEPT)
 def _destination(address: bytes) -> Destination | None:
     """None if requests.py has to look at it."""
@@ -216,6 +236,8 @@ def _destination(address: bytes) -> Destination | None:
 def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Request]:
     if command == "SEND" and _is_read_here(set(names)):
         return SendShape(version, names)
+    if command == "SEND" and len(names) == 2 and {"destination", "id"} == set(names):
+        return BegunShape(version, names)
     # Of our own names there are some that an ACK must not have.
     is_usual = "id" in names and "content-length" not in names and not any(name.startswith(OURS) for name in names)
     if command == "ACK" and version is Version.V1_2 and is_usual:

@@ -7,7 +7,7 @@ A login is answered here. After that frames become commands (requests.py), deliv
 from collections.abc import Iterator
 from operator import length_hint
 
-from truenext.commands import Ack, Command, Commit, Confirm, Login, Refused, Send
+from truenext.commands import Ack, Begun, Command, Commit, Confirm, Login, Refused, Send
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.direct import REQUEST_SHAPES, Request
@@ -82,7 +82,7 @@ class StompServer:
             self._frames += len(read)
             self._left = left = iter(read)
             for frame in left:
-                if type(frame) is Send or type(frame) is Ack:
+                if type(frame) is Send or type(frame) is Ack or type(frame) is Begun:
                     self.receipt_in_question = None
                     if not steady:
                         self._check(frame)
@@ -144,9 +144,9 @@ class StompServer:
         self._refused = self.place
         return self._refused
 
-    def _check(self, command: Send | Ack) -> None:
+    def _check(self, command: Send | Ack | Begun) -> None:
         """Raises: RemoteProtocolError if its frame may not come now."""
-        self._protocol.check(Frame("SEND" if isinstance(command, Send) else "ACK", {}))
+        self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))
 
     def _connect(self, frame: Frame) -> Login:
         headers = frame.headers
