@@ -51,6 +51,10 @@ class GivingBack:
     def give_back(self, session: Session, request: GiveBack) -> None:
         """Raises: RemoteProtocolError as `check`"""
         consumers = self.check(session, request)
+        if not request.rests:
+            # Before anything is released: those that go on never rest without a message of their groups.
+            for consumer in consumers:
+                self.wake_consumer(consumer)
         if request.transaction is not None:
             self._transactions.abort_open(session, request.transaction, charges_all=request.charges_all)
         kept = set(request.kept)
@@ -59,8 +63,6 @@ class GivingBack:
             self._ledger.touch(consumer)
             if request.rests:
                 self._rest(consumer)
-            else:
-                self.wake_consumer(consumer)
         session.round += 1
 
     def wake(self, session: Session, wake: Wake) -> None:
