@@ -66,14 +66,24 @@ CONTENT_BYTES_MIN = 1024
 time than to write the bytes."""
 
 TRANSACTIONS_MAX = 64
-"""Open transactions of one connection: a session normally has one, a pool of workers a few."""
+"""Open transactions of one connection, if its setting says nothing else: a session normally has one, a pool of workers
+a few."""
+
+TRANSACTIONS_MOST = 10_000
+"""The most that it may say: each is some 500 bytes, whose memory no other limit counts."""
 
 TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes one connection may hold in open transactions, unless it is one larger message: each becomes one batch of the
-store."""
+"""Bytes one connection may hold in open transactions, unless it is one larger message, if its setting says nothing
+else: each becomes one batch of the store."""
+
+TRANSACTION_BYTES_MOST = 64 * 1024 * 1024
+"""The most that it may say: a batch is written in one piece, for most of a second, while others wait for theirs."""
 
 TRANSACTION_MESSAGES_MAX = 50_000
 """Sends and acknowledgements in one connection's open transactions: as TRANSACTION_BYTES_MAX, for small messages."""
+
+TRANSACTION_MESSAGES_MOST = 200_000
+"""The most that its setting may say: a COMMIT is one step of about a second, in which nobody else is served."""
 
 PRODUCERS_MAX = 100_000
 """Producers remembered for repeated sends; each is kept for PRODUCER_MEMORY_MS after its last use."""

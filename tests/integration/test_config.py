@@ -324,3 +324,31 @@ def test_check_of_what_cannot_be_read_gives_no_answer(tmp_path: Path) -> None:
     ended = truenext("config", "check", tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"truenext: cannot read {tmp_path}: Is a directory\n"
+
+
+def test_a_connection_may_have_as_many_open_transactions_as_the_file_says(
+    own_broker: BrokerProcess, file: Path
+) -> None:
+    file.write_text("[broker]\ntransactions_max = 100\ntransaction_bytes_max = 2000\ntransaction_messages_max = 3\n")
+    own_broker.restart(is_clean=True)
+    client = own_broker.connect()
+    for number in range(100):
+        client.begin(str(number))
+    for _ in range(3):
+        client.send("q", b"", transaction="99")
+    client.commit("99")
+    client.begin("99")
+    client.begin("one too many")
+    error = client.error()
+    assert error.body.decode() == "more than 100 open transactions on one connection (transactions_max)"
+    assert error.headers["truenext-code"] == "limit"
+    client = own_broker.connect()
+    client.begin("t")
+    client.send("q", bytes(1000), transaction="t")
+    client.send("q", bytes(1000), transaction="t")
+    assert "more than 2000 bytes" in client.error().body.decode()
+    client = own_broker.connect()
+    client.begin("t")
+    for _ in range(4):
+        client.send("q", b"", transaction="t")
+    assert "more than 3 sends" in client.error().body.decode()

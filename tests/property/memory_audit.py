@@ -58,6 +58,19 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
         ("unsent", memory.unsent, sum(session.unsent_bytes for session in sessions)),
         ("open", memory.open, sum(each.size for session in sessions for each in session.transactions.values())),
     ]
+    for session in sessions:
+        is_open = session.transactions
+        answering = sum(each.count > len(each.sends) for each in is_open.values())
+        books += [
+            ("said in transactions", is_open.count, sum(each.count for each in is_open.values())),
+            ("bytes said in transactions", is_open.size, sum(each.size for each in is_open.values())),
+            ("transactions that answer", len(is_open.answering), answering),
+            (
+                "... and are not known to",
+                0,
+                sum(each not in is_open.answering for each in is_open.values() if each.held),
+            ),
+        ]
     for queue in engine.queues():
         lanes = queue.lanes
         is_all_here = not any(lane.unread > len(lane.recent) or lane.delayed or lane.bodiless for lane in lanes)

@@ -669,11 +669,11 @@ def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
 
 
 def _abort_without_an_attempt(transactions: Transactions, session: Session, name: str) -> None:
-    transaction = session.transactions.pop(name)
+    transaction = session.transactions.end(name)
     rooms.memory(transactions).open -= transaction.size
     for entry in (*transaction.acknowledged(), *transaction.refused()):
         rooms.GIVE_BACK.of(transactions)(entry, Reason.RELEASED)
-    if len(transaction) > len(transaction.sends):
+    if transaction.held:
         session.batch = rooms.ledger_of(transactions).latest_batch
 
 

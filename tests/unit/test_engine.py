@@ -10,8 +10,9 @@ from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Su
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import Session
+from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import RemoteProtocolError
-from truenext.limits import SEQUENCE_BLOCK, TRANSACTION_MESSAGES_MAX
+from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message
 from truenext.policy import Policies, Policy, StoreAndDispatch
 
@@ -89,11 +90,11 @@ def test_a_message_set_aside_from_a_temporary_queue_that_is_gone_goes_nowhere() 
 
 @pytest.mark.parametrize("answer", [Ack, Nack])
 def test_all_that_a_cumulative_answer_covers_counts_towards_the_limit_of_a_transaction(
-    answer: type[Ack] | type[Nack], monkeypatch: pytest.MonkeyPatch
+    answer: type[Ack] | type[Nack],
 ) -> None:
-    monkeypatch.setattr("truenext.engine.state.transaction.TRANSACTION_MESSAGES_MAX", 5)
-    assert TRANSACTION_MESSAGES_MAX > 5
-    engine = started()
+    engine = Engine(transaction_limits=TransactionLimits(messages=5))
+    engine.start()
+    commit(engine)
     session = engine.connect("s")
     subscribe(engine, session, mode=AckMode.CLIENT)
     for _ in range(6):

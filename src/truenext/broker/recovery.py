@@ -5,6 +5,7 @@ import random
 from sys import maxsize
 
 from truenext.engine.engine import Engine
+from truenext.engine.state.transaction import TransactionLimits
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import StoreError
 from truenext.history.writer import History
@@ -22,6 +23,7 @@ def recover(
     when_full: WhenFull = WhenFull.SLOW,
     memory_limit: int = maxsize,
     queues_memory_limit: int = maxsize,
+    transaction_limits: TransactionLimits | None = None,
     history: History | None = None,
 ) -> tuple[Engine, Recovered]:
     """An engine that knows of every message of the store; the limits are those of engine/state/memory.py.
@@ -41,6 +43,7 @@ def recover(
         queues_memory_limit=queues_memory_limit,
         policies=policies,
         when_full=when_full,
+        transaction_limits=transaction_limits,
         event_log=event_log,
         chance=random.random,
     )

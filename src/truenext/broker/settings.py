@@ -14,6 +14,12 @@ from truenext.limits import (
     MEMORY_LIMIT_MIN,
     NAME_LENGTH_MAX,
     POLL_US_MAX,
+    TRANSACTION_BYTES_MAX,
+    TRANSACTION_BYTES_MOST,
+    TRANSACTION_MESSAGES_MAX,
+    TRANSACTION_MESSAGES_MOST,
+    TRANSACTIONS_MAX,
+    TRANSACTIONS_MOST,
 )
 from truenext.policy import WhenFull
 from truenext.setting import setting
@@ -104,6 +110,35 @@ class BrokerSettings:
         least=1,
         most=36_500,
         reason="What was wrong last month can still be asked for.",
+    )
+    transactions_max: int = setting(
+        TRANSACTIONS_MAX,
+        "Open transactions of one connection.",
+        unit="transactions",
+        least=1,
+        most=TRANSACTIONS_MOST,
+        fixed=_AT_START,
+        reason="A session has one, a pool of workers a few. One in which nothing is said costs some 500 bytes, which "
+        "memory_limit does not count, and no time.",
+    )
+    transaction_bytes_max: int = setting(
+        TRANSACTION_BYTES_MAX,
+        "What one connection may send in all its open transactions together, unless it is a single message.",
+        unit="bytes",
+        least=1024,
+        most=TRANSACTION_BYTES_MOST,
+        fixed=_AT_START,
+        reason="A COMMIT is written in one piece, while others wait for theirs. What all connections send in open "
+        "transactions takes no more than a quarter of the memory for messages, whatever is said here.",
+    )
+    transaction_messages_max: int = setting(
+        TRANSACTION_MESSAGES_MAX,
+        "Sends, ACKs and NACKs in all open transactions of one connection together.",
+        unit="messages",
+        least=1,
+        most=TRANSACTION_MESSAGES_MOST,
+        fixed=_AT_START,
+        reason="A COMMIT is one step, in which nobody else is served: a quarter of a second with so many.",
     )
     allow_anonymous: bool = setting(
         False,

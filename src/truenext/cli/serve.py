@@ -17,6 +17,7 @@ from truenext.broker.reload import Reloader
 from truenext.cli import logs, machine
 from truenext.cli.files import connections_max
 from truenext.engine.engine import Engine
+from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import Exporter
 from truenext.history.writer import History
@@ -92,6 +93,9 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
             when_full=settings.when_full,
             memory_limit=int(memory_limit * MEMORY_SHARE),
             queues_memory_limit=memory_limit - int(memory_limit * MEMORY_SHARE) - BROKER_BYTES,
+            transaction_limits=TransactionLimits(
+                settings.transactions_max, settings.transaction_bytes_max, settings.transaction_messages_max
+            ),
             history=history,
         )
 

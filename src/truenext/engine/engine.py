@@ -54,6 +54,7 @@ from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.clients import Clients
 from truenext.engine.state.memory import Memory
 from truenext.engine.state.queue import Queue
+from truenext.engine.state.transaction import TransactionLimits
 from truenext.engine.turn import Turn
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.engine.writing.ledger import Ledger
@@ -80,6 +81,7 @@ class Engine:
         queues_memory_limit: int = maxsize,
         policies: Policies | None = None,
         when_full: WhenFull = WhenFull.SLOW,
+        transaction_limits: TransactionLimits | None = None,
         event_log: EventLog | None = None,
         chance: Callable[[], float] = lambda: 0.5,
     ) -> None:
@@ -134,9 +136,10 @@ class Engine:
         self.pieces = pieces = Pieces(ledger, clients, bulk)
         wishes = Wishes(events)
         # What each command does.
-        sending = Sending(ledger, memory, queues, arrivals, scheduler, producers, when_full)
-        answering = Acknowledging(ledger, events, clients, outcomes)
-        transactions = Transactions(ledger, memory, queues, arrivals, outcomes, producers, sending)
+        limits = transaction_limits or TransactionLimits()
+        sending = Sending(ledger, memory, queues, arrivals, scheduler, producers, when_full, limits)
+        answering = Acknowledging(ledger, events, clients, outcomes, limits)
+        transactions = Transactions(ledger, memory, queues, arrivals, outcomes, producers, sending, limits)
         subscribing = Subscribing(
             ledger, events, memory, clients, resident, selections, queues, wildcards, outcomes, browsing
         )

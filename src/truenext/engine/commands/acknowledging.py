@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode
 from truenext.engine.state.reason import Reason
-from truenext.engine.state.transaction import check_limits
 from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import Consumer, Session
     from truenext.engine.state.queue import Entry
-    from truenext.engine.state.transaction import Transaction
+    from truenext.engine.state.transaction import Transaction, TransactionLimits
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
 
@@ -23,11 +22,14 @@ _INDIVIDUAL = AckMode.INDIVIDUAL
 
 
 class Acknowledging:
-    def __init__(self, ledger: Ledger, events: EventLog, clients: Clients, outcomes: Outcomes) -> None:
+    def __init__(
+        self, ledger: Ledger, events: EventLog, clients: Clients, outcomes: Outcomes, limits: TransactionLimits
+    ) -> None:
         self._ledger = ledger
         self._events = events
         self._clients = clients
         self._outcomes = outcomes
+        self._limits = limits
 
     def acknowledge(self, session: Session, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
@@ -55,7 +57,7 @@ class Acknowledging:
             return
         covered = consumer.covered_by(ack.sequence)
         if ack.transaction is not None:
-            transaction = _with_room(session, ack.transaction, len(covered))
+            transaction = self._with_room(session, ack.transaction, len(covered))
             transaction.acknowledge(self._begin(session, consumer, covered))
             return
         for sequence in covered:
@@ -75,12 +77,21 @@ class Acknowledging:
             consumer.auto.answered += 1
         covered = consumer.covered_by(nack.sequence)
         if nack.transaction is not None:
-            transaction = _with_room(session, nack.transaction, len(covered))
+            transaction = self._with_room(session, nack.transaction, len(covered))
             transaction.refuse(self._begin(session, consumer, covered), nack)
             return
         for sequence in covered:
             self._outcomes.fail(consumer.held.pop(sequence), Reason.REFUSED, nack)
         session.batch = self._ledger.latest_batch
+
+    def _with_room(self, session: Session, name: str, count: int) -> Transaction:
+        """The open transaction, which answers for `count` messages more; these are not too many."""
+        transaction = session.transaction(name)
+        is_open = session.transactions
+        is_open.check(self._limits, count=count)
+        is_open.add(transaction, count=count)
+        is_open.answering[transaction] = None
+        return transaction
 
     def _touch(self, consumer: Consumer) -> None:
         self._ledger.touch(consumer)
@@ -125,10 +136,3 @@ class Acknowledging:
         """The first of those that it holds."""
         for sequence in list(consumer.held)[:count]:
             self._outcomes.acknowledge(consumer.held.pop(sequence))
-
-
-def _with_room(session: Session, name: str, count: int) -> Transaction:
-    """The open transaction, once it is sure that `count` messages more are not too many."""
-    transaction = session.transaction(name)
-    check_limits(session.transactions, count=count)
-    return transaction

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from truenext.commands import Begin, Command, Send
 from truenext.destination import Kind
-from truenext.engine.state.transaction import check_limits
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.message import living
 from truenext.policy import WhenFull
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.consumer import Session
     from truenext.engine.state.memory import Memory
+    from truenext.engine.state.transaction import TransactionLimits
     from truenext.engine.writing.ledger import Ledger
     from truenext.engine.writing.producers import Producers
     from truenext.message import Message
@@ -46,6 +46,7 @@ class Sending:
         scheduler: Scheduler,
         producers: Producers,
         when_full: WhenFull,
+        limits: TransactionLimits,
     ) -> None:
         self._ledger = ledger
         self._memory = memory
@@ -55,6 +56,7 @@ class Sending:
         self._scheduler = scheduler
         self._producers = producers
         self._when_full = when_full
+        self._limits = limits
 
     def send(self, session: Session, send: Send) -> None:
         """Raises: RemoteProtocolError if there is no such transaction, or a limit is reached; NoRoomError"""
@@ -100,7 +102,7 @@ class Sending:
         transaction = session.transaction(name)
         memory = self._memory
         size = len(send.message.header) + len(send.message.body)
-        check_limits(session.transactions, size=size)
+        session.transactions.check(self._limits, size=size)
         if not memory.has_room_to_open(size):
             raise NoRoomError(
                 f"open transactions of all connections hold {memory.open} bytes, and may hold "
@@ -111,7 +113,7 @@ class Sending:
             self._admit(session, send)
         self._queues.check_parts(send)
         transaction.sends.append(send)
-        transaction.size += size
+        session.transactions.add(transaction, size=size)
         memory.open += size
 
     def living(self, send: Send) -> Send:

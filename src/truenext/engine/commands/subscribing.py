@@ -187,7 +187,7 @@ class Subscribing:
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
             session.temporary_queues.remove(queue)
-            for transaction in session.transactions.values():
+            for transaction in session.transactions.answering:
                 for entry in transaction.leave_out(queue):
                     self._resident.left_memory(entry)
             self._queues.drop(queue)

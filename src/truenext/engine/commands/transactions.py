@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.reason import Reason
-from truenext.engine.state.transaction import begin, doomed
+from truenext.engine.state.transaction import doomed
 from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.consumer import Session
     from truenext.engine.state.memory import Memory
+    from truenext.engine.state.transaction import TransactionLimits
     from truenext.engine.writing.ledger import Ledger
     from truenext.engine.writing.producers import Producers
     from truenext.schedule import Schedule
@@ -31,6 +32,7 @@ class Transactions:
         outcomes: Outcomes,
         producers: Producers,
         sending: Sending,
+        limits: TransactionLimits,
     ) -> None:
         self._ledger = ledger
         self._memory = memory
@@ -39,10 +41,11 @@ class Transactions:
         self._outcomes = outcomes
         self._producers = producers
         self._sending = sending
+        self._limits = limits
 
     def begin(self, session: Session, command: Begin) -> None:
         """Raises: RemoteProtocolError if the name is taken or there are too many."""
-        begin(session.transactions, command.transaction)
+        session.transactions.begin(command.transaction, self._limits)
 
     def commit(self, session: Session, commit: Commit) -> None:
         """Raises: RemoteProtocolError if the transaction is doomed, or is not open and its number not recorded."""
@@ -64,8 +67,7 @@ class Transactions:
         queues = self._queues
         sends = [self._sending.living(send) if send.ttl_ms else send for send in transaction.sends]
         spread = [queues.queues_for(send, queues.needed_if_connected) for send in sends]
-        del session.transactions[commit.transaction]
-        session.ended_transactions += 1
+        session.transactions.end(commit.transaction)
         self._memory.open -= transaction.size
         is_stored = transaction.acknowledges_stored() or any(
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))
@@ -106,8 +108,7 @@ class Transactions:
 
     def abort_open(self, session: Session, name: str, *, charges_all: bool) -> None:
         """Of charges see commands.Abort."""
-        transaction = session.transactions.pop(name)
-        session.ended_transactions += 1
+        transaction = session.transactions.end(name)
         self._memory.open -= transaction.size
         for entry in transaction.acknowledged():
             if charges_all:
@@ -126,8 +127,8 @@ class Transactions:
 
     def end_all(self, session: Session, reason: Reason) -> None:
         """The connection ends: what was acknowledged or refused in open transactions goes back."""
-        for transaction in session.transactions.values():
+        for name in list(session.transactions):
+            transaction = session.transactions.end(name)
             self._memory.open -= transaction.size
             for entry in (*transaction.acknowledged(), *transaction.refused()):
                 self._outcomes.give_back(entry, reason)
-        session.transactions.clear()

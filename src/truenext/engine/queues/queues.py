@@ -385,7 +385,7 @@ class Queues:
             self.set_paused(queue, is_paused=False)
         acknowledged: list[Entry] = []
         for session in self._clients.sessions.values():
-            for transaction in session.transactions.values():
+            for transaction in session.transactions.answering:
                 acknowledged += transaction.leave_out(queue)
         # Before anything of a new queue of this name. It ends the open block as well: some may have been accepted just
         # now, and what is told of that asks their messages.

@@ -122,13 +122,13 @@ class Groups:
         for consumer, seen in self.resting.items():
             session = consumer.session
             # It gets nothing: what it has grows no more, and leaves it for good, or for a transaction, which ends.
-            now = (len(consumer.held), session.ended_transactions)
+            now = (len(consumer.held), session.transactions.ended)
             if now == seen:
                 continue
             self.resting[consumer] = now
             owned = [group for group, owner in self.owners.items() if owner is consumer]
             if owned:
-                holders: list[Holder] = [consumer, *session.transactions.values()]
+                holders: list[Holder] = [consumer, *session.transactions.answering]
                 held = chain.from_iterable(holder.held.values() for holder in holders)
                 busy = {entry.group for entry in held if entry.lane.queue is queue}
                 for group in owned:

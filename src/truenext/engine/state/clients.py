@@ -127,7 +127,7 @@ class Clients:
     def in_transactions_of(self, queue: Queue) -> Iterator[Entry]:
         """What open transactions have of a queue."""
         for session in self.sessions.values():
-            for transaction in session.transactions.values():
+            for transaction in session.transactions.answering:
                 yield from (entry for entry in transaction.held.values() if entry.lane.queue is queue)
 
     def taken_of(self, queue: Queue, first: int = 0, until: int = WHOLE) -> Iterator[Entry]:
@@ -143,4 +143,4 @@ class Clients:
         """All that may have something of a queue."""
         yield from self.of_queue.get(queue, NOBODY).all()
         for session in self.sessions.values():
-            yield from session.transactions.values()
+            yield from session.transactions.answering

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from truenext.commands import AckMode, Browse, Subscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.state.holder import Holder
-from truenext.engine.state.transaction import doomed
+from truenext.engine.state.transaction import OpenTransactions, doomed
 from truenext.engine.state.window import AutoWindow
 from truenext.engine.state.wish import Wish
 from truenext.errors import Code, RemoteProtocolError
@@ -251,7 +251,6 @@ class Session:
         "batch",
         "browsers",
         "consumers",
-        "ended_transactions",
         "has_rounds",
         "has_sent",
         "id",
@@ -273,8 +272,7 @@ class Session:
         """Those of them that got something since the socket last took all there was."""
         self.browsers: dict[str, Browser] = {}
         """By subscription; those that were shown all are here until they unsubscribe."""
-        self.transactions: dict[str, Transaction] = {}
-        """Open ones, by the client's name for them."""
+        self.transactions = OpenTransactions()
         self.temporary_queues: list[Queue] = []
         """They go with the connection; among them those of its subscriptions to topics."""
         self.batch = 0
@@ -291,8 +289,6 @@ class Session:
         """Its client says what it begins; nothing else counts as begun."""
         self.keeps_open = False
         """What is refused does not end it."""
-        self.ended_transactions = 0
-        """How many have ended, by COMMIT or ABORT."""
 
     @property
     def only_sends(self) -> bool:

@@ -6,6 +6,7 @@ window at once, and is the transaction's until that ends.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.holder import Holder
@@ -13,14 +14,23 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from truenext.commands import Nack, Send
     from truenext.engine.state.queue import Entry
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionLimits:
+    """How much one connection may have in all its open transactions together."""
+
+    transactions: int = TRANSACTIONS_MAX
+    size: int = TRANSACTION_BYTES_MAX
+    """Bytes of what they send, unless that is a single message."""
+    messages: int = TRANSACTION_MESSAGES_MAX
+    """What they send, acknowledge and refuse."""
+
+
 class Transaction(Holder):
-    __slots__ = ("held", "is_doomed", "refusals", "sends", "size")
+    __slots__ = ("count", "held", "is_doomed", "refusals", "sends", "size")
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
@@ -28,13 +38,12 @@ class Transaction(Holder):
         """What was acknowledged or refused."""
         self.refusals: dict[int, Nack] = {}
         """By sequence, the NACK of those that were refused."""
+        self.count = 0
+        """How much was sent, acknowledged and refused; also of what has ended since."""
         self.size = 0
         """Bytes of the messages in `sends`."""
         self.is_doomed = False
         """A frame of it was refused, on a connection that goes on: it can only be aborted."""
-
-    def __len__(self) -> int:
-        return len(self.sends) + len(self.held)
 
     def acknowledge(self, entries: list[Entry]) -> None:
         for entry in entries:
@@ -61,37 +70,73 @@ class Transaction(Holder):
         return any(entry.persistent and entry.stored is not None for entry in self.acknowledged())
 
 
-def begin(transactions: dict[str, Transaction], name: str) -> None:
-    """Open a transaction among those of one connection.
+class OpenTransactions(dict[str, Transaction]):
+    """Those of one connection, by the client's name for them.
 
-    Raises: RemoteProtocolError if the name is taken or there are too many.
+    There may be thousands, so nothing that comes with each message goes through all of them: what is said in them is
+    counted here, and `answering` has those that have messages.
     """
-    if name in transactions:
-        raise RemoteProtocolError(f"transaction {name!r} is open already", Code.TAKEN)
-    if len(transactions) >= TRANSACTIONS_MAX:
-        raise RemoteProtocolError(f"more than {TRANSACTIONS_MAX} open transactions on one connection", Code.LIMIT)
-    transactions[name] = Transaction()
+
+    __slots__ = ("answering", "count", "ended", "size")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answering: dict[Transaction, None] = {}
+        """Those that have acknowledged or refused anything."""
+        self.count = 0
+        """How much was sent, acknowledged and refused in all of them."""
+        self.size = 0
+        """Bytes of what was sent in them."""
+        self.ended = 0
+        """How many there were that have ended, by COMMIT or ABORT."""
+
+    def begin(self, name: str, limits: TransactionLimits) -> None:
+        """Open a transaction.
+
+        Raises: RemoteProtocolError if the name is taken or there are too many.
+        """
+        if name in self:
+            raise RemoteProtocolError(f"transaction {name!r} is open already", Code.TAKEN)
+        if len(self) >= limits.transactions:
+            raise RemoteProtocolError(
+                f"more than {limits.transactions} open transactions on one connection (transactions_max)", Code.LIMIT
+            )
+        self[name] = Transaction()
+
+    def end(self, name: str) -> Transaction:
+        """It is open no more."""
+        transaction = self.pop(name)
+        self.ended += 1
+        self.answering.pop(transaction, None)
+        self.count -= transaction.count
+        self.size -= transaction.size
+        return transaction
+
+    def check(self, limits: TransactionLimits, *, count: int = 1, size: int = 0) -> None:
+        """Check that `count` more messages, with `size` bytes, are not too much.
+
+        Raises: RemoteProtocolError if they are.
+        """
+        if self.count + count > limits.messages:
+            raise RemoteProtocolError(
+                f"more than {limits.messages} sends and acknowledgements in open transactions "
+                "(transaction_messages_max); commit more often",
+                Code.LIMIT,
+            )
+        if self.size and self.size + size > limits.size:
+            raise RemoteProtocolError(
+                f"more than {limits.size} bytes in open transactions (transaction_bytes_max); commit more often",
+                Code.LIMIT,
+            )
+
+    def add(self, transaction: Transaction, *, count: int = 1, size: int = 0) -> None:
+        """So much is said in one of them."""
+        transaction.count += count
+        transaction.size += size
+        self.count += count
+        self.size += size
 
 
 def doomed(name: str) -> RemoteProtocolError:
     """Why nothing more may be said in a transaction."""
     return RemoteProtocolError(f"transaction {name!r} can only be aborted: a frame of it was refused", Code.DOOMED)
-
-
-def check_limits(transactions: Mapping[str, Transaction], *, count: int = 1, size: int = 0) -> None:
-    """Check that `count` more messages, with `size` bytes, fit in what one connection may keep open.
-
-    The limits are on all open transactions of a connection together.
-
-    Raises: RemoteProtocolError if they do not.
-    """
-    if sum(map(len, transactions.values())) + count > TRANSACTION_MESSAGES_MAX:
-        raise RemoteProtocolError(
-            f"more than {TRANSACTION_MESSAGES_MAX} sends and acknowledgements in open transactions; commit more often",
-            Code.LIMIT,
-        )
-    held = sum(transaction.size for transaction in transactions.values())
-    if held and held + size > TRANSACTION_BYTES_MAX:
-        raise RemoteProtocolError(
-            f"more than {TRANSACTION_BYTES_MAX} bytes in open transactions; commit more often", Code.LIMIT
-        )

@@ -1,0 +1,158 @@
+"""What may one connection have in open transactions, and what do those cost in which nothing happens?"""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+
+from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.transaction import TransactionLimits
+from truenext.errors import Code, RemoteProtocolError
+from truenext.limits import TRANSACTIONS_MOST
+from truenext.message import Message
+
+MANY = 1000
+
+
+def started(limits: TransactionLimits) -> Engine:
+    engine = Engine(transaction_limits=limits)
+    engine.start()
+    commit(engine)
+    return engine
+
+
+def commit(engine: Engine) -> None:
+    while (batch := engine.take_batch()) is not None:
+        engine.committed(batch)
+
+
+def connected(engine: Engine, name: str = "s") -> Session:
+    session = engine.connect(name)
+    engine.subscribe(session, Subscribe("0", parse("/queue/a", name), AckMode.INDIVIDUAL, 1000))
+    return session
+
+
+def send(engine: Engine, session: Session, transaction: str | None = None, body: bytes = b"", group: str = "") -> None:
+    message = Message(4, True, 0, b"content-length:%d\n" % len(body), body, group=group)
+    engine.send(session, Send(parse("/queue/a", "s"), message, transaction))
+
+
+def dispatched(engine: Engine) -> list[int]:
+    commit(engine)
+    return [entry.sequence for entries in engine.turn().deliveries.values() for entry in entries]
+
+
+def steps_of(action: Callable[[], object]) -> int:
+    """How many functions are called and generators go on, of Python's and of C's."""
+    count = 0
+
+    def step(_: FrameType, event: str, __: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(step)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def steps_beside(others: int) -> dict[str, int]:
+    """What each thing costs that comes with a message, while so many transactions are open in which nothing is said."""
+    engine = started(TransactionLimits(transactions=TRANSACTIONS_MOST))
+    session = connected(engine)
+    for number in range(others):
+        engine.begin(session, Begin(f"idle {number}"))
+    for _ in range(6):
+        send(engine, session)
+    held = dispatched(engine)
+    queue = session.consumers["0"].queue
+    assert len(held) == 6 and queue is not None
+    engine.begin(session, Begin("t"))
+    return {
+        "SEND": steps_of(lambda: send(engine, session, "t")),
+        "ACK": steps_of(lambda: engine.acknowledge(session, Ack("0", held[0], "t"))),
+        "NACK": steps_of(lambda: engine.refuse(session, Nack("0", held[1], "t"))),
+        "who has what": steps_of(lambda: list(engine.clients.taken_of(queue))),
+        "COMMIT": steps_of(lambda: engine.commit(session, Commit("t"))),
+        "BEGIN": steps_of(lambda: engine.begin(session, Begin("t"))),
+        "ABORT": steps_of(lambda: engine.abort(session, Abort("t"))),
+        "SEND alone": steps_of(lambda: send(engine, session)),
+        "ACK alone": steps_of(lambda: engine.acknowledge(session, Ack("0", held[2]))),
+        "the rest": steps_of(lambda: dispatched(engine)),
+    }
+
+
+def test_a_thousand_open_transactions_in_which_nothing_is_said_cost_no_step() -> None:
+    steps_beside(1)
+    assert steps_beside(MANY) == steps_beside(1)
+
+
+def test_what_is_said_in_a_transaction_is_counted_until_it_ends() -> None:
+    engine = started(TransactionLimits())
+    session = connected(engine)
+    for _ in range(3):
+        send(engine, session)
+    held = dispatched(engine)
+    for name in ("t", "u"):
+        engine.begin(session, Begin(name))
+    for name, body in (("t", b"12345"), ("u", b"")):
+        send(engine, session, name, body)
+    engine.acknowledge(session, Ack("0", held[0], "t"))
+    engine.refuse(session, Nack("0", held[1], "u"))
+    size = 2 * len("content-length:0\n") + 5
+    assert (session.transactions.count, session.transactions.size) == (4, size)
+    assert len(session.transactions.answering) == 2
+    engine.commit(session, Commit("t"))
+    assert (session.transactions.count, session.transactions.size) == (2, len("content-length:0\n"))
+    engine.abort(session, Abort("u"))
+    assert (session.transactions.count, session.transactions.size, session.transactions.answering) == (0, 0, {})
+
+
+def test_a_nack_of_what_the_transaction_has_acknowledged_is_counted_once() -> None:
+    engine = started(TransactionLimits())
+    session = connected(engine)
+    send(engine, session)
+    (sequence,) = dispatched(engine)
+    engine.begin(session, Begin("t"))
+    engine.acknowledge(session, Ack("0", sequence, "t"))
+    engine.refuse(session, Nack("0", sequence, "t"))
+    assert session.transactions.count == 1
+
+
+def test_each_limit_is_the_setting_s_and_the_refusal_names_it_and_counts_nothing() -> None:
+    engine = started(TransactionLimits(transactions=2, size=100, messages=3))
+    session = connected(engine)
+    for name in ("t", "u"):
+        engine.begin(session, Begin(name))
+    assert refused(lambda: engine.begin(session, Begin("v"))) == (
+        "more than 2 open transactions on one connection (transactions_max)"
+    )
+    send(engine, session, "t", bytes(50))
+    assert refused(lambda: send(engine, session, "u", bytes(50))) == (
+        "more than 100 bytes in open transactions (transaction_bytes_max); commit more often"
+    )
+    send(engine, session, "t")
+    engine.abort(session, Abort("u"))
+    send(engine, session)
+    (sequence,) = dispatched(engine)
+    engine.acknowledge(session, Ack("0", sequence, "t"))
+    why = "more than 3 sends and acknowledgements in open transactions (transaction_messages_max); commit more often"
+    assert refused(lambda: send(engine, session, "t")) == why
+    assert session.transactions.count == 3
+    engine.commit(session, Commit("t"))
+    engine.begin(session, Begin("t"))
+    # One alone may be as large as a body may be.
+    send(engine, session, "t", bytes(1000))
+
+
+def refused(action: Callable[[], object]) -> str:
+    with pytest.raises(RemoteProtocolError) as caught:
+        action()
+    assert caught.value.code is Code.LIMIT
+    return str(caught.value)
