@@ -13,7 +13,7 @@ from truenext.room import Room
 from truenext.store.memory import MemoryStore
 
 SAID_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py"}
-NOT_SAID_YET = {Code.LATE, Code.DOOMED, Code.GAP}
+NOT_SAID_YET = {Code.GAP}
 """Nothing that has them is built."""
 
 
@@ -182,6 +182,41 @@ def test_connections_beyond_the_limit_are_told_its_code(monkeypatch: pytest.Monk
     assert codes == [Code.LIMIT.value] * 3
 
 
+def connected(port: int, *said: str) -> RawClient:
+    """A connection that asks for more; its CONNECTED is still to be read."""
+    client = RawClient(port)
+    client.write(lines("CONNECT", "accept-version:1.2", "host:h", *said))
+    return client
+
+
+def test_a_connection_that_comes_too_late_is_told_so() -> None:
+    codes: list[str] = []
+
+    def use(port: int) -> None:
+        second = connected(port, "truenext-connection:2")
+        secret = second.await_hello().headers["truenext-secret"]
+        first = connected(port, "truenext-connection:1", f"truenext-secret:{secret}")
+        codes.append(first.error().headers["truenext-code"])
+        second.close()
+
+    run(use)
+    assert codes == [Code.LATE.value]
+
+
+def test_a_transaction_of_which_a_frame_was_refused_is_doomed() -> None:
+    codes: list[str] = []
+
+    def use(port: int) -> None:
+        client = connected(port, "truenext-keep-open:true")
+        client.await_hello()
+        client.write(BEGIN + lines("ACK", "id:1@s", "transaction:t") + lines("COMMIT", "transaction:t"))
+        codes.extend(client.next_frame().headers["truenext-code"] for _ in range(2))
+        client.close()
+
+    run(use)
+    assert codes == [Code.MISSING.value, Code.DOOMED.value]
+
+
 def test_only_those_that_are_not_built_yet_are_said_by_nothing() -> None:
-    said = {code for code, _ in (BEFORE_CONNECT | AFTER_CONNECT).values()} | {Code.NO_ROOM}
+    said = {code for code, _ in (BEFORE_CONNECT | AFTER_CONNECT).values()} | {Code.NO_ROOM, Code.LATE, Code.DOOMED}
     assert said | SAID_ELSEWHERE.keys() == set(Code) - NOT_SAID_YET
