@@ -100,6 +100,14 @@ class Unsubscribe(msgspec.Struct, gc=False):
     """The durable subscription that is to end, with what waits in it; "" is none."""
 
 
+class Begun(msgspec.Struct, gc=False):
+    """The client's program has this message now."""
+
+    subscription: str
+    sequence: int
+    dispatch: int
+
+
 class Ack(msgspec.Struct, gc=False):
     """The message was handled. `subscription` None: whichever of the connection's holds it (STOMP 1.0)."""
 
@@ -108,6 +116,8 @@ class Ack(msgspec.Struct, gc=False):
     transaction: str | None = None
     dispatch: int = 0
     """Which of its dispatches, counted as deliveries are; 0 does not say."""
+    begins: Begun | None = None
+    """What the client's program has next, if it says so here."""
 
 
 class Nack(msgspec.Struct, gc=False):
@@ -122,14 +132,6 @@ class Nack(msgspec.Struct, gc=False):
     """There is to be no next try."""
     dispatch: int = 0
     """As of an Ack."""
-
-
-class Begun(msgspec.Struct, gc=False):
-    """The client's program has this message now."""
-
-    subscription: str
-    sequence: int
-    dispatch: int
 
 
 class Credit(msgspec.Struct, gc=False):

@@ -148,6 +148,29 @@ def test_whoever_does_not_ask_for_it_is_charged_and_told_as_ever(broker: BrokerP
     assert attempts(back) == [1, 0] and were_lost(back) == [False, False]
 
 
+def test_an_ack_may_name_what_is_begun_next(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 3)
+    reader = broker.connect(headers=BEGUN)
+    reader.subscribe(queue)
+    messages = reader.only(3)
+    reader.say("ACK", {"id": messages[0].headers["ack"], "truenext-begun": messages[2].headers["ack"]})
+    reader.arrived()
+    reader.crash()
+    back = again(broker, queue, 2)
+    assert bodies(back) == ["1", "2"] and attempts(back) == [0, 1]
+
+
+def test_an_ack_that_names_a_wrong_one_as_begun_does_nothing(broker: BrokerProcess, queue: str) -> None:
+    fill(broker, queue, 1)
+    reader = broker.connect(headers=BEGUN | {"truenext-keep-open": "true"})
+    reader.subscribe(queue)
+    (message,) = reader.only(1)
+    reader.say("ACK", {"id": message.headers["ack"], "truenext-begun": "9999999@1"})
+    reader.say("ACK", {"id": message.headers["ack"], "truenext-begun": message.headers["ack"], "transaction": "t"})
+    assert [reader.next_error().headers["truenext-code"] for _ in range(2)] == ["not-held", "header"]
+    reader.ack(message, confirmed=True)
+
+
 def test_begun_is_refused_where_it_means_nothing(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 1)
     reader = broker.connect()

@@ -56,6 +56,7 @@ VALUES = {
         *("1@s", "22@s", "1.2@s", "1.@s", ".1@s", "1.2.3@s", "1." + "9" * 10 + "@s", "1." + "9" * 11 + "@s"),
         *("22@", "x@s", "1@s@s", "1@\u00e4", "9" * 19 + "@s", "9" * 20 + "@s", "1@" + "s" * 300),
     ],
+    "truenext-begun": ["2@s", "2.3@s", "x", "2.@s", "9" * 20 + "@s", "2@" + "s" * 300],
     "reply-to": ["/queue/r", "/temp-queue/r"],
     "AMQ_SCHEDULED_DELAY": ["0", "100"],
 }
@@ -73,6 +74,9 @@ OFTEN = [
     ("ACK", ("id",)),
     ("ACK", ("id", "receipt")),
     ("ACK", ("transaction", "id", "x")),
+    ("ACK", ("id", "truenext-begun")),
+    ("ACK", ("truenext-begun", "id", "receipt")),
+    ("ACK", ("truenext-begun", "id", "transaction")),
     ("ACK", ("message-id", "subscription")),
     ("MESSAGE", ("subscription", "message-id", "destination", "content-length")),
     ("MESSAGE", ("message-id", "x")),
@@ -456,6 +460,7 @@ MUTATIONS: dict[str, Fault] = {
     "begun forgets which dispatch": _mutated(BegunShape, "read", "int(dispatch[1:] or 0)", "0"),
     "begun is also what is sent elsewhere": _mutated(BegunShape, "__init__", 'b"/control/begun"', 'rb"[^\\n]*"'),
     "an ACK forgets which dispatch": _mutated(AckShape, "read", "ack.dispatch = int(dispatch[1:])", "pass"),
+    "an ACK forgets which dispatch it begins": _mutated(AckShape, "read", "int(which[1:] or 0)", "0"),
     "a number may be too large": _mutated(SendShape, "_add_rest", "> PRODUCER_NUMBER_MAX", "> 10**99"),
     "a SEND may come behind a DISCONNECT": _mutated(
         StompServer, "_check", 'self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))', "pass"

@@ -34,6 +34,8 @@ class Acknowledging:
     def acknowledge(self, session: Session, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
+        if ack.begins is not None:
+            self.begun(session, ack.begins)
         queue = consumer.queue
         if queue is not None:
             self._ledger.touched[queue] = None

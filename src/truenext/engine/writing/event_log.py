@@ -65,7 +65,6 @@ _ONE = struct.Struct(BLOCK.format + "Q")
 _ONE_ACCEPTED = struct.Struct(_ONE.format + "IB")
 _ONE_DISPATCHED = struct.Struct(_ONE.format + "II")
 _ONE_RETURNED = struct.Struct(_ONE.format + "I")
-_ONE_BEGUN = struct.Struct(_ONE.format + "I")
 
 _DUE = REASONS.index("due")
 _RETURNED_FOR = {reason: REASONS.index(reason.value) for reason in Reason}
@@ -106,6 +105,12 @@ class EventLog:
         self._queue = 0
         self._other = 0
         self._opened_us = 0
+        self._begun: list[Entry] = []
+        """What was begun since the open block began, or a little before,"""
+        self._begun_by: list[int] = []
+        """the numbers of the consumers,"""
+        self._begun_us = 0
+        """and when the first of it was."""
         self.entries: list[Entry] = []
         """What the open block is of. Whoever finds it open for its own event may append to it."""
         self.accepting: Queue | None = None
@@ -118,7 +123,8 @@ class EventLog:
 
     def tick(self, now_us: int) -> None:
         """It is so many microseconds since the epoch."""
-        if self.entries and now_us - self._opened_us > BLOCK_US_MAX:
+        opened_us = self._opened_us if self.entries else self._begun_us
+        if (self.entries or self._begun) and now_us - opened_us > BLOCK_US_MAX:
             self.end_block()
         self._now_us = now_us
 
@@ -159,10 +165,14 @@ class EventLog:
         inside a transaction; to be told of connections that name what they begin."""
         queue = entry.lane.queue
         if queue.number:
-            if self._kind != _BEGUN or self._queue != queue.number:
-                self._open(_BEGUN, queue.number)
-            self.entries.append(entry)
-            self._consumers.append(consumer.number)
+            # A client acknowledges one, and begins the next: what was begun has a block of its own, which is written
+            # before the open one. So the open one may tell of nothing but messages that are gone.
+            if self._kind not in (-1, _ACKNOWLEDGED) or (self._begun and self._begun[0].lane.queue is not queue):
+                self.end_block()
+            if not self._begun:
+                self._begun_us = self._now_us
+            self._begun.append(entry)
+            self._begun_by.append(consumer.number)
 
     def returned(self, entry: Entry, reason: Reason) -> None:
         self._returned(entry, _RETURNED_FOR[reason])
@@ -286,7 +296,7 @@ class EventLog:
     # ---- Handing over ----
 
     def is_empty(self) -> bool:
-        return not self._blocks and not self.entries
+        return not self._blocks and not self.entries and not self._begun
 
     def take(self, *, of_batch: bool = False) -> bytes:
         """Everything since the last call, as one chunk of a history file; nothing if nothing happened. `of_batch` says
@@ -330,6 +340,8 @@ class EventLog:
 
     def end_block(self) -> None:
         """Write down what is in the open block. To be called before messages go of which nothing is told."""
+        if self._begun:
+            self._end_begun()
         entries = self.entries
         kind, self._kind = self._kind, -1
         self.accepting = self.acknowledging = None
@@ -354,11 +366,15 @@ class EventLog:
             self._consumers = []
         elif kind == _RETURNED:
             columns += _column("I", [entry.attempts for entry in entries])
-        elif kind == _BEGUN:
-            columns += _column("I", self._consumers)
-            self._consumers = []
         self.entries = []
         self._add(block + columns, count)
+
+    def _end_begun(self) -> None:
+        entries, self._begun = self._begun, []
+        consumers, self._begun_by = self._begun_by, []
+        queue = entries[0].lane.queue.number
+        columns = _column("Q", [entry.sequence for entry in entries]) + _column("I", consumers)
+        self._add(BLOCK.pack(_BEGUN, 0, len(entries), queue, 0, self._begun_us) + columns, len(entries))
 
     def _block_of_one(self, kind: int, entry: Entry) -> bytes:
         """As below, at a third of the cost: one message at a time makes three of these for each."""
@@ -374,8 +390,6 @@ class EventLog:
             return _ONE_DISPATCHED.pack(kind, 0, 1, queue, other, opened_us, sequence, getter, entry.deliveries)
         if kind == _RETURNED:
             return _ONE_RETURNED.pack(kind, self._code, 1, queue, other, opened_us, sequence, entry.attempts)
-        if kind == _BEGUN:
-            return _ONE_BEGUN.pack(kind, 0, 1, queue, other, opened_us, sequence, self._consumers.pop())
         return _ONE.pack(kind, 0, 1, queue, other, opened_us, sequence)
 
     def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:

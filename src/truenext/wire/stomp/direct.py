@@ -61,7 +61,9 @@ _OF_ACK = {
     "id": rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX,
     "receipt": _OF_THE_HOP["receipt"],
     "transaction": _OF_THE_HOP["receipt"],
+    "truenext-begun": rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX,
 }
+_BEGINS = "truenext-begun"
 _OTHER_OF_ACK = rb"%b{0,1000}+"
 """All values of an ACK are short, so that it is within the limits."""
 _ELSEWHERE = (HOP_HEADERS - _OF_THE_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
@@ -186,17 +188,21 @@ class AckShape:
         self._id = groups["id"]
         self._receipt = groups.get("receipt", 0)
         self._transaction = groups.get("transaction", 0)
+        self._begins = groups.get(_BEGINS, 0)
 
     def read(self, data: bytes, start: int, into: list[Frame | Request], body_bytes_max: int) -> int:
         match = self.match
         at_sequence, at_dispatch, at_subscription = self._id, self._id + 1, self._id + 2
-        at_receipt, at_transaction = self._receipt, self._transaction
+        at_receipt, at_transaction, at_begins = self._receipt, self._transaction, self._begins
         while (found := match(data, start)) is not None:
             start = found.end()
             ack = Ack(found[at_subscription].decode(), int(found[at_sequence]))
             if dispatch := found[at_dispatch]:
                 ack.dispatch = int(dispatch[1:])
-            if at_transaction:
+            if at_begins:
+                which = found[at_begins + 1]
+                ack.begins = Begun(found[at_begins + 2].decode(), int(found[at_begins]), int(which[1:] or 0))
+            elif at_transaction:
                 ack.transaction = found[at_transaction].decode()
             into.append((ack, found[at_receipt].decode()) if at_receipt else ack)
         return start
@@ -238,8 +244,10 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Requ
         return SendShape(version, names)
     if command == "SEND" and len(names) == 2 and {"destination", "id"} == set(names):
         return BegunShape(version, names)
-    # Of our own names there are some that an ACK must not have.
-    is_usual = "id" in names and "content-length" not in names and not any(name.startswith(OURS) for name in names)
+    # Of our own names an ACK has one alone, and not in a transaction.
+    own = [name for name in names if name.startswith(OURS)]
+    is_known = not own or (own == [_BEGINS] and "transaction" not in names)
+    is_usual = "id" in names and "content-length" not in names and is_known
     if command == "ACK" and version is Version.V1_2 and is_usual:
         return AckShape(names)
     return FrameShape[Request](version, command, names)

@@ -61,6 +61,7 @@ _NUMBERED = ("truenext-number", "truenext-producer")
 UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
     "SEND": (*_NUMBERED, "truenext-ttl"),
     "SUBSCRIBE": ("truenext-express", "truenext-pull"),
+    "ACK": ("truenext-begun",),
     "NACK": ("truenext-delay", "truenext-poison"),
     "COMMIT": (*_NUMBERED, "truenext-charge"),
     "ABORT": ("truenext-charge",),

@@ -12,6 +12,7 @@ from truenext.commands import (
     Ack,
     AckMode,
     Begin,
+    Begun,
     Browse,
     Command,
     Commit,
@@ -265,7 +266,15 @@ class Requests:
 
     def _ack(self, frame: Frame) -> Ack:
         subscription, sequence, dispatch = self._acknowledged(frame)
-        return Ack(subscription, sequence, frame.headers.get("transaction"), dispatch)
+        ack = Ack(subscription, sequence, frame.headers.get("transaction"), dispatch)
+        next_one = frame.headers.get("truenext-begun")
+        if next_one is not None:
+            if ack.transaction is not None:
+                raise RemoteProtocolError(
+                    "truenext-begun on an ACK inside a transaction: what that acknowledges was begun; leave it out"
+                )
+            ack.begins = Begun(*read_ack_id("truenext-begun", next_one))
+        return ack
 
     def _nack(self, frame: Frame) -> Nack:
         if self._version is Version.V1_0:
