@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +12,10 @@ from truenext.spark.schema import EVENTS
 Event = dict[str, Any]
 
 COLUMNS = tuple(EVENTS.names)
-REASONS = ("failed", "released", "delayed", "holding", "refused", "aborted and delayed", "lost", "refused and holding")
+REASONS = (
+    *("failed", "released", "released", "delayed", "holding", "refused", "aborted and delayed", "lost", "lost"),
+    "refused and holding",
+)
 """What the histories of this truenext say, and of older ones."""
 EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -31,13 +35,19 @@ class RandomHistory:
         self.present: dict[str, dict[int, Event]] = {queue: {} for queue in queues}
         self.visible: set[int] = set()
         self.holders: dict[int, int] = {}
+        self.begun: set[int] = set()
+        """Those of them that are."""
+        self.attempts: dict[int, int] = {}
         self.waits: dict[int, str] = {}
         """Those that wait for their next try, and whether others do as well: `delayed`, `holding`."""
         self.dead: dict[str, list[int]] = {queue: [] for queue in queues}
         self.ending: dict[str, dict[int, Event]] = {queue: {} for queue in queues}
         """What was in a queue that has ended, and has not expired yet."""
         self.paused: set[str] = set()
-        self.consumers: dict[str, dict[int, int | None]] = {queue: {} for queue in queues}
+        self.consumers: dict[str, dict[int, int]] = {queue: {} for queue in queues}
+        """What each of them may hold, or has asked for."""
+        self.modes: dict[int, str] = {}
+        """Of all there ever were."""
         self.batch = 1
         self.committed = 0
         self.next_consumer = 0
@@ -83,6 +93,9 @@ class RandomHistory:
                 self.add("recovered", queue=queue, count=count)
         for queue in sorted(self.paused):
             self.add("paused", queue=queue)
+        for queue in self.queues:
+            if self.chance(0.7):
+                self.subscribe(queue)
         self.batch, self.committed = 1, 0
 
     def step(self) -> None:
@@ -91,9 +104,9 @@ class RandomHistory:
             [
                 *(self.accept, self.commit, self.subscribe, self.unsubscribe),
                 *(self.dispatch, self.finish, self.drain, self.pause, self.take),
-                *(self.end, self.expire_ended),
+                *(self.end, self.expire_ended, self.begin, self.change_credit),
             ],
-            [28, 10, 3, 1, 32, 24, 2, 1, 1, 1, 4],
+            [28, 10, 8, 2, 40, 24, 2, 1, 1, 1, 4, 14, 8],
         )[0]
         action(queue)
         if self.chance(0.02):
@@ -134,19 +147,78 @@ class RandomHistory:
     def subscribe(self, queue: str) -> None:
         self.next_consumer += 1
         window = self.random.choice([None, 1, 2, 5])
-        self.consumers[queue][self.next_consumer] = window
         mode = "auto" if window is None else "client-individual"
+        mode += " with selector" if self.chance(0.1) else ""
+        if window is not None:
+            mode += " with express" if self.chance(0.1) else ""
+            mode += " with begun" if self.chance(0.5) else ""
+            if self.chance(0.2):
+                mode, window = mode + " pulling", None
+        self.consumers[queue][self.next_consumer] = 0 if mode.endswith("pulling") else window or 100
+        self.modes[self.next_consumer] = mode
         self.add("subscribed", queue=queue, consumer=self.next_consumer, mode=mode, window=window)
+
+    def change_credit(self, queue: str) -> None:
+        """Of one of its consumers, or of one that is not there."""
+        known = [each for each in self.consumers[queue] if not self.modes[each].startswith("auto")]
+        consumer = self.random.choice([*(known or [1]), *range(max(1, self.next_consumer - 2), self.next_consumer)])
+        count = self.random.choice([0, 1, 2, 3, 6])
+        if "pulling" in self.modes.get(consumer, ""):
+            self.add("asked", queue=queue, consumer=consumer, count=count)
+        else:
+            self.add("window", queue=queue, consumer=consumer, window=count)
+        if consumer in self.consumers[queue]:
+            self.consumers[queue][consumer] = count
+
+    def begin(self, queue: str) -> None:
+        held = [each for each in self.present[queue] if each in self.holders]
+        if self.chance(self.faults / 2):
+            held = [*self.present[queue], *self.dead[queue]]
+        if not held:
+            return
+        sequence = self.random.choice(held)
+        consumer = self.holders.get(sequence, 0)
+        if self.chance(self.faults / 2):
+            consumer = self.random.randint(0, self.next_consumer)
+        if sequence in self.holders:
+            self.begun.add(sequence)
+        self.add("begun", queue=queue, sequence=sequence, consumer=consumer)
 
     def unsubscribe(self, queue: str) -> None:
         if not self.consumers[queue]:
             return
         consumer = self.random.choice(list(self.consumers[queue]))
         del self.consumers[queue][consumer]
-        self.add("unsubscribed", queue=queue, consumer=consumer, mode="client", window=1)
-        for sequence in [each for each, holder in self.holders.items() if holder == consumer]:
-            del self.holders[sequence]
-            self.add("returned", queue=queue, sequence=sequence, consumer=consumer, attempts=0, reason="released")
+        held = [each for each, holder in self.holders.items() if holder == consumer]
+        # A transaction has some of it, or somebody has forgotten them.
+        kept = [each for each in held if self.chance(0.3)]
+        is_told_first = self.chance(0.5)
+        if is_told_first:
+            self.add("unsubscribed", queue=queue, consumer=consumer)
+        for sequence in held:
+            if sequence not in kept:
+                del self.holders[sequence]
+                is_lost = (sequence in self.begun or self.chance(self.faults)) and self.chance(0.5)
+                self.give_back(queue, sequence, "lost" if is_lost else "released")
+        if not is_told_first:
+            self.add("unsubscribed", queue=queue, consumer=consumer)
+
+    def give_back(self, queue: str, sequence: int, reason: str) -> None:
+        has_failed = reason.startswith(("failed", "refused", "aborted", "lost"))
+        attempts = self.attempts.get(sequence, 0) + has_failed
+        if self.chance(self.faults):
+            attempts = max(0, attempts + self.random.choice([-1, 1]))
+        self.attempts[sequence] = attempts
+        self.add("returned", queue=queue, sequence=sequence, attempts=attempts, reason=reason)
+
+    def takers(self, queue: str) -> list[int]:
+        """Who has credit."""
+        held = Counter(holder for holder in self.holders.values())
+        return [
+            each
+            for each, credit in self.consumers[queue].items()
+            if credit > (0 if "pulling" in self.modes[each] else held[each])
+        ]
 
     def dispatch(self, queue: str) -> None:
         if (not self.consumers[queue] or queue in self.paused) and not self.chance(self.faults):
@@ -175,14 +247,24 @@ class RandomHistory:
         if not candidates:
             return
         sequence = self.random.choice(candidates)
-        consumer = self.random.choice([*self.consumers[queue], 0])
+        takers = self.takers(queue)
+        if not self.consumers[queue] or self.chance(self.faults / 2):
+            takers = [self.random.randint(0, self.next_consumer)]
+        elif self.chance(self.faults):
+            takers = list(self.consumers[queue])
+        if not takers:
+            return
+        consumer = self.random.choice(takers)
+        if "pulling" in self.modes.get(consumer, "") and consumer in self.consumers[queue]:
+            self.consumers[queue][consumer] -= 1
         self.holders[sequence] = consumer
+        self.begun.discard(sequence)
         self.waits.pop(sequence, None)
         self.add("dispatched", queue=queue, sequence=sequence, consumer=consumer, deliveries=1)
 
     def finish(self, queue: str) -> None:
         held = [each for each in self.present[queue] if each in self.holders or each in self.waits]
-        if self.chance(self.faults):
+        if self.chance(self.faults / 3):
             held = list(self.present[queue])
         if not held:
             return
@@ -192,19 +274,19 @@ class RandomHistory:
         is_due = self.waits.pop(sequence, "") != "" and not self.chance(self.faults)
         if is_due:
             kind = "returned"
-        extra: dict[str, Any] = {"consumer": consumer} if kind in ("acknowledged", "returned") else {}
+        extra: dict[str, Any] = {"consumer": consumer} if kind == "acknowledged" else {}
         if kind == "returned":
             reason = "due" if is_due else self.random.choice(REASONS)
             wait = reason.rpartition(" ")[2]
             if wait in ("delayed", "holding"):
                 self.waits[sequence] = wait
-            extra |= {"attempts": 1, "reason": reason}
+            self.give_back(queue, sequence, reason)
+            return
         if kind == "dead-lettered":
             extra |= {"target_queue": "DLQ." + queue, "target_sequence": 10**9 + sequence}
         self.add(kind, queue=queue, sequence=sequence, **extra)
-        if kind != "returned":
-            del self.present[queue][sequence]
-            self.dead[queue].append(sequence)
+        del self.present[queue][sequence]
+        self.dead[queue].append(sequence)
 
     def pause(self, queue: str) -> None:
         self.paused ^= {queue}
@@ -225,7 +307,7 @@ class RandomHistory:
         for consumer in list(self.consumers[queue]):
             if not self.chance(self.faults):
                 del self.consumers[queue][consumer]
-                self.add("unsubscribed", queue=queue, consumer=consumer, mode="client", window=1)
+                self.add("unsubscribed", queue=queue, consumer=consumer)
         self.add("ended", queue=queue)
         for sequence, message in self.present[queue].items():
             self.ending[queue][sequence] = message

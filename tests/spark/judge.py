@@ -12,7 +12,11 @@ by looking at every message. Where the two pages leave a choice, the choice is n
 - What has a group was perhaps another's: it is evidence for messages of its group only, and waits for its next try for
   those alone. While it is being committed nobody knows for whom its equals behind it are ready.
 - What a consumer with a selector gets, or leaves, is no evidence; nor is that of one that takes from other queues as
-  well, of which the history says the same.
+  well, of which the history says the same. What such a one has asked for is known once the history has said so.
+- How much of a window is taken is known only if the client names what it begins: what is acknowledged inside a
+  transaction is in no window any more, and of other clients it is not said. Beyond a window the express lane goes, and
+  that of one with a selector may be that of one that takes from other queues, so that its changes are not told.
+- Which consumers there are is known from a start on, until an event is missing.
 """
 
 from __future__ import annotations
@@ -38,11 +42,40 @@ class Letter:
     group: int | None = None
     is_ended: bool = False
     """Its durable subscription has ended; `where` then says what a start finds of it."""
+    dispatched: int = 0
+    """The last dispatch,"""
+    begun: bool = False
+    """and whether that was begun."""
+    attempts: int | None = None
 
     @property
     def key(self) -> tuple[int, int]:
         assert self.priority is not None
         return (9 - self.priority, self.sequence)
+
+
+@dataclass
+class Taker:
+    """A consumer as far as the history up to some event tells."""
+
+    since: int
+    mode: str
+    window: int
+    wish: int | None = None
+    rests: bool = False
+    ended: int | None = None
+    """The event."""
+
+    def has(self, word: str) -> bool:
+        return word in self.mode.split()
+
+    @property
+    def tells_begun(self) -> bool:
+        return self.has("begun") and not self.has("auto")
+
+    @property
+    def is_exact(self) -> bool:
+        return self.tells_begun and not (self.has("express") or self.has("pulling") or self.has("selector"))
 
 
 class Judge:
@@ -89,6 +122,7 @@ class Judge:
                 break
             if previous is not None and number - previous > 1:
                 for letter in letters.values():
+                    letter.attempts = None
                     if letter.where in ("waiting", "held", "delayed", "holding"):
                         letter.where = "doubtful"
             previous = number
@@ -135,13 +169,19 @@ class Judge:
             seen = self.visible_from[each["sequence"]]
             visible = seen is not None and seen <= each["event"]
             letters[each["sequence"]] = Letter(
-                each["sequence"], each["priority"], each["persistent"], visible, "waiting", group=each.get("group")
+                *(each["sequence"], each["priority"], each["persistent"], visible, "waiting"),
+                group=each.get("group"),
+                attempts=0,
             )
         elif kind == "dispatched":
             if letter is None:
-                letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "held", each["consumer"])
-            elif letter.where != "gone" and not letter.is_ended:
+                letter = letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "held")
+            if letter.where != "gone" and not letter.is_ended:
                 letter.where, letter.holder = "held", each["consumer"]
+                letter.dispatched, letter.begun = each["event"], False
+        elif kind == "begun":
+            if letter is not None and letter.where == "held" and letter.holder == each["consumer"]:
+                letter.begun = True
         elif kind in ("acknowledged", "expired", "dead-lettered", "moved", "removed"):
             if letter is None:
                 letter = letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "gone")
@@ -152,6 +192,7 @@ class Judge:
                 last = each["reason"].rpartition(" ")[2]
                 where = last if last in ("delayed", "holding") else "waiting"
                 letter.where = "doubtful" if letter.priority is None else where
+                letter.attempts = each["attempts"]
         elif kind == "drained":
             for each_letter in self._present(letters).values():
                 if each_letter.where == "waiting" and each_letter.visible:
@@ -218,6 +259,12 @@ class Judge:
                 letter = self._letters(queue, each["event"]).get(each["sequence"])
                 if letter is not None and letter.is_ended and letter.where != "gone":
                     self._find("doubled", queue, each)
+                elif letter is not None and each["kind"] == "acknowledged":
+                    self._acknowledgement(queue, each, letter)
+            elif each["kind"] == "begun":
+                self._beginning(queue, each)
+            elif each["kind"] == "returned":
+                self._return(queue, each)
         self._stuck(queue)
         self.found = +self.found
 
@@ -226,13 +273,21 @@ class Judge:
             self._find("premature", queue, each)
         letters = self._letters(queue, each["event"])
         letter = letters.get(each["sequence"])
+        takers, are_all = self._takers(queue, each["event"])
+        taker = takers.get(each["consumer"])
+        if taker is None or taker.ended:
+            taker = None
+            if are_all:
+                self._find("stale", queue, each)
+        elif not self._has_credit(taker, each["consumer"], self._present(letters)):
+            self._find("uncredited", queue, each)
         if letter is None:
             return
         if letter.where == "gone" or letter.is_ended:
             self._find("doubled", queue, each)
             return
         letters = self._present(letters)
-        if letter.priority is not None and not self._is_selective(queue, each):
+        if letter.priority is not None and not (taker is not None and taker.has("selector")):
             for group in dict.fromkeys([None, letter.group]):
                 if self._overtakes(letter, self._of_group(letters, group), letters, queue, each):
                     break
@@ -241,22 +296,98 @@ class Judge:
         if letter.where in ("delayed", "holding") or (letter.where == "waiting" and not letter.visible):
             self._find("premature", queue, each)
 
-    def _is_selective(self, queue: str, dispatched: Event) -> bool:
-        """The last that is known of its taker is that it has a selector, or takes from other queues as well."""
-        known = ""
+    def _takers(self, queue: str, before: int) -> tuple[dict[int, Taker], bool]:
+        """All that were subscribed before an event, and whether these are all there are."""
+        takers: dict[int, Taker] = {}
+        are_all = False
         previous: int | None = None
-        for each in self.events:
-            if each["event"] > dispatched["event"]:
+        for each in [*self.events, {"event": before, "kind": "now"}]:
+            number = each["event"]
+            if number > before:
                 break
-            if each["kind"] == "started" or (previous is not None and each["event"] - previous > 1):
-                known = ""
-            previous = each["event"]
-            if each.get("queue") == queue and each.get("consumer") == dispatched["consumer"]:
-                if each["kind"] == "subscribed":
-                    known = each["mode"]
-                elif each["kind"] == "unsubscribed":
-                    known = ""
-        return known.endswith("selector")
+            if previous is not None and number - previous > 1:
+                takers, are_all = {}, False
+            previous = number
+            if number == before:
+                break
+            if each["kind"] == "started":
+                takers, are_all = {}, True
+            if each.get("queue") != queue:
+                continue
+            taker = takers.get(each.get("consumer") or 0)
+            if each["kind"] == "subscribed":
+                # `auto`: with something unsent its connection may have no room.
+                window = 1 if each["window"] is None else each["window"]
+                taker = takers[each["consumer"]] = Taker(number, each["mode"], window)
+                if taker.has("pulling") and not taker.has("selector"):
+                    taker.wish = 0
+            elif taker is None or taker.ended:
+                continue
+            elif each["kind"] == "unsubscribed":
+                taker.ended = number
+            elif each["kind"] == "window":
+                taker.window = 1 if each["window"] is None else each["window"]
+                taker.rests = each["window"] == 0
+            elif each["kind"] == "asked":
+                taker.wish = each["count"]
+            elif each["kind"] == "dispatched" and taker.wish is not None:
+                taker.wish -= 1
+        return takers, are_all
+
+    @staticmethod
+    def _has_credit(taker: Taker, consumer: int, letters: dict[int, Letter]) -> bool:
+        """Or that is not known."""
+        unbegun = [
+            letter
+            for letter in letters.values()
+            if letter.where == "held"
+            and letter.holder == consumer
+            and letter.dispatched > taker.since
+            and not letter.begun
+        ]
+        is_full = taker.is_exact and len(unbegun) >= taker.window
+        is_resting = taker.rests and not taker.has("pulling")
+        return not (is_full or is_resting or (taker.wish is not None and taker.wish <= 0))
+
+    def _holder(self, queue: str, each: Event, letter: Letter) -> Taker | None:
+        """Who holds a message, if that is known, and it was there when it got it."""
+        taker = self._takers(queue, each["event"])[0].get(letter.holder or 0)
+        if letter.where != "held" or taker is None:
+            return None
+        return taker if taker.since < letter.dispatched < (taker.ended or letter.dispatched + 1) else None
+
+    def _acknowledgement(self, queue: str, each: Event, letter: Letter) -> None:
+        if letter.where in ("waiting", "delayed", "holding"):
+            self._find("stale", queue, each)
+        taker = self._holder(queue, each, letter)
+        if taker is not None and taker.ended and taker.tells_begun and not letter.begun:
+            self._find("stale", queue, each)
+
+    def _beginning(self, queue: str, each: Event) -> None:
+        letter = self._letters(queue, each["event"]).get(each["sequence"])
+        takers, are_all = self._takers(queue, each["event"])
+        taker = takers.get(each["consumer"])
+        is_there = taker is not None and not taker.ended
+        if letter is not None and letter.where == "held" and not letter.is_ended and letter.holder == each["consumer"]:
+            was_there = self._holder(queue, each, letter) is not None
+            if not letter.begun and was_there and not is_there:
+                self._find("stale", queue, each)
+        elif (are_all and not is_there) or (
+            letter is not None
+            and (letter.is_ended or letter.where in ("gone", "waiting", "held", "delayed", "holding"))
+        ):
+            self._find("stale", queue, each)
+
+    def _return(self, queue: str, each: Event) -> None:
+        letter = self._letters(queue, each["event"]).get(each["sequence"])
+        if letter is None or letter.where == "gone" or letter.is_ended:
+            return
+        reason = each["reason"].partition(" ")[0]
+        if reason == "released" and letter.attempts is not None and each["attempts"] > letter.attempts:
+            self._find("charged", queue, each)
+        taker = self._holder(queue, each, letter)
+        if reason in ("lost", "aborted") and taker is not None and taker.tells_begun and not letter.begun:
+            self._find("charged", queue, each)
 
     @staticmethod
     def _of_group(letters: dict[int, Letter], group: int | None) -> dict[int, Letter]:
@@ -389,20 +520,17 @@ class Judge:
         letters = self._present(self._letters_after(queue, index))
         if not self.ready(self._of_group(letters, None)) or self._is_paused(queue, index):
             return False
-        consumers: dict[int, int] = {}
-        previous = None
-        for earlier in self.events[: index + 1]:
-            if earlier["kind"] == "started" or (previous is not None and earlier["event"] - previous > 1):
-                consumers.clear()
-            previous = earlier["event"]
-            is_judged = not (earlier.get("mode") or "").endswith("selector")
-            if earlier.get("queue") == queue and earlier["kind"] == "subscribed" and is_judged:
-                # `auto`: with something unsent its connection may have no room.
-                consumers[earlier["consumer"]] = 1 if earlier["window"] is None else earlier["window"]
-            if earlier.get("queue") == queue and earlier["kind"] == "unsubscribed":
-                consumers.pop(earlier["consumer"], None)
+        # Directly behind it: a number that is missing there says nothing yet.
+        number = self.events[index]["event"] + 1
+        kept, self.events = self.events, self.events[: index + 1]
+        takers, _ = self._takers(queue, number)
+        self.events = kept
         held = Counter(letter.holder for letter in letters.values() if letter.where == "held")
-        return any(held[consumer] < window for consumer, window in consumers.items())
+        return any(
+            (taker.wish or 0) > 0 if taker.has("pulling") else held[consumer] < taker.window
+            for consumer, taker in takers.items()
+            if not (taker.ended or taker.has("selector"))
+        )
 
     def _letters_after(self, queue: str, index: int) -> dict[int, Letter]:
         """Directly behind it: a number that is missing there says nothing yet."""

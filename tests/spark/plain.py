@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, Code, Start
+from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SELECTIVE, UNLIMITED, Back, Code, Start, Way
 from truenext.spark.audit.sweep import sweep_batches
 from truenext.spark.audit.timeline import CODES, COLUMNS
 
@@ -30,7 +30,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             "visible_event": NEVER,
             "at": 0,
             "visible_at": 0,
-            "group": 0,
+            "more": 0,
         }
         rows.append(empty | {"event": event, "code": int(code), "queue": queue} | columns)
 
@@ -78,17 +78,35 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
                 start = next((starts[run] for run in runs if run > each["run"] and run in starts), None)
                 if start and any(o["sequence"] == each["sequence"] and o["event"] > start["event"] for o in events):
                     by = start
-            columns |= {"number": each["priority"], "persistent": each["persistent"], "group": each["group"] or 0}
+            columns |= {"number": each["priority"], "persistent": each["persistent"], "more": each["group"] or 0}
             if by is not None:
                 columns |= {"visible_event": by["event"], "visible_at": micros(by)}
-        elif each["kind"] == "subscribed":
+        elif each["kind"] in ("subscribed", "window"):
             columns["number"] = AUTO_WINDOW if each["window"] is None else each["window"]
+            if each["kind"] == "subscribed":
+                mode = each["mode"] or ""
+                if "pulling" in mode:
+                    columns["number"] = UNLIMITED
+                if "selector" in mode:
+                    columns["number"] = SELECTIVE
+                columns["more"] = sum(
+                    int(way)
+                    for word, way in {
+                        "auto": Way.AUTO,
+                        "express": Way.EXPRESS,
+                        "begun": Way.NAMES_BEGUN,
+                        "pulling": Way.PULLS,
+                    }.items()
+                    if word in mode
+                )
         else:
             columns["number"] = each["count"] or each["attempts"] or 0
         code = CODES[each["kind"]]
         if each["kind"] == "returned":
             waits = {"delayed": Code.DELAYED, "holding": Code.HOLDING}
             code = waits.get(each["reason"].rpartition(" ")[2], code)
+            backs = {"released": Back.RELEASED, "lost": Back.BEGUN, "aborted": Back.BEGUN}
+            columns["more"] = int(backs.get(each["reason"].partition(" ")[0], Back.OTHER))
         row(each["event"], code, each["queue"], **columns)
     for queue in queues:
         row(events[-1]["event"] + 1, Code.FINISHED, queue, at=micros(events[-1]))
@@ -120,5 +138,5 @@ def witnessed(findings: list[dict[str, Any]]) -> set[tuple[str, str, int, int | 
             each["overtaken_sequence"] if each["overtaken_sequence"] >= 0 else None,
         )
         for each in findings
-        if each["kind"] in ("inversion", "order", "premature", "doubled")
+        if each["kind"] in ("inversion", "order", "premature", "doubled", "uncredited", "charged", "stale")
     }

@@ -22,6 +22,7 @@ TABLES = {
     "violations": "Violations, with witnesses",
     "lost": "Lost",
     "doubled": "Delivered twice",
+    "consumers": "Given to consumers, charged or taken from them wrongly",
     "stuck": "Stuck",
     "starvation": "Starvation",
     "redelivery": "Redelivery",

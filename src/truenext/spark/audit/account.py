@@ -4,9 +4,9 @@ The account goes through the events of one queue in order, once, and keeps only 
 knows no Spark; `sweep.py` feeds it. It is one file, as every event may change what each of the others is judged by.
 
 A message that the account cannot be sure of (after a gap, or accepted before the history begins) is no evidence: it is
-neither overtaken, nor lost, nor given twice. One of a group is evidence for what happens to that group: whose the group
-was when it was overtaken by others is not known. While it is being committed its equals behind it are none: for whoever
-could take it they are not ready.
+neither overtaken, nor lost, nor given twice. Nor is a consumer of which a gap has hidden something. A message of a
+group is evidence for what happens to that group: whose the group was when it was overtaken by others is not known.
+While it is being committed its equals behind it are none: for whoever could take it they are not ready.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from truenext.spark.audit.facts import (
     NEVER,
     NO_CONSUMER,
     NO_MESSAGE,
+    NO_WAYS,
     SELECTIVE,
     UNKNOWN_PRIORITY,
+    UNLIMITED,
     WAITED,
+    Back,
     Code,
     Consumer,
     Finding,
@@ -29,6 +32,7 @@ from truenext.spark.audit.facts import (
     Message,
     Start,
     State,
+    Way,
 )
 
 POINTS_MAX = 1000
@@ -66,10 +70,12 @@ class Account:
         self.waiting_of: dict[int, dict[int, tuple[int, int]]] = {}
         """The same of each group, which they hold back alone."""
         self.consumers: dict[int, Consumer] = {}
+        self.knows_consumers = False
+        """`consumers` are all there are: the run is known from its start on."""
         self.is_paused = False
         """Nothing is to be dispatched."""
         self.free = 0
-        """Consumers that hold less than their window."""
+        """Consumers that hold less than their window, and have not got all that they asked for."""
         self.waiting = 0
         """Messages WAITING and visible."""
         self.held = 0
@@ -184,6 +190,15 @@ class Account:
             self.end_idle(at)
         if self.is_paused:
             self.found("premature", event, at, sequence, consumer, detail="paused")
+        taker = self.consumers.get(consumer)
+        if taker is not None:
+            if taker.wish <= 0 or taker.unbegun >= taker.limit:
+                self.judge_credit(event, at, sequence, consumer, taker)
+            taker.wish -= 1
+            if not taker.wish:
+                self.weigh(taker)
+        elif self.knows_consumers:
+            self.found("stale", event, at, sequence, consumer, detail="dispatched to a consumer that had ended")
         message = self.messages.get(sequence)
         if message is None:
             code = self.gone.get(sequence)
@@ -191,9 +206,9 @@ class Account:
                 self.found("doubled", event, at, sequence, consumer, detail=HOW_GONE[Code(code)])
                 self.look_again(event, at)
                 return
-            message = Message(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL)
+            message = Message(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL, has_known_attempts=False)
             self.messages[sequence] = message
-        elif message.priority >= 0 and not self.is_selective(consumer):
+        elif message.priority >= 0 and (taker is None or taker.window != SELECTIVE):
             self.judge(event, at, message, consumer)
         if message.state is HELD:
             self.found("doubled", event, at, message, consumer, detail=f"held by consumer {message.consumer}")
@@ -208,6 +223,8 @@ class Account:
             self.found("premature", event, at, message, consumer, detail="not due yet")
         message.state = HELD
         message.consumer = consumer
+        message.taker = taker
+        message.is_begun = False
         message.dispatched_at = at
         message.deliveries += 1
         self.held += 1
@@ -215,18 +232,30 @@ class Account:
             self.firsts += 1
             message.delivery = self.firsts
             message.wait = at - message.visible_at if message.visible_event <= event else 0
-        taker = self.consumers.get(consumer)
         if taker is not None:
             taker.held += 1
+            taker.unbegun += 1
             if taker.held == taker.window:
-                self.free -= 1
+                self.weigh(taker)
         if self.free and self.waiting:
             self.look(event, at)
 
-    def is_selective(self, consumer: int) -> bool:
-        """It has a selector: what else it could have taken is not known."""
-        known = self.consumers.get(consumer)
-        return known is not None and known.window == SELECTIVE
+    def weigh(self, consumer: Consumer) -> None:
+        """Can it take a message?"""
+        is_free = consumer.held < consumer.window and consumer.wish > 0
+        if is_free != consumer.is_free:
+            consumer.is_free = is_free
+            self.free += 1 if is_free else -1
+
+    def judge_credit(self, event: int, at: int, sequence: int, consumer: int, taker: Consumer) -> None:
+        """It has none, and gets a message."""
+        if taker.wish <= 0:
+            detail = "more than it had asked for"
+        elif taker.limit <= 0:
+            detail = "while it rested"
+        else:
+            detail = f"beyond its window of {taker.limit}"
+        self.found("uncredited", event, at, sequence, consumer, detail=detail)
 
     def judge(self, event: int, at: int, message: Message, consumer: int) -> None:
         """Was it the true next message?"""
@@ -302,11 +331,47 @@ class Account:
     def let_go(self, message: Message) -> None:
         """Its consumer holds it no longer."""
         self.held -= 1
-        holder = self.consumers.get(message.consumer)
-        if holder is not None:
+        holder = message.taker
+        if holder is not None and not holder.has_ended:
             holder.held -= 1
-            if holder.held == holder.window - 1:
-                self.free += 1
+            if not message.is_begun:
+                holder.unbegun -= 1
+            if not holder.is_free:
+                self.weigh(holder)
+
+    def begun(self, event: int, at: int, sequence: int, consumer: int) -> None:
+        """The client says so, or has acknowledged or refused it inside a transaction."""
+        message = self.messages.get(sequence)
+        if message is not None and message.state is HELD and message.consumer == consumer:
+            if message.is_begun:
+                # Also after its subscription: what a transaction has acknowledged it may still refuse.
+                return
+            message.is_begun = True
+            taker = message.taker
+            if taker is not None:
+                taker.unbegun -= 1
+                if taker.has_ended:
+                    self.found("stale", event, at, message, consumer, detail="begun by a consumer that had ended")
+        elif self.knows_consumers and consumer not in self.consumers:
+            self.found("stale", event, at, sequence, consumer, detail="begun by a consumer that had ended")
+        elif message is None:
+            code = self.gone.get(sequence)
+            if code:
+                self.found("stale", event, at, sequence, consumer, detail=f"begun although {HOW_GONE[Code(code)]}")
+        elif message.state is HELD or message.state is WAITING or message.state is DELAYED:
+            self.found("stale", event, at, message, consumer, detail="begun although it did not hold it")
+
+    def judge_return(self, event: int, at: int, message: Message, attempts: int, back: int) -> None:
+        """Is it charged rightly?"""
+        if back == Back.RELEASED:
+            if message.has_known_attempts and attempts > message.attempts:
+                self.found("charged", event, at, message, message.consumer, detail="released")
+        elif back == Back.BEGUN and message.state is HELD and not message.is_begun:
+            taker = message.taker
+            if taker is not None and taker.counts_begun:
+                self.found("charged", event, at, message, message.consumer, detail="not begun")
+        message.attempts = attempts
+        message.has_known_attempts = True
 
     def end(self, event: int, at: int, sequence: int, code: Code) -> None:
         """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED."""
@@ -320,8 +385,16 @@ class Account:
             self.let_go(message)
             if code == Code.ACKNOWLEDGED:
                 message.hold = at - message.dispatched_at
-        elif message.state is WAITING and message.visible_event <= event:
-            self.waiting -= 1
+                taker = message.taker
+                # What a transaction has of it, and may acknowledge after that, counts as begun.
+                if taker is not None and taker.has_ended and taker.counts_begun and not message.is_begun:
+                    detail = "acknowledged by a consumer that had ended"
+                    self.found("stale", event, at, message, message.consumer, detail=detail)
+        elif message.state is WAITING or message.state is DELAYED:
+            if message.state is WAITING and message.visible_event <= event:
+                self.waiting -= 1
+            if code == Code.ACKNOWLEDGED:
+                self.found("stale", event, at, message, detail="acknowledged although nobody held it")
         if message.priority >= 0:
             message.how = HOW_GONE[code]
             self.ended.append(message)
@@ -350,18 +423,20 @@ class Account:
         self.messages.clear()
         self.forget_order()
 
-    def delayed(self, event: int, at: int, sequence: int, attempts: int, *, is_holding: bool) -> None:
+    def delayed(
+        self, event: int, at: int, sequence: int, attempts: int, back: int = Back.OTHER, *, is_holding: bool
+    ) -> None:
         """A message waits for its next try: it has just failed, or a page of the store has shown it."""
         # By another policy than it did before.
         self.waits_no_longer(sequence)
         message = self.messages.get(sequence)
         if message is None:
             return
+        self.judge_return(event, at, message, attempts, back)
         if message.state is HELD:
             self.let_go(message)
         elif message.state is WAITING and message.visible_event <= event:
             self.waiting -= 1
-        message.attempts = attempts
         if message.priority < 0:
             message.state = DOUBTFUL
         else:
@@ -372,16 +447,16 @@ class Account:
                 self.holding[sequence] = (9 - message.priority, sequence)
         self.look_again(event, at)
 
-    def returned(self, event: int, at: int, sequence: int, attempts: int) -> None:
+    def returned(self, event: int, at: int, sequence: int, attempts: int, back: int = Back.OTHER) -> None:
         self.waits_no_longer(sequence)
         message = self.messages.get(sequence)
         if message is None:
             return
+        self.judge_return(event, at, message, attempts, back)
         if message.state is HELD:
             self.let_go(message)
         elif message.state is WAITING:
             return
-        message.attempts = attempts
         if message.priority < 0:
             message.state = DOUBTFUL
         else:
@@ -396,16 +471,38 @@ class Account:
                     heappush(self.committing, (message.visible_event, sequence))
         self.look_again(event, at)
 
-    def subscribed(self, event: int, at: int, consumer: int, window: int) -> None:
-        self.consumers[consumer] = Consumer(window)
-        if window != SELECTIVE:
-            self.free += 1
+    def subscribed(self, event: int, at: int, consumer: int, window: int, ways: Way = NO_WAYS) -> None:
+        comer = self.consumers[consumer] = Consumer(window, ways)
+        if ways & Way.PULLS and window != SELECTIVE:
+            # Of one with a selector it is not known whether it is told what it asks for: it may be one of a pattern.
+            comer.wish = 0
+        if comer.has_exact_window:
+            comer.limit = window
+        self.weigh(comer)
         self.look_again(event, at)
+
+    def window_changed(self, event: int, at: int, consumer: int, window: int) -> None:
+        known = self.consumers.get(consumer)
+        if known is None or known.ways & Way.PULLS:
+            return
+        if known.window != SELECTIVE:
+            known.window = window
+        known.limit = window if known.has_exact_window or not window else UNLIMITED
+        self.weigh(known)
+        self.look_again(event, at)
+
+    def asked(self, event: int, at: int, consumer: int, count: int) -> None:
+        known = self.consumers.get(consumer)
+        if known is not None:
+            known.wish = count
+            self.weigh(known)
+            self.look_again(event, at)
 
     def unsubscribed(self, event: int, at: int, consumer: int) -> None:
         leaver = self.consumers.pop(consumer, None)
-        if leaver is not None and leaver.held < leaver.window:
-            self.free -= 1
+        if leaver is not None:
+            leaver.has_ended = True
+            self.free -= leaver.is_free
         self.look_again(event, at)
 
     def paused(self, event: int, at: int, *, is_paused: bool) -> None:
@@ -450,6 +547,7 @@ class Account:
         self.idle = None
         self.expected = None
         for message in chain(self.messages.values(), self.ending.values()):
+            message.has_known_attempts = False
             if message.state is not PERHAPS:
                 message.state = DOUBTFUL
         self.forget_places()
@@ -457,6 +555,7 @@ class Account:
     def forget_places(self) -> None:
         self.forget_order()
         self.consumers.clear()
+        self.knows_consumers = False
         self.is_paused = False
         self.free = 0
 
@@ -474,6 +573,7 @@ class Account:
         self.settle_recovered(at)
         self.end_idle(previous_at)
         self.forget_places()
+        self.knows_consumers = True
         self.start_flags = flags
         self.start_event = event
         if not flags & Start.CONTINUED:

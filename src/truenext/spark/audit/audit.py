@@ -1,7 +1,7 @@
 """How do the concerns make one audit?
 
-events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, stuck, starvation,
-   │                                                              latency, depth, positions
+events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, consumers, stuck,
+   │                                                              starvation, latency, depth, positions
    └──▶ redelivery
 """
 
@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.blocks import blocks
+from truenext.spark.audit.consumers import consumers
 from truenext.spark.audit.depth import depth
 from truenext.spark.audit.gaps import gaps
 from truenext.spark.audit.latency import latency
@@ -42,7 +43,8 @@ Progress = Callable[[str, float], None]
 @dataclass(frozen=True)
 class Results:
     tables: dict[str, DataFrame]
-    """`violations`, `lost`, `doubled`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`, `depth`, `positions`"""
+    """`violations`, `lost`, `doubled`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`, `depth`,
+    `positions`"""
     verdict: Verdict
     kept: tuple[DataFrame, ...]
 
@@ -93,6 +95,7 @@ def audit(
             "violations": outcomes.transform(ordering),
             "lost": outcomes.transform(lost),
             "doubled": outcomes.transform(doubled),
+            "consumers": outcomes.transform(consumers),
             "stuck": outcomes.transform(stuck),
             "gaps": gap_table,
             "starvation": outcomes.transform(starvation).persist(),
@@ -134,6 +137,9 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ..
         "doubled": "{:,} dispatches or acknowledgements were of messages that another consumer held, "
         "or that were gone already",
         "resurrected": "{:,} messages more were recovered than can have been there",
+        "uncredited": "{:,} dispatches were to consumers that rested, or beyond what they might hold or had asked for",
+        "charged": "{:,} returns counted an attempt although nobody had failed",
+        "stale": "{:,} times a consumer that had ended, or did not hold the message, got, began or acknowledged it",
         "stuck": f"{{:,}} times messages waited for more than {stuck_seconds:g} s although a consumer could have "
         f"taken them; the longest was {longest:,.1f} s",
     }

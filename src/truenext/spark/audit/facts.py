@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 import msgspec
 
@@ -13,6 +13,8 @@ AUTO_WINDOW = 1
 SELECTIVE = -1
 """In place of the window of a consumer with a selector: what it wants the history does not say, so that nothing that it
 got, or did not get, is evidence."""
+UNLIMITED = 1 << 62
+"""Messages, where it is not known that a consumer may have fewer."""
 NO_MESSAGE = -1
 UNKNOWN_PRIORITY = -1
 NO_CONSUMER = -1
@@ -38,10 +40,36 @@ class Code(IntEnum):
     DELAYED = 14
     HOLDING = 15
     ENDED = 16
-    STARTED = 17
-    GAP = 18
-    FINISHED = 19
+    WINDOW = 17
+    ASKED = 18
+    BEGUN = 19
+    STARTED = 20
+    GAP = 21
+    FINISHED = 22
     """The history ends."""
+
+
+class Way(IntFlag):
+    """What decides what a consumer may have, and is charged for."""
+
+    AUTO = 1
+    EXPRESS = 2
+    NAMES_BEGUN = 4
+    PULLS = 8
+
+
+NO_WAYS = Way(0)
+
+
+class Back(IntEnum):
+    """What the return of a message says of its consumer."""
+
+    OTHER = 0
+    RELEASED = 1
+    """It has not failed."""
+    BEGUN = 2
+    """It has failed, which is said only of what its client had begun, if that names what it begins: its connection was
+    lost, or a transaction aborted."""
 
 
 class Start(IntEnum):
@@ -85,6 +113,10 @@ class Message(msgspec.Struct, gc=False):
     """Its place among the messages that this queue accepted, from 1; 0 if that was not seen."""
     state: State = State.WAITING
     consumer: int = NO_CONSUMER
+    taker: Consumer | None = None
+    """That consumer, if it is known."""
+    is_begun: bool = False
+    """Its client has said so of the last dispatch."""
     dispatched_at: int = 0
     wait: int | None = None
     """Microseconds from visible to the first dispatch, or to the end of the history."""
@@ -96,19 +128,44 @@ class Message(msgspec.Struct, gc=False):
     """Its place among the first dispatches of this queue, from 1."""
     deliveries: int = 0
     attempts: int = 0
+    has_known_attempts: bool = True
     group: int = 0
 
 
 class Consumer(msgspec.Struct, gc=False):
+    """What is known of one that has not ended."""
+
     window: int
+    """Messages that it may hold, as far as is known; with SELECTIVE it may hold none."""
+    ways: Way = NO_WAYS
+    wish: int = UNLIMITED
+    """Messages that it has asked for and not got."""
+    limit: int = UNLIMITED
+    """It gets nothing while it holds so many that are not begun. These are in its window surely: what is acknowledged
+    inside a transaction, and is in no window any more, counts as begun."""
     held: int = 0
+    unbegun: int = 0
+    """Those held that are not begun."""
+    is_free: bool = False
+    """It is counted as one that could take a message."""
+    has_ended: bool = False
+
+    @property
+    def counts_begun(self) -> bool:
+        """What it has begun is told, so that all else was not."""
+        return bool(self.ways & Way.NAMES_BEGUN) and not self.ways & Way.AUTO
+
+    @property
+    def has_exact_window(self) -> bool:
+        """Surely: every change of it is told, and nothing comes beyond it."""
+        return self.counts_begun and self.window != SELECTIVE and not self.ways & (Way.EXPRESS | Way.PULLS)
 
 
 class Finding(msgspec.Struct, gc=False):
     """What the contract does not allow, with a witness."""
 
     kind: str
-    """`inversion`, `order`, `premature`, `doubled`, `lost`, `resurrected`, `stuck`"""
+    """`inversion`, `order`, `premature`, `doubled`, `lost`, `resurrected`, `stuck`, `uncredited`, `charged`, `stale`"""
     event: int
     at: int
     sequence: int

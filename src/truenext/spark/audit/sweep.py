@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
 
 from truenext.spark.audit.account import Account
-from truenext.spark.audit.facts import Code, Finding, Gone, Message
+from truenext.spark.audit.facts import Code, Finding, Gone, Message, Way
 
 OUTCOMES = StructType(
     [
@@ -103,13 +103,14 @@ def _enter(
     persistents: list[bool],
     visible_events: list[int],
     visible_ats: list[int],
-    groups: list[int],
+    mores: list[int],
 ) -> None:
     """One call per event and no lookup by kind: this loop is what an audit takes its time for."""
-    accepted, dispatched, acknowledged, returned, recovered, last_of_events = map(
-        int, (Code.ACCEPTED, Code.DISPATCHED, Code.ACKNOWLEDGED, Code.RETURNED, Code.RECOVERED, Code.ENDED)
+    accepted, dispatched, begun, acknowledged, returned, recovered, last_of_events = map(
+        int,
+        (*(Code.ACCEPTED, Code.DISPATCHED, Code.BEGUN, Code.ACKNOWLEDGED), Code.RETURNED, Code.RECOVERED, Code.BEGUN),
     )
-    for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, group in zip(
+    for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, more in zip(
         accounts,
         events,
         ats,
@@ -120,7 +121,7 @@ def _enter(
         persistents,
         visible_events,
         visible_ats,
-        groups,
+        mores,
         strict=True,
     ):
         if account.committing:
@@ -128,15 +129,17 @@ def _enter(
         if account.expected is not None and code != recovered and code <= last_of_events:
             account.settle_recovered(at)
         if code == accepted:
-            account.accepted(event, at, sequence, number, persistent, visible_event, visible_at, group)
+            account.accepted(event, at, sequence, number, persistent, visible_event, visible_at, more)
         elif code == dispatched:
             account.dispatched(event, at, sequence, consumer)
         elif code == acknowledged:
             account.end(event, at, sequence, Code.ACKNOWLEDGED)
+        elif code == begun:
+            account.begun(event, at, sequence, consumer)
         elif code == returned:
-            account.returned(event, at, sequence, number)
+            account.returned(event, at, sequence, number, more)
         else:
-            _enter_rare(account, event, at, code, sequence, consumer, number, visible_at)
+            _enter_rare(account, event, at, code, sequence, consumer, number, visible_at, more)
             if code > last_of_events:
                 continue
         account.tick += 1
@@ -145,7 +148,15 @@ def _enter(
 
 
 def _enter_rare(
-    account: Account, event: int, at: int, code: int, sequence: int, consumer: int, number: int, visible_at: int
+    account: Account,
+    event: int,
+    at: int,
+    code: int,
+    sequence: int,
+    consumer: int,
+    number: int,
+    visible_at: int,
+    more: int,
 ) -> None:
     match code:
         case Code.EXPIRED | Code.DEAD_LETTERED | Code.MOVED | Code.REMOVED:
@@ -153,7 +164,11 @@ def _enter_rare(
         case Code.PAUSED | Code.RESUMED:
             account.paused(event, at, is_paused=code == Code.PAUSED)
         case Code.SUBSCRIBED:
-            account.subscribed(event, at, consumer, number)
+            account.subscribed(event, at, consumer, number, Way(more))
+        case Code.WINDOW:
+            account.window_changed(event, at, consumer, number)
+        case Code.ASKED:
+            account.asked(event, at, consumer, number)
         case Code.UNSUBSCRIBED:
             account.unsubscribed(event, at, consumer)
         case Code.RECOVERED:
@@ -161,7 +176,7 @@ def _enter_rare(
         case Code.DRAINED:
             account.drained(event, at)
         case Code.DELAYED | Code.HOLDING:
-            account.delayed(event, at, sequence, number, is_holding=code == Code.HOLDING)
+            account.delayed(event, at, sequence, number, more, is_holding=code == Code.HOLDING)
         case Code.ENDED:
             account.queue_ended(event, at)
         case Code.STARTED:

@@ -5,12 +5,13 @@ start, gap and end of the history.
 """
 
 from functools import reduce
+from operator import add
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from truenext.events import DELAYED, HOLDING
-from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SELECTIVE, Code, Start
+from truenext.events import DELAYED, HOLDING, PULLING, WITH_BEGUN, WITH_EXPRESS, WITH_SELECTOR
+from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SELECTIVE, UNLIMITED, Back, Code, Start, Way
 
 COLUMNS = (
     "queue",
@@ -23,7 +24,7 @@ COLUMNS = (
     "persistent",
     "visible_event",
     "visible_at",
-    "group",
+    "more",
 )
 CODES = {
     "accepted": Code.ACCEPTED,
@@ -41,14 +42,22 @@ CODES = {
     "recovered": Code.RECOVERED,
     "drained": Code.DRAINED,
     "ended": Code.ENDED,
+    "window": Code.WINDOW,
+    "asked": Code.ASKED,
+    "begun": Code.BEGUN,
 }
+WAYS = {"auto": Way.AUTO, WITH_EXPRESS: Way.EXPRESS, WITH_BEGUN: Way.NAMES_BEGUN, PULLING: Way.PULLS}
+"""By what the mode of a consumer has in it."""
+BACK = {"released": Back.RELEASED, "lost": Back.BEGUN, "aborted": Back.BEGUN}
+"""By what the reason of a return begins with."""
 
 
 def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:
     """`COLUMNS`, without nulls: all rows of a queue in one partition, each partition in order of `event`.
 
-    `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTIVE), the `count` of a
-    `recovered`, the `attempts` of a `returned`, the flags of a start, else 0; times are microseconds.
+    `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTIVE) and of a `window`, the
+    `count` of a `recovered` and of an `asked`, the `attempts` of a `returned`, the flags of a start, else 0. `more` is
+    the group of an `accepted`, the Way of a `subscribed`, the Back of a `returned`, else 0. Times are microseconds.
     """
     own = events.where("queue is not null")
     marks = _marks(runs, gaps).crossJoin(F.broadcast(own.select("queue").distinct()))
@@ -93,13 +102,16 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
     )
     is_at_once = (F.col("kind") == "accepted") & F.col("batch").isNull()
     at = F.unix_micros("at")
+    is_subscribed = F.col("kind") == "subscribed"
     number: Column = (
         F.when(F.col("kind") == "accepted", F.col("priority"))
-        .when((F.col("kind") == "subscribed") & F.col("mode").endswith("selector"), F.lit(SELECTIVE))
-        .when(F.col("kind") == "subscribed", F.coalesce("window", F.lit(AUTO_WINDOW)))
+        .when(is_subscribed & F.col("mode").contains(WITH_SELECTOR), F.lit(SELECTIVE))
+        .when(is_subscribed & F.col("mode").contains(PULLING), F.lit(UNLIMITED))
+        .when(is_subscribed | (F.col("kind") == "window"), F.coalesce("window", F.lit(AUTO_WINDOW)))
         .when(F.col("kind") == "returned", F.col("attempts"))
         .otherwise(F.col("count"))
     )
+    more: Column = F.when(is_subscribed, _ways()).when(F.col("kind") == "returned", _back()).otherwise(F.col("group"))
     return joined.select(
         "queue",
         "event",
@@ -113,8 +125,21 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
         .otherwise(F.coalesce("visible_event", "proven_event", F.lit(NEVER)))
         .alias("visible_event"),
         F.when(is_at_once, at).otherwise(F.coalesce("visible_at", "proven_at", F.lit(0))).alias("visible_at"),
-        F.coalesce("group", F.lit(0)).alias("group"),
+        F.coalesce(more, F.lit(0)).cast("bigint").alias("more"),
     ).where("code is not null")
+
+
+def _ways() -> Column:
+    of_each = (F.when(F.col("mode").contains(word), F.lit(int(way))).otherwise(F.lit(0)) for word, way in WAYS.items())
+    return reduce(add, of_each)
+
+
+def _back() -> Column:
+    return reduce(
+        lambda chain, each: chain.when(F.col("reason").startswith(each[0]), F.lit(int(each[1]))),
+        BACK.items(),
+        F.when(F.col("reason").isNull(), F.lit(0)),
+    )
 
 
 def _code() -> Column:
@@ -157,7 +182,7 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
 
 def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
     """Starts, gaps and the end, which concern every queue."""
-    nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "group": 0}
+    nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "more": 0}
     # Nothing that could still be in a queue is unknown if the history is there from its first event on.
     whole = runs.agg(
         (F.min("first_event") == 1).alias("from_first"),

@@ -1,0 +1,25 @@
+"""What did consumers get, or have counted against them, that they must not?"""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+KINDS = ("uncredited", "charged", "stale")
+"""A dispatch for which there was no credit; an attempt that was nobody's failure; a consumer that had ended, or did not
+hold the message, and acted."""
+
+
+def consumers(outcomes: DataFrame) -> DataFrame:
+    """One row per finding, and in `detail` what it was."""
+    return (
+        outcomes.where(F.col("row") == "finding")
+        .where(F.col("kind").isin(*KINDS))
+        .select(
+            "kind",
+            "queue",
+            "event",
+            F.timestamp_micros("at").alias("at"),
+            "sequence",
+            F.when(F.col("consumer") >= 0, F.col("consumer")).alias("consumer"),
+            "detail",
+        )
+    )

@@ -1,0 +1,302 @@
+"""Is it seen what consumers get, begin and are charged for wrongly, and is nothing seen where it cannot be known?
+
+Each history is judged by the account of its queue and by the naive judge.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.spark.histories import EPOCH, Event
+from tests.spark.judge import Judge
+from tests.spark.plain import counted, outcomes_of, witnessed
+from truenext.spark.schema import EVENTS
+
+STUCK_SECONDS = 10.0
+BEGUN = "client-individual with begun"
+RESTED, BEYOND, UNASKED = "while it rested", "beyond its window of 2", "more than it had asked for"
+CHARGES = ("released", "not begun")
+
+
+class Story:
+    """What happened in one queue since the broker started, and consumer 1 came."""
+
+    def __init__(self, mode: str = BEGUN, window: int | None = 2, messages: int = 9) -> None:
+        self.events: list[Event] = []
+        self.seconds = 0.0
+        self.add("started", queue=None, reason="clean")
+        self.subscribe(1, mode, window)
+        self.accept(*range(1, messages + 1))
+
+    def add(self, kind: str, **columns: Any) -> Story:
+        self.seconds += 0.001
+        event = len(self.events) + 1 if not self.events else self.events[-1]["event"] + 1
+        at = EPOCH + timedelta(seconds=self.seconds)
+        known = {"event": event, "run": 1, "at": at, "kind": kind, "queue": "orders", "date": at.date()}
+        self.events.append(dict.fromkeys(EVENTS.names) | known | columns)
+        return self
+
+    def wait(self, seconds: float) -> Story:
+        self.seconds += seconds
+        return self
+
+    def lose_an_event(self) -> Story:
+        self.add("drained")
+        self.events[-1]["event"] += 1
+        return self
+
+    def subscribe(self, consumer: int, mode: str = BEGUN, window: int | None = 2) -> Story:
+        return self.add("subscribed", consumer=consumer, mode=mode, window=window)
+
+    def unsubscribe(self, consumer: int = 1) -> Story:
+        return self.add("unsubscribed", consumer=consumer)
+
+    def accept(self, *sequences: int) -> Story:
+        for sequence in sequences:
+            self.add("accepted", sequence=sequence, priority=4, persistent=True, size=1, batch=0)
+        return self
+
+    def give(self, *sequences: int, to: int = 1) -> Story:
+        for sequence in sequences:
+            self.add("dispatched", sequence=sequence, consumer=to, deliveries=1)
+        return self
+
+    def begin(self, *sequences: int, by: int = 1) -> Story:
+        for sequence in sequences:
+            self.add("begun", sequence=sequence, consumer=by)
+        return self
+
+    def acknowledge(self, *sequences: int) -> Story:
+        for sequence in sequences:
+            self.add("acknowledged", sequence=sequence)
+        return self
+
+    def give_back(self, *sequences: int, reason: str = "released", attempts: int = 0) -> Story:
+        for sequence in sequences:
+            self.add("returned", sequence=sequence, attempts=attempts, reason=reason)
+        return self
+
+    def window(self, window: int | None, of: int = 1) -> Story:
+        return self.add("window", consumer=of, window=window)
+
+    def ask(self, count: int, of: int = 1) -> Story:
+        return self.add("asked", consumer=of, count=count)
+
+    @property
+    def found(self) -> list[tuple[str, int | None, str]]:
+        """Kind, message, and what the account says of it."""
+        findings = [each for each in outcomes_of(self.events, STUCK_SECONDS) if each["row"] == "finding"]
+        judge = Judge(self.events, STUCK_SECONDS).judge()
+        assert (counted(findings), witnessed(findings)) == (judge.found, judge.witnesses)
+        return [(each["kind"], each["sequence"], each["detail"]) for each in findings]
+
+
+# Windows
+
+
+def test_what_comes_to_a_consumer_that_rests_is_found() -> None:
+    story = Story().give(1).give_back(1).window(0).give(1)
+    assert story.found == [("uncredited", 1, RESTED)]
+
+
+@pytest.mark.parametrize("mode", ["client", "client-individual with selector", "client with selector with express"])
+def test_also_if_it_names_nothing_that_it_begins_or_has_a_selector(mode: str) -> None:
+    assert Story(mode, 5).window(0).give(1).found == [("uncredited", 1, RESTED)]
+    assert Story(mode, 5).window(0).window(5).give(1).found == []
+
+
+def test_what_comes_to_a_consumer_beyond_its_window_is_found() -> None:
+    assert Story().give(1, 2).found == []
+    assert Story().give(1, 2, 3).found == [("uncredited", 3, BEYOND)]
+
+
+def test_what_a_consumer_has_acknowledged_in_a_transaction_is_not_in_its_window() -> None:
+    assert Story().give(1, 2).begin(1).give(3).found == []
+    assert Story().give(1, 2).begin(1, 1).give(3, 4).found == [("uncredited", 4, BEYOND)]
+
+
+@pytest.mark.parametrize("mode", ["client-individual", "auto with begun", BEGUN + " with express"])
+def test_nothing_is_found_where_it_is_not_known_how_full_the_window_is_or_more_may_come(mode: str) -> None:
+    assert Story(mode, None if mode.startswith("auto") else 2).give(1, 2, 3).found == []
+    assert Story("client with selector with begun", 2).give(1, 2, 3).found == []
+
+
+def test_a_window_holds_from_where_it_changes() -> None:
+    assert Story(window=1).give(1).window(2).give(2).found == []
+    assert Story(window=5).give(1, 2).window(2).give(3).found == [("uncredited", 3, BEYOND)]
+    assert Story(window=5).give(1, 2).window(2).acknowledge(1).give(3).found == []
+    assert Story().give(1).give_back(1).window(0).window(2).give(1, 2).found == []
+
+
+def test_windows_that_change_untold_in_an_older_history_are_no_finding() -> None:
+    assert Story("client-individual", 10, 30).give(*range(1, 31)).found == []
+
+
+# Pulling
+
+
+def test_what_a_consumer_has_not_asked_for_is_found() -> None:
+    pulling = BEGUN + " pulling"
+    assert Story(pulling, None).give(1).found == [("uncredited", 1, UNASKED)]
+    assert Story(pulling, None).ask(2).give(1, 2).found == []
+    assert Story(pulling, None).ask(2).give(1, 2, 3).found == [("uncredited", 3, UNASKED)]
+    assert Story(pulling, None).ask(2).give(1).ask(3).give(2, 3, 4).found == []
+    assert Story(pulling, None).ask(2).give(1).ask(0).give(2).found == [("uncredited", 2, UNASKED)]
+
+
+def test_acknowledging_and_giving_back_is_not_asking() -> None:
+    story = Story("client pulling", None).ask(2).give(1, 2).acknowledge(1).give_back(2).window(100).give(2)
+    assert story.found == [("uncredited", 2, UNASKED)]
+
+
+def test_what_a_consumer_with_a_selector_asks_for_counts_once_it_is_told() -> None:
+    """One of a pattern never tells."""
+    pulling = "client with selector pulling"
+    assert Story(pulling, None).give(3, 1).found == []
+    assert Story(pulling, None).ask(1).give(3, 1).found == [("uncredited", 1, UNASKED)]
+
+
+# Charges
+
+
+def test_an_attempt_that_a_release_counts_is_found() -> None:
+    assert Story().give(1).give_back(1, attempts=1).found == [("charged", 1, "released")]
+    story = Story().give(1).give_back(1, reason="refused", attempts=1)
+    assert story.give(1).give_back(1, attempts=1).found == []
+    assert story.give(1).give_back(1, attempts=2).found == [("charged", 1, "released")]
+
+
+def test_an_attempt_that_counts_what_was_not_begun_is_found() -> None:
+    for reason in ("lost", "aborted", "lost and delayed", "aborted and holding"):
+        story = Story().give(1, 2).begin(2).give_back(1, 2, reason=reason, attempts=1)
+        assert story.found == [("charged", 1, "not begun")]
+        # Of clients that do not name it, the first is charged, begun or not.
+        assert Story("client-individual").give(1).give_back(1, reason=reason, attempts=1).found == []
+    assert Story().give(1).give_back(1, reason="refused", attempts=1).found == []
+
+
+def test_begun_is_said_of_one_dispatch() -> None:
+    story = Story().give(1).begin(1).give_back(1).give(1).give_back(1, reason="lost", attempts=1)
+    assert story.found == [("charged", 1, "not begun")]
+
+
+def test_what_was_kept_and_comes_again_is_given_twice() -> None:
+    assert Story(window=5).give(1, 2).give_back(2).give(1).found == [("doubled", 1, "held by consumer 1")]
+
+
+# Consumers that have ended
+
+
+def taken_over() -> Story:
+    """Consumer 1 has ended with what it had, and consumer 2 has come."""
+    return Story().give(1, 2).give_back(1, 2).unsubscribe().subscribe(2)
+
+
+def test_what_a_consumer_gets_after_its_end_is_found() -> None:
+    assert taken_over().give(1, to=2).found == []
+    assert taken_over().give(1).found == [("stale", 1, "dispatched to a consumer that had ended")]
+
+
+def test_what_a_consumer_begins_after_its_end_is_found() -> None:
+    late = "begun by a consumer that had ended"
+    assert taken_over().begin(1).found == [("stale", 1, late)]
+    assert taken_over().give(1, to=2).begin(1).found == [("stale", 1, late)]
+    # In a transaction, it is said.
+    assert Story().give(1).unsubscribe().begin(1).found == [("stale", 1, late)]
+
+
+def test_what_a_consumer_begins_and_does_not_hold_is_found() -> None:
+    wrong = "begun although it did not hold it"
+    assert Story().begin(1).found == [("stale", 1, wrong)]
+    assert Story().give(1).give_back(1).begin(1).found == [("stale", 1, wrong)]
+    assert Story().subscribe(2).give(1, to=2).begin(1).found == [("stale", 1, wrong)]
+    assert Story().give(1).acknowledge(1).begin(1).found == [("stale", 1, "begun although acknowledged")]
+    delayed = Story().give(1).give_back(1, reason="refused and delayed", attempts=1)
+    assert delayed.begin(1).found == [("stale", 1, wrong)]
+
+
+def test_what_is_acknowledged_after_the_end_of_its_consumer_is_found() -> None:
+    assert taken_over().acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
+    late = Story().give(1).unsubscribe().acknowledge(1)
+    assert late.found == [("stale", 1, "acknowledged by a consumer that had ended")]
+
+
+def test_a_transaction_outlives_the_subscription_and_its_messages_may_be_refused_in_it_and_go_with_it() -> None:
+    assert Story().give(1, 2).begin(1, 2).unsubscribe().acknowledge(1, 2).found == []
+    begun_again = Story().give(1).begin(1).unsubscribe().begin(1)
+    assert begun_again.give_back(1, reason="refused", attempts=1).found == []
+    lost = Story().give(1).begin(1).unsubscribe().give_back(1, reason="lost", attempts=1)
+    assert lost.found == []
+    # Of others it is not known, and the rest of a frame that is half sent may be taken after the end.
+    for mode in ("client-individual", "auto with begun"):
+        assert Story(mode).give(1).unsubscribe().acknowledge(1).found == []
+
+
+# Who could have taken a message
+
+
+@pytest.mark.parametrize(
+    ("story", "is_stuck"),
+    [
+        (Story(messages=1).window(0), False),
+        (Story(messages=1).window(0).window(1), True),
+        (Story(messages=2).give(1).window(1), False),
+        (Story(messages=3).give(1, 2).window(3), True),
+        (Story(messages=2).window(1).give(1).acknowledge(1), True),
+        (Story(BEGUN + " pulling", None, 1), False),
+        (Story(BEGUN + " pulling", None, 1).ask(1), True),
+        (Story(BEGUN + " pulling", None, 1).ask(1).ask(0), False),
+        (Story(BEGUN + " pulling", None, 2).ask(1).give(1), False),
+        (Story(BEGUN + " pulling", None, 2).ask(1).give(1).acknowledge(1), False),
+        (Story(BEGUN + " pulling", None, 2).ask(2).give(1), True),
+        (Story("client with selector pulling", None, 1).ask(1), False),
+    ],
+)
+def test_who_rests_or_has_not_asked_has_no_credit_and_who_is_woken_or_asks_has(story: Story, *, is_stuck: bool) -> None:
+    story.wait(STUCK_SECONDS + 1).add("paused")
+    assert [kind for kind, *_ in story.found] == ["stuck"] * is_stuck
+
+
+def test_credit_that_ends_in_time_leaves_nobody_stuck() -> None:
+    for end in ("window", "asked"):
+        story = Story(messages=1) if end == "window" else Story(BEGUN + " pulling", None, 1).ask(1)
+        story.wait(STUCK_SECONDS - 1)
+        story = story.window(0) if end == "window" else story.ask(0)
+        assert story.wait(STUCK_SECONDS).add("paused").found == []
+
+
+# What a gap hides
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        Story().window(0).lose_an_event().give(1),
+        Story().give(1, 2).lose_an_event().give(3),
+        Story(BEGUN + " pulling", None).lose_an_event().give(1),
+        Story().give(1).lose_an_event().give_back(1, attempts=1),
+        Story().give(1).lose_an_event().give_back(1, reason="lost", attempts=1),
+        taken_over().lose_an_event().give(1),
+        taken_over().lose_an_event().begin(1),
+        taken_over().lose_an_event().acknowledge(1),
+        Story().give(1).unsubscribe().lose_an_event().acknowledge(1),
+        Story().lose_an_event().ask(0).window(0).give(1),
+    ],
+)
+def test_what_a_gap_may_explain_is_no_finding(story: Story) -> None:
+    assert [finding for finding in story.found if finding[0] != "lost"] == []
+
+
+def test_a_history_that_begins_in_the_middle_of_a_run_says_nothing_of_consumers_that_came_before() -> None:
+    story = Story(messages=1).give(1).begin(1).window(0).acknowledge(1)
+    for first in range(2, len(story.events)):
+        middle = Story()
+        middle.events = story.events[first:]
+        assert middle.accept(2).give(2).begin(2, by=3).acknowledge(2).found == []
+    restarted = Story().give(1)
+    restarted.add("started", queue=None, reason="clean", run=2)
+    restarted.add("recovered", count=9, run=2).add("dispatched", sequence=1, consumer=1, deliveries=2, run=2)
+    assert restarted.found == [("stale", 1, "dispatched to a consumer that had ended")]
