@@ -12,7 +12,7 @@ from zlib import crc32
 import pytest
 
 from tests.contract.naive_history import read, read_folder, read_parquet
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.commands import Abort, Ack, AckMode, Begin, Commit, GiveBack, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind, parse
 from truenext.engine.background.bulk import Move, Purge, Wanted
 from truenext.engine.engine import Engine
@@ -450,6 +450,17 @@ def test_a_subscription_tells_all_that_decides_what_it_may_have(
     words = {" with selector": has_selector, " with express": has_express, " with begun": names_begun}
     assert said["mode"] == mode.value + "".join(word for word, is_so in words.items() if is_so) + " pulling" * pulls
     assert said.get("window") == (None if pulls or mode is AckMode.AUTO else 10)
+
+
+def test_of_a_consumer_of_a_pattern_that_rests_when_a_queue_is_made_a_window_of_0_is_told() -> None:
+    told = Told()
+    session = told.session()
+    session.has_rounds = True
+    told.subscribe(session, destination=parse("/queue/>", ""))
+    told.engine.give_back(session, GiveBack(["s"], [], rests=True))
+    told.send(session)
+    subscribed = [event for event in told.events() if event["kind"] == "subscribed"]
+    assert [(event["queue"], event["window"]) for event in subscribed] == [("orders", 0)]
 
 
 def test_modes_of_before_keep_their_codes() -> None:
