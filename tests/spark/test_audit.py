@@ -17,6 +17,7 @@ from pyspark.testing import assertDataFrameEqual
 from tests.spark.histories import EPOCH, Event, RandomHistory
 from tests.spark.judge import Judge
 from tests.spark.policies import serve, true_next, two_buckets
+from tests.spark.test_consumers import BEGUN, Story
 from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import Results, audit
@@ -40,6 +41,8 @@ def found(results: Results) -> Counter[tuple[str, str]]:
         total[row["kind"], row["queue"]] += row["count"]
     for row in results.tables["lost"].collect():
         total["lost", row["queue"]] += row["count"]
+    for row in results.tables["consumers"].collect():
+        total[row["kind"], row["queue"]] += 1
     for row in results.tables["stuck"].collect():
         total["stuck", row["queue"]] += 1
     return total
@@ -57,7 +60,8 @@ def test_the_audit_never_differs_from_the_judge(frame: Frame) -> None:
             for row in results.tables["violations"].collect()
         } | {
             (row["kind"], row["queue"], row["event"], None)
-            for row in results.tables["doubled"].where("kind = 'doubled'").collect()
+            for table in (results.tables["doubled"].where("kind = 'doubled'"), results.tables["consumers"])
+            for row in table.collect()
         }
         assert witnessed == judge.witnesses, f"seed {seed}"
         assert results.verdict.is_held is (not judge.found)
@@ -91,6 +95,24 @@ def test_two_buckets_get_their_verdict_and_a_witness_each(frame: Frame) -> None:
         assert history[row["event"] - 1]["sequence"] == row["sequence"]
         overtaken = accepted[row["overtaken_sequence"]]
         assert overtaken["priority"] == row["priority"] and overtaken["sequence"] < row["sequence"]
+
+
+def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame: Frame) -> None:
+    story = Story(window=3).give(1, 2).give_back(1, reason="lost", attempts=1).window(0).give(1).begin(3).give_back(2)
+    pulling = BEGUN + " with selector pulling"
+    story.subscribe(2, pulling, None).ask(1, of=2).give(5, 4, to=2).give_back(4, attempts=1)
+    assert len(story.found) == 5
+    results = audit(frame(story.events))
+    assert {each.kind: each.count for each in results.verdict.findings} == {"uncredited": 2, "charged": 2, "stale": 1}
+    rows = sorted(results.tables["consumers"].collect(), key=lambda row: row["event"])
+    assert [(row["kind"], row["sequence"], row["consumer"], row["detail"]) for row in rows] == [
+        ("charged", 1, 1, "not begun"),
+        ("uncredited", 1, 1, "while it rested"),
+        ("stale", 3, 1, "begun although it did not hold it"),
+        ("uncredited", 4, 2, "more than it had asked for"),
+        ("charged", 4, 2, "released"),
+    ]
+    results.release()
 
 
 def test_since_and_queue_leave_out_the_rest(frame: Frame) -> None:

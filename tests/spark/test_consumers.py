@@ -295,7 +295,7 @@ def test_a_history_that_begins_in_the_middle_of_a_run_says_nothing_of_consumers_
     for first in range(2, len(story.events)):
         middle = Story()
         middle.events = story.events[first:]
-        assert middle.accept(2).give(2).begin(2, by=3).acknowledge(2).found == []
+        assert middle.accept(2).give(2).begin(2).acknowledge(2).found == []
     restarted = Story().give(1)
     restarted.add("started", queue=None, reason="clean", run=2)
     restarted.add("recovered", count=9, run=2).add("dispatched", sequence=1, consumer=1, deliveries=2, run=2)

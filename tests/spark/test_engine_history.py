@@ -1,6 +1,6 @@
 """Is the engine's own history judged right, and each order fault planted in the engine seen in it?
 
-Without Spark: the naive judge reads what the engine wrote down.
+Without Spark: the naive judge and the account of each queue read what the engine wrote down.
 """
 
 import random
@@ -14,7 +14,9 @@ from tests.contract.naive_history import read
 from tests.contract.test_history import Told, busy
 from tests.property import planted_faults
 from tests.property.disk import found_of
+from tests.spark.histories import Event
 from tests.spark.judge import Judge
+from tests.spark.plain import counted, outcomes_of
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.dispatch.selective import Choosing
@@ -37,13 +39,24 @@ OF_MANY = {
 
 def findings(seed: int, groups: Sequence[str] = ("",), **queues: Sequence[str]) -> Counter[str]:
     told = busy(random.Random(seed), 120, groups, queues.get("addresses", ORDERS), queues.get("sent_to", ORDERS))
+    return judged(events_of(told))
+
+
+def events_of(told: Told) -> list[Event]:
+    """All that it has given away."""
     nothing = dict.fromkeys(SCHEMA.names)
-    events = [
+    return [
         nothing | event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC)}
         for event in read(b"".join(told.chunks))
     ]
+
+
+def judged(events: list[Event]) -> Counter[str]:
+    """What the account finds, by kind, and the judge as well."""
+    findings = [each for each in outcomes_of(events, 10.0) if each["row"] == "finding"]
+    assert counted(findings) == Judge(events, stuck_seconds=10.0).judge().found
     found: Counter[str] = Counter()
-    for (kind, _), count in Judge(events, stuck_seconds=10.0).judge().found.items():
+    for (kind, _), count in counted(findings).items():
         found[kind] += count
     return found
 

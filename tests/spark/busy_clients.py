@@ -1,0 +1,171 @@
+"""An engine with clients that give back, rest, pull, name what they begin and lose their connections, at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tests.contract.test_history import Told
+from truenext.commands import (
+    Abort,
+    Ack,
+    AckMode,
+    Begin,
+    Begun,
+    Commit,
+    Credit,
+    GiveBack,
+    Nack,
+    Subscribe,
+    Unsubscribe,
+    Wake,
+)
+from truenext.destination import parse
+from truenext.engine.state.consumer import Consumer, Session
+from truenext.selector import selector
+
+QUEUES = ("/queue/orders", "/queue/orders", "/queue/orders.eu", "/queue/orders.>")
+WAYS = (AckMode.AUTO, AckMode.CLIENT, AckMode.INDIVIDUAL, AckMode.INDIVIDUAL, AckMode.INDIVIDUAL)
+
+
+class BusyClients:
+    def __init__(self, seed: int, steps: int) -> None:
+        self.random = random.Random(seed)
+        self.told = Told(attempts_max=4)
+        self.engine = self.told.engine
+        self.now_us = 1_000_000
+        self.joined = 0
+        self.sessions = [self.join() for _ in range(4)]
+        actions: list[tuple[Callable[[int], None], int]] = [
+            *((self.send, 24), (self.turn, 14), (self.begin, 16), (self.answer, 16), (self.answer_in_transaction, 6)),
+            *((self.end_transaction, 4), (self.give_back, 5), (self.wake, 4), (self.ask, 10), (self.leave, 5)),
+            *((self.subscribe_again, 2), (self.pass_time, 6)),
+        ]
+        for action in self.random.choices([one for one, _ in actions], [weight for _, weight in actions], k=steps):
+            action(self.random.randrange(len(self.sessions)))
+        self.told.commit()
+
+    def chance(self, share: float) -> bool:
+        return self.random.random() < share
+
+    def join(self) -> Session:
+        self.joined += 1
+        session = self.told.session(str(self.joined))
+        session.has_rounds = True
+        session.names_begun = self.chance(0.7)
+        self.subscribe(session)
+        return session
+
+    def subscribe(self, session: Session) -> None:
+        mode = self.random.choice(WAYS)
+        pulls = mode is not AckMode.AUTO and self.chance(0.3)
+        window = None if pulls or self.chance(0.4) else self.random.randrange(1, 6)
+        self.engine.subscribe(
+            session,
+            Subscribe(
+                "s",
+                parse(self.random.choice(QUEUES), ""),
+                mode,
+                window,
+                has_express=self.chance(0.1) and not pulls,
+                is_pulling=pulls,
+                selector=selector("JMSPriority > 3") if self.chance(0.15) else None,
+            ),
+        )
+
+    def consumer(self, place: int) -> Consumer | None:
+        return self.sessions[place].consumers.get("s")
+
+    def some_of(self, consumer: Consumer | None) -> int | None:
+        """The sequence of something that it holds and answers for itself."""
+        if consumer is None or not consumer.held or consumer.mode is AckMode.AUTO:
+            return None
+        return self.random.choice(list(consumer.held))
+
+    def send(self, place: int) -> None:
+        destination = parse(self.random.choice(QUEUES[:3]), "")
+        priority = self.random.choice([9, 4, 4, 0])
+        self.told.send(self.sessions[place], priority, persistent=self.chance(0.5), destination=destination)
+
+    def turn(self, place: int) -> None:
+        self.told.commit()
+        self.engine.taken(self.sessions[place])
+
+    def begin(self, place: int) -> None:
+        consumer = self.consumer(place)
+        sequence = self.some_of(consumer)
+        if consumer is not None and sequence is not None and consumer.session.names_begun:
+            dispatch = consumer.held[sequence].deliveries
+            self.engine.begun(consumer.session, Begun("s", sequence, dispatch))
+
+    def answer(self, place: int) -> None:
+        sequence = self.some_of(self.consumer(place))
+        if sequence is None:
+            return
+        if self.chance(0.7):
+            self.engine.acknowledge(self.sessions[place], Ack("s", sequence))
+        else:
+            self.engine.refuse(self.sessions[place], Nack("s", sequence))
+
+    def answer_in_transaction(self, place: int) -> None:
+        session = self.sessions[place]
+        sequence = self.some_of(self.consumer(place))
+        if sequence is None:
+            return
+        if "t" not in session.transactions:
+            self.engine.begin(session, Begin("t"))
+        if self.chance(0.7):
+            self.engine.acknowledge(session, Ack("s", sequence, "t"))
+            if self.chance(0.2):
+                # What the transaction has acknowledged it may refuse after that.
+                self.engine.refuse(session, Nack("s", sequence, "t"))
+        else:
+            self.engine.refuse(session, Nack("s", sequence, "t"))
+
+    def end_transaction(self, place: int) -> None:
+        session = self.sessions[place]
+        if "t" in session.transactions:
+            if self.chance(0.5):
+                self.engine.commit(session, Commit("t"))
+            else:
+                self.engine.abort(session, Abort("t", charges_all=self.chance(0.5)))
+
+    def give_back(self, place: int) -> None:
+        session, consumer = self.sessions[place], self.consumer(place)
+        if consumer is None or consumer.mode is AckMode.AUTO:
+            return
+        kept = [("s", sequence, entry.deliveries) for sequence, entry in consumer.held.items() if self.chance(0.3)]
+        transaction = "t" if "t" in session.transactions and self.chance(0.5) else None
+        request = GiveBack(["s"], kept, rests=self.chance(0.5), transaction=transaction, charges_all=self.chance(0.5))
+        self.engine.give_back(session, request)
+
+    def wake(self, place: int) -> None:
+        consumer = self.consumer(place)
+        if consumer is not None and consumer.mode is not AckMode.AUTO:
+            self.engine.wake(self.sessions[place], Wake("s"))
+
+    def ask(self, place: int) -> None:
+        consumer = self.consumer(place)
+        if consumer is not None and consumer.wish is not None:
+            count = self.random.choice([0, 1, 2, 5])
+            self.engine.ask_credit(self.sessions[place], Credit("s", count, waits=self.chance(0.5)))
+
+    def leave(self, place: int) -> None:
+        self.engine.disconnect(self.sessions[place], is_clean=self.chance(0.3))
+        self.sessions[place] = self.join()
+
+    def subscribe_again(self, place: int) -> None:
+        """What transactions have stays theirs."""
+        session = self.sessions[place]
+        if self.consumer(place) is not None:
+            self.engine.unsubscribe(session, Unsubscribe("s"))
+        if self.chance(0.7):
+            self.subscribe(session)
+
+    def pass_time(self, place: int) -> None:
+        self.told.commit()
+        self.now_us += self.random.choice([1_000, 30_000, 700_000, 2_000_000, 12_000_000])
+        self.engine.tick(self.now_us, self.now_us)
+        for _ in self.engine.stretch_windows():
+            pass
+        self.turn(place)

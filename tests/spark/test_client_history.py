@@ -1,0 +1,186 @@
+"""Is the engine's own history of clients that give back, rest, pull and name what they begin judged right, and each
+fault planted in the engine seen in it?"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.spark.busy_clients import BusyClients
+from tests.spark.test_engine_history import events_of, judged
+from truenext.engine.commands.connecting import Connecting
+from truenext.engine.commands.giving_back import GivingBack
+from truenext.engine.commands.subscribing import Subscribing
+from truenext.engine.lifecycle.outcomes import Outcomes
+from truenext.engine.lifecycle.wishes import Wishes
+from truenext.engine.state.clients import Clients
+from truenext.engine.state.consumer import Consumer, QueueConsumer, Session
+from truenext.engine.state.queue import Entry, Queue
+from truenext.engine.state.reason import Reason
+from truenext.events import FAILURES
+
+Patch = pytest.MonkeyPatch
+
+
+def test_what_such_clients_leave_is_judged_right_and_all_of_it_is_told() -> None:
+    first = random.randrange(1 << 30)
+    print("first seed", first)
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + 60):
+        events = events_of(BusyClients(seed, 150).told)
+        assert not judged(events), seed
+        for event in events:
+            seen[event["kind"]] += 1
+            seen[str(event["reason"]).partition(" ")[0]] += 1
+            seen[f"{event['kind']} of 0"] += 0 in (event["window"], event["count"])
+            seen.update((event["mode"] or "").split())
+    for what in ("window", "window of 0", "asked", "asked of 0", "begun", *FAILURES, "released", "pulling", "express"):
+        assert seen[what], what
+
+
+def who_rests_goes_on(patch: Patch) -> None:
+    patch.setattr(Consumer, "rest", lambda consumer: setattr(consumer, "awake_window", consumer.window))
+
+
+def windows_are_one_too_large(patch: Patch) -> None:
+    def has_credit(consumer: Consumer) -> bool:
+        return len(consumer.held) < consumer.window + (consumer.wish is None and not consumer.rests)
+
+    patch.setattr(Consumer, "has_credit", has_credit)
+
+
+def one_more_comes_than_was_asked_for(patch: Patch) -> None:
+    def has_credit(consumer: Consumer) -> bool:
+        more = consumer.wish is not None and not consumer.rests
+        return len(consumer.held) < consumer.window + more
+
+    patch.setattr(Consumer, "has_credit", has_credit)
+
+
+def what_came_still_counts_as_asked_for(patch: Patch) -> None:
+    patch.setattr(Wishes, "spend", lambda wishes, deliveries: None)
+
+
+def what_is_withdrawn_comes_all_the_same(patch: Patch) -> None:
+    forget = Wishes.forget
+
+    def forgets_for_others(wishes: Wishes, consumer: Consumer) -> None:
+        left = consumer.wish.left if consumer.wish is not None else 0
+        forget(wishes, consumer)
+        if consumer.wish is not None:
+            consumer.wish.left = left
+
+    patch.setattr(Wishes, "forget", forgets_for_others)
+
+
+def who_asks_gets_nothing(patch: Patch) -> None:
+    adjust = Consumer.adjust_window
+    patch.setattr(
+        Consumer, "adjust_window", lambda consumer, now_ms: consumer.wish is None and adjust(consumer, now_ms)
+    )
+
+
+def the_first_is_charged_begun_or_not(patch: Patch) -> None:
+    release = Subscribing.release
+
+    def does_not_ask(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
+        consumer.session.names_begun = False
+        release(subscribing, consumer, is_lost=is_lost)
+
+    patch.setattr(Subscribing, "release", does_not_ask)
+
+
+def begun_outlives_its_dispatch(patch: Patch) -> None:
+    give_back = Outcomes.give_back
+
+    def remembers(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+        is_begun = entry.is_begun
+        give_back(outcomes, entry, reason, delay_ms=delay_ms)
+        entry.is_begun = is_begun
+
+    patch.setattr(Outcomes, "give_back", remembers)
+
+
+def a_release_counts_as_an_attempt(patch: Patch) -> None:
+    give_back = Outcomes.give_back
+
+    def counts(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+        entry.attempts += reason is Reason.RELEASED
+        give_back(outcomes, entry, reason, delay_ms=delay_ms)
+
+    patch.setattr(Outcomes, "give_back", counts)
+
+
+def what_is_kept_comes_again(patch: Patch) -> None:
+    release = GivingBack._release
+
+    def returns_it_too(giving_back: GivingBack, consumer: Consumer, kept: dict[int, int]) -> None:
+        release(giving_back, consumer, kept)
+        for entry in consumer.held.values():
+            entry.lane.requeue(entry)
+            giving_back._ledger.touched[entry.lane.queue] = None
+        consumer.held.clear()
+
+    patch.setattr(GivingBack, "_release", returns_it_too)
+
+
+def who_has_ended_still_gets_messages(patch: Patch) -> None:
+    leave = Clients.leave
+
+    def stays(clients: Clients, consumer: Consumer, queue: Queue) -> None:
+        if not isinstance(consumer, QueueConsumer) or consumer.wish is not None:
+            leave(clients, consumer, queue)
+
+    patch.setattr(Clients, "leave", stays)
+
+
+def behind_the_end(act: Callable[[Connecting, Consumer, Entry], None]) -> Callable[[Patch], None]:
+    """The last frame of a connection that was taken over acts after its end."""
+
+    def plant(patch: Patch) -> None:
+        disconnect = Connecting.disconnect
+
+        def then_acts(connecting: Connecting, session: Session, *, is_clean: bool) -> None:
+            held = [(consumer, entry) for consumer in session.consumers.values() for entry in consumer.held.values()]
+            disconnect(connecting, session, is_clean=is_clean)
+            for consumer, entry in held[:1]:
+                if entry.message is not None:
+                    act(connecting, consumer, entry)
+
+        patch.setattr(Connecting, "disconnect", then_acts)
+
+    return plant
+
+
+the_last_ack_is_carried_out = behind_the_end(
+    lambda connecting, _, entry: connecting._subscribing._events.acknowledged(entry)
+)
+the_last_begun_is_carried_out = behind_the_end(
+    lambda connecting, consumer, entry: connecting._subscribing._events.begun(entry, consumer)
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (who_rests_goes_on, "uncredited"),
+        (windows_are_one_too_large, "uncredited"),
+        (one_more_comes_than_was_asked_for, "uncredited"),
+        (what_came_still_counts_as_asked_for, "uncredited"),
+        (what_is_withdrawn_comes_all_the_same, "uncredited"),
+        (who_asks_gets_nothing, "stuck"),
+        (the_first_is_charged_begun_or_not, "charged"),
+        (begun_outlives_its_dispatch, "charged"),
+        (a_release_counts_as_an_attempt, "charged"),
+        (what_is_kept_comes_again, "doubled"),
+        (who_has_ended_still_gets_messages, "stale"),
+        (the_last_ack_is_carried_out, "stale"),
+        (the_last_begun_is_carried_out, "stale"),
+    ],
+)
+def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
+    fault: Callable[[Patch], None], kind: str, monkeypatch: Patch
+) -> None:
+    fault(monkeypatch)
+    assert any(judged(events_of(BusyClients(seed, 200).told))[kind] for seed in range(60))
