@@ -346,8 +346,7 @@ class Judge:
             and not letter.begun
         ]
         is_full = taker.is_exact and len(unbegun) >= taker.window
-        is_resting = taker.rests and not taker.has("pulling")
-        return not (is_full or is_resting or (taker.wish is not None and taker.wish <= 0))
+        return not (is_full or taker.rests or (taker.wish is not None and taker.wish <= 0))
 
     def _holder(self, queue: str, each: Event, letter: Letter) -> Taker | None:
         """Who holds a message, if that is known, and it was there when it got it."""

@@ -115,7 +115,7 @@ def a_release_counts_as_an_attempt(patch: Patch) -> None:
 def what_is_kept_comes_again(patch: Patch) -> None:
     release = GivingBack._release
 
-    def returns_it_too(giving_back: GivingBack, consumer: Consumer, kept: dict[int, int]) -> None:
+    def returns_it_too(giving_back: GivingBack, consumer: Consumer, kept: set[tuple[str, int, int]]) -> None:
         release(giving_back, consumer, kept)
         for entry in consumer.held.values():
             entry.lane.requeue(entry)

@@ -148,7 +148,7 @@ def test_what_a_consumer_has_not_asked_for_is_found() -> None:
 
 
 def test_acknowledging_and_giving_back_is_not_asking() -> None:
-    story = Story("client pulling", None).ask(2).give(1, 2).acknowledge(1).give_back(2).window(100).give(2)
+    story = Story("client pulling", None).ask(2).give(1, 2).acknowledge(1).give_back(2).give(2)
     assert story.found == [("uncredited", 2, UNASKED)]
 
 
@@ -220,6 +220,8 @@ def test_what_a_consumer_begins_and_does_not_hold_is_found() -> None:
 
 def test_what_is_acknowledged_after_the_end_of_its_consumer_is_found() -> None:
     assert taken_over().acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
+    delayed = Story().give(1).give_back(1, reason="refused and delayed", attempts=1)
+    assert delayed.acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
     late = Story().give(1).unsubscribe().acknowledge(1)
     assert late.found == [("stale", 1, "acknowledged by a consumer that had ended")]
 

@@ -483,7 +483,7 @@ class Account:
 
     def window_changed(self, event: int, at: int, consumer: int, window: int) -> None:
         known = self.consumers.get(consumer)
-        if known is None or known.ways & Way.PULLS:
+        if known is None:
             return
         if known.window != SELECTIVE:
             known.window = window
