@@ -141,7 +141,7 @@ class Engine:
         answering = Acknowledging(ledger, events, clients, outcomes, limits)
         transactions = Transactions(ledger, memory, queues, arrivals, outcomes, producers, sending, limits)
         subscribing = Subscribing(
-            ledger, events, memory, clients, resident, selections, queues, wildcards, outcomes, browsing
+            ledger, events, memory, clients, resident, selections, queues, wildcards, outcomes, wishes, browsing
         )
         giving_back = GivingBack(ledger, events, selections, outcomes, transactions, wishes)
         pulling = Pulling(ledger, wishes, giving_back)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from truenext.commands import Browse, Subscribe, Unsubscribe
     from truenext.engine.background.browsing import Browsing
     from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.lifecycle.wishes import Wishes
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
     from truenext.engine.queues.wildcards import Wildcards
@@ -48,6 +49,7 @@ class Subscribing:
         queues: Queues,
         wildcards: Wildcards,
         outcomes: Outcomes,
+        wishes: Wishes,
         browsing: Browsing,
     ) -> None:
         self._ledger = ledger
@@ -59,6 +61,7 @@ class Subscribing:
         self._queues = queues
         self._wildcards = wildcards
         self._outcomes = outcomes
+        self._wishes = wishes
         self._browsing = browsing
 
     # ---- Consumers ----
@@ -130,11 +133,13 @@ class Subscribing:
         if queue is not None and self._clients.takers_of(queue).consumers:
             raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}", Code.TAKEN)
         wanted = durable_subscription(key, destination.name, selector)
-        if queue is not None and queue.destination != wanted:
+        if queue is None:
+            self._queues.check_room()
+        elif queue.destination != wanted:
+            # One goes, and one comes: there is room.
             self._queues.end(queue)
             queue = None
         if queue is None:
-            self._queues.check_room()
             queue = self._queues.durable[key] = self._queues.make(wanted)
         return queue
 
@@ -208,6 +213,8 @@ class Subscribing:
         holds, if its client does not say it. Not so in auto mode: what it holds never left the broker.
         """
         self._end_use(consumer)
+        if consumer.wish is not None:
+            self._wishes.left(consumer)
         queues = consumer.all_queues()
         if isinstance(consumer, Wildcard):
             self._wildcards.left(consumer)

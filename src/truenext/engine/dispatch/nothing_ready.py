@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.engine.dispatch.selective import HOLDS
-from truenext.engine.state.wildcard import Wildcard
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Iterable
 
     from truenext.engine.dispatch.plain import Dispatcher
     from truenext.engine.dispatch.wildcard import WildcardDispatch
@@ -31,20 +30,18 @@ class NothingReady:
         self._dispatcher = dispatcher
         self._wishes = wishes
 
-    def look(self, touched: Container[Queue], together: WildcardDispatch | None) -> None:
+    def look(self, touched: Iterable[Queue], together: WildcardDispatch | None) -> None:
         """End the wishes that have ended, where something has happened; `together` is the dispatch that wildcards took
-        part in."""
+        part in, if they did."""
         wishes = self._wishes
-        for consumer in list(wishes.impatient):
-            wish, queue = consumer.wish, consumer.queue
-            assert wish is not None, "it pulls"
-            if not (wish.left and consumer.is_subscribed):
-                del wishes.impatient[consumer]
-            elif isinstance(consumer, Wildcard):
-                if together is not None and together.has_nothing_for(consumer):
+        for queue in touched:
+            for consumer in list(wishes.impatient.get(queue, ())):
+                if self._has_nothing_for(consumer, queue):
                     wishes.end(consumer)
-            elif queue is not None and queue in touched and self._has_nothing_for(consumer, queue):
-                wishes.end(consumer)
+        if together is not None:
+            for wildcard in together.asked():
+                if wildcard in wishes.impatient and together.has_nothing_for(wildcard):
+                    wishes.end(wildcard)
 
     def _has_nothing_for(self, consumer: Consumer, queue: Queue) -> bool:
         if queue.is_paused or self._clients.takers_of(queue).exclusive not in (None, consumer):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from truenext.engine.dispatch.selective import HOLDS, GroupChoosing, preference, take
 from truenext.engine.state.clients import NOBODY
 from truenext.engine.state.queue import WHOLE
-from truenext.engine.state.wildcard import NOWHERE
+from truenext.engine.state.wildcard import NOWHERE, Wildcard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import Consumer
     from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.engine.state.wildcard import Wildcard
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
 
@@ -204,10 +203,13 @@ class WildcardDispatch:
             self._best[queue] = best
             heappush(self._offers, (best.lane.rank, best.sequence, queue.number, queue))
 
+    def asked(self) -> list[Wildcard]:
+        """Those for which it was asked what is next."""
+        return [one for one in self._best if isinstance(one, Wildcard)]
+
     def has_nothing_for(self, wildcard: Wildcard) -> bool:
-        """Nothing is ready for it, and nothing has to be read or tested before that is known."""
-        was_asked = wildcard in self._best and wildcard.has_credit()
-        return was_asked and self._best[wildcard] is None and wildcard not in self._awaiting_page
+        """Of one that was asked: nothing is ready for it, and nothing has to be read or tested before that is known."""
+        return self._best[wildcard] is None and wildcard not in self._awaiting_page and wildcard.has_credit()
 
     def _ask(self, wildcard: Wildcard) -> None:
         self._awaiting_page.discard(wildcard)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from truenext.engine.state.consumer import Consumer
-    from truenext.engine.state.queue import Entry
+    from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.writing.event_log import EventLog
 
 
@@ -30,8 +30,8 @@ class Wishes:
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
-        self.impatient: dict[Consumer, None] = {}
-        """Those whose wish does not wait."""
+        self.impatient: dict[Queue | Consumer, dict[Consumer, None]] = {}
+        """Those whose wish does not wait, by their queue; of those that take from many each by itself."""
         self._ended: list[EndedWish] = []
         """Those of which the clients are to be told."""
 
@@ -41,9 +41,9 @@ class Wishes:
         assert wish is not None, "it pulls"
         self._tell(consumer, wish.left)
         if wish.waits:
-            self.impatient.pop(consumer, None)
+            self._waits(consumer)
         else:
-            self.impatient[consumer] = None
+            self.impatient.setdefault(consumer.queue or consumer, {})[consumer] = None
 
     def end(self, consumer: Consumer) -> None:
         """Nothing more comes of what it has asked for, and its client is told so."""
@@ -59,14 +59,21 @@ class Wishes:
             wish.left = 0
             # Else what it acknowledges from here on would look like credit to whoever counts by its window.
             consumer.adjust_window(0)
-            self.impatient.pop(consumer, None)
+            self._waits(consumer)
             self._tell(consumer, 0)
+
+    def left(self, consumer: Consumer) -> None:
+        """Its subscription has ended."""
+        self._waits(consumer)
 
     def spend(self, deliveries: Mapping[Consumer, list[Entry]]) -> None:
         """This was dispatched."""
         for consumer, entries in deliveries.items():
-            if consumer.wish is not None:
-                consumer.wish.left -= len(entries)
+            wish = consumer.wish
+            if wish is not None:
+                wish.left -= len(entries)
+                if not wish.left and not wish.waits:
+                    self._waits(consumer)
 
     def take_ended(self) -> list[EndedWish]:
         """Those of subscriptions that are still there."""
@@ -74,6 +81,15 @@ class Wishes:
             return []
         ended, self._ended = self._ended, []
         return [one for one in ended if one.consumer.is_subscribed]
+
+    def _waits(self, consumer: Consumer) -> None:
+        """It is none of those whose wish does not wait, or not any more."""
+        where = consumer.queue or consumer
+        others = self.impatient.get(where)
+        if others is not None:
+            others.pop(consumer, None)
+            if not others:
+                del self.impatient[where]
 
     def _tell(self, consumer: Consumer, count: int) -> None:
         if consumer.queue is not None:
