@@ -154,6 +154,30 @@ def test_who_asks_nothing_for_a_while_makes_place_and_who_goes_on_asking_does_no
         run(use)
 
 
+def test_who_takes_its_own_connection_over_in_a_full_broker_has_its_place_and_may_do_everything() -> None:
+    def use(port: int) -> None:
+        def numbered(number: int, secret: str = "") -> RawClient:
+            client = RawClient(port)
+            said = {"truenext-connection": str(number)} | ({"truenext-secret": secret} if secret else {})
+            client.say_hello("1.2", "0,0", headers=said)
+            return client
+
+        ghost, *others = (numbered(1) for _ in range(FEW))
+        back = numbered(2, ghost.connected.headers["truenext-secret"])
+        back.send("q", b"all is allowed", confirmed=True)
+        time.sleep(1.5)
+        back.send("q", b"and for as long as it likes", confirmed=True)
+        # The place of the ghost is taken: whoever comes now may only ask.
+        beyond = hello(port)
+        beyond.send("q", b"x")
+        assert "may only ask" in beyond.error().body.decode()
+        for client in (back, *others):
+            client.disconnect()
+
+    with mock.patch.object(asking, "ASKING_SECONDS_MAX", 1.0), mock.patch.object(connection, "ASKING_SECONDS_MAX", 1.0):
+        run(use)
+
+
 def test_a_question_that_came_while_the_broker_was_away_is_answered() -> None:
     async def here() -> None:
         loop = asyncio.get_running_loop()

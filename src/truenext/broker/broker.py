@@ -217,6 +217,10 @@ class Broker:
             self._has_noted_login = True
             logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
 
+    def may_only_ask(self, session: Session) -> bool:
+        """It is beyond a limit."""
+        return session in self._asking.since
+
     def seconds_left_to_ask(self, session: Session) -> float:
         """Of one that may only ask; not positive if it is to be ended. While it waits for an answer, it asks."""
         if self._questions.owed(session) or self._engine.pieces.owed(session):
@@ -629,6 +633,9 @@ class Broker:
     def _log_in(self, session: Session, login: Login) -> None:
         secret, former = self._takeovers.claim(session, login) if login.number else ("", None)
         if former is not None:
+            if former not in self._asking.since:
+                # It had a place among those that may do everything.
+                self._asking.remove(session)
             self._peers[former].give_place(is_blameless=login.is_blameless)
         self._engine.log_in(session, login)
         self._peers[session].greet(login, secret, has_taken_over=former is not None)

@@ -59,14 +59,16 @@ class Connection:
         identity: str,
         server_name: str,
         on_closed: Callable[["Connection"], None],
+        on_place_taken: Callable[["Connection"], None] = lambda _: None,
         only_asks: str = "",
     ) -> None:
-        """Of `only_asks` see `Broker.connect`."""
+        """Of `only_asks` see `Broker.connect`; `on_place_taken` is called when it may do everything after all."""
         self._sock = sock
         self._name = peer_name
         self._broker = broker
         self._loop = loop
         self._on_closed = on_closed
+        self._on_place_taken = on_place_taken
         self._session = broker.connect(self, only_asks=only_asks)
         self._only_asks = only_asks
         self._stomp = StompServer(session_id=self._session.id, identity=identity, server_name=server_name)
@@ -200,6 +202,9 @@ class Connection:
             self._broker.note_unchecked_login(self._name)
         self._add(self._stomp.encode_connected(login, secret, has_taken_over=has_taken_over))
         self.flush()
+        if self._only_asks and not self._broker.may_only_ask(self._session):
+            self._only_asks = ""
+            self._on_place_taken(self)
         if self._only_asks:
             self._after(ASKING_SECONDS_MAX, "asking", self._on_asks_nothing)
         if self._stomp.sends_every_ms:

@@ -132,6 +132,7 @@ class Listener:
                 identity=self._identity,
                 server_name=self._server_name,
                 on_closed=self._on_closed,
+                on_place_taken=self._asking.discard,
                 only_asks=self._limit if is_beyond else "",
             )
             self._connections.add(connection)
