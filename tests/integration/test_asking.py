@@ -164,6 +164,7 @@ def test_who_takes_its_own_connection_over_in_a_full_broker_has_its_place_and_ma
 
         ghost, *others = (numbered(1) for _ in range(FEW))
         back = numbered(2, ghost.connected.headers["truenext-secret"])
+        ghost.await_silent_end()
         back.send("q", b"all is allowed", confirmed=True)
         time.sleep(1.5)
         back.send("q", b"and for as long as it likes", confirmed=True)
