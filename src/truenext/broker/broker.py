@@ -15,7 +15,7 @@ import logging
 import secrets
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -103,8 +103,8 @@ class Peer(Protocol):
     def end_wish(self, ended: EndedWish) -> None:
         """Add to the next flush that nothing more comes of what was asked for."""
 
-    def settle(self, consumer: Consumer | None) -> tuple[dict[Consumer, int], Subscriber | None]:
-        """Drop what is not sent yet of one consumer's messages (None: of all).
+    def recall(self, consumers: Collection[Consumer] | None) -> tuple[dict[Consumer, int], Subscriber | None]:
+        """Drop what is not sent yet of the messages of some consumers (None: of all).
 
         Says how many messages of each consumer in auto mode the socket has taken since the last call of
         `Broker.taken`, and whose message is half-way out: if the connection goes on that one is sent to its end, and
@@ -280,7 +280,7 @@ class Broker:
         If `is_blameless`, it is as if it had taken leave: nothing that it held counts as an attempt.
         """
         self._tick()
-        self._settle(session, None)
+        self._recall(session, None)
         self._engine.disconnect(session, is_clean=is_blameless)
         self._takeovers.ended(session)
         self._questions.ended(session)
@@ -295,7 +295,7 @@ class Broker:
         self._waiting_for_room.pop(session, None)
 
     def finished(self, session: Session) -> None:
-        """The socket has taken the rest of a message that was half-way out, see `Peer.settle`."""
+        """The socket has taken the rest of a message that was half-way out, see `Peer.recall`."""
         self._settle_half_sent(session, is_taken=True)
 
     @property
@@ -352,7 +352,7 @@ class Broker:
         self._look.drop()
         await self._drain()
         for session in list(self._peers):
-            self._settle(session, None)
+            self._recall(session, None)
             self._settle_half_sent(session, is_taken=False)
         self._engine.stop()
         await self._drain()
@@ -622,11 +622,11 @@ class Broker:
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         consumer = session.consumers.get(unsubscribe.subscription)
         if consumer is not None:
-            self._settle(session, consumer)
+            self._recall(session, [consumer])
         self._engine.unsubscribe(session, unsubscribe)
 
     def _take_leave(self, session: Session, _: Disconnect) -> None:
-        self._settle(session, None)
+        self._recall(session, None)
         self._engine.disconnect(session, is_clean=True)
         self._takeovers.ended(session)
 
@@ -642,15 +642,14 @@ class Broker:
 
     def _give_back(self, session: Session, request: GiveBack) -> None:
         # What cannot be done must not have dropped what is on its way.
-        for consumer in self._engine.check_give_back(session, request):
-            self._settle(session, consumer)
+        self._recall(session, self._engine.check_give_back(session, request))
         self._engine.give_back(session, request)
 
-    def _settle(self, session: Session, consumer: Consumer | None) -> None:
+    def _recall(self, session: Session, consumers: Collection[Consumer] | None) -> None:
         peer = self._peers.get(session)
         if peer is None:
             return
-        taken, half_sent = peer.settle(consumer)
+        taken, half_sent = peer.recall(consumers)
         for taker, count in taken.items():
             self._engine.taken_before_loss(taker, count)
         if isinstance(half_sent, Consumer) and half_sent.mode is AckMode.AUTO:

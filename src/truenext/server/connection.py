@@ -12,7 +12,7 @@ import logging
 import socket
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 
 from truenext.answers import Answer, Farewell, Fault, Receipt
@@ -372,27 +372,33 @@ class Connection:
             if self._is_leaving:
                 self._hang_up()
 
-    def settle(self, consumer: Consumer | None) -> tuple[dict[Consumer, int], Subscriber | None]:
-        if consumer is None:
+    def recall(self, consumers: Collection[Consumer] | None) -> tuple[dict[Consumer, int], Subscriber | None]:
+        owners: Collection[Subscriber] | None = None
+        if consumers is None:
             taken, self._taken = self._taken, {}
         else:
-            taken = {consumer: self._taken.pop(consumer)} if consumer in self._taken else {}
-            if not self._unsent_messages.pop(consumer, 0):
+            taken = {consumer: self._taken.pop(consumer) for consumer in consumers if consumer in self._taken}
+            owners = {consumer for consumer in consumers if self._unsent_messages.pop(consumer, 0)}
+            if not owners:
                 # There may be very many answers, and very many subscriptions that come and go.
                 return taken, None
         begun: list[tuple[bytes, Subscriber | None]] = []
         half_sent = None
         if self._first_taken:
             frame, owner = self._unsent.popleft()
-            if owner is not None and consumer in (None, owner):
+            if owner is not None and (owners is None or owner in owners):
                 self._unsent_messages[owner] -= 1
                 self._is_finishing = True
                 self._unsent_answer_bytes += len(frame)
                 half_sent, owner = owner, None
             begun.append((frame, owner))
-        kept = [(frame, owner) for frame, owner in self._unsent if owner is None or consumer not in (None, owner)]
+        kept = [
+            (frame, owner)
+            for frame, owner in self._unsent
+            if owner is None or (owners is not None and owner not in owners)
+        ]
         self._unsent = deque(begun + kept)
-        if consumer is None:
+        if consumers is None:
             self._unsent_messages.clear()
         return taken, half_sent
 
