@@ -27,11 +27,10 @@ from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
 from tests.property.draws import Draw, Each, Named, OneOf, Several, Some
 from tests.property.memory_audit import left_in_memory, miscounted, names_left_over
 from tests.property.oracle import (
-    SELECTORS as SELECTORS_OF_CONSUMERS,
-)
-from tests.property.oracle import (
+    MESSAGES_ASKED_MAX,
     SOCKETS_BYTES_MIN,
     Disagreement,
+    Ended,
     Letter,
     Look,
     Oracle,
@@ -42,8 +41,27 @@ from tests.property.oracle import (
     Seen,
     Wish,
 )
+from tests.property.oracle import (
+    SELECTORS as SELECTORS_OF_CONSUMERS,
+)
 from truenext.answers import Receipt
-from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.commands import (
+    Abort,
+    Ack,
+    AckMode,
+    Begin,
+    Begun,
+    Browse,
+    Commit,
+    Credit,
+    GiveBack,
+    Login,
+    Nack,
+    Send,
+    Subscribe,
+    Unsubscribe,
+    Wake,
+)
 from truenext.destination import Destination, Kind, parse
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.background.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
@@ -125,12 +143,44 @@ SUBSCRIBING: dict[str, Draw] = {
     "priority": OneOf([0] * 6 + [5, -5]),
     "is_exclusive": OneOf([False] * 9 + [True]),
     "has_express": OneOf([False, False, True]),
+    "is_pulling": OneOf([False] * 9 + [True]),
     "selector": OneOf([None] * 16 + sorted(SELECTORS_OF_CONSUMERS)),
 }
-PLAIN = {"priority": 0, "is_exclusive": False, "has_express": False, "selector": None}
+PLAIN = {"priority": 0, "is_exclusive": False, "has_express": False, "is_pulling": False, "selector": None}
 """A subscription like most."""
+LOGIN: dict[str, Draw] = {
+    "has_rounds": OneOf([True, True, False]),
+    "names_begun": YES_OR_NO,
+    "keeps_open": YES_OR_NO,
+}
+PLAIN_LOGIN = dict.fromkeys(LOGIN, False)
+REFUSED = [
+    "acknowledges what is given back",
+    "acknowledges an earlier dispatch",
+    "refuses an earlier dispatch",
+    "begins an earlier dispatch",
+    "begins what it does not hold",
+    "begins what it took without a word",
+    "answers once more what a transaction has",
+    "asks for too much",
+    "asks though it does not pull",
+    "asks for nobody",
+    "wakes nobody",
+    "gives back of nobody",
+    "gives back what it took without a word",
+    "gives back what it is shown",
+    "gives back and aborts nothing",
+    "gives back without rounds",
+    "sends when all is doomed",
+    "acknowledges when all is doomed",
+    "refuses when all is doomed",
+    "refuses what it acknowledged when all is doomed",
+    "commits what is doomed",
+    "begins anew what is doomed",
+]
+"""What a client may say, and must not: see BrokerMachine._in_vain."""
 ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
-    "connect": (1, {}),
+    "connect": (1, LOGIN),
     "subscribe": (2, SUBSCRIBING),
     "unsubscribe": (1, {"which": PICK}),
     "end_durable": (0, {"who": PICK, "name": OneOf(["n", "n", "o"])}),
@@ -173,6 +223,38 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "is_poison": OneOf([False] * 9 + [True]),
         },
     ),
+    "refuse_acknowledged": (
+        1,
+        {"which": PICK, "delay": OneOf([None] * 4 + [0, 20]), "is_poison": OneOf([False] * 5 + [True])},
+    ),
+    "say_begun": (1, {"which": PICK}),
+    "give_back": (
+        1,
+        {
+            "who": PICK,
+            "of": OneOf([7, 7, 7, 1, 2, 6, 0]),
+            "kept": OneOf([0, 0, 0, 1, 2, 4, 6]),
+            "names_others": YES_OR_NO,
+            "rests": YES_OR_NO,
+            "aborts": YES_OR_NO,
+            "charges_all": YES_OR_NO,
+        },
+    ),
+    "wake": (2, {"which": PICK}),
+    "ask": (
+        2,
+        {
+            "which": PICK,
+            "messages": OneOf([1, 1, 2, 3, 5, 100]),
+            "waits": YES_OR_NO,
+            "says_correlation": YES_OR_NO,
+        },
+    ),
+    "ask_and_see": (1, {"which": PICK, "messages": OneOf([1, 2, 100])}),
+    "withdraw": (1, {"which": PICK, "says_correlation": YES_OR_NO, "asks_again": OneOf([False] * 4 + [True])}),
+    "ask_in_vain": (1, {"who": PICK, "which": PICK, "what": OneOf(REFUSED)}),
+    "doom": (0, {"which": PICK}),
+    "take_over": (0, {"who": PICK, "is_blameless": YES_OR_NO, "taken": OneOf([0, 0, 1, 2])}),
     "read_for_redrive": (
         2,
         {"queue": OneOf(["DLQ.a", "DLQ.a", "DLQ.b"]), "limit": OneOf([1, 3, 500])},
@@ -225,9 +307,9 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "commit": (3, {"which": PICK, "wants_receipt": YES_OR_NO}),
     "commit_numbered": (1, {"which": PICK, "producer": PRODUCER}),
     "repeat_commit": (1, {"who": PICK, "which": PICK, "says_all_again": YES_OR_NO}),
-    "repeat_commit_of_what_is_open": (2, {"which": PICK, "number": PICK}),
+    "repeat_commit_of_what_is_open": (2, {"which": PICK, "number": PICK, "charges_all": YES_OR_NO}),
     "commit_what_is_neither_open_nor_recorded": (1, {"who": PICK, "producer": PRODUCER}),
-    "abort": (2, {"which": PICK}),
+    "abort": (2, {"which": PICK, "charges_all": YES_OR_NO}),
     "stretch_windows": (1, {"milliseconds": OneOf([0, 1000, 20_000])}),
     "advance": (2, {"milliseconds": OneOf([1, 1, 5, 5, 20, 20, 1000, 1000, 61_000, 3 * DAY_MS])}),
     "turn": (4, {}),
@@ -263,6 +345,18 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "restart": (1, {}),
 }
 """What may happen, how often relative to the rest, and with what."""
+OF_GIVING_BACK = [
+    "refuse_acknowledged",
+    "say_begun",
+    "give_back",
+    "wake",
+    "ask",
+    "ask_and_see",
+    "withdraw",
+    "ask_in_vain",
+]
+"""Actions that are to happen in most machines, now and then."""
+GIVES_BACK_TOO = {name: ACTIONS[name][0] for name in OF_GIVING_BACK}
 RARE = sorted(name for name, (weight, _) in ACTIONS.items() if 0 < weight <= 2)
 OF_TOPICS = [
     "/topic/news.eu",
@@ -346,6 +440,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.sessions: dict[Peer, Session] = {}
         self.looks: list[Look] = []
         """Browses of those who are connected, also what they were told the end of."""
+        self.names: dict[tuple[str, str], Reader] = {}
+        """By the names of its connection and itself the last subscription that there was."""
         self.disk = Disk()
         self.due: list[tuple[str, str]] = []
         """Label and address of each scheduled send that has become a message, and nobody has looked at."""
@@ -378,6 +474,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 "attempts_max": OneOf([1, 2, 1, 3]),
                 "never": Some(RARE),
                 "readers": Several(cls._arguments("subscribe"), 4),
+                "logins": Each(cls._arguments("connect"), cls._arguments("connect")),
             }
         )
 
@@ -393,6 +490,7 @@ class BrokerMachine(RuleBasedStateMachine):
         attempts_max: int,
         never: set[str],
         readers: list[dict[str, Any]],
+        logins: tuple[dict[str, bool], ...] = (PLAIN_LOGIN, PLAIN_LOGIN),
     ) -> None:
         """`never` is what does not happen in this example: what is rare elsewhere has more time to go wrong.
 
@@ -427,12 +525,13 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.leave_memory = expired_move
         self.oracle.now_ms = 1000 * DAY_MS
         self._begin_run(self.disk.restart())
+        self.logins = logins
         self._connect_all(readers)
 
     def _connect_all(self, readers: list[dict[str, Any]]) -> None:
         self.readers = readers
-        self.connect()
-        self.connect()
+        for login in self.logins:
+            self.connect(**login)
         for reader in readers:
             self.subscribe(**reader)
 
@@ -525,6 +624,9 @@ class BrokerMachine(RuleBasedStateMachine):
         self._come_due()
         if wrong := miscounted(self.engine, self.sessions.values()):
             raise Disagreement(f"memory is counted wrong: {wrong}")
+        for peer, session in self.sessions.items():
+            if session.round != peer.round:
+                raise Disagreement(f"{peer.name} is in round {session.round}, not {peer.round}")
 
     def actions(self) -> list[str]:
         """What can happen now, each as often as it is likely."""
@@ -558,11 +660,19 @@ class BrokerMachine(RuleBasedStateMachine):
             "acknowledge_and_end": not self._answerable(),
             "acknowledge_and_read_on": not self._answerable(),
             "refuse": not self._answerable(),
+            "refuse_acknowledged": not self._acknowledged_inside(),
+            "say_begun": not self._beginnable(),
+            "give_back": not self._can_give_back(),
+            "wake": not self._wakeable(),
+            "ask": not self._pulling(),
+            "ask_and_see": not self._pulling(),
+            "withdraw": not self._pulling(),
+            "doom": not self._doomable(),
             "commit": not self._open_transactions(),
             "commit_numbered": not self._open_transactions(),
             "repeat_commit": not self._repeatable(),
             "repeat_commit_of_what_is_open": not self._repeatable() or not self._open_transactions(),
-            "abort": not self._open_transactions(),
+            "abort": not self._all_transactions(),
             "take_batch": self.disk.in_flight is not None,
             "batch_is_written": self.disk.in_flight is None or self.disk.is_written,
             "batch_becomes_durable": self.disk.in_flight is None,
@@ -595,10 +705,14 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Connections and subscriptions ------------------------------------------------------------------------------------
 
-    def connect(self) -> None:
+    def connect(self, has_rounds: bool, names_begun: bool, keeps_open: bool) -> None:
         name = self._fresh("s")
         note(f'{name} = engine.connect("{name}")')
-        self.sessions[self.oracle.connect(name)] = self.engine.connect(name)
+        login = Login(has_rounds=has_rounds, names_begun=names_begun, keeps_open=keeps_open)
+        peer = self.oracle.connect(name, has_rounds=has_rounds, names_begun=names_begun, keeps_open=keeps_open)
+        self.sessions[peer] = self.engine.connect(name)
+        note(f"engine.log_in({name}, {login})")
+        self.engine.log_in(self.sessions[peer], login)
 
     def subscribe(
         self,
@@ -609,6 +723,7 @@ class BrokerMachine(RuleBasedStateMachine):
         priority: int,
         is_exclusive: bool,
         has_express: bool,
+        is_pulling: bool,
         selector: str | None,
     ) -> None:
         peer, session = self._peer(who)
@@ -620,8 +735,16 @@ class BrokerMachine(RuleBasedStateMachine):
         destination = parse(_address(address), session.id)
         if self.WINDOW_MAX is not None:
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
+        if is_pulling:
+            mode = AckMode.INDIVIDUAL if mode is AckMode.AUTO else mode
+            window, has_express = None, False
         has_express &= mode is AckMode.INDIVIDUAL and destination.kind is not Kind.QUEUES
-        extras: dict[str, Any] = {"priority": priority, "is_exclusive": is_exclusive, "has_express": has_express}
+        extras: dict[str, Any] = {
+            "priority": priority,
+            "is_exclusive": is_exclusive,
+            "has_express": has_express,
+            "is_pulling": is_pulling,
+        }
         note(
             f'engine.subscribe({peer.name}, Subscribe("{name}", {queue}, {mode}, {window}, '
             f"selector={selector!r}, **{extras}))"
@@ -631,7 +754,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.subscribe(
             session, Subscribe(name, destination, mode, window, selector=wanted, **extras, durable=key)
         )
-        self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, **extras)
+        reader = self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, **extras)
+        self.names[peer.name, name] = reader
         if queue.startswith("Consumer.") or durable:
             # From its receipt on it collects.
             self.ask_receipt(who)
@@ -674,6 +798,12 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.disconnect(peer, is_clean)
         self.looks = [look for look in self.looks if look.peer is not peer]
         del self.sessions[peer]
+
+    def take_over(self, who: int, is_blameless: bool, taken: int) -> None:
+        """The old connection ends, and one with the same wishes comes."""
+        peer, _session = self._peer(who)
+        self.disconnect(who, is_blameless, taken)
+        self.connect(peer.has_rounds, peer.names_begun, peer.keeps_open)
 
     # Browsing ---------------------------------------------------------------------------------------------------------
 
@@ -798,9 +928,9 @@ class BrokerMachine(RuleBasedStateMachine):
     def acknowledge(self, which: int, in_transaction: bool, says_subscription: bool, wants_receipt: bool) -> None:
         letter = _one_of(self._answerable(), which)
         reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
-        sequence = self.oracle.sequences[letter]
-        note(f"engine.acknowledge({reader.peer.name}, Ack({subscription!r}, {sequence}, {transaction!r}))")
-        self.engine.acknowledge(session, Ack(subscription, sequence, transaction))
+        ack = Ack(subscription, self.oracle.sequences[letter], transaction, self._dispatch_of(letter))
+        note(f"engine.acknowledge({reader.peer.name}, {ack})")
+        self.engine.acknowledge(session, ack)
         self.oracle.acknowledge(reader.peer, letter, transaction)
         if wants_receipt:
             self.ask_receipt(list(self.sessions).index(reader.peer))
@@ -838,11 +968,29 @@ class BrokerMachine(RuleBasedStateMachine):
     ) -> None:
         letter = _one_of(self._answerable(), which)
         reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
-        sequence = self.oracle.sequences[letter]
-        nack = Nack(subscription, sequence, transaction, delay, is_poison)
+        nack = Nack(
+            subscription, self.oracle.sequences[letter], transaction, delay, is_poison, self._dispatch_of(letter)
+        )
         note(f"engine.refuse({reader.peer.name}, {nack})")
         self.engine.refuse(session, nack)
         self.oracle.refuse(reader.peer, letter, transaction, Wish(delay, is_poison))
+
+    def refuse_acknowledged(self, which: int, delay: int | None, is_poison: bool) -> None:
+        """In the transaction that has acknowledged it."""
+        letter = _one_of(self._acknowledged_inside(), which)
+        reader, work = letter.holder, letter.acknowledged_by
+        assert reader is not None and work is not None
+        sequence = self.oracle.sequences[letter]
+        nack = Nack(reader.subscription, sequence, work.name, delay, is_poison, self._dispatch_of(letter))
+        note(f"engine.refuse({reader.peer.name}, {nack})")
+        self.engine.refuse(self.sessions[reader.peer], nack)
+        self.oracle.refuse_acknowledged(letter, Wish(delay, is_poison))
+
+    @staticmethod
+    def _dispatch_of(letter: Letter) -> int:
+        """As the `ack` header of its MESSAGE names it."""
+        assert letter.holder is not None
+        return letter.deliveries if letter.holder.peer.has_rounds else 0
 
     def _asked(
         self, letter: Letter, in_transaction: bool, says_subscription: bool
@@ -850,8 +998,248 @@ class BrokerMachine(RuleBasedStateMachine):
         reader = letter.holder
         assert reader is not None
         transaction = self._transaction(reader.peer) if in_transaction else None
-        subscription = reader.subscription if says_subscription else None
+        # STOMP 1.0 need not say it, and knows no rounds.
+        subscription = reader.subscription if says_subscription or reader.peer.has_rounds else None
         return reader, self.sessions[reader.peer], subscription, transaction
+
+    # Giving back and pulling ------------------------------------------------------------------------------------------
+
+    def say_begun(self, which: int) -> None:
+        letter = _one_of(self._beginnable(), which)
+        reader = letter.holder
+        assert reader is not None
+        begun = Begun(reader.subscription, self.oracle.sequences[letter], self._dispatch_of(letter))
+        note(f"engine.begun({reader.peer.name}, {begun})")
+        self.engine.begun(self.sessions[reader.peer], begun)
+        self.oracle.say_begun(letter)
+
+    def give_back(
+        self, who: int, of: int, kept: int, names_others: bool, rests: bool, aborts: bool, charges_all: bool
+    ) -> None:
+        """Of somebody who has something, if anybody has. `of` 0 is of no subscription; `names_others`: also of what is
+        not held any more, or not by these subscriptions."""
+        peer = _one_of(self._can_give_back(), who)
+        can_be = [each for each in self.oracle.readers if each.peer is peer and each.mode is not AckMode.AUTO]
+        readers = _some_of(can_be, of) or (can_be if of else [])
+        names: list[tuple[str, int, int]] = []
+        for reader in can_be if names_others else readers:
+            for letter in _some_of(self.oracle.unacknowledged(reader), kept):
+                names.append((reader.subscription, self.oracle.sequences[letter], letter.deliveries))
+        if names_others:
+            names += self._names_of_what_is_not_held(peer)
+        transactions = list(peer.transactions)
+        transaction = _one_of(transactions, self.serial) if aborts and transactions else None
+        asked = GiveBack([each.subscription for each in readers], names, rests, transaction, charges_all)
+        windows = self._windows()
+        note(f"engine.give_back({peer.name}, {asked})")
+        self.engine.give_back(self.sessions[peer], asked)
+        self.oracle.give_back(peer, readers, names, rests=rests, transaction=transaction, charges_all=charges_all)
+        if self._windows() != windows:
+            raise Disagreement(f"automatic windows have learnt from it: {windows} became {self._windows()}")
+
+    def _names_of_what_is_not_held(self, peer: Peer) -> list[tuple[str, int, int]]:
+        """Of earlier dispatches, of what a transaction has, and of what somebody else may have."""
+        names: list[tuple[str, int, int]] = []
+        for letter, sequence in self.oracle.sequences.items():
+            held_by = letter.holder
+            if held_by is None or held_by.peer is not peer:
+                names.append((f"c{sequence % 2}", sequence, max(1, letter.deliveries)))
+            elif letter.acknowledged_by or letter.refused_by:
+                names.append((held_by.subscription, sequence, letter.deliveries))
+            elif letter.deliveries > 1:
+                names.append((held_by.subscription, sequence, letter.deliveries - 1))
+        return names
+
+    def _windows(self) -> dict[Reader, int]:
+        """Those that the broker chooses."""
+        consumers = {
+            reader: self.sessions[reader.peer].consumers[reader.subscription] for reader in self.oracle.readers
+        }
+        return {reader: rooms.window_of(one) for reader, one in consumers.items() if one.auto is not None}
+
+    def wake(self, which: int) -> None:
+        reader = _one_of(self._wakeable(), which)
+        note(f'engine.wake({reader.peer.name}, Wake("{reader.subscription}"))')
+        self.engine.wake(self.sessions[reader.peer], Wake(reader.subscription))
+        self.oracle.wake(reader)
+
+    def ask(self, which: int, messages: int, waits: bool, says_correlation: bool) -> None:
+        reader = _one_of(self._pulling(), which)
+        self._ask(reader, messages, waits, self._fresh("a") if says_correlation else None)
+
+    def _ask(self, reader: Reader, messages: int, waits: bool, correlation: str | None) -> None:
+        credit = Credit(reader.subscription, messages, waits, correlation)
+        note(f"engine.ask_credit({reader.peer.name}, {credit})")
+        self.engine.ask_credit(self.sessions[reader.peer], credit)
+        if messages:
+            self.oracle.ask(reader, messages, waits=waits, correlation=correlation)
+        else:
+            self.oracle.withdraw(reader, correlation)
+
+    def ask_and_see(self, which: int, messages: int) -> None:
+        """Nothing else happens until all has come that is ready, or the end of the wish is told."""
+        reader = _one_of(self._pulling(), which)
+        self._ask(reader, messages, False, self._fresh("a"))
+        for patience in reversed(range(ROUNDS_MAX)):
+            self.take_all()
+            self._turn()
+            if not reader.wished:
+                return
+            self.all_pages_are_there()
+            if patience < ROUNDS_MAX - 20:
+                # A page that was read ahead of the engine is looked at once it knows of the batch.
+                self.all_becomes_durable()
+        raise Disagreement(f"{reader} is neither given {reader.wished} more nor told that they do not come")
+
+    def withdraw(self, which: int, says_correlation: bool, asks_again: bool) -> None:
+        """Rarely it is done with a subscription that has asked for nothing; one may ask anew before it has the
+        answer."""
+        wishing = [reader for reader in self._pulling() if reader.wished]
+        reader = _one_of(wishing or self._pulling(), which)
+        self._ask(reader, 0, True, self._fresh("a") if says_correlation else None)
+        if asks_again:
+            self._ask(reader, 1, False, self._fresh("a"))
+
+    def doom(self, which: int) -> None:
+        """A frame of the transaction was refused, whatever it was."""
+        peer, transaction = _one_of(self._doomable(), which)
+        self._doom(peer, transaction)
+
+    def _doom(self, peer: Peer, transaction: str) -> None:
+        note(f'engine.doom({peer.name}, "{transaction}")')
+        self.engine.doom(self.sessions[peer], transaction)
+        self.oracle.doom(peer, transaction)
+
+    # What is refused --------------------------------------------------------------------------------------------------
+
+    def ask_in_vain(self, who: int, which: int, what: str) -> None:
+        """What is refused has done nothing; the connection ends, or the transaction that was named is doomed."""
+        for other in range(len(self.sessions)):
+            peer, session = self._peer(who + other)
+            found = self._in_vain(peer, session, which, what)
+            if found is not None:
+                break
+        else:
+            return
+        ask, command, transaction = found
+        note(f"engine.{ask.__name__}({peer.name}, {command})  # is refused: {what}")
+        try:
+            ask(session, command)
+        except RemoteProtocolError:
+            pass
+        else:
+            raise Disagreement(f"{peer.name} {what}, and is not refused: {command}")
+        if not peer.keeps_open:
+            self.disconnect(list(self.sessions).index(peer), False, 0)
+        elif transaction is not None:
+            self._doom(peer, transaction)
+
+    def _in_vain(
+        self, peer: Peer, session: Session, which: int, what: str
+    ) -> tuple[Callable[[Session, Any], object], object, str | None] | None:
+        """What to ask, with what, and the transaction that it names; None if that is not possible now."""
+        readers = [each for each in self.oracle.readers if each.peer is peer]
+        pulling = [each for each in readers if each.is_pulling]
+        auto = [each for each in readers if each.mode is AckMode.AUTO]
+        held = [each for each in self._answerable() if each.holder in readers]
+        again = [each for each in held if each.deliveries > 1]
+        works = [each for each in peer.transactions.values() if each.is_doomed]
+        engine, sequences = self.engine, self.oracle.sequences
+        transaction = _one_of([*peer.transactions, None], which)
+        named = [each.subscription for each in readers if each.mode is not AckMode.AUTO]
+        match what:
+            case "acknowledges what is given back":
+                gone = [each for each in sequences if each.holder is None and each.deliveries]
+                if readers and gone:
+                    letter, reader = _one_of(gone, which), _one_of(readers, which)
+                    ack = Ack(reader.subscription, sequences[letter], transaction, letter.deliveries)
+                    return engine.acknowledge, ack, transaction
+            case "acknowledges an earlier dispatch" | "refuses an earlier dispatch" if again:
+                letter = _one_of(again, which)
+                assert letter.holder is not None
+                arguments = (letter.holder.subscription, sequences[letter], transaction)
+                earlier = letter.deliveries - 1
+                if what == "acknowledges an earlier dispatch":
+                    return engine.acknowledge, Ack(*arguments, dispatch=earlier), transaction
+                return engine.refuse, Nack(*arguments, dispatch=earlier), transaction
+            case "begins an earlier dispatch" if again:
+                letter = _one_of(again, which)
+                assert letter.holder is not None
+                return engine.begun, Begun(letter.holder.subscription, sequences[letter], letter.deliveries - 1), None
+            case "begins what it does not hold" if readers:
+                others = [
+                    each for each in sequences if each.holder not in readers or each.acknowledged_by or each.refused_by
+                ]
+                if others:
+                    letter, reader = _one_of(others, which), _one_of(readers, which)
+                    reader = letter.holder if letter.holder in readers else reader
+                    return engine.begun, Begun(reader.subscription, sequences[letter], letter.deliveries), None
+            case "begins what it took without a word":
+                taken = [each for reader in auto for each in self.oracle.unacknowledged(reader)]
+                if taken:
+                    letter = _one_of(taken, which)
+                    assert letter.holder is not None
+                    return engine.begun, Begun(letter.holder.subscription, sequences[letter], letter.deliveries), None
+            case "answers once more what a transaction has":
+                has = [each for one in peer.transactions.values() for each in [*one.acknowledged, *one.refused]]
+                has = [each for each in has if each.holder in readers]
+                if has:
+                    letter = _one_of(has, which)
+                    assert letter.holder is not None
+                    work = letter.acknowledged_by or letter.refused_by
+                    transaction = None if transaction == (work and work.name) else transaction
+                    arguments = (letter.holder.subscription, sequences[letter], transaction)
+                    if which % 2:
+                        return engine.acknowledge, Ack(*arguments), transaction
+                    return engine.refuse, Nack(*arguments), transaction
+            case "asks for too much" if pulling:
+                reader = _one_of(pulling, which)
+                too_many = MESSAGES_ASKED_MAX + 1 - reader.wished
+                return engine.ask_credit, Credit(reader.subscription, too_many), None
+            case "asks though it does not pull":
+                others = [each for each in readers if not each.is_pulling]
+                if others:
+                    return engine.ask_credit, Credit(_one_of(others, which).subscription, which % 2), None
+            case "asks for nobody":
+                return engine.ask_credit, Credit("nobody", which % 2), None
+            case "wakes nobody":
+                return engine.wake, Wake("nobody"), None
+            case "gives back of nobody" if peer.has_rounds:
+                return engine.give_back, GiveBack([*named, "nobody"], [], True, transaction), transaction
+            case "gives back what it took without a word" if auto and peer.has_rounds:
+                names = [*named, _one_of(auto, which).subscription]
+                return engine.give_back, GiveBack(names, [], True, transaction), transaction
+            case "gives back what it is shown" if peer.has_rounds:
+                looks = [each.subscription for each in self.looks if each.peer is peer]
+                if looks:
+                    return engine.give_back, GiveBack([*named, *looks], [], True, transaction), transaction
+            case "gives back and aborts nothing" if peer.has_rounds:
+                return engine.give_back, GiveBack(named, [], True, "gone"), "gone"
+            case "gives back without rounds" if not peer.has_rounds:
+                return engine.give_back, GiveBack(named, []), None
+            case "sends when all is doomed" if works:
+                send = Send(parse("/queue/a", session.id), _message(self._parcel(4, True, None, False)), works[0].name)
+                return engine.send, send, works[0].name
+            case "acknowledges when all is doomed" if works and held:
+                letter = _one_of(held, which)
+                return engine.acknowledge, Ack(None, sequences[letter], works[0].name), works[0].name
+            case "refuses when all is doomed" if works and held:
+                letter = _one_of(held, which)
+                return engine.refuse, Nack(None, sequences[letter], works[0].name), works[0].name
+            case "refuses what it acknowledged when all is doomed" if works:
+                has = [each for each in works[0].acknowledged if each.holder in readers]
+                if has:
+                    letter = _one_of(has, which)
+                    assert letter.holder is not None
+                    nack = Nack(letter.holder.subscription, sequences[letter], works[0].name)
+                    return engine.refuse, nack, works[0].name
+            case "commits what is doomed" if works:
+                numbered = self._repeatable() if which % 2 else []
+                producer, number = _one_of(numbered, which) if numbered else (None, 0)
+                return engine.commit, Commit(works[0].name, producer, number), works[0].name
+            case "begins anew what is doomed" if works:
+                return engine.begin, Begin(works[0].name), works[0].name
+        return None
 
     # Transactions -----------------------------------------------------------------------------------------------------
 
@@ -900,7 +1288,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._commit(peer, transaction, producer, number)
         self.ask_receipt(who)
 
-    def repeat_commit_of_what_is_open(self, which: int, number: int) -> None:
+    def repeat_commit_of_what_is_open(self, which: int, number: int, charges_all: bool) -> None:
         """A transaction ends under a number that was used already: nothing of it happens, whatever it acknowledged."""
         peer, transaction = _one_of(self._open_transactions(), which)
         producer, used = _one_of(self._repeatable(), number)
@@ -908,7 +1296,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
             self._commit_in_vain(who, transaction, producer, used)
             return
-        self._commit(peer, transaction, producer, used)
+        self._commit(peer, transaction, producer, used, charges_all=charges_all)
         self.ask_receipt(who)
 
     def commit_what_is_neither_open_nor_recorded(self, who: int, producer: str) -> None:
@@ -940,28 +1328,39 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.send(peer, queue, parcel, transaction)
         return True
 
-    def abort(self, which: int) -> None:
-        peer, transaction = _one_of(self._open_transactions(), which)
-        note(f'engine.abort({peer.name}, Abort("{transaction}"))')
-        self.engine.abort(self.sessions[peer], Abort(transaction))
-        self.oracle.abort(peer, transaction)
+    def abort(self, which: int, charges_all: bool) -> None:
+        peer, transaction = _one_of(self._all_transactions(), which)
+        abort = Abort(transaction, charges_all)
+        note(f"engine.abort({peer.name}, {abort})")
+        self.engine.abort(self.sessions[peer], abort)
+        self.oracle.abort(peer, transaction, charges_all=charges_all)
 
     def _transaction(self, peer: Peer) -> str:
         """An open transaction; usually there is only one."""
-        if not peer.transactions or self.serial % 5 == 0:
-            self._begin(peer, self._fresh("t"))
-        return list(peer.transactions)[-1]
+        can_go_on = [name for name, work in peer.transactions.items() if not work.is_doomed]
+        if not can_go_on or self.serial % 5 == 0:
+            can_go_on = [self._fresh("t")]
+            self._begin(peer, can_go_on[0])
+        return can_go_on[-1]
 
     def _begin(self, peer: Peer, transaction: str) -> None:
         note(f'engine.begin({peer.name}, Begin("{transaction}"))')
         self.engine.begin(self.sessions[peer], Begin(transaction))
         self.oracle.begin(peer, transaction)
 
-    def _commit(self, peer: Peer, transaction: str, producer: str | None = None, number: int = 0) -> None:
-        note(f'engine.commit({peer.name}, Commit("{transaction}", {producer!r}, {number}))')
-        commit = Commit(transaction, producer, number)
+    def _commit(
+        self,
+        peer: Peer,
+        transaction: str,
+        producer: str | None = None,
+        number: int = 0,
+        *,
+        charges_all: bool = True,
+    ) -> None:
+        commit = Commit(transaction, producer, number, charges_all=charges_all)
+        note(f"engine.commit({peer.name}, {commit})")
         self.engine.commit(self.sessions[peer], commit)
-        _check_repeat(commit, self.oracle.commit(peer, transaction, producer, number))
+        _check_repeat(commit, self.oracle.commit(peer, transaction, producer, number, charges_all=charges_all))
         if producer is not None:
             self._later()
 
@@ -1498,7 +1897,12 @@ class BrokerMachine(RuleBasedStateMachine):
             f"# answers: {answered}; deliveries: {dispatched}; reading: {reading}, {self.oracle.scanning}, "
             f"{self.oracle.scanning_for}"
         )
-        self.oracle.check_turn(dispatched, answered, reading)
+        ended = [
+            (self.names[each.consumer.session.id, each.consumer.subscription], Ended(each.unused, each.correlation))
+            for each in effects.ended_wishes
+        ]
+        note(f"# wishes that have ended: {ended}")
+        self.oracle.check_turn(dispatched, answered, reading, ended)
         self._check_browses(effects.browse_slices)
         return any(effects)
 
@@ -1506,10 +1910,10 @@ class BrokerMachine(RuleBasedStateMachine):
         """The size of an automatic window is the broker's own affair, within limits."""
         for reader in self.oracle.readers:
             consumer = self.sessions[reader.peer].consumers[reader.subscription]
-            if consumer.auto is not None:
-                reader.window, reader.is_stretched = consumer.window, consumer.auto.is_stretched
-                if not 1 < consumer.window <= 1000:
-                    raise Disagreement(f"{reader} has an automatic window of {consumer.window}")
+            if consumer.auto is not None and not reader.is_pulling:
+                reader.window, reader.is_stretched = rooms.window_of(consumer), consumer.auto.is_stretched
+                if not 1 < reader.window <= 1000:
+                    raise Disagreement(f"{reader} has an automatic window of {reader.window}")
 
     def _learn_joins(self) -> None:
         """So is when a consumer of a pattern joins which of its queues, until it has joined all of them."""
@@ -1618,8 +2022,39 @@ class BrokerMachine(RuleBasedStateMachine):
             for letter in self.oracle.answerable(reader)
         ]
 
-    def _open_transactions(self) -> list[tuple[Peer, str]]:
+    def _all_transactions(self) -> list[tuple[Peer, str]]:
         return [(peer, transaction) for peer in self.sessions for transaction in peer.transactions]
+
+    def _open_transactions(self) -> list[tuple[Peer, str]]:
+        """Those that are not doomed."""
+        return [each for each in self._all_transactions() if not each[0].transactions[each[1]].is_doomed]
+
+    def _doomable(self) -> list[tuple[Peer, str]]:
+        return [each for each in self._all_transactions() if each[0].keeps_open]
+
+    def _acknowledged_inside(self) -> list[Letter]:
+        """What transactions that can go on have acknowledged, of subscriptions that are there."""
+        works = [peer.transactions[name] for peer, name in self._open_transactions()]
+        return [each for work in works for each in work.acknowledged if each.holder in self.oracle.readers]
+
+    def _beginnable(self) -> list[Letter]:
+        return [each for each in self._answerable() if each.holder is not None and each.holder.peer.names_begun]
+
+    def _can_give_back(self) -> list[Peer]:
+        """Those who have something, now and then any."""
+        can = [peer for peer in self.sessions if peer.has_rounds]
+        if self.serial % 4:
+            busy = {letter.holder.peer for letter in self._answerable() if letter.holder is not None}
+            can = [peer for peer in can if peer.transactions or peer in busy]
+        return can
+
+    def _wakeable(self) -> list[Reader]:
+        """Those that rest, and one that does not."""
+        can_be = [each for each in self.oracle.readers if each.peer.has_rounds and each.mode is not AckMode.AUTO]
+        return [each for each in can_be if each.rests] or can_be[:1]
+
+    def _pulling(self) -> list[Reader]:
+        return [each for each in self.oracle.readers if each.is_pulling]
 
     def _repeatable(self) -> list[tuple[str, int]]:
         """Numbers that L5 still promises to recognise, newest first."""
@@ -1665,34 +2100,38 @@ class PagingMachine(BrokerMachine):
         "memory_limits": OneOf([(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT), (6000, NO_LIMIT)]),
         "page_size": OneOf([1, 2, 4, 4, 1000]),
     }
-    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
-        "subscribe": 1,
-        "unsubscribe": 1,
-        "browse": 3,
-        "browse_at_once": 1,
-        "browse_while_messages_leave": 3,
-        "disconnect": 1,
-        "connect": 1,
-        "send": 6,
-        "send_in_transaction": 1,
-        "acknowledge": 4,
-        "acknowledge_and_read_on": 8,
-        "refuse": 3,
-        "turn_and_take": 6,
-        "turn": 2,
-        "take_batch": 6,
-        "batch_becomes_durable": 3,
-        "all_becomes_durable": 1,
-        "read_page": 8,
-        "page_shows_what_the_engine_does_not_know": 8,
-        "hand_page_over": 4,
-        "all_pages_are_there": 2,
-        "relieve": 1,
-        "squeeze": 8,
-        "change_policies": 1,
-        "crash": 1,
-        "restart": 1,
-    }
+    WEIGHTS: ClassVar[dict[str, int]] = (
+        dict.fromkeys(ACTIONS, 0)
+        | GIVES_BACK_TOO
+        | {
+            "subscribe": 1,
+            "unsubscribe": 1,
+            "browse": 3,
+            "browse_at_once": 1,
+            "browse_while_messages_leave": 3,
+            "disconnect": 1,
+            "connect": 1,
+            "send": 6,
+            "send_in_transaction": 1,
+            "acknowledge": 4,
+            "acknowledge_and_read_on": 8,
+            "refuse": 3,
+            "turn_and_take": 6,
+            "turn": 2,
+            "take_batch": 6,
+            "batch_becomes_durable": 3,
+            "all_becomes_durable": 1,
+            "read_page": 8,
+            "page_shows_what_the_engine_does_not_know": 8,
+            "hand_page_over": 4,
+            "all_pages_are_there": 2,
+            "relieve": 1,
+            "squeeze": 8,
+            "change_policies": 1,
+            "crash": 1,
+            "restart": 1,
+        }
+    )
     WINDOW_MAX = 2
     ARE_NARROW: ClassVar[list[bool]] = [True, True, False]
 
@@ -1715,24 +2154,28 @@ class WindowsMachine(BrokerMachine):
         "page_size": OneOf([1000]),
         "retries": OneOf([Retries()]),
     }
-    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
-        "subscribe": 3,
-        "unsubscribe": 1,
-        "connect": 1,
-        "disconnect": 1,
-        "send": 14,
-        "send_in_transaction": 1,
-        "acknowledge": 12,
-        "refuse": 2,
-        "commit": 1,
-        "abort": 1,
-        "stretch_windows": 6,
-        "advance": 2,
-        "turn": 2,
-        "turn_and_take": 12,
-        "take": 1,
-        "all_becomes_durable": 8,
-    }
+    WEIGHTS: ClassVar[dict[str, int]] = (
+        dict.fromkeys(ACTIONS, 0)
+        | GIVES_BACK_TOO
+        | {
+            "subscribe": 3,
+            "unsubscribe": 1,
+            "connect": 1,
+            "disconnect": 1,
+            "send": 14,
+            "send_in_transaction": 1,
+            "acknowledge": 12,
+            "refuse": 2,
+            "commit": 1,
+            "abort": 1,
+            "stretch_windows": 6,
+            "advance": 2,
+            "turn": 2,
+            "turn_and_take": 12,
+            "take": 1,
+            "all_becomes_durable": 8,
+        }
+    )
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
         "subscribe": {
             "queue": OneOf(["a"]),
@@ -1776,38 +2219,42 @@ class FailingMachine(BrokerMachine):
             + [Retries(5, 20, 2.0, 30), Retries(5, 20, 2.0, 30, holds=True)] * 2
         ),
     }
-    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
-        "subscribe": 1,
-        "unsubscribe": 1,
-        "disconnect": 1,
-        "connect": 1,
-        "send": 6,
-        "send_in_transaction": 1,
-        "acknowledge": 1,
-        "refuse": 12,
-        "send_and_refuse": 12,
-        "redrive_at_once": 6,
-        "commit": 2,
-        "abort": 2,
-        "advance": 5,
-        "jump": 1,
-        "turn": 2,
-        "turn_and_take": 8,
-        "take_batch": 3,
-        "batch_is_written": 1,
-        "batch_becomes_durable": 3,
-        "all_becomes_durable": 6,
-        "read_page": 2,
-        "hand_page_over": 2,
-        "all_pages_are_there": 5,
-        "relieve": 1,
-        "squeeze": 5,
-        "read_for_redrive": 6,
-        "redrive": 4,
-        "change_policies": 3,
-        "crash": 1,
-        "restart": 1,
-    }
+    WEIGHTS: ClassVar[dict[str, int]] = (
+        dict.fromkeys(ACTIONS, 0)
+        | GIVES_BACK_TOO
+        | {
+            "subscribe": 1,
+            "unsubscribe": 1,
+            "disconnect": 1,
+            "connect": 1,
+            "send": 6,
+            "send_in_transaction": 1,
+            "acknowledge": 1,
+            "refuse": 12,
+            "send_and_refuse": 12,
+            "redrive_at_once": 6,
+            "commit": 2,
+            "abort": 2,
+            "advance": 5,
+            "jump": 1,
+            "turn": 2,
+            "turn_and_take": 8,
+            "take_batch": 3,
+            "batch_is_written": 1,
+            "batch_becomes_durable": 3,
+            "all_becomes_durable": 6,
+            "read_page": 2,
+            "hand_page_over": 2,
+            "all_pages_are_there": 5,
+            "relieve": 1,
+            "squeeze": 5,
+            "read_for_redrive": 6,
+            "redrive": 4,
+            "change_policies": 3,
+            "crash": 1,
+            "restart": 1,
+        }
+    )
     ARE_NARROW: ClassVar[list[bool]] = [True, False]
 
 
@@ -2137,6 +2584,96 @@ class ExpiringGroupsMachine(GroupsMachine):
         return BrokerMachine._parcel(self, priority, persistent, expires_in, is_big)
 
 
+class GivingBackMachine(BrokerMachine):
+    """Hardly anything but clients that give back, rest, pull, say what they begin and are refused."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(2000, NO_LIMIT)]),
+        "page_size": OneOf([1, 1, 2, 4, 1000]),
+        "retries": OneOf([Retries()] * 3 + [Retries(0, 5), Retries(5, 20, 2.0, 30, holds=True)]),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
+        "connect": 1,
+        "subscribe": 3,
+        "unsubscribe": 1,
+        "disconnect": 3,
+        "take_over": 1,
+        "browse": 1,
+        "send": 20,
+        "send_in_transaction": 2,
+        "acknowledge": 14,
+        "refuse": 4,
+        "refuse_acknowledged": 8,
+        "say_begun": 8,
+        "give_back": 14,
+        "wake": 3,
+        "ask": 12,
+        "ask_and_see": 5,
+        "withdraw": 2,
+        "ask_in_vain": 5,
+        "doom": 2,
+        "commit": 3,
+        "commit_numbered": 1,
+        "send_numbered": 1,
+        "repeat_commit_of_what_is_open": 2,
+        "abort": 4,
+        "advance": 2,
+        "stretch_windows": 1,
+        "pause": 1,
+        "resume": 3,
+        "ask_receipt": 1,
+        "turn": 4,
+        "turn_and_take": 24,
+        "take": 1,
+        "take_batch": 2,
+        "batch_becomes_durable": 2,
+        "all_becomes_durable": 10,
+        "read_page": 2,
+        "hand_page_over": 2,
+        "all_pages_are_there": 6,
+        "squeeze": 5,
+        "change_policies": 1,
+        "settle": 1,
+        "crash": 1,
+        "restart": 2,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
+        "connect": {
+            "has_rounds": OneOf([True] * 4 + [False]),
+            "names_begun": OneOf([True, True, False]),
+            "keeps_open": OneOf([True] * 4 + [False]),
+        },
+        "disconnect": {"is_clean": OneOf([False, False, True])},
+        "subscribe": {
+            "queue": OneOf(["a"] * 6 + ["b", "DLQ.a"]),
+            "mode": OneOf([AckMode.CLIENT] * 4 + [AckMode.INDIVIDUAL] * 5 + [AckMode.AUTO]),
+            "window": OneOf([1, 3, 5, 8, None]),
+            "is_exclusive": OneOf([False] * 19 + [True]),
+            "is_pulling": OneOf([False, False, True]),
+            "selector": OneOf([None] * 10 + sorted(SELECTORS_OF_CONSUMERS)),
+        },
+        "send": {
+            "queue": OneOf(["a"] * 6 + ["b"]),
+            "persistent": OneOf([False, False, True]),
+            "count": OneOf([2, 3, 5, 8]),
+            "expires_in": OneOf([None] * 9 + [5]),
+        },
+        "send_in_transaction": {"commits": OneOf([True, False, False])},
+        "acknowledge": {"in_transaction": OneOf([True, True, False])},
+        "pause": {"queue": OneOf(["a"])},
+    }
+
+
+class GivingBackGroupsMachine(GivingBackMachine, GroupsMachine):
+    """The same with groups, which are compared a few messages at a time, and wildcards."""
+
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = GivingBackMachine.ARGUMENTS | {
+        "subscribe": GivingBackMachine.ARGUMENTS["subscribe"] | {"queue": OneOf(["a"] * 6 + ["*", "b"])},
+    }
+    WINDOW_MAX = None
+    ALL_QUEUES = ("a", "b", "DLQ.a", "DLQ.b")
+
+
 class WildcardMachine(BrokerMachine):
     """Most consumers take from several queues, some of which are made later; now and then memory is short."""
 
@@ -2231,6 +2768,8 @@ MACHINES: list[type[BrokerMachine]] = [
     BulkMachine,
     ScheduledMachine,
     ProducersMachine,
+    GivingBackMachine,
+    GivingBackGroupsMachine,
     SelectingMachine,
     GroupsMachine,
     ExpiringGroupsMachine,
@@ -2291,6 +2830,10 @@ def _one_of(things: list[T], which: int) -> T:
     return things[which % len(things)]
 
 
+def _some_of(things: list[T], bits: int) -> list[T]:
+    return [thing for at, thing in enumerate(things) if bits >> at % 3 & 1]
+
+
 def _check_repeat(command: Send | Commit, is_repeat: bool) -> None:
     if command.is_repeat is not is_repeat:
         raise Disagreement(f"{command} should be {'a' if is_repeat else 'no'} repeat")
@@ -2343,6 +2886,7 @@ def _seen(entry: Entry, queue: str) -> Seen:
         entry.deliveries,
         entry.attempts,
         entry.is_first_of_group,
+        entry.was_lost,
     )
 
 

@@ -49,6 +49,13 @@ sent in a transaction. A dead letter is persistent, and was sent by nobody: it w
 FLAG_OUTLIVES_CLEAN_STOPS = False
 """Deliveries says that every message recovered after an unclean stop is flagged as redelivered. If nobody comes near it
 until the next clean stop, the run after that cannot tell any more (False)."""
+LATE_NACK_IS_CUMULATIVE = False
+"""Return says that a NACK inside a transaction may name a message that this transaction has acknowledged, and that the
+transaction then refuses *it*: also in `client` mode that one, and none before it (False)."""
+WITHDRAWING_WAKES = False
+"""Pulling says that asking wakes a subscription that rests. To withdraw is not to ask (False)."""
+MESSAGES_ASKED_MAX = 32_767
+"""Pulling: so many messages can be asked for in all."""
 
 
 class Disagreement(AssertionError):
@@ -92,6 +99,7 @@ class Written:
     due_ms: int
     """By the wall clock; 0 if it does not wait."""
     is_poison: bool
+    was_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,14 @@ class Peer:
     """The batch that L1, L3 and L5 make a receipt asked for now wait for."""
     may_wait_for: int = AT_ONCE
     """The last batch that anything of this connection went to: no receipt asked for now has a reason to wait longer."""
+    has_rounds: bool = False
+    """It may give back (Giving back)."""
+    names_begun: bool = False
+    """Deliveries and attempts."""
+    keeps_open: bool = False
+    """Refusals."""
+    round: int = 0
+    """Giving back: so many requests to give back were carried out."""
 
     def parcels_in_transactions(self) -> list[Parcel]:
         return [parcel for work in self.transactions.values() for _, parcel in work.sends]
@@ -164,6 +180,17 @@ class Reader:
     """The step of its last acknowledgement."""
     joined: set[str] | None = None
     """Wildcards: the queues that it has joined so far, told by the broker; None once these are all."""
+    rests: bool = False
+    """Giving back: it gets nothing until it is woken."""
+    is_pulling: bool = False
+    wished: int = 0
+    """Pulling: so many messages it has asked for and not got."""
+    waits: bool = False
+    """What it has asked for stays until all of it has come."""
+    correlation: str | None = None
+    """What it has called what it asked for last."""
+    withdrawn: list["Ended"] = field(default_factory=list)
+    """Wishes that it has taken back, and that the broker has not answered yet."""
 
     @property
     def is_of_many(self) -> bool:
@@ -180,6 +207,14 @@ class Reader:
     def __repr__(self) -> str:
         wanted = f" WHERE {self.selector}" if self.selector else ""
         return f"{self.peer.name}/{self.subscription}({self.queue},{self.mode.value},{self.window}{wanted})"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a subscription that pulls is told of a wish that is over (Pulling)."""
+
+    unused: int
+    correlation: str | None
 
 
 @dataclass(eq=False)
@@ -240,6 +275,10 @@ class Letter:
     attempts: int = 0
     released_ms: int | None = None
     """When it was held last."""
+    is_begun: bool = False
+    """Its consumer has said so, of this dispatch."""
+    was_lost: bool = False
+    """Its last attempt was a lost connection."""
     due: int = 0
     """When it is tried again, by the clock that does not jump."""
     is_poison: bool = False
@@ -285,6 +324,8 @@ class Work:
     sends: list[tuple[str, Parcel]] = field(default_factory=list)
     acknowledged: list[Letter] = field(default_factory=list)
     refused: list[Letter] = field(default_factory=list)
+    is_doomed: bool = False
+    """A frame of it was refused: it can only be aborted (Refusals)."""
 
 
 @dataclass(frozen=True)
@@ -336,6 +377,7 @@ class Seen:
     deliveries: int
     attempts: int
     is_first_of_group: bool = False
+    was_lost: bool = False
 
 
 class Oracle:
@@ -410,8 +452,10 @@ class Oracle:
 
     # What the world asks ----------------------------------------------------------------------------------------------
 
-    def connect(self, name: str) -> Peer:
-        peer = Peer(name)
+    def connect(
+        self, name: str, *, has_rounds: bool = False, names_begun: bool = False, keeps_open: bool = False
+    ) -> Peer:
+        peer = Peer(name, has_rounds=has_rounds, names_begun=names_begun, keeps_open=keeps_open)
         self.peers.append(peer)
         return peer
 
@@ -426,6 +470,7 @@ class Oracle:
         priority: int = 0,
         is_exclusive: bool = False,
         has_express: bool = False,
+        is_pulling: bool = False,
         selector: str | None = None,
     ) -> Reader:
         step = self._next_step()
@@ -445,6 +490,7 @@ class Oracle:
             self._wait(peer, must=self.made_in.get(queue, AT_ONCE))
         reader = Reader(peer, subscription, queue, mode, window, step, priority, is_exclusive, has_express)
         reader.selector = selector
+        reader.is_pulling = is_pulling
         self.readers.append(reader)
         return reader
 
@@ -483,6 +529,7 @@ class Oracle:
             return
         for each in covered:
             self._acknowledged(peer, each)
+        self._free_groups_of_resting()
 
     def refuse(self, peer: Peer, letter: Letter, transaction: str | None = None, wish: Wish | None = None) -> None:
         covered = self.covered(letter)
@@ -498,17 +545,50 @@ class Oracle:
         self._event += 1
         self._wait(peer, may=self.gathering)
         self._give_back(covered, charged=covered, is_tried_later=True)
+        self._free_groups_of_resting()
+
+    def refuse_acknowledged(self, letter: Letter, wish: Wish) -> None:
+        """Return: a NACK inside a transaction may name a message that this transaction has acknowledged."""
+        work = letter.acknowledged_by
+        assert work is not None
+        refused = [letter]
+        if LATE_NACK_IS_CUMULATIVE and letter.holder is not None and letter.holder.mode is AckMode.CLIENT:
+            refused = [each for each in work.acknowledged if each.holder is letter.holder]
+            refused = [each for each in refused if each.dispatched_at <= letter.dispatched_at]
+        for each in refused:
+            each.wish = wish
+            each.acknowledged_by, each.refused_by = None, work
+            work.acknowledged.remove(each)
+            work.refused.append(each)
+
+    def say_begun(self, letter: Letter) -> None:
+        """Deliveries and attempts: it is said of one dispatch, costs no sync, and nothing else follows from it."""
+        assert letter.holder is not None and letter in self.unacknowledged(letter.holder)
+        letter.is_begun = True
 
     def begin(self, peer: Peer, transaction: str) -> None:
         peer.transactions[transaction] = Work(transaction)
 
-    def commit(self, peer: Peer, transaction: str, producer: str | None = None, number: int = 0) -> bool:
+    def doom(self, peer: Peer, transaction: str) -> None:
+        """Refusals: a transaction of which a frame was refused can only be aborted."""
+        if transaction in peer.transactions:
+            peer.transactions[transaction].is_doomed = True
+
+    def commit(
+        self,
+        peer: Peer,
+        transaction: str,
+        producer: str | None = None,
+        number: int = 0,
+        *,
+        charges_all: bool = True,
+    ) -> bool:
         """Whether it is a repeat, which its receipt says."""
         first = self.first_use(producer, number) if producer is not None else None
         if first is not None:
             # L5: a transaction that is open ends as by ABORT; the receipt waits until the first is durable.
             if transaction in peer.transactions:
-                self.abort(peer, transaction)
+                self.abort(peer, transaction, charges_all=charges_all)
             assert producer is not None
             self.producers.repeated(producer, self.now_ms, self.gathering)
             self._wait(peer, must=first.batch, may=self.gathering)
@@ -529,20 +609,98 @@ class Oracle:
         if is_lasting or work.refused or producer is not None:
             self._wait(peer, may=self.gathering)
         self._give_back(work.refused, charged=work.refused, is_tried_later=True)
+        self._free_groups_of_resting()
         if producer is not None:
             self._use(producer, number, is_stored=is_lasting, has_made=len(self.made_in) > made, is_commit=True)
         return False
 
-    def abort(self, peer: Peer, transaction: str) -> None:
-        # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed.
+    def abort(self, peer: Peer, transaction: str, *, charges_all: bool = True) -> None:
         self._event += 1
-        work = peer.transactions.pop(transaction)
-        returned = work.acknowledged + work.refused
+        returned, charged = self._roll_back(peer, transaction, charges_all=charges_all)
         if returned:
             self._wait(peer, may=self.gathering)
+        self._give_back(returned, charged, is_tried_later=True)
+        self._free_groups_of_resting()
+
+    def _roll_back(self, peer: Peer, transaction: str, *, charges_all: bool) -> tuple[list[Letter], list[Letter]]:
+        """What comes back of a transaction, and what of that is charged."""
+        # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed, or what it NACKed.
+        work = peer.transactions.pop(transaction)
+        returned = work.acknowledged + work.refused
         for letter in returned:
             letter.wish = Wish()
-        self._give_back(returned, charged=returned, is_tried_later=True)
+        return returned, returned if charges_all else list(work.refused)
+
+    def give_back(
+        self,
+        peer: Peer,
+        readers: list[Reader],
+        kept: list[tuple[str, int, int]],
+        *,
+        rests: bool = False,
+        transaction: str | None = None,
+        charges_all: bool = True,
+    ) -> None:
+        """`kept` are names of subscriptions, sequences of the broker, and which dispatches.
+
+        Giving back: without an attempt, in one step; what was said of it as begun and credit that was asked for end.
+        """
+        self._event += 1
+        returned: list[Letter] = []
+        charged: list[Letter] = []
+        for reader in readers:
+            returned += [each for each in self.unacknowledged(reader) if self._name_of(each) not in kept]
+        if transaction is not None:
+            # Its name is of what is not held any more, and passed over: all of it comes back.
+            of_transaction, charged = self._roll_back(peer, transaction, charges_all=charges_all)
+            returned += of_transaction
+        if returned:
+            self._wait(peer, may=self.gathering)
+        self._give_back(returned, charged, is_tried_later=True)
+        for reader in readers:
+            reader.wished = 0
+            reader.rests = rests
+        peer.round += 1
+        self._free_groups_of_resting()
+
+    def _name_of(self, letter: Letter) -> tuple[str, int, int]:
+        """By which a client keeps what it holds."""
+        assert letter.holder is not None
+        return (letter.holder.subscription, self.sequences[letter], letter.deliveries)
+
+    def wake(self, reader: Reader) -> None:
+        reader.rests = False
+
+    def ask(self, reader: Reader, messages: int, *, waits: bool, correlation: str | None) -> None:
+        """Pulling: a wish that is asked for while another is open adds to it; whether it waits is what the last one
+        says. Asking wakes a subscription that rests."""
+        assert reader.wished + messages <= MESSAGES_ASKED_MAX
+        reader.wished += messages
+        reader.waits = waits
+        reader.correlation = correlation
+        reader.rests = False
+
+    def withdraw(self, reader: Reader, correlation: str | None) -> None:
+        """Pulling: answered at once, with how many have not come, and nothing comes behind the answer."""
+        reader.withdrawn.append(Ended(reader.wished, correlation))
+        reader.wished = 0
+        reader.rests &= not WITHDRAWING_WAKES
+
+    def _free_groups_of_resting(self) -> None:
+        """Groups: free of which a consumer that rests has no message, nor an open transaction of its connection."""
+        for (queue, group), owner in list(self.owners.items()):
+            if owner.rests and not any(
+                letter.queue == queue
+                and letter.parcel.group == group
+                and not letter.is_gone
+                and (letter.holder is owner or self._is_in_transaction_of(owner.peer, letter))
+                for letter in self.letters
+            ):
+                del self.owners[queue, group]
+
+    def _is_in_transaction_of(self, peer: Peer, letter: Letter) -> bool:
+        work = letter.acknowledged_by or letter.refused_by
+        return work is not None and work in peer.transactions.values()
 
     def unsubscribe(self, reader: Reader) -> None:
         # Return: the end of its subscription; attempts: none. What a transaction acknowledged stays with it.
@@ -551,6 +709,7 @@ class Oracle:
         self._wait(reader.peer, may=self.gathering)
         self._give_back(self.unacknowledged(reader), charged=[])
         self._end_subscription(reader)
+        self._free_groups_of_resting()
 
     def durable_of(self, name: str) -> Durable | None:
         """The durable subscription of this name that is there."""
@@ -603,6 +762,7 @@ class Oracle:
                 if move.origin.queue == durable.queue:
                     self._remove(move.origin)
             self.moves = [move for move in self.moves if move.origin.queue != durable.queue]
+        self._free_groups_of_resting()
 
     def _forget_commits(self, queue: str) -> None:
         """A queue has ended, and one of its name is another: what was being committed in it holds nobody back."""
@@ -634,7 +794,10 @@ class Oracle:
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
             returned += held
-            if held and reader.mode is not AckMode.AUTO:
+            if peer.names_begun:
+                # Deliveries and attempts: where the client names what it begins, what it has begun.
+                charged += [each for each in held if each.is_begun]
+            elif held and reader.mode is not AckMode.AUTO:
                 charged.append(held[0])
             self._end(reader)
             ended.append(reader)
@@ -748,6 +911,7 @@ class Oracle:
         for letter in self.letters:
             written = self.stored_state(letter)
             letter.attempts, letter.is_poison = written.attempts, written.is_poison
+            letter.was_lost = written.was_lost
             # Return: after a restart delays are measured by the wall clock.
             letter.due = self.steady_ms + max(0, written.due_ms - self.now_ms)
             # What was acknowledged without a trace comes back: it was held until then (Expiry).
@@ -811,7 +975,7 @@ class Oracle:
             # Also if it is due by now: the store is not told of that, nor of a try that changed nothing.
             letter.is_restored |= letter.attempts > 0
             due_ms = self.now_ms + letter.due - self.steady_ms if is_waiting else 0
-            letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison)]
+            letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison, letter.was_lost)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
         self.forgotten = []
         self.owners = {}
@@ -1096,8 +1260,12 @@ class Oracle:
     def has_credit(self, reader: Reader) -> bool:
         # True next: fewer unacknowledged messages than its window, and its connection has room for more bytes.
         # Wildcards: none before it has joined all its queues.
-        if reader.joined is not None or not self._has_room(reader.peer):
+        # Giving back: one that rests has none.
+        if reader.joined is not None or reader.rests or not self._has_room(reader.peer):
             return False
+        if reader.is_pulling:
+            # Pulling: for as many as it has asked for and not got, whatever it holds.
+            return reader.wished > 0
         return reader.window is None or len(self.unacknowledged(reader)) < reader.window
 
     def is_expired(self, letter: Letter) -> bool:
@@ -1165,7 +1333,7 @@ class Oracle:
         """Ready, as a whole section."""
         if reader not in self.takers(letter.queue) or letter.is_gone or letter.holder is not None:
             return False
-        if letter.queue in self.paused and reader.is_of_many:
+        if letter.queue in self.paused:
             return False
         if not self.is_visible(letter) or self.is_expired(letter) or self.is_doomed(letter):
             return False
@@ -1244,6 +1412,7 @@ class Oracle:
         held = self.unacknowledged(reader)
         return (
             reader.has_express
+            and not reader.rests
             and reader.window is not None
             and reader.window > 1
             and len(held) < reader.window + 10
@@ -1252,17 +1421,23 @@ class Oracle:
         )
 
     def check_turn(
-        self, dispatched: dict[Reader, list[Seen]], answered: list[tuple[str, str]], reading: dict[str, int]
+        self,
+        dispatched: dict[Reader, list[Seen]],
+        answered: list[tuple[str, str]],
+        reading: dict[str, int],
+        ended: list[tuple[Reader, Ended]],
     ) -> None:
         """Compare a turn of the broker with the contract, and follow it.
 
-        `reading` says for which queues pages are being read, with the smallest rank among those.
+        `reading` says for which queues pages are being read, with the smallest rank among those. `ended` are wishes of
+        which was said, behind what was dispatched, that they are over.
 
         Raises: Disagreement
         """
         self._reading = reading
         self._check_receipts(answered)
         self._check_dispatches(dispatched)
+        self._check_wishes(ended)
 
     def check_idle(self) -> None:
         """Nothing gathers, is in flight or is being read, and the sockets have taken all.
@@ -1281,6 +1456,8 @@ class Oracle:
             ]
             if late and self.has_credit(reader):
                 raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
+            if reader.wished and not reader.waits:
+                raise Disagreement(f"{reader} is never told that {reader.wished} messages do not come")
 
     def _is_late(self, letter: Letter, reader: Reader) -> bool:
         if letter.is_gone or letter.holder is not None or self.is_expired(letter):
@@ -1568,9 +1745,12 @@ class Oracle:
                 # From now on it waits, if only for a moment.
                 look.hidden.discard(letter)
         letter.holder = letter.acknowledged_by = letter.refused_by = None
+        letter.is_begun = False
 
     def _charge(self, letter: Letter, is_tried_later: bool) -> None:
         letter.attempts += 1
+        # Only a connection that was lost charges what is due at once (Return).
+        letter.was_lost = not is_tried_later
         letter.due = 0
         letter.is_restored = False
         delay = 0
@@ -1581,7 +1761,7 @@ class Oracle:
                 letter.due = self.steady_ms + delay
         if letter.persistent:
             due_ms = self.now_ms + delay if letter.due > self.steady_ms else 0
-            letter.written.append(Written(self.gathering, letter.attempts, due_ms, letter.is_poison))
+            letter.written.append(Written(self.gathering, letter.attempts, due_ms, letter.is_poison, letter.was_lost))
 
     def _move(self, letter: Letter) -> None:
         # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See
@@ -1666,9 +1846,53 @@ class Oracle:
                     letter.deliveries,
                     letter.attempts,
                     letter.is_first_of_group,
+                    letter.was_lost,
                 )
                 if seen != right:
                     raise Disagreement(f"{reader} got {seen}; by the contract {right}")
+
+    def _check_wishes(self, ended: list[tuple[Reader, Ended]]) -> None:
+        told: dict[Reader, list[Ended]] = {}
+        for reader, one in ended:
+            told.setdefault(reader, []).append(one)
+        for reader in list(dict.fromkeys([*self.readers, *told])):
+            its = told.get(reader, [])
+            withdrawn, reader.withdrawn = reader.withdrawn, []
+            if reader not in self.readers:
+                # Pulling says nothing of an answer behind the end of its subscription.
+                if its not in ([], withdrawn):
+                    raise Disagreement(f"{reader}, which has ended, is told {its}; it has withdrawn {withdrawn}")
+                continue
+            if its[: len(withdrawn)] != withdrawn:
+                raise Disagreement(f"{reader} has withdrawn {withdrawn}, and is told {its}")
+            rest = its[len(withdrawn) :]
+            right = Ended(reader.wished, reader.correlation)
+            can_end = reader.wished > 0 and not reader.waits and not self._is_any_ready(reader)
+            if rest and (not can_end or rest != [right]):
+                raise Disagreement(
+                    f"{reader} is told {rest}; by the contract it has asked for {right}, it "
+                    f"{'waits' if reader.waits else 'does not wait'}, and ready for it is {self.true_next(reader)}"
+                )
+            if rest:
+                reader.wished = 0
+            elif can_end and self._must_end(reader):
+                raise Disagreement(f"nothing is ready for {reader}, and it is not told that {right} is over")
+
+    def _is_any_ready(self, reader: Reader) -> bool:
+        """Pulling: wherever it is, also in queues that it has not joined yet."""
+        joined, reader.joined = reader.joined, None
+        found = self.true_next(reader)
+        reader.joined = joined
+        return found is not None
+
+    def _must_end(self, reader: Reader) -> bool:
+        """Nothing is read or compared that has to be known first; nor does it wait for room, without which nobody may
+        have begun with that."""
+        if reader.joined is not None or not self._has_room(reader.peer):
+            return False
+        queues = {*self._reading, *(queue for queue, selector in self.scanning if selector == reader.selector)}
+        queues |= {queue for queue, waiting in self.scanning_for.items() if reader in waiting}
+        return not any(reader.is_for(queue) for queue in queues)
 
     def check_browses(self, shown: dict[Look, list[Seen]], ended: list[Look]) -> None:
         """Compare what a turn of the broker showed with the contract, and follow it. A turn dispatches before it shows.
@@ -1768,6 +1992,7 @@ class Oracle:
                 progress[letter.queue] -= 1
                 done[reader] -= 1
                 letter.holder = None
+                reader.wished += reader.is_pulling
                 self.owners = owners
                 letter.deliveries -= 1
                 letter.dispatched_at, reader.waiting_since = undo
@@ -1777,6 +2002,8 @@ class Oracle:
 
     def _dispatch(self, letter: Letter, reader: Reader) -> None:
         letter.holder = reader
+        letter.is_begun = False
+        reader.wished -= reader.is_pulling
         letter.deliveries += 1
         letter.dispatched_at = reader.waiting_since = self._next_step()
         reader.peer.unsent += letter.parcel.unsent

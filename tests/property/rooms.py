@@ -462,6 +462,11 @@ def all_queues(part: object) -> Queues:
     return _part(part, Queues)
 
 
+def window_of(consumer: Consumer) -> int:
+    """Also of one that rests."""
+    return consumer.window if consumer.awake_window is None else consumer.awake_window
+
+
 def takers_of(part: object, queue: Queue) -> Takers:
     """Who takes from a queue."""
     return clients_of(part).takers_of(queue)
