@@ -154,6 +154,14 @@ LOGIN: dict[str, Draw] = {
     "keeps_open": YES_OR_NO,
 }
 PLAIN_LOGIN = dict.fromkeys(LOGIN, False)
+DOOMED = [
+    "sends when its transaction is doomed",
+    "acknowledges when its transaction is doomed",
+    "refuses when its transaction is doomed",
+    "refuses what it acknowledged when its transaction is doomed",
+    "commits what is doomed",
+    "begins anew what is doomed",
+]
 REFUSED = [
     "acknowledges what is given back",
     "acknowledges an earlier dispatch",
@@ -171,12 +179,7 @@ REFUSED = [
     "gives back what it is shown",
     "gives back and aborts nothing",
     "gives back without rounds",
-    "sends when all is doomed",
-    "acknowledges when all is doomed",
-    "refuses when all is doomed",
-    "refuses what it acknowledged when all is doomed",
-    "commits what is doomed",
-    "begins anew what is doomed",
+    *DOOMED,
 ]
 """What a client may say, and must not: see BrokerMachine._in_vain."""
 ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
@@ -442,6 +445,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """Browses of those who are connected, also what they were told the end of."""
         self.names: dict[tuple[str, str], Reader] = {}
         """By the names of its connection and itself the last subscription that there was."""
+        self.asked: dict[Reader, dict[str, Any]] = {}
+        """What each has asked for."""
         self.disk = Disk()
         self.due: list[tuple[str, str]] = []
         """Label and address of each scheduled send that has become a message, and nobody has looked at."""
@@ -727,6 +732,16 @@ class BrokerMachine(RuleBasedStateMachine):
         selector: str | None,
     ) -> None:
         peer, session = self._peer(who)
+        asked = {
+            "queue": queue,
+            "mode": mode,
+            "window": window,
+            "priority": priority,
+            "is_exclusive": is_exclusive,
+            "has_express": has_express,
+            "is_pulling": is_pulling,
+            "selector": selector,
+        }
         used = {reader.subscription for reader in self.oracle.readers if reader.peer is peer}
         name = min({f"c{number}" for number in range(READERS_MAX)} - used)
         address, _, durable = queue.partition("#")
@@ -756,6 +771,7 @@ class BrokerMachine(RuleBasedStateMachine):
         )
         reader = self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, **extras)
         self.names[peer.name, name] = reader
+        self.asked[reader] = asked
         if queue.startswith("Consumer.") or durable:
             # From its receipt on it collects.
             self.ask_receipt(who)
@@ -800,10 +816,13 @@ class BrokerMachine(RuleBasedStateMachine):
         del self.sessions[peer]
 
     def take_over(self, who: int, is_blameless: bool, taken: int) -> None:
-        """The old connection ends, and one with the same wishes comes."""
+        """The old connection ends, and one with the same subscriptions comes."""
         peer, _session = self._peer(who)
+        again = [self.asked[reader] for reader in self.oracle.readers if reader.peer is peer]
         self.disconnect(who, is_blameless, taken)
         self.connect(peer.has_rounds, peer.names_begun, peer.keeps_open)
+        for asked in again:
+            self.subscribe(len(self.sessions) - 1, **asked)
 
     # Browsing ---------------------------------------------------------------------------------------------------------
 
@@ -1197,9 +1216,9 @@ class BrokerMachine(RuleBasedStateMachine):
                 too_many = MESSAGES_ASKED_MAX + 1 - reader.wished
                 return engine.ask_credit, Credit(reader.subscription, too_many), None
             case "asks though it does not pull":
-                others = [each for each in readers if not each.is_pulling]
-                if others:
-                    return engine.ask_credit, Credit(_one_of(others, which).subscription, which % 2), None
+                not_pulling = [each for each in readers if not each.is_pulling]
+                if not_pulling:
+                    return engine.ask_credit, Credit(_one_of(not_pulling, which).subscription, which % 2), None
             case "asks for nobody":
                 return engine.ask_credit, Credit("nobody", which % 2), None
             case "wakes nobody":
@@ -1217,16 +1236,16 @@ class BrokerMachine(RuleBasedStateMachine):
                 return engine.give_back, GiveBack(named, [], True, "gone"), "gone"
             case "gives back without rounds" if not peer.has_rounds:
                 return engine.give_back, GiveBack(named, []), None
-            case "sends when all is doomed" if works:
+            case "sends when its transaction is doomed" if works:
                 send = Send(parse("/queue/a", session.id), _message(self._parcel(4, True, None, False)), works[0].name)
                 return engine.send, send, works[0].name
-            case "acknowledges when all is doomed" if works and held:
+            case "acknowledges when its transaction is doomed" if works and held:
                 letter = _one_of(held, which)
                 return engine.acknowledge, Ack(None, sequences[letter], works[0].name), works[0].name
-            case "refuses when all is doomed" if works and held:
+            case "refuses when its transaction is doomed" if works and held:
                 letter = _one_of(held, which)
                 return engine.refuse, Nack(None, sequences[letter], works[0].name), works[0].name
-            case "refuses what it acknowledged when all is doomed" if works:
+            case "refuses what it acknowledged when its transaction is doomed" if works:
                 has = [each for each in works[0].acknowledged if each.holder in readers]
                 if has:
                     letter = _one_of(has, which)
@@ -2596,22 +2615,22 @@ class GivingBackMachine(BrokerMachine):
         "connect": 1,
         "subscribe": 3,
         "unsubscribe": 1,
-        "disconnect": 3,
-        "take_over": 1,
+        "disconnect": 2,
+        "take_over": 6,
         "browse": 1,
         "send": 20,
         "send_in_transaction": 2,
         "acknowledge": 14,
         "refuse": 4,
         "refuse_acknowledged": 8,
-        "say_begun": 8,
+        "say_begun": 10,
         "give_back": 14,
         "wake": 3,
         "ask": 12,
         "ask_and_see": 5,
         "withdraw": 2,
-        "ask_in_vain": 5,
-        "doom": 2,
+        "ask_in_vain": 6,
+        "doom": 3,
         "commit": 3,
         "commit_numbered": 1,
         "send_numbered": 1,
@@ -2644,6 +2663,8 @@ class GivingBackMachine(BrokerMachine):
             "keeps_open": OneOf([True] * 4 + [False]),
         },
         "disconnect": {"is_clean": OneOf([False, False, True])},
+        "take_over": {"is_blameless": OneOf([False, False, True])},
+        "ask_in_vain": {"what": OneOf(REFUSED + 2 * DOOMED)},
         "subscribe": {
             "queue": OneOf(["a"] * 6 + ["b", "DLQ.a"]),
             "mode": OneOf([AckMode.CLIENT] * 4 + [AckMode.INDIVIDUAL] * 5 + [AckMode.AUTO]),
@@ -2670,7 +2691,7 @@ class GivingBackGroupsMachine(GivingBackMachine, GroupsMachine):
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = GivingBackMachine.ARGUMENTS | {
         "subscribe": GivingBackMachine.ARGUMENTS["subscribe"] | {"queue": OneOf(["a"] * 6 + ["*", "b"])},
     }
-    WINDOW_MAX = None
+    WINDOW_MAX = 5
     ALL_QUEUES = ("a", "b", "DLQ.a", "DLQ.b")
 
 

@@ -26,6 +26,8 @@ from tests.property.broker_machine import (
     BusyTopicsMachine,
     ExpiringMachine,
     FailingMachine,
+    GivingBackGroupsMachine,
+    GivingBackMachine,
     GroupsMachine,
     PagingMachine,
     ProducersMachine,
@@ -39,7 +41,19 @@ from tests.property.broker_machine import (
 from tests.property.disk import Disk, Stored
 from truenext.answers import Answer
 from truenext.batch import Batch
-from truenext.commands import Abort, Ack, AckMode, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.commands import (
+    Abort,
+    Ack,
+    AckMode,
+    Begun,
+    Commit,
+    Credit,
+    GiveBack,
+    Nack,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
 from truenext.destination import Destination, Kind
 from truenext.engine.background.browsing import BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.background.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted
@@ -49,15 +63,19 @@ from truenext.engine.background.scheduled import DueLook, Scheduler
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
 from truenext.engine.commands.connecting import Connecting
+from truenext.engine.commands.giving_back import GivingBack
+from truenext.engine.commands.pulling import Pulling
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
+from truenext.engine.dispatch.nothing_ready import NothingReady
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher, Taker
 from truenext.engine.dispatch.selective import HOLDS, Bidders, Choosing, GroupChoosing
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.arrivals import ALONE, Arrivals
 from truenext.engine.lifecycle.outcomes import Outcomes
+from truenext.engine.lifecycle.wishes import EndedWish, Wishes
 from truenext.engine.memory import horizon
 from truenext.engine.memory.delays import Delays
 from truenext.engine.memory.reading import LanePage, Reading
@@ -2853,6 +2871,357 @@ def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> No
 
     acknowledge = rooms.ACKNOWLEDGE.original
     rooms.ACKNOWLEDGE.replace(patch, faulty)
+
+
+# Giving back ----------------------------------------------------------------------------------------------------------
+
+Kept = set[tuple[str, int, int]]
+
+
+@shows_in(GivingBackMachine)
+def what_is_kept_is_given_back_and_dispatched_again(patch: Patch) -> None:
+    release = rooms.RELEASE_HELD.original
+    rooms.RELEASE_HELD.replace(patch, lambda giving_back, consumer, kept: release(giving_back, consumer, set()))
+
+
+@shows_in(GivingBackMachine)
+def what_is_kept_is_kept_whichever_dispatch_is_named(patch: Patch) -> None:
+    def faulty(giving_back: GivingBack, consumer: Consumer, kept: Kept) -> None:
+        sequences = {sequence for name, sequence, _ in kept if name == consumer.subscription}
+        held = [entry for entry in consumer.held.values() if entry.sequence in sequences]
+        release(giving_back, consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in held})
+
+    release = rooms.RELEASE_HELD.original
+    rooms.RELEASE_HELD.replace(patch, faulty)
+
+
+def _while_giving_back(patch: Patch, target: rooms.AnyTarget, with_this: object) -> None:
+    """Wrong only while that is given back which subscriptions hold."""
+
+    def faulty(giving_back: GivingBack, consumer: Consumer, kept: Kept) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            target.replace(inner, with_this)
+            release(giving_back, consumer, kept)
+
+    release = rooms.RELEASE_HELD.original
+    rooms.RELEASE_HELD.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def a_request_to_give_back_charges_an_attempt(patch: Patch) -> None:
+    give_back = rooms.GIVE_BACK.original
+
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason) -> None:
+        give_back(outcomes, entry, Reason.LOST)
+
+    _while_giving_back(patch, rooms.GIVE_BACK, faulty)
+
+
+@shows_in(GivingBackMachine)
+def what_a_request_gives_back_goes_to_the_end(patch: Patch) -> None:
+    def faulty(lane: Lane, entry: Entry) -> None:
+        _arrived_of(lane).append(entry)
+
+    _while_giving_back(patch, rooms.RETURN_TO_LANE, faulty)
+
+
+@shows_in(GivingBackMachine)
+def a_request_to_give_back_does_not_raise_the_round(patch: Patch) -> None:
+    def faulty(giving_back: GivingBack, session: Session, request: GiveBack) -> None:
+        give_back(giving_back, session, request)
+        session.round -= 1
+
+    give_back = rooms.GIVE_BACK_AS_ASKED.original
+    rooms.GIVE_BACK_AS_ASKED.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def a_request_that_is_refused_has_given_back_what_comes_before(patch: Patch) -> None:
+    def faulty(giving_back: GivingBack, session: Session, request: GiveBack) -> None:
+        for name in request.subscriptions:
+            consumer = session.consumers.get(name)
+            if consumer is not None and consumer.mode is not AckMode.AUTO and session.has_rounds:
+                rooms.RELEASE_HELD.of(giving_back)(consumer, set(request.kept))
+        give_back(giving_back, session, request)
+
+    give_back = rooms.GIVE_BACK_AS_ASKED.original
+    rooms.GIVE_BACK_AS_ASKED.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def an_automatic_window_shrinks_with_what_is_given_back(patch: Patch) -> None:
+    def faulty(consumer: Consumer, now_ms: int) -> None:
+        gave_back(consumer, now_ms)
+        if consumer.auto is not None and not consumer.rests:
+            consumer.window = consumer.auto.size = max(2, consumer.window // 2)
+
+    gave_back = rooms.GAVE_BACK.original
+    rooms.GAVE_BACK.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def one_that_rests_gets_something_once_it_acknowledges(patch: Patch) -> None:
+    def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
+        consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
+        acknowledge(acknowledging, session, ack)
+        consumer.wake(rooms.ledger_of(acknowledging).now_ms)
+
+    acknowledge = rooms.ACKNOWLEDGE.original
+    rooms.ACKNOWLEDGE.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def asking_does_not_wake_one_that_rests(patch: Patch) -> None:
+    def faulty(pulling: Pulling, session: Session, credit: Credit) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            rooms.WAKE_CONSUMER.replace(inner, lambda giving_back, consumer: None)
+            ask(pulling, session, credit)
+
+    ask = rooms.ASK_CREDIT.original
+    rooms.ASK_CREDIT.replace(patch, faulty)
+
+
+@shows_in(GivingBackGroupsMachine)
+def a_group_stays_with_one_that_rests(patch: Patch) -> None:
+    rooms.FREE_WHAT_RESTS.replace(patch, lambda groups, queue: None)
+
+
+@shows_in(GivingBackGroupsMachine)
+def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patch) -> None:
+    def faulty(groups: Groups, queue: Queue) -> None:
+        sessions = {consumer.session: consumer.session.transactions for consumer in groups.resting}
+        for session in sessions:
+            session.transactions = {}
+        free(groups, queue)
+        for session, transactions in sessions.items():
+            session.transactions = transactions
+
+    free = rooms.FREE_WHAT_RESTS.original
+    rooms.FREE_WHAT_RESTS.replace(patch, faulty)
+
+
+@shows_in(GivingBackGroupsMachine)
+def a_group_leaves_one_that_rests_though_it_has_kept_one_of_it(patch: Patch) -> None:
+    def faulty(groups: Groups, queue: Queue) -> None:
+        held = {consumer: consumer.held for consumer in groups.resting}
+        for consumer in held:
+            consumer.held = {}
+        free(groups, queue)
+        for consumer, its in held.items():
+            consumer.held = its
+
+    free = rooms.FREE_WHAT_RESTS.original
+    rooms.FREE_WHAT_RESTS.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def an_earlier_dispatch_is_acknowledged_and_refused(patch: Patch) -> None:
+    consumer_of = rooms.CONSUMER_OF.original
+    rooms.CONSUMER_OF.replace(
+        patch, lambda session, subscription, sequence, dispatch=0: consumer_of(session, subscription, sequence)
+    )
+
+
+# What is charged ------------------------------------------------------------------------------------------------------
+
+
+@shows_in(GivingBackMachine)
+def an_abort_that_charges_what_it_refused_charges_all(patch: Patch) -> None:
+    abort = rooms.ABORT_TRANSACTION.original
+    rooms.ABORT_TRANSACTION.replace(
+        patch, lambda transactions, session, name, charges_all: abort(transactions, session, name, charges_all=True)
+    )
+
+
+@shows_in(GivingBackMachine)
+def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
+    def faulty(transactions: Transactions, session: Session, name: str, *, charges_all: bool) -> None:
+        if charges_all:
+            abort(transactions, session, name, charges_all=True)
+        else:
+            session.ended_transactions += 1
+            _abort_without_an_attempt(transactions, session, name)
+
+    abort = rooms.ABORT_TRANSACTION.original
+    rooms.ABORT_TRANSACTION.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def what_a_transaction_has_acknowledged_it_does_not_refuse(patch: Patch) -> None:
+    def faulty(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
+        transaction = session.transactions.get(nack.transaction or "")
+        was_acknowledged = transaction is not None and transaction.acknowledges(nack.sequence, nack.dispatch)
+        refuse(acknowledging, session, nack)
+        if transaction is not None and was_acknowledged:
+            del transaction.refusals[nack.sequence]
+
+    refuse = rooms.REFUSE.original
+    rooms.REFUSE.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def what_was_begun_is_begun_in_the_next_dispatch_too(patch: Patch) -> None:
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+        is_begun = entry.is_begun
+        give_back(outcomes, entry, reason, delay_ms=delay_ms)
+        entry.is_begun = is_begun
+
+    give_back = rooms.GIVE_BACK.original
+    rooms.GIVE_BACK.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> None:
+    def faulty(acknowledging: Acknowledging, session: Session, begun: Begun) -> None:
+        say_begun(acknowledging, session, begun)
+        session.consumer(begun.subscription).held[begun.sequence].is_begun = False
+
+    say_begun = rooms.SAY_BEGUN.original
+    rooms.SAY_BEGUN.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def a_lost_connection_charges_the_first_message_though_its_client_says_what_it_begins(patch: Patch) -> None:
+    def faulty(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
+        names_begun, consumer.session.names_begun = consumer.session.names_begun, False
+        release(subscribing, consumer, is_lost=is_lost)
+        consumer.session.names_begun = names_begun
+
+    release = rooms.RELEASE.original
+    rooms.RELEASE.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> None:
+    def faulty(reading: Reading, lane: Lane, found: Found, message: Message) -> Entry:
+        entry = new_entry(reading, lane, found, message)
+        entry.was_lost = False
+        return entry
+
+    new_entry = rooms.ENTRY_OF_FOUND.original
+    rooms.ENTRY_OF_FOUND.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def a_message_is_said_to_be_lost_after_it_was_refused(patch: Patch) -> None:
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+        was_lost = entry.was_lost
+        give_back(outcomes, entry, reason, delay_ms=delay_ms)
+        entry.was_lost |= was_lost
+
+    give_back = rooms.GIVE_BACK.original
+    rooms.GIVE_BACK.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def a_doomed_transaction_is_committed(patch: Patch) -> None:
+    def faulty(transactions: Transactions, session: Session, commit: Commit) -> None:
+        if commit.transaction in session.transactions:
+            session.transactions[commit.transaction].is_doomed = False
+        commit_it(transactions, session, commit)
+
+    commit_it = rooms.COMMIT.original
+    rooms.COMMIT.replace(patch, faulty)
+
+
+# Pulling --------------------------------------------------------------------------------------------------------------
+
+
+def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[Consumer, Queue], bool]) -> None:
+    """While something has to be read or compared before that is known."""
+
+    def faulty(nothing_ready: NothingReady, consumer: Consumer, queue: Queue) -> bool:
+        if is_nothing_ready(nothing_ready, consumer, queue):
+            return True
+        choosing = rooms.choosing_of(nothing_ready, queue)
+        heads = (choosing.head_for(consumer, lane.rank) for lane in queue.lanes)
+        return is_faulty(consumer, queue) and not isinstance(next(filter(None, heads), None), Entry)
+
+    is_nothing_ready = rooms.IS_NOTHING_READY.original
+    rooms.IS_NOTHING_READY.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def nothing_is_said_to_be_ready_while_a_page_is_read(patch: Patch) -> None:
+    _say_that_nothing_is_ready(patch, lambda consumer, queue: queue.watcher is None)
+
+
+@shows_in(GivingBackGroupsMachine)
+def nothing_is_said_to_be_ready_while_a_selector_is_compared(patch: Patch) -> None:
+    _say_that_nothing_is_ready(patch, lambda consumer, queue: consumer.selector is not None)
+
+
+@shows_in(GivingBackGroupsMachine)
+def nothing_is_said_to_be_ready_for_a_wildcard_while_a_page_is_read(patch: Patch) -> None:
+    def faulty(dispatch: WildcardDispatch, wildcard: Wildcard) -> bool:
+        rooms.awaiting_page(dispatch).discard(wildcard)
+        return is_nothing_ready(dispatch, wildcard)
+
+    is_nothing_ready = rooms.IS_NOTHING_READY_ANYWHERE.original
+    rooms.IS_NOTHING_READY_ANYWHERE.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def an_acknowledgement_opens_credit_for_one_that_pulls(patch: Patch) -> None:
+    def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
+        consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
+        acknowledge(acknowledging, session, ack)
+        if consumer.wish is not None:
+            consumer.wish.left += 1
+
+    acknowledge = rooms.ACKNOWLEDGE.original
+    rooms.ACKNOWLEDGE.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def a_request_to_give_back_leaves_what_was_asked_for(patch: Patch) -> None:
+    _while_giving_back(patch, rooms.FORGET_WISH, lambda wishes, consumer: None)
+
+
+@shows_in(GivingBackMachine)
+def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> None:
+    def faulty(wishes: Wishes, consumer: Consumer) -> None:
+        if consumer.wish is not None:
+            with pytest.MonkeyPatch.context() as inner:
+                rooms.FORGET_WISH.replace(inner, rooms.FORGET_WISH.original)
+                wishes.end(consumer)
+
+    _while_giving_back(patch, rooms.FORGET_WISH, faulty)
+
+
+@shows_in(GivingBackMachine)
+def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
+    def faulty(wishes: Wishes, consumer: Consumer) -> None:
+        began(wishes, consumer)
+        wishes.impatient[consumer] = None
+
+    began = rooms.WISH_BEGAN.original
+    rooms.WISH_BEGAN.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> None:
+    def faulty(pulling: Pulling, session: Session, credit: Credit) -> None:
+        consumer = session.consumers.get(credit.subscription)
+        if consumer is not None and consumer.wish is not None and 0 < credit.messages < 200:
+            consumer.wish.left = 0
+        ask(pulling, session, credit)
+
+    ask = rooms.ASK_CREDIT.original
+    rooms.ASK_CREDIT.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
+def something_comes_behind_the_end_of_a_wish(patch: Patch) -> None:
+    def faulty(wishes: Wishes) -> list[EndedWish]:
+        ended = take_ended(wishes)
+        for one in ended:
+            if one.consumer.wish is not None:
+                one.consumer.wish.left = one.unused
+        return ended
+
+    take_ended = rooms.TAKE_ENDED_WISHES.original
+    rooms.TAKE_ENDED_WISHES.replace(patch, faulty)
 
 
 def targets_of(fault: Fault) -> dict[str, rooms.AnyTarget]:

@@ -41,9 +41,12 @@ from truenext.engine.background.scheduled import DueLook, Scheduler
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
 from truenext.engine.commands.connecting import Connecting
+from truenext.engine.commands.giving_back import GivingBack
+from truenext.engine.commands.pulling import Pulling
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
+from truenext.engine.dispatch.nothing_ready import NothingReady
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.dispatch.selective import Choosing, GroupChoosing
 from truenext.engine.dispatch.wildcard import WildcardDispatch
@@ -51,6 +54,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.lifecycle import outcomes as outcomes_module
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.outcomes import Outcomes
+from truenext.engine.lifecycle.wishes import Wishes
 from truenext.engine.memory import horizon as horizon_module
 from truenext.engine.memory import reading as reading_module
 from truenext.engine.memory import relief as relief_module
@@ -270,6 +274,20 @@ WRITE_MARK = Target(mark, outcomes_module, run_module)
 WRITE_REMOVAL = Target(remove, outcomes_module)
 IS_GIVEN_UP = Target(is_given_up, outcomes_module)
 
+# Giving back and pulling ----------------------------------------------------------------------------------------------
+GIVE_BACK_AS_ASKED = Target(GivingBack.give_back, GivingBack)
+RELEASE_HELD = Target(GivingBack._release, GivingBack)
+WAKE_CONSUMER = Target(GivingBack.wake_consumer, GivingBack)
+SAY_BEGUN = Target(Acknowledging.begun, Acknowledging)
+ASK_CREDIT = Target(Pulling.ask, Pulling)
+WISH_BEGAN = Target(Wishes.began, Wishes)
+FORGET_WISH = Target(Wishes.forget, Wishes)
+TAKE_ENDED_WISHES = Target(Wishes.take_ended, Wishes)
+IS_NOTHING_READY = Target(NothingReady._has_nothing_for, NothingReady)
+IS_NOTHING_READY_ANYWHERE = Target(WildcardDispatch.has_nothing_for, WildcardDispatch)
+GAVE_BACK = Target(Consumer.gave_back, Consumer)
+CONSUMER_OF = Target(Session.consumer_of, Session)
+
 # Queues and subscriptions ---------------------------------------------------------------------------------------------
 QUEUE_OF = Target(Queues.named, Queues)
 STORED_QUEUE = Target(stored_queue, queues_module)
@@ -413,6 +431,7 @@ HEAD_FOR = Target(Choosing.head_for, Choosing)
 DOES_GROUP_WAIT = Target(Groups.does_wait, Groups)
 GROUP_FREED = Target(Groups._freed, Groups)
 ENDED_DELAY_IN_GROUP = Target(Groups.ended_delay, Groups)
+FREE_WHAT_RESTS = Target(Groups.free_what_rests, Groups)
 TOOK_OF_GROUP = Target(Groups.took, Groups)
 LEFT_GROUPS = Target(Groups.left, Groups)
 CLOSES_GROUP = Target(closes_group, groups_module)
@@ -465,6 +484,11 @@ def all_queues(part: object) -> Queues:
 def window_of(consumer: Consumer) -> int:
     """Also of one that rests."""
     return consumer.window if consumer.awake_window is None else consumer.awake_window
+
+
+def choosing_of(nothing_ready: NothingReady, queue: Queue) -> Choosing:
+    """How to find what is next in a queue for each of its consumers."""
+    return nothing_ready._dispatcher.choosing(queue)
 
 
 def takers_of(part: object, queue: Queue) -> Takers:
@@ -694,6 +718,11 @@ def groups_of(place: GroupScanCursor) -> Groups:
 def passed_over(place: GroupScanCursor) -> dict[str, int]:
     """Groups of which something was left where it is, and the first sequence of that."""
     return place._skipped
+
+
+def awaiting_page(dispatch: WildcardDispatch) -> set[Consumer]:
+    """Wildcards of which what is next has to be read first."""
+    return dispatch._awaiting_page
 
 
 def standings(wildcard: Wildcard) -> list[dict[Queue, int]]:
