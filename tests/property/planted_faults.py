@@ -95,6 +95,7 @@ from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import Found, PageRead, Read
 from truenext.engine.state.queue import NO_ENTRIES, WHOLE, Entry, Lane, Queue
 from truenext.engine.state.reason import Reason
+from truenext.engine.state.transaction import OpenTransactions
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Effects, Turn
 from truenext.engine.writing.copies import NONE, Contents
@@ -277,6 +278,12 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
 
 
 def _take_out(queue: Queue, entry: Entry) -> None:
+    _remove_from_lane(queue, entry)
+    if entry.lane.out_of_turn is not None:
+        entry.lane.strip()
+
+
+def _remove_from_lane(queue: Queue, entry: Entry) -> None:
     for lane in queue.lanes:
         arrived_gaps = set() if lane.out_of_turn is None else lane.out_of_turn.arrived_gaps
         for at, other in enumerate(lane.arrived):
@@ -2990,8 +2997,9 @@ def a_group_stays_with_one_that_rests(patch: Patch) -> None:
 def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patch) -> None:
     def faulty(groups: Groups, queue: Queue) -> None:
         sessions = {consumer.session: consumer.session.transactions for consumer in groups.resting}
-        for session in sessions:
-            session.transactions = {}
+        for session, transactions in sessions.items():
+            session.transactions = OpenTransactions()
+            session.transactions.ended = transactions.ended
         free(groups, queue)
         for session, transactions in sessions.items():
             session.transactions = transactions
@@ -3039,7 +3047,6 @@ def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
         if charges_all:
             abort(transactions, session, name, charges_all=True)
         else:
-            session.ended_transactions += 1
             _abort_without_an_attempt(transactions, session, name)
 
     abort = rooms.ABORT_TRANSACTION.original
