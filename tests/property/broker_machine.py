@@ -1089,11 +1089,14 @@ class BrokerMachine(RuleBasedStateMachine):
     def _ask(self, reader: Reader, messages: int, waits: bool, correlation: str | None) -> None:
         credit = Credit(reader.subscription, messages, waits, correlation)
         note(f"engine.ask_credit({reader.peer.name}, {credit})")
-        self.engine.ask_credit(self.sessions[reader.peer], credit)
-        if messages:
-            self.oracle.ask(reader, messages, waits=waits, correlation=correlation)
-        else:
-            self.oracle.withdraw(reader, correlation)
+        withdrawn = self.engine.ask_credit(self.sessions[reader.peer], credit)
+        told = None if withdrawn is None else Ended(withdrawn.unused, withdrawn.correlation)
+        if not messages:
+            self.oracle.withdraw(reader, correlation, told)
+            return
+        if told is not None:
+            raise Disagreement(f"{reader} has asked for more, and is told {told}")
+        self.oracle.ask(reader, messages, waits=waits, correlation=correlation)
 
     def ask_and_see(self, which: int, messages: int) -> None:
         """Nothing else happens until all has come that is ready, or the end of the wish is told."""

@@ -189,8 +189,6 @@ class Reader:
     """What it has asked for stays until all of it has come."""
     correlation: str | None = None
     """What it has called what it asked for last."""
-    withdrawn: list["Ended"] = field(default_factory=list)
-    """Wishes that it has taken back, and that the broker has not answered yet."""
 
     @property
     def is_of_many(self) -> bool:
@@ -680,9 +678,11 @@ class Oracle:
         reader.correlation = correlation
         reader.rests = False
 
-    def withdraw(self, reader: Reader, correlation: str | None) -> None:
+    def withdraw(self, reader: Reader, correlation: str | None, told: Ended | None) -> None:
         """Pulling: answered at once, with how many have not come, and nothing comes behind the answer."""
-        reader.withdrawn.append(Ended(reader.wished, correlation))
+        right = Ended(reader.wished, correlation)
+        if told != right:
+            raise Disagreement(f"{reader} has withdrawn {right}, and is told {told}")
         reader.wished = 0
         reader.rests &= not WITHDRAWING_WAKES
 
@@ -1856,16 +1856,11 @@ class Oracle:
         for reader, one in ended:
             told.setdefault(reader, []).append(one)
         for reader in list(dict.fromkeys([*self.readers, *told])):
-            its = told.get(reader, [])
-            withdrawn, reader.withdrawn = reader.withdrawn, []
+            rest = told.get(reader, [])
             if reader not in self.readers:
-                # Pulling says nothing of an answer behind the end of its subscription.
-                if its not in ([], withdrawn):
-                    raise Disagreement(f"{reader}, which has ended, is told {its}; it has withdrawn {withdrawn}")
+                if rest:
+                    raise Disagreement(f"{reader}, which has ended, is told {rest}")
                 continue
-            if its[: len(withdrawn)] != withdrawn:
-                raise Disagreement(f"{reader} has withdrawn {withdrawn}, and is told {its}")
-            rest = its[len(withdrawn) :]
             right = Ended(reader.wished, reader.correlation)
             can_end = reader.wished > 0 and not reader.waits and not self._is_any_ready(reader)
             if rest and (not can_end or rest != [right]):

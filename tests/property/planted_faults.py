@@ -3200,7 +3200,7 @@ def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> No
 def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
     def faulty(wishes: Wishes, consumer: Consumer) -> None:
         began(wishes, consumer)
-        wishes.impatient[consumer] = None
+        wishes.impatient.setdefault(consumer.queue or consumer, {})[consumer] = None
 
     began = rooms.WISH_BEGAN.original
     rooms.WISH_BEGAN.replace(patch, faulty)
@@ -3208,11 +3208,11 @@ def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
 
 @shows_in(GivingBackMachine)
 def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> None:
-    def faulty(pulling: Pulling, session: Session, credit: Credit) -> None:
+    def faulty(pulling: Pulling, session: Session, credit: Credit) -> EndedWish | None:
         consumer = session.consumers.get(credit.subscription)
         if consumer is not None and consumer.wish is not None and 0 < credit.messages < 200:
             consumer.wish.left = 0
-        ask(pulling, session, credit)
+        return ask(pulling, session, credit)
 
     ask = rooms.ASK_CREDIT.original
     rooms.ASK_CREDIT.replace(patch, faulty)

@@ -156,11 +156,11 @@ def test_a_wish_that_waits_does_not_end_until_it_is_withdrawn() -> None:
     world.oracle.ask(reader, 3, waits=True, correlation=None)
     world.turn()
     world.oracle.check_idle()
-    world.oracle.withdraw(reader, "w")
     with pytest.raises(Disagreement, match="has withdrawn"):
-        world.turn()
-    world.oracle.withdraw(reader, "v")
-    world.turn(ended=((reader, Ended(0, "v")),))
+        world.oracle.withdraw(reader, "w", None)
+    world.oracle.withdraw(reader, "w", Ended(3, "w"))
+    world.oracle.withdraw(reader, "v", Ended(0, "v"))
+    world.turn()
 
 
 def test_a_wish_that_does_not_wait_ends_at_once_where_nothing_is_ready() -> None:

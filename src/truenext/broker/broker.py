@@ -194,7 +194,7 @@ class Broker:
             Commit: engine.commit,
             Abort: engine.abort,
             Begun: engine.begun,
-            Credit: engine.ask_credit,
+            Credit: self._ask_credit,
             Wake: engine.wake,
             GiveBack: self._give_back,
             Disconnect: self._take_leave,
@@ -639,6 +639,13 @@ class Broker:
             self._peers[former].give_place(is_blameless=login.is_blameless)
         self._engine.log_in(session, login)
         self._peers[session].greet(login, secret, has_taken_over=former is not None)
+
+    def _ask_credit(self, session: Session, credit: Credit) -> None:
+        withdrawn = self._engine.ask_credit(session, credit)
+        if withdrawn is not None:
+            # At once: what is asked for next is dispatched behind it.
+            self._peers[session].end_wish(withdrawn)
+            self._peers[session].flush()
 
     def _give_back(self, session: Session, request: GiveBack) -> None:
         # What cannot be done must not have dropped what is on its way.

@@ -12,7 +12,7 @@ from truenext.limits import WINDOW_MAX
 if TYPE_CHECKING:
     from truenext.commands import Credit
     from truenext.engine.commands.giving_back import GivingBack
-    from truenext.engine.lifecycle.wishes import Wishes
+    from truenext.engine.lifecycle.wishes import EndedWish, Wishes
     from truenext.engine.state.consumer import Session
     from truenext.engine.writing.ledger import Ledger
 
@@ -23,8 +23,11 @@ class Pulling:
         self._wishes = wishes
         self._giving_back = giving_back
 
-    def ask(self, session: Session, credit: Credit) -> None:
-        """Raises: RemoteProtocolError if there is no such subscription, or it does not pull, or that is too much"""
+    def ask(self, session: Session, credit: Credit) -> EndedWish | None:
+        """The end of the wish that it withdraws, if it does: to be said before anything is dispatched.
+
+        Raises: RemoteProtocolError if there is no such subscription, or it does not pull, or that is too much
+        """
         consumer = session.consumer(credit.subscription)
         wish = consumer.wish
         if wish is None:
@@ -36,9 +39,9 @@ class Pulling:
             raise RemoteProtocolError(f"{asked} messages asked for and not come; at most {WINDOW_MAX}", Code.LIMIT)
         wish.correlation = credit.correlation
         if not credit.messages:
-            self._wishes.end(consumer)
-            return
+            return self._wishes.withdrawn(consumer)
         self._giving_back.wake_consumer(consumer)
         wish.left, wish.waits = asked, credit.waits
         self._wishes.began(consumer)
         self._ledger.touch(consumer)
+        return None

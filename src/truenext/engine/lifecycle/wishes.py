@@ -46,11 +46,16 @@ class Wishes:
             self.impatient.setdefault(consumer.queue or consumer, {})[consumer] = None
 
     def end(self, consumer: Consumer) -> None:
-        """Nothing more comes of what it has asked for, and its client is told so."""
+        """Nothing is ready for it, and its client is told so, behind what was dispatched."""
+        self._ended.append(self.withdrawn(consumer))
+
+    def withdrawn(self, consumer: Consumer) -> EndedWish:
+        """Nothing more comes of what it has asked for."""
         wish = consumer.wish
         assert wish is not None, "it pulls"
-        self._ended.append(EndedWish(consumer, wish.left, wish.correlation))
+        ended = EndedWish(consumer, wish.left, wish.correlation)
         self.forget(consumer)
+        return ended
 
     def forget(self, consumer: Consumer) -> None:
         """The same, and its client knows."""
