@@ -11,6 +11,8 @@ class Receipt(msgspec.Struct, gc=False):
     receipt: str
     is_repeat: bool = False
     """That frame was a repeat, and did nothing (L5)."""
+    is_unknown: bool = False
+    """... and whether its number was ever used is not known."""
 
 
 class Fault(msgspec.Struct, gc=False):

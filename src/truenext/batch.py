@@ -8,15 +8,23 @@ from typing import NamedTuple
 
 import msgspec
 
+NO_NUMBER = -1
+"""Less than any number of a producer."""
 
-class ProducerState(msgspec.Struct, frozen=True, gc=False):
-    """The last numbered send of one producer."""
 
-    number: int
+class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What is remembered of one producer: engine/state/producer.py."""
+
     used_ms: int
     """Milliseconds since the epoch of its last use."""
     is_once: bool = False
     """It had one SEND, and nothing since."""
+    sends: int = NO_NUMBER
+    commits: int = NO_NUMBER
+    sends_unknown: int = NO_NUMBER
+    commits_unknown: int = NO_NUMBER
+    is_gapless: bool | None = None
+    settled: tuple[int, ...] = ()
 
 
 class Mark(NamedTuple):

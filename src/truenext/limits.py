@@ -97,6 +97,9 @@ PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
 DELAY_MS_MAX = 7 * 24 * 3600 * 1000
 """Longest delay in milliseconds that a NACK may ask for: what waits longer belongs into a queue of its own."""
 
+SETTLED_MAX = 100
+"""COMMITs of one producer that are known to have been settled as rolled back, the highest."""
+
 PRODUCER_NUMBER_MAX = 2**63 - 1
 """Largest number of a repeated send: it is stored in eight bytes."""
 

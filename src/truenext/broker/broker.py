@@ -22,7 +22,7 @@ import msgspec
 
 from truenext.answers import Answer, Receipt
 from truenext.batch import Batch
-from truenext.broker import control
+from truenext.broker import control, producer_question
 from truenext.broker.alarm import Alarm
 from truenext.broker.asking import Asking
 from truenext.broker.committer import Committer
@@ -589,7 +589,10 @@ class Broker:
 
     def _confirm(self, session: Session, confirm: Confirm) -> None:
         numbered = confirm.numbered
-        self._engine.answer(session, Receipt(confirm.receipt, numbered is not None and numbered.is_repeat))
+        receipt = Receipt(confirm.receipt)
+        if numbered is not None:
+            receipt.is_repeat, receipt.is_unknown = numbered.is_repeat, numbered.is_unknown
+        self._engine.answer(session, receipt)
 
     def _control(self, session: Session, question: Control) -> None:
         self._engine.expect_reply(question.reply_to)
@@ -601,6 +604,10 @@ class Broker:
         if question.verb in control.CHANGES:
             changed = control.change(self._engine, question.verb, question.body)
             self._engine.reply(control.reply(question, changed, self._engine.now_ms))
+            return
+        if question.verb == producer_question.VERB:
+            known, batch = producer_question.answer(self._engine, question.body)
+            self._engine.reply(control.reply(question, known, self._engine.now_ms), batch)
             return
         control.check(question.verb)
         self._questions.ask(session, question)
@@ -625,10 +632,12 @@ class Broker:
             self._recall(session, [consumer])
         self._engine.unsubscribe(session, unsubscribe)
 
-    def _take_leave(self, session: Session, _: Disconnect) -> None:
+    def _take_leave(self, session: Session, leave: Disconnect) -> None:
         self._recall(session, None)
         self._engine.disconnect(session, is_clean=True)
         self._takeovers.ended(session)
+        if leave.forgotten:
+            self._engine.forget_producers(session, leave.forgotten)
 
     def _log_in(self, session: Session, login: Login) -> None:
         secret, former = self._takeovers.claim(session, login) if login.number else ("", None)

@@ -198,6 +198,8 @@ class Engine:
         self.restore_pause = run.restore_pause
         self.restore_producers = producers.restore
         self.take_forgotten_producers = producers.take_forgotten
+        self.ask_producer = producers.ask
+        self.forget_producers = producers.forget
         self.start = run.start
         self.stop = run.stop
         self.last_batches = run.last_batches

@@ -11,7 +11,7 @@
     rest                nothing, or a MessagePack map: `Rest`
     history             nothing, or a chunk of it: events.py
 
-If you change anything here, increase FORMAT_VERSION in checkpoint_format.py.
+If you change anything here, increase FORMAT_VERSION in checkpoint_format.py. What the format before wrote is read, too.
 """
 
 from __future__ import annotations
@@ -39,14 +39,18 @@ BEFORE_RECORD = _PUT.size
 """Bytes of a put that come before its record."""
 
 
-class Rest(msgspec.Struct, frozen=True, omit_defaults=True):
+class Rest(
+    msgspec.Struct, frozen=True, omit_defaults=True, rename={"producers": "numbers", "producers_before": "producers"}
+):
     """What most batches have nothing of; each field is that of the batch."""
 
     marks: dict[bytes, Mark] = {}
     unmarks: list[bytes] = []
     queues: dict[int, str] = {}
     paused: dict[int, bool] = {}
-    producers: dict[str, tuple[int, int, bool]] = {}
+    producers: dict[str, ProducerState] = {}
+    producers_before: dict[str, tuple[int, int, bool]] = {}
+    """As format 9 has them: number, time of use, whether it had one SEND alone. None is written any more."""
     forgotten_producers: list[str] = []
     timers: list[bytes] = []
     cleared_timers: list[bytes] = []
@@ -76,7 +80,7 @@ class Changes(msgspec.Struct, gc=False):
         rest = self.rest
         if rest is not None:
             self.count += len(rest.marks) + len(rest.unmarks) + len(rest.queues) + len(rest.paused)
-            self.count += len(rest.producers) + len(rest.forgotten_producers)
+            self.count += len(rest.producers) + len(rest.producers_before) + len(rest.forgotten_producers)
             self.count += len(rest.timers) + len(rest.cleared_timers)
 
 
@@ -178,7 +182,7 @@ def _rest_of(batch: Batch) -> Rest | None:
         unmarks=batch.unmarks,
         queues=batch.queues,
         paused=batch.paused,
-        producers={name: (state.number, state.used_ms, state.is_once) for name, state in batch.producers.items()},
+        producers=batch.producers,
         forgotten_producers=batch.forgotten_producers,
         timers=list(batch.timers),
         cleared_timers=batch.cleared_timers,
@@ -189,7 +193,14 @@ def _rest_of(batch: Batch) -> Rest | None:
 
 
 def producers_of(rest: Rest) -> dict[str, ProducerState]:
-    return {name: ProducerState(*state) for name, state in rest.producers.items()}
+    if not rest.producers_before:
+        return rest.producers
+    return {name: producer_before(*state) for name, state in rest.producers_before.items()} | rest.producers
+
+
+def producer_before(number: int, used_ms: int, is_once: bool) -> ProducerState:
+    """What format 9 knew: a number of a SEND or of a COMMIT. It counts for both, and nobody knows of which it was."""
+    return ProducerState(used_ms, is_once, number, number, number, number, is_gapless=False)
 
 
 def with_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:

@@ -31,6 +31,7 @@ from truenext.store.checkpoint_format import (
     NUMBER,
     PERSISTENT,
     QUEUE,
+    READ,
     SALT,
     TRANSIENT,
     UNCLEAN,
@@ -156,13 +157,16 @@ class Checkpoint:
         )
 
     def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
-        """Refuse what this truenext does not understand before anything is changed."""
+        """Refuse what this truenext does not understand before anything is changed; what it does becomes its own."""
         meta = self._meta
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
         found = int.from_bytes(bare if len(bare) == FORMAT.size else meta.need(txn, b"format"))
-        if found != FORMAT_VERSION:
+        if found not in READ:
             raise other_format(self._data, found, FORMAT_VERSION)
+        if found != FORMAT_VERSION:
+            # What comes from here on is nothing for an older truenext.
+            meta.put(txn, b"format", FORMAT.pack(FORMAT_VERSION))
 
     # ---- Reading ----
 

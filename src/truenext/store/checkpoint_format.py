@@ -1,6 +1,6 @@
 """How does the checkpoint stand in LMDB: which databases are there, under which keys, with which values?
 
-Numbers are big-endian. If you change anything here, increase FORMAT_VERSION:
+Numbers are big-endian. If you change anything here, increase FORMAT_VERSION.
 
     messages            message key (record.py)             ->  record                      the persistent
     transients          generation u32, message key         ->  record                      the others
@@ -10,7 +10,7 @@ Numbers are big-endian. If you change anything here, increase FORMAT_VERSION:
     transient counts    lane key                            ->  transients u64              of the generation
     queues              queue number u32                    ->  name
     timers              timer (record.py)                   ->  nothing                     but the checksum
-    producers           BLAKE2b-128 of the name             ->  number u64, used u64, once u8, name
+    producers           BLAKE2b-128 of the name             ->  MessagePack: name, ProducerState (batch.py); see below
     meta                "format"                            ->  u32     FORMAT_VERSION
                         "identity"                          ->  eight hexadecimal digits
                         "salt"                              ->  u32     of the journal
@@ -33,6 +33,10 @@ later, so that nobody has to take it back (docs/decisions/0019-damage.md).
 The first bit of a mark's attempts says that the last of them was a lost connection.
 
 A transient counts only if its generation is the one that meta names.
+
+Format 9 is read as well, and becomes this one when a broker opens it. It had other values of producers, which stay
+until they are written again: number u64, used u64, once u8, name. Their first bit is 0, that of an array of MessagePack
+is 1.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from truenext.batch import Mark, ProducerState
+from truenext.store.changes import producer_before
 from truenext.store.store import Recovered
 
 if TYPE_CHECKING:
@@ -51,7 +56,10 @@ if TYPE_CHECKING:
 
 DATA_FILE = "data.mdb"
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
+
+READ = frozenset({9, FORMAT_VERSION})
+"""Formats of which all is understood."""
 
 DATABASES = (
     b"meta",
@@ -103,8 +111,10 @@ GENERATION = struct.Struct(">I")
 NUMBER = struct.Struct(">Q")
 _MARK = struct.Struct(">IIQ")
 _LOST = 1 << 31
-_PRODUCER = struct.Struct(">QQ?")
+_PRODUCER_BEFORE = struct.Struct(">QQ?")
 CLEAN, UNCLEAN = b"\1", b"\0"
+
+_decode_producer = msgspec.msgpack.Decoder(tuple[str, ProducerState]).decode
 
 
 def mark_value(mark: Mark) -> bytes:
@@ -165,8 +175,10 @@ def producer_key(name: str) -> bytes:
 
 
 def producer_value(name: str, state: ProducerState) -> bytes:
-    return _PRODUCER.pack(state.number, state.used_ms, state.is_once) + name.encode()
+    return msgspec.msgpack.encode((name, state))
 
 
 def _producer_of(value: bytes) -> tuple[str, ProducerState]:
-    return value[_PRODUCER.size :].decode(), ProducerState(*_PRODUCER.unpack_from(value))
+    if value[0] & 0x80:
+        return _decode_producer(value)
+    return value[_PRODUCER_BEFORE.size :].decode(), producer_before(*_PRODUCER_BEFORE.unpack_from(value))

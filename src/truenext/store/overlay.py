@@ -31,6 +31,8 @@ _MARK_BYTES = 400
 _TIMER_BYTES = 200
 _NAME_BYTES = 400
 """A producer or a queue, besides its name; a character of that has up to four bytes."""
+_SETTLED_BYTES = 40
+"""Of a producer, a COMMIT that was settled."""
 
 
 class Overlay:
@@ -154,8 +156,10 @@ class Overlay:
         if rest.clean_stop is not None:
             layer.clean_stop = rest.clean_stop
         layer.memory += sum(
-            _NAME_BYTES + 4 * len(name) for name in (*rest.queues.values(), *rest.producers, *rest.forgotten_producers)
+            _NAME_BYTES + 4 * len(name)
+            for name in (*rest.queues.values(), *rest.producers, *rest.producers_before, *rest.forgotten_producers)
         )
+        layer.memory += sum(_SETTLED_BYTES * len(state.settled) for state in rest.producers.values())
 
     def _drop_transients(self) -> None:
         for key, span in list(self.messages()):

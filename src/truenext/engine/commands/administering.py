@@ -80,9 +80,9 @@ class Administering:
         """
         self._queues.named(destination)
 
-    def reply(self, send: Send) -> None:
-        """Answer a question once what it made the broker do is durable."""
+    def reply(self, send: Send, batch: int = 0) -> None:
+        """Answer a question once what it made the broker do is durable, and `batch` is, of which it speaks."""
         queue = self._queues.by_name.get(send.destination.name)
         if queue is not None:
-            done_with = self._ledger.administered_in
+            done_with = max(self._ledger.administered_in, batch)
             self._arrivals.accept(queue, send.message, 0 if done_with <= self._ledger.committed else done_with)

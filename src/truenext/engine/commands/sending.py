@@ -20,6 +20,7 @@ from truenext.policy import WhenFull
 from truenext.room import FULL, Room
 
 if TYPE_CHECKING:
+    from truenext.commands import Commit
     from truenext.destination import Destination
     from truenext.engine.background.scheduled import Scheduler
     from truenext.engine.lifecycle.arrivals import Arrivals
@@ -63,9 +64,7 @@ class Sending:
         if send.transaction is not None:
             self._send_in_transaction(session, send, send.transaction)
             return
-        producer = send.producer
-        if producer is not None and self.is_repeat(session, producer, send.number):
-            send.is_repeat = True
+        if send.producer is not None and self.is_repeat(session, send):
             return
         session.has_sent = True
         if self._ledger.room is not _PLENTY:
@@ -91,8 +90,8 @@ class Sending:
                 queue = self._queues.named(destination)
                 self._queues.await_introduction(session, destination)
             is_stored = queue is not None and self._arrivals.accept(queue, message)
-        if producer is not None:
-            self._producers.record(producer, send.number, is_stored=is_stored)
+        if send.producer is not None:
+            self._producers.record(send, is_stored=is_stored)
         if is_stored:
             session.batch = self._ledger.batch.number
 
@@ -128,9 +127,12 @@ class Sending:
         self._scheduler.accept(name, message, schedule)
         self._ledger.is_awaited |= message.persistent
 
-    def is_repeat(self, session: Session, producer: str, number: int) -> bool:
-        """This producer's SEND or COMMIT of this number was accepted before: it is answered once that is durable."""
-        known = self._producers.repeated(producer, number)
+    def is_repeat(self, session: Session, said: Send | Commit) -> bool:
+        """This producer has used the number before: it is answered once that is durable, and `said` is told.
+
+        Raises: RemoteProtocolError if the number may not be used, or its producer is one too many
+        """
+        known = self._producers.repeated(said)
         if known is None:
             return False
         # The first may have made a queue that remembers, though nothing else of it is stored.

@@ -48,12 +48,12 @@ class Transactions:
         session.transactions.begin(command.transaction, self._limits)
 
     def commit(self, session: Session, commit: Commit) -> None:
-        """Raises: RemoteProtocolError if the transaction is doomed, or is not open and its number not recorded."""
+        """Raises: RemoteProtocolError if the transaction is doomed, or is not open and its number is new, or if its
+        number may not be used."""
         transaction = session.transactions.get(commit.transaction)
         if transaction is not None and transaction.is_doomed:
             raise doomed(commit.transaction)
-        if commit.producer is not None and self._sending.is_repeat(session, commit.producer, commit.number):
-            commit.is_repeat = True
+        if commit.producer is not None and self._sending.is_repeat(session, commit):
             if transaction is not None:
                 self.abort_open(session, commit.transaction, charges_all=commit.charges_all)
             return
@@ -94,7 +94,7 @@ class Transactions:
         for entry in refused:
             self._outcomes.fail(entry, Reason.REFUSED, transaction.refusals[entry.sequence])
         if commit.producer is not None:
-            self._producers.record(commit.producer, commit.number, is_stored=is_stored, is_send=False)
+            self._producers.record(commit, is_stored=is_stored)
         if is_stored or refused:
             session.batch = self._ledger.latest_batch
         else:

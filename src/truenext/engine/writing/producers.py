@@ -1,4 +1,4 @@
-"""Which numbered sends were accepted already (guarantee L5), and which producers are forgotten when they are too many.
+"""Which producers are remembered with their numbers (guarantee L5), and which are forgotten when they are too many.
 
 A producer is remembered for PRODUCER_MEMORY_MS after its last use. If there are PRODUCERS_MAX, a new one takes the
 place of one that had one SEND alone, and long ago: most likely a process that sent one message and ended. One that had
@@ -8,32 +8,41 @@ more, or a COMMIT, keeps its place. Source: docs/decisions/0036-producers-that-a
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from truenext.batch import ProducerState
+from truenext.commands import Commit
+from truenext.engine.state.producer import CommitOutcome, Producer, check_gap
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from truenext.batch import ProducerState
+    from truenext.commands import Send
+    from truenext.engine.state.consumer import Session
     from truenext.engine.writing.ledger import Ledger
 
 
-class Producer(msgspec.Struct, gc=False):
-    number: int
-    """The highest number accepted."""
-    used_ms: int
+_SETTLED_BYTES = 9
+"""Of a number that was settled, in the store."""
+
+
+class Known(NamedTuple):
+    """What is known of a producer."""
+
+    producer: Producer | None
+    """None: it is not known."""
+    outcome: CommitOutcome | None
+    """Of the COMMIT that was asked for."""
     batch: int
-    """The batch that makes `number` durable; a repeat is answered once it is."""
+    """All of this is durable once this batch is."""
 
 
 class Producers:
-    """The last number of every producer, in order of last use."""
+    """The highest numbers of every producer, in order of last use."""
 
-    __slots__ = ("_forgotten", "_last_forgotten", "_ledger", "_once", "_producers", "_unstored")
+    __slots__ = ("_forgotten", "_forgotten_in", "_last_forgotten", "_ledger", "_once", "_producers", "_unstored")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -45,22 +54,31 @@ class Producers:
         """Used since the store was last told of them."""
         self._forgotten = 0
         self._last_forgotten = ""
+        self._forgotten_in = 0
+        """The last batch that forgets one."""
 
     def restore(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         """Take over what the store recovered, in order of last use."""
         for name, state in states:
-            self._producers[name] = Producer(state.number, state.used_ms, 0)
+            self._producers[name] = Producer.of(state)
             if state.is_once:
                 self._once[name] = None
 
-    def repeated(self, name: str, number: int) -> Producer | None:
-        """The producer, if it has sent this number before.
+    # ---- SENDs and COMMITs ----
 
-        Raises: RemoteProtocolError if there are too many, and none that may be forgotten for a new one
+    def repeated(self, said: Send | Commit) -> Producer | None:
+        """The producer, if it has used this number before; `said` is told what kind of repeat it is.
+
+        Raises: RemoteProtocolError if the number may not be used, or if there are too many producers, and none that may
+        be forgotten for a new one
         """
+        name, number = said.producer, said.number
+        assert name is not None, "it has a number"
         producer = self._producers.get(name)
         if producer is None:
-            if len(self._producers) >= PRODUCERS_MAX and self._dispensable() is None:
+            if said.is_gapless:
+                check_gap(name, number, 0)
+            if not self._has_room:
                 raise RemoteProtocolError(
                     f"there are {PRODUCERS_MAX} producers with numbers, the most there may be, and none of them had "
                     "one SEND alone, an hour ago or longer, and can be forgotten: no new one can be remembered. Let "
@@ -68,8 +86,11 @@ class Producers:
                     Code.LIMIT,
                 )
             return None
-        if number > producer.number:
+        is_commit = type(said) is Commit
+        if not producer.has_used(name, number, is_commit=is_commit, says_gapless=said.is_gapless):
             return None
+        said.is_repeat = True
+        said.is_unknown = producer.may_have_left_out(number, is_commit=is_commit)
         self._use(name, producer)
         if name in self._once:
             del self._once[name]
@@ -80,19 +101,19 @@ class Producers:
         self._unstored.add(name)
         return producer
 
-    def record(self, name: str, number: int, *, is_stored: bool, is_send: bool = True) -> None:
-        """Remember that a number was accepted, of a SEND or of a COMMIT; if `is_stored`, durably with the gathering
-        batch."""
+    def record(self, said: Send | Commit, *, is_stored: bool) -> None:
+        """Remember that a SEND or COMMIT was accepted; if `is_stored`, durably with the gathering batch."""
+        name = said.producer
+        assert name is not None, "it has a number"
+        is_commit = type(said) is Commit
         producer = self._producers.get(name)
         if producer is None:
-            if len(self._producers) >= PRODUCERS_MAX:
-                self._forget_early()
-            producer = self._producers[name] = Producer(number, self._ledger.now_ms, 0)
-            if is_send:
+            producer = self._add(name)
+            if not is_commit:
                 self._once[name] = None
         else:
             self._once.pop(name, None)
-        producer.number = number
+        producer.use(said.number, is_commit=is_commit, says_gapless=said.is_gapless)
         self._use(name, producer)
         if is_stored:
             producer.batch = self._ledger.batch.number
@@ -100,6 +121,40 @@ class Producers:
         else:
             # What its batch was stays: a transient one must not hide that an earlier number is not durable yet.
             self._unstored.add(name)
+
+    # ---- Questions ----
+
+    def ask(self, name: str, commit: int | None, *, settles: bool) -> Known:
+        """What is known of a producer, and what became of its COMMIT of the number `commit`. If it `settles`, what has
+        not happened so far is rolled back; but not out of turn, nor if there is no room for one more producer.
+        """
+        producer = self._producers.get(name)
+        if producer is None:
+            is_first = commit == 1
+            if not (is_first and settles and self._has_room):
+                outcome = CommitOutcome.NOT_SO_FAR if is_first else CommitOutcome.UNKNOWN
+                return Known(None, None if commit is None else outcome, self._forgotten_in)
+            producer = self._add(name)
+        batch = self._ledger.batch.number
+        if commit is not None and settles and producer.settle(commit):
+            self._once.pop(name, None)
+            self._use(name, producer)
+            producer.batch = batch
+            self._store(name, producer)
+        elif name in self._unstored:
+            # What is answered is durable, numbers of transients as well.
+            producer.batch = batch
+            self._store(name, producer)
+        return Known(producer, None if commit is None else producer.outcome(commit), producer.batch)
+
+    # ---- Forgetting ----
+
+    def forget(self, session: Session, names: Iterable[str]) -> None:
+        """Somebody says that these are not needed any more; those that are not known are passed over."""
+        for name in names:
+            if name in self._producers:
+                self._forget(name)
+        session.batch = max(session.batch, self._forgotten_in)
 
     def forget_old(self) -> None:
         """Drop those not used for PRODUCER_MEMORY_MS."""
@@ -120,6 +175,17 @@ class Producers:
         for name in self._unstored:
             yield name, self._state(name, self._producers[name])
 
+    @property
+    def _has_room(self) -> bool:
+        """For one more; another may have to go for it."""
+        return len(self._producers) < PRODUCERS_MAX or self._dispensable() is not None
+
+    def _add(self, name: str) -> Producer:
+        if len(self._producers) >= PRODUCERS_MAX:
+            self._forget_early()
+        producer = self._producers[name] = Producer(self._ledger.now_ms)
+        return producer
+
     def _dispensable(self) -> str | None:
         """Who may be forgotten before its time, and has not been used for longest."""
         name = next(iter(self._once), None)
@@ -129,7 +195,7 @@ class Producers:
 
     def _forget_early(self) -> None:
         name = self._dispensable()
-        assert name is not None, "`repeated` has refused the new one"
+        assert name is not None, "`_has_room` was asked"
         self._forget(name)
         self._forgotten += 1
         self._last_forgotten = name
@@ -143,6 +209,9 @@ class Producers:
         batch.producers.pop(name, None)
         batch.forgotten_producers.append(name)
         batch.size += len(name)
+        self._forgotten_in = batch.number
+
+    # ---- The store ----
 
     def _use(self, name: str, producer: Producer) -> None:
         producer.used_ms = self._ledger.now_ms
@@ -153,7 +222,7 @@ class Producers:
         batch = self._ledger.batch
         self._unstored.discard(name)
         batch.producers[name] = self._state(name, producer)
-        batch.size += len(name)
+        batch.size += len(name) + _SETTLED_BYTES * len(producer.settled)
 
     def _state(self, name: str, producer: Producer) -> ProducerState:
-        return ProducerState(producer.number, producer.used_ms, name in self._once)
+        return producer.state(is_once=name in self._once)

@@ -21,6 +21,7 @@ from truenext.store.checkpoint_format import (
     NUMBER,
     PERSISTENT,
     POSITION,
+    READ,
     SALT,
     TRANSIENT,
     UNCLEAN,
@@ -128,9 +129,9 @@ class SalvagedCheckpoint:
                 for name, of_database in self._unreached_values(self._file).items():
                     values[name] = of_database | values[name]
         meta = values[b"meta"]
-        version = meta.get(b"format", FORMAT.pack(FORMAT_VERSION))
-        if version != FORMAT.pack(FORMAT_VERSION):
-            raise other_format(self._data, int.from_bytes(version), FORMAT_VERSION)
+        version = int.from_bytes(meta.get(b"format", FORMAT.pack(FORMAT_VERSION)))
+        if version not in READ:
+            raise other_format(self._data, version, FORMAT_VERSION)
         for name in META:
             if name not in meta:
                 self._found(f"{name.decode()} is missing in meta")

@@ -46,6 +46,7 @@ _OF_THE_HOP = {
     "transaction": rb"%b*+",
     "truenext-producer": rb"%%b{1,%d}+" % NAME_LENGTH_MAX,
     "truenext-number": rb"\d{1,19}+",
+    "truenext-gapless": rb"true|false",
 }
 """Headers of a SEND that are not forwarded, and which values are read here. %b is a character of a text."""
 _FORWARDED = {
@@ -161,6 +162,8 @@ class SendShape:
                     send.transaction = value.decode()
                 case "truenext-producer":
                     send.producer = value.decode()
+                case "truenext-gapless":
+                    send.is_gapless = value == b"true"
                 case _:
                     send.number = int(value)
                     if send.number > PRODUCER_NUMBER_MAX:
@@ -259,6 +262,7 @@ def _is_read_here(names: set[str]) -> bool:
         {"destination", "content-length"} <= names
         and names.isdisjoint(_ELSEWHERE)
         and ("truenext-producer" in names) is ("truenext-number" in names)
+        and ("truenext-gapless" not in names or "truenext-number" in names)
     )
 
 

@@ -57,7 +57,7 @@ SEQUENCE = "truenext-sequence"
 OF_MESSAGE = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-attempts"}
 """What only the broker says, of a message."""
 
-_NUMBERED = ("truenext-number", "truenext-producer")
+_NUMBERED = ("truenext-number", "truenext-producer", "truenext-gapless")
 UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
     "SEND": (*_NUMBERED, "truenext-ttl"),
     "SUBSCRIBE": ("truenext-express", "truenext-pull"),
@@ -65,6 +65,7 @@ UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
     "NACK": ("truenext-delay", "truenext-poison"),
     "COMMIT": (*_NUMBERED, "truenext-charge"),
     "ABORT": ("truenext-charge",),
+    "DISCONNECT": ("truenext-forget",),
 }
 """Those of OURS that each frame has. On SEND others are the user's."""
 

@@ -13,6 +13,7 @@ HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
         "truenext-producer",
         "truenext-number",
         "truenext-ttl",
+        "truenext-gapless",
         "message-id",
         "subscription",
         "ack",

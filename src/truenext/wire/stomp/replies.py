@@ -176,6 +176,8 @@ class Replies:
         headers = {"receipt-id": text}
         if receipt.is_repeat:
             headers["truenext-repeat"] = "true"
+        if receipt.is_unknown:
+            headers["truenext-outcome"] = "unknown"
         return self._protocol.send(Frame("RECEIPT", headers))
 
     def encode_fault(self, fault: Fault) -> bytes:

@@ -6,6 +6,8 @@ not there yet is refused by name, never ignored (headers.py).
 
 from collections.abc import Callable
 
+import msgspec
+
 from truenext import envelope
 from truenext.commands import (
     Abort,
@@ -97,6 +99,7 @@ class Requests:
         header = frame.lines
         producer = None
         number = 0
+        is_gapless = False
         schedule = None
         group = ""
         ttl_ms = 0
@@ -105,7 +108,7 @@ class Requests:
             if not SCHEDULE_HEADERS.isdisjoint(headers):
                 schedule = _schedule(headers, destination, ttl_ms)
                 ttl_ms = 0
-            producer, number = _numbered(headers)
+            producer, number, is_gapless = _numbered(headers)
             text = headers.get("JMSXGroupID")
             group = "" if text is None else read_name("JMSXGroupID", text)
             header = self._forwarded(frame, priority)
@@ -122,7 +125,7 @@ class Requests:
         message = Message(priority, persistent, expires_ms, header, frame.body)
         if group:
             message.group = group
-        return Send(destination, message, headers.get("transaction"), producer, number, schedule, ttl_ms)
+        return Send(destination, message, headers.get("transaction"), producer, number, schedule, ttl_ms, is_gapless)
 
     def _forwarded(self, frame: Frame, priority: int) -> bytes:
         """The header lines that go on to the consumer; they say the priority as it is counted."""
@@ -302,14 +305,15 @@ class Requests:
         return Begin(read_name("transaction", _required(frame, "transaction")))
 
     def _commit(self, frame: Frame) -> Commit:
-        producer, number = _numbered(frame.headers)
-        return Commit(_required(frame, "transaction"), producer, number, charges_all=charges_all(frame.headers))
+        producer, number, is_gapless = _numbered(frame.headers)
+        charges = charges_all(frame.headers)
+        return Commit(_required(frame, "transaction"), producer, number, is_gapless, charges_all=charges)
 
     def _abort(self, frame: Frame) -> Abort:
         return Abort(_required(frame, "transaction"), charges_all(frame.headers))
 
-    def _disconnect(self, _: Frame) -> Disconnect:
-        return Disconnect()
+    def _disconnect(self, frame: Frame) -> Disconnect:
+        return Disconnect(_forgotten(frame.headers))
 
 
 REQUESTS: dict[str, Callable[[Requests, Frame], Command]] = {
@@ -334,17 +338,36 @@ def _required(frame: Frame, name: str) -> str:
     return value
 
 
-def _numbered(headers: dict[str, str]) -> tuple[str | None, int]:
-    """Producer and number of a send that may be repeated."""
+def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
+    """Producer and number of what may be repeated, and whether it says that the numbers have no gaps."""
     producer = headers.get("truenext-producer")
     text = headers.get("truenext-number")
+    gapless = headers.get("truenext-gapless")
     if (producer is None) != (text is None):
         raise RemoteProtocolError("truenext-producer and truenext-number go together")
     if producer is None or text is None:
-        return None, 0
+        if gapless is not None:
+            raise RemoteProtocolError("truenext-gapless is for numbers: say truenext-producer and truenext-number")
+        return None, 0, False
     if not producer:
         raise RemoteProtocolError("truenext-producer is empty")
-    return read_name("truenext-producer", producer), read_number("truenext-number", text, PRODUCER_NUMBER_MAX)
+    return (
+        read_name("truenext-producer", producer),
+        read_number("truenext-number", text, PRODUCER_NUMBER_MAX),
+        gapless is not None and read_boolean("truenext-gapless", gapless),
+    )
+
+
+def _forgotten(headers: dict[str, str]) -> list[str]:
+    """Producers that a DISCONNECT names."""
+    text = headers.get("truenext-forget")
+    if text is None:
+        return []
+    try:
+        names = msgspec.json.decode(text, type=list[str])
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"truenext-forget is not a JSON list of names: {error}") from error
+    return [read_name("a name in truenext-forget", name) for name in names]
 
 
 def _ttl(headers: dict[str, str]) -> int:

@@ -1,0 +1,59 @@
+"""What became of a COMMIT, and which numbers has a producer used? A question to the broker, answered in one step.
+
+Source: docs/contract.md, "Did it happen?"
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from truenext.engine.engine import Engine
+from truenext.engine.state.producer import CommitOutcome
+from truenext.errors import Code, RemoteProtocolError
+from truenext.limits import NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
+
+VERB = "producer"
+
+
+class Asked(msgspec.Struct, forbid_unknown_fields=True):
+    """What is asked of a producer, in JSON."""
+
+    producer: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+    commit: Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_NUMBER_MAX)] | None = None
+    settle: bool = False
+    """What is not recorded is rolled back."""
+
+
+class Shown(msgspec.Struct):
+    """The answer to that, in JSON."""
+
+    known: bool
+    gapless: bool
+    sends: int
+    """The highest number; 0 is none."""
+    commits: int
+    """The same; one that was settled counts."""
+    outcome: CommitOutcome | None
+    """Of the COMMIT that was asked for."""
+
+
+def answer(engine: Engine, body: bytes) -> tuple[bytes, int]:
+    """What is known of a producer, and the batch with which that is durable.
+
+    Raises: RemoteProtocolError if it is no such question
+    """
+    try:
+        asked = msgspec.json.decode(body, type=Asked)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"{VERB}: {error}", Code.QUESTION) from error
+    if asked.settle and asked.commit is None:
+        raise RemoteProtocolError(f"{VERB}: settle is for a commit, which it does not name", Code.QUESTION)
+    known, outcome, batch = engine.ask_producer(asked.producer, asked.commit, settles=asked.settle)
+    shown = Shown(
+        known=known is not None,
+        gapless=known is not None and known.is_gapless is True,
+        sends=0 if known is None else max(known.sends, 0),
+        commits=0 if known is None else max(known.commits, 0),
+        outcome=outcome,
+    )
+    return msgspec.json.encode(shown), batch

@@ -1,0 +1,148 @@
+"""Which numbers of one producer are used, and what became of its COMMITs.
+
+SENDs and COMMITs count by themselves. Numbers rise. A producer may have declared that they have no gaps; whether it
+has is known from its first SEND or COMMIT on. Source: docs/contract.md, L5 and "Did it happen?"
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Self
+
+import msgspec
+
+from truenext.batch import NO_NUMBER, ProducerState
+from truenext.errors import Code, RemoteProtocolError
+from truenext.limits import SETTLED_MAX
+
+
+class CommitOutcome(Enum):
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    NOT_SO_FAR = "not so far"
+    UNKNOWN = "unknown"
+
+
+class Producer(msgspec.Struct, gc=False):
+    used_ms: int
+    batch: int = 0
+    """The batch that makes its numbers durable; a repeat is answered once it is."""
+    sends: int = NO_NUMBER
+    """The highest number of a SEND."""
+    commits: int = NO_NUMBER
+    """The highest number of a COMMIT, or of one that was settled."""
+    sends_unknown: int = NO_NUMBER
+    """Whether this number of a SEND was ever used, or any below it, is not known,"""
+    commits_unknown: int = NO_NUMBER
+    """or of a COMMIT, and whether those were settled."""
+    is_gapless: bool | None = None
+    """None until its first SEND or COMMIT: so far its COMMITs were settled, one after the other."""
+    settled: tuple[int, ...] = ()
+    """COMMITs that were settled as rolled back and are remembered, rising."""
+
+    @classmethod
+    def of(cls, state: ProducerState) -> Self:
+        return cls(
+            state.used_ms,
+            0,
+            state.sends,
+            state.commits,
+            state.sends_unknown,
+            state.commits_unknown,
+            state.is_gapless,
+            state.settled,
+        )
+
+    def state(self, *, is_once: bool) -> ProducerState:
+        return ProducerState(
+            self.used_ms,
+            is_once,
+            self.sends,
+            self.commits,
+            self.sends_unknown,
+            self.commits_unknown,
+            self.is_gapless,
+            self.settled,
+        )
+
+    # ---- SENDs and COMMITs ----
+
+    def has_used(self, name: str, number: int, *, is_commit: bool, says_gapless: bool) -> bool:
+        """Whether a SEND or COMMIT of this number is a repeat.
+
+        Raises: RemoteProtocolError if it may not be used, by what the producer has declared or what was settled
+        """
+        if is_commit:
+            if self.settled and number in self.settled:
+                raise RemoteProtocolError(
+                    f"COMMIT {number} of producer {name!r} was settled as rolled back: commit it under another number",
+                    Code.ROLLED_BACK,
+                )
+            highest = self.commits
+        else:
+            highest = self.sends
+        is_gapless = self.is_gapless
+        if says_gapless and is_gapless is not True:
+            if is_gapless is False:
+                raise RemoteProtocolError(
+                    f"truenext-gapless: producer {name!r} had numbers before it said so; leave it out, or call the "
+                    "producer something else"
+                )
+            is_gapless = True
+        if is_gapless:
+            check_gap(name, number, highest)
+        return number <= highest
+
+    def use(self, number: int, *, is_commit: bool, says_gapless: bool) -> None:
+        """The SEND or COMMIT was accepted."""
+        if is_commit:
+            self.commits = number
+        else:
+            self.sends = number
+        if self.is_gapless is None:
+            self.is_gapless = says_gapless
+
+    def may_have_left_out(self, number: int, *, is_commit: bool) -> bool:
+        """Whether a number that counts as used ever was is not known."""
+        if number <= (self.commits_unknown if is_commit else self.sends_unknown):
+            return True
+        return not self.is_gapless and number < (self.commits if is_commit else self.sends)
+
+    # ---- Questions ----
+
+    def outcome(self, number: int) -> CommitOutcome:
+        """What became of COMMIT `number`."""
+        if number in self.settled:
+            return CommitOutcome.ROLLED_BACK
+        if not number and self.is_gapless is not False:
+            # Those without gaps begin with 1.
+            return CommitOutcome.UNKNOWN
+        if number > self.commits:
+            return CommitOutcome.NOT_SO_FAR
+        return CommitOutcome.UNKNOWN if self.may_have_left_out(number, is_commit=True) else CommitOutcome.COMMITTED
+
+    def settle(self, number: int) -> bool:
+        """COMMIT `number` is rolled back, if it has not happened so far. False if it has, or nobody knows, or if it is
+        not the next one of a producer that may not leave one out."""
+        if self.outcome(number) is not CommitOutcome.NOT_SO_FAR:
+            return False
+        if self.is_gapless is not False and number != max(self.commits, 0) + 1:
+            return False
+        self.commits = number
+        self.settled = (*self.settled, number)
+        if len(self.settled) > SETTLED_MAX:
+            self.commits_unknown = max(self.commits_unknown, self.settled[0])
+            self.settled = self.settled[1:]
+        return True
+
+
+def check_gap(name: str, number: int, highest: int) -> None:
+    """Raises: RemoteProtocolError if a number without gaps is neither used nor the next"""
+    if number > max(highest, 0) + 1:
+        raise RemoteProtocolError(
+            f"truenext-number {number} of producer {name!r}, whose numbers have no gaps: the next is "
+            f"{max(highest, 0) + 1}",
+            Code.GAP,
+        )
+    if not number:
+        raise RemoteProtocolError(f"truenext-number 0 of producer {name!r}: numbers without gaps begin with 1")
