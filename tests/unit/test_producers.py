@@ -1,15 +1,48 @@
-"""Which producers are forgotten when there are too many, and what is the store told of it?"""
+"""Which numbers of a producer count as used, what became of its COMMITs, and which producers are forgotten when there
+are too many; and what is the store told of it?"""
+
+from collections.abc import Callable
 
 import pytest
 
 from truenext.batch import Batch, ProducerState
+from truenext.commands import Commit, Send
+from truenext.destination import parse
+from truenext.engine.state.consumer import Session
+from truenext.engine.state.producer import CommitOutcome
 from truenext.engine.writing.event_log import NoEventLog
 from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.producers import Producers
 from truenext.errors import RemoteProtocolError
-from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX
+from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX, SETTLED_MAX
+from truenext.message import Message
+from truenext.store.changes import producer_before
+
+COMMITTED, ROLLED_BACK = CommitOutcome.COMMITTED, CommitOutcome.ROLLED_BACK
+NOT_SO_FAR, UNKNOWN = CommitOutcome.NOT_SO_FAR, CommitOutcome.UNKNOWN
 
 LATER_MS = PRODUCERS_MAX + PRODUCER_MEMORY_MS_MIN
+
+
+def send(name: str, number: int = 1, *, is_gapless: bool = False) -> Send:
+    message = Message(4, True, 0, b"", b"")
+    return Send(parse("/queue/q", ""), message, producer=name, number=number, is_gapless=is_gapless)
+
+
+def commit(name: str, number: int = 1, *, is_gapless: bool = False) -> Commit:
+    return Commit("t", name, number, is_gapless=is_gapless)
+
+
+def say(producers: Producers, said: Send | Commit, *, is_stored: bool = True) -> bool:
+    """True if it is a repeat."""
+    if producers.repeated(said) is not None:
+        return True
+    producers.record(said, is_stored=is_stored)
+    return False
+
+
+def outcome(producers: Producers, number: int, *, name: str = "p", settles: bool = False) -> CommitOutcome | None:
+    return producers.ask(name, number, settles=settles).outcome
 
 
 class World:
@@ -28,15 +61,11 @@ class World:
     def send(self, name: str, number: int = 1) -> bool:
         """True if it is a repeat."""
         self.ledger.now_ms += 1
-        if self.producers.repeated(name, number) is not None:
-            return True
-        self.producers.record(name, number, is_stored=True)
-        return False
+        return say(self.producers, send(name, number))
 
     def commit(self, name: str, number: int) -> None:
         self.ledger.now_ms += 1
-        assert self.producers.repeated(name, number) is None
-        self.producers.record(name, number, is_stored=True, is_send=False)
+        assert not say(self.producers, commit(name, number))
 
     def restart(self) -> None:
         states = self.batch.producers.items()
@@ -91,13 +120,13 @@ def test_a_producer_whose_first_use_is_a_commit_never_goes() -> None:
     ledger = Ledger(NoEventLog())
     producers, batch = Producers(ledger), ledger.batch
     for number in range(PRODUCERS_MAX):
-        producers.record(str(number), 1, is_stored=True, is_send=False)
+        producers.record(commit(str(number)), is_stored=True)
     with pytest.raises(RemoteProtocolError, match="none of them had one SEND alone"):
         ledger.now_ms = LATER_MS
-        producers.repeated("new", 1)
+        producers.repeated(commit("new"))
     ledger.now_ms = PRODUCER_MEMORY_MS
     producers.forget_old()
-    assert producers.repeated("new", 1) is None
+    assert producers.repeated(commit("new")) is None
     assert len(batch.forgotten_producers) == PRODUCERS_MAX
     assert producers.take_forgotten()[0] == 0, "it was their time"
 
@@ -106,20 +135,250 @@ def test_a_repeat_is_told_to_the_store_the_first_time_and_only_if_that_knows_of_
     ledger = Ledger(NoEventLog())
     producers = Producers(ledger)
     ledger.now_ms = 10
-    producers.record("stored", 1, is_stored=True)
-    producers.record("transient", 1, is_stored=False)
+    producers.record(send("stored"), is_stored=True)
+    producers.record(send("transient"), is_stored=False)
     ledger.hand_over()
     batch = ledger.batch
     for ledger.now_ms in (20, 30):
         for name in ("stored", "transient"):
-            assert producers.repeated(name, 1) is not None
-    assert batch.producers == {"stored": ProducerState(1, 20, is_once=False)}
-    assert dict(producers.unstored()) == {name: ProducerState(1, 30, is_once=False) for name in ("stored", "transient")}
+            assert producers.repeated(send(name)) is not None
+    assert batch.producers == {"stored": ProducerState(20, False, 1, is_gapless=False)}
+    after = ProducerState(30, False, 1, is_gapless=False)
+    assert dict(producers.unstored()) == dict.fromkeys(("stored", "transient"), after)
 
 
 def test_one_that_was_forgotten_and_comes_back_in_the_same_batch_is_there(world: World) -> None:
     world.ledger.now_ms = LATER_MS
     world.send("new")
     world.send("0", 7)
-    assert world.batch.producers["0"] == ProducerState(7, LATER_MS + 2, is_once=True)
+    assert world.batch.producers["0"] == ProducerState(LATER_MS + 2, True, 7, is_gapless=False)
     assert world.gone() == ["0", "1"]
+
+
+# Numbers of one producer ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger(NoEventLog())
+
+
+@pytest.fixture
+def producers(ledger: Ledger) -> Producers:
+    return Producers(ledger)
+
+
+@pytest.mark.parametrize("is_gapless", [False, True])
+def test_sends_and_commits_count_by_themselves(producers: Producers, is_gapless: bool) -> None:
+    for number in (1, 2):
+        assert not say(producers, send("p", number, is_gapless=is_gapless))
+    assert not say(producers, commit("p", 1, is_gapless=is_gapless))
+    assert say(producers, send("p", 1)) and say(producers, send("p", 2)) and say(producers, commit("p", 1))
+    assert not say(producers, send("p", 3)) and not say(producers, commit("p", 2))
+    known = producers.ask("p", None, settles=False)
+    assert known.producer is not None and known.outcome is None
+    assert (known.producer.sends, known.producer.commits) == (3, 2)
+
+
+@pytest.mark.parametrize("make", [send, commit])
+def test_a_number_too_far_on_is_refused_and_does_nothing(
+    producers: Producers, make: Callable[..., Send | Commit]
+) -> None:
+    with pytest.raises(
+        RemoteProtocolError, match="number 2 of producer 'p', whose numbers have no gaps: the next is 1"
+    ):
+        producers.repeated(make("p", 2, is_gapless=True))
+    assert producers.ask("p", None, settles=False).producer is None
+    with pytest.raises(RemoteProtocolError, match="numbers without gaps begin with 1"):
+        producers.repeated(make("p", 0, is_gapless=True))
+    assert not say(producers, make("p", 1, is_gapless=True))
+    for says_so_again in (False, True):
+        with pytest.raises(RemoteProtocolError, match="the next is 2"):
+            producers.repeated(make("p", 3, is_gapless=says_so_again))
+        with pytest.raises(RemoteProtocolError, match="begin with 1"):
+            producers.repeated(make("p", 0, is_gapless=says_so_again))
+    assert not say(producers, make("p", 2))
+
+
+def test_who_had_numbers_before_it_said_that_they_have_no_gaps_is_refused(producers: Producers) -> None:
+    assert not say(producers, send("p", 1))
+    for said in (send("p", 2, is_gapless=True), send("p", 1, is_gapless=True), commit("p", 1, is_gapless=True)):
+        with pytest.raises(RemoteProtocolError, match="producer 'p' had numbers before it said so"):
+            producers.repeated(said)
+    assert not say(producers, send("p", 7))
+
+
+@pytest.mark.parametrize("make", [send, commit])
+def test_a_repeat_is_unknown_if_its_number_may_have_been_left_out(
+    producers: Producers, make: Callable[..., Send | Commit]
+) -> None:
+    for number in (1, 2):
+        producers.record(make("gapless", number, is_gapless=True), is_stored=True)
+        producers.record(make("other", number), is_stored=True)
+    for name, number, is_unknown in [
+        ("gapless", 1, False),
+        ("gapless", 2, False),
+        ("other", 1, True),
+        ("other", 2, False),
+    ]:
+        said = make(name, number)
+        assert producers.repeated(said) is not None
+        assert (said.is_repeat, said.is_unknown) == (True, is_unknown), said
+
+
+def test_a_number_of_0_is_one_that_may_be_used(producers: Producers) -> None:
+    assert outcome(producers, 0) is UNKNOWN
+    assert not say(producers, commit("p", 0))
+    assert outcome(producers, 0) is COMMITTED
+    assert say(producers, commit("p", 0))
+
+
+def test_what_became_of_a_commit_of_one_without_gaps(producers: Producers) -> None:
+    assert (outcome(producers, 1), outcome(producers, 2), outcome(producers, 0)) == (NOT_SO_FAR, UNKNOWN, UNKNOWN)
+    say(producers, send("p", 1, is_gapless=True))
+    assert (outcome(producers, 1), outcome(producers, 2), outcome(producers, 0)) == (NOT_SO_FAR, NOT_SO_FAR, UNKNOWN)
+    for number in (1, 2):
+        say(producers, commit("p", number))
+    assert [outcome(producers, number) for number in range(4)] == [UNKNOWN, COMMITTED, COMMITTED, NOT_SO_FAR]
+
+
+def test_what_became_of_a_commit_of_one_with_gaps(producers: Producers) -> None:
+    for number in (3, 5):
+        say(producers, commit("p", number))
+    assert [outcome(producers, number) for number in (2, 3, 4, 5, 6)] == [UNKNOWN] * 3 + [COMMITTED, NOT_SO_FAR]
+
+
+def test_of_one_without_gaps_only_the_next_commit_is_settled(producers: Producers) -> None:
+    say(producers, commit("p", 1, is_gapless=True))
+    assert outcome(producers, 3, settles=True) is NOT_SO_FAR
+    assert outcome(producers, 1, settles=True) is COMMITTED
+    assert outcome(producers, 2, settles=True) is ROLLED_BACK
+    with pytest.raises(RemoteProtocolError, match="COMMIT 2 of producer 'p' was settled as rolled back"):
+        producers.repeated(commit("p", 2))
+    assert not say(producers, commit("p", 3)), "what is settled counts as used"
+    assert [outcome(producers, number) for number in (1, 2, 3)] == [COMMITTED, ROLLED_BACK, COMMITTED]
+    assert not say(producers, send("p", 1)), "SENDs have numbers of their own"
+
+
+def test_of_one_with_gaps_any_commit_above_the_highest_is_settled(producers: Producers) -> None:
+    say(producers, commit("p", 3))
+    assert outcome(producers, 2, settles=True) is UNKNOWN
+    assert outcome(producers, 9, settles=True) is ROLLED_BACK
+    said = commit("p", 8)
+    assert producers.repeated(said) is not None and said.is_unknown
+    assert [outcome(producers, number) for number in (3, 8, 9, 10)] == [UNKNOWN, UNKNOWN, ROLLED_BACK, NOT_SO_FAR]
+
+
+@pytest.mark.parametrize("is_gapless", [False, True])
+def test_one_that_only_had_commits_settled_says_with_its_first_use_whether_it_has_gaps(
+    producers: Producers, is_gapless: bool
+) -> None:
+    assert outcome(producers, 2, settles=True) is UNKNOWN
+    assert outcome(producers, 1, settles=True) is ROLLED_BACK
+    assert outcome(producers, 3, settles=True) is NOT_SO_FAR, "it may turn out to have no gaps"
+    assert outcome(producers, 2, settles=True) is ROLLED_BACK
+    for says_so in (False, True):
+        with pytest.raises(RemoteProtocolError, match="settled as rolled back"):
+            producers.repeated(commit("p", 2, is_gapless=says_so))
+    assert not say(producers, commit("p", 3, is_gapless=is_gapless))
+    producer = producers.ask("p", None, settles=False).producer
+    assert producer is not None and producer.is_gapless is is_gapless
+    assert [outcome(producers, number) for number in (1, 2, 3)] == [ROLLED_BACK, ROLLED_BACK, COMMITTED]
+
+
+def test_of_settled_commits_the_highest_are_remembered_and_below_the_others_all_is_unknown(
+    producers: Producers,
+) -> None:
+    say(producers, commit("p", 1, is_gapless=True))
+    for number in range(2, SETTLED_MAX + 2):
+        assert outcome(producers, number, settles=True) is ROLLED_BACK
+    assert outcome(producers, 1) is COMMITTED
+    assert outcome(producers, SETTLED_MAX + 2, settles=True) is ROLLED_BACK
+    assert [outcome(producers, number) for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
+    for number in (1, 2):
+        said = commit("p", number)
+        assert producers.repeated(said) is not None and said.is_unknown
+
+
+def test_a_question_that_settles_nothing_is_no_use_and_one_that_does_is() -> None:
+    world = World()
+    world.ledger.now_ms = LATER_MS
+    for settles, name in ((False, "0"), (True, "1")):
+        world.producers.ask(name, 1, settles=settles)
+    assert not world.send("new")
+    assert world.gone() == ["0"]
+    assert not world.send("newer")
+    assert world.gone() == ["2"]
+    assert world.producers.ask("1", 1, settles=False).outcome is ROLLED_BACK
+
+
+def test_a_question_for_which_there_is_no_room_settles_nothing() -> None:
+    world = World()
+    world.ledger.now_ms = 1 + PRODUCER_MEMORY_MS_MIN - 2
+    known = world.producers.ask("new", 1, settles=True)
+    assert (known.producer, known.outcome) == (None, NOT_SO_FAR)
+    world.ledger.now_ms = LATER_MS
+    assert world.producers.ask("new", 1, settles=True).outcome is ROLLED_BACK
+    assert world.gone() == ["0"]
+
+
+# What of this is durable, and when ------------------------------------------------------------------------------------
+
+
+def test_an_answer_waits_for_what_it_speaks_of(ledger: Ledger, producers: Producers) -> None:
+    say(producers, commit("p", 1))
+    say(producers, commit("transient", 1), is_stored=False)
+    ledger.hand_over()
+    assert producers.ask("p", 1, settles=False).batch == 1
+    assert "transient" not in ledger.batch.producers
+    assert producers.ask("transient", 1, settles=False).batch == 2
+    assert ledger.batch.producers["transient"].commits == 1, "what is answered is durable"
+    assert producers.ask("p", 2, settles=True).batch == 2
+    assert ledger.batch.producers["p"].settled == (2,)
+    ledger.hand_over()
+    assert producers.ask("p", 2, settles=True).batch == 2, "it is settled already"
+    assert not ledger.batch.producers
+    assert producers.ask("q", 1, settles=False).batch == 0
+    producers.forget(Session("s"), ["p"])
+    assert producers.ask("p", 1, settles=False).batch == 3
+
+
+def test_producers_are_forgotten_when_somebody_says_so_and_the_receipt_waits_for_that(
+    ledger: Ledger, producers: Producers
+) -> None:
+    for name in "pqr":
+        say(producers, send(name, 5))
+    ledger.hand_over()
+    session = Session("s")
+    producers.forget(session, ["p", "nobody", "q"])
+    assert ledger.batch.forgotten_producers == ["p", "q"]
+    assert session.batch == 2
+    assert not say(producers, send("p", 5)) and say(producers, send("r", 5))
+    assert producers.take_forgotten()[0] == 0, "it was asked for"
+
+
+def test_all_that_is_known_of_a_producer_outlives_a_restart(ledger: Ledger, producers: Producers) -> None:
+    say(producers, send("p", 1, is_gapless=True))
+    say(producers, commit("p", 1))
+    for number in range(2, SETTLED_MAX + 3):
+        producers.ask("p", number, settles=True)
+    producers.ask("settled", 1, settles=True)
+    after = Producers(ledger)
+    after.restore(ledger.batch.producers.items())
+    assert [outcome(after, number) for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
+    assert outcome(after, SETTLED_MAX + 3) is NOT_SO_FAR
+    with pytest.raises(RemoteProtocolError, match="no gaps"):
+        after.repeated(send("p", 3))
+    assert not say(after, commit("settled", 2, is_gapless=True))
+
+
+def test_what_an_older_truenext_knew_counts_for_both_and_nobody_knows_of_which_it_was(producers: Producers) -> None:
+    producers.restore([("p", producer_before(5, 10, False)), ("once", producer_before(1, 11, True))])
+    for said in (send("p", 4), send("p", 5), commit("p", 5)):
+        assert producers.repeated(said) is not None and said.is_unknown
+    assert [outcome(producers, number, settles=True) for number in (4, 5, 6)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
+    assert not say(producers, send("p", 6)) and not say(producers, commit("p", 7))
+    said = send("p", 6)
+    assert producers.repeated(said) is not None and not said.is_unknown
+    with pytest.raises(RemoteProtocolError, match="had numbers before it said so"):
+        producers.repeated(commit("once", 2, is_gapless=True))

@@ -40,7 +40,7 @@ FRAMES = [
     b"ACK\nid:5@1\nmessage-id:truenext-b1-5\nsubscription:1\n\n\0",
     b"NACK\nid:5@1\nmessage-id:truenext-b1-5\nsubscription:1\ntransaction:t\n\n\0",
     b"BEGIN\ntransaction:t\nreceipt:1\n\n\0",
-    b"COMMIT\ntransaction:t\ntruenext-producer:p\ntruenext-number:2\n\n\0",
+    b"COMMIT\ntransaction:t\ntruenext-producer:p\ntruenext-number:2\ntruenext-gapless:true\n\n\0",
     b"ABORT\ntransaction:t\n\n\0",
     b"UNSUBSCRIBE\nid:1\ndestination:/queue/a\n\n\0",
     b"DISCONNECT\nreceipt:bye\n\n\0",
@@ -129,7 +129,7 @@ def test_what_a_decoder_takes_is_a_frame(version: Version | None, then: Version,
 
 
 HOP_HEADERS = {
-    *("receipt", "transaction", "truenext-producer", "truenext-number", "truenext-ttl"),
+    *("receipt", "transaction", "truenext-producer", "truenext-number", "truenext-ttl", "truenext-gapless"),
     *("message-id", "subscription", "ack"),
     *("redelivered", "timestamp", "truenext-sequence", "truenext-deliveries", "truenext-attempts"),
 }

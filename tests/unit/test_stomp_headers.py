@@ -393,16 +393,21 @@ FRAMES = {
         [*OF_MESSAGE, "truenext-delay", "truenext-poison"],
     ),
     "BEGIN": ({"transaction": "t"}, []),
-    "COMMIT": ({"transaction": "t"}, ["truenext-producer", "truenext-number"]),
+    "COMMIT": ({"transaction": "t"}, ["truenext-producer", "truenext-number", "truenext-gapless"]),
     "ABORT": ({"transaction": "t"}, []),
-    "DISCONNECT": ({}, []),
+    "DISCONNECT": ({}, ["truenext-forget"]),
 }
 BELONGS = {
     "truenext-producer": "SEND and COMMIT",
     "truenext-number": "SEND and COMMIT",
+    "truenext-gapless": "SEND and COMMIT",
+    "truenext-forget": "DISCONNECT",
     "truenext-delay": "NACK",
     "truenext-poison": "NACK",
     "truenext-express": "SUBSCRIBE",
+}
+VALUES = dict.fromkeys(["truenext-express", "truenext-poison", "truenext-gapless"], "true") | {
+    "truenext-forget": '["p"]'
 }
 SLIPS = ["truenext-numer", "truenext-Number", "truenext-", "truenext-number ", "truenext-login", "truenext-repeat"]
 
@@ -414,8 +419,8 @@ def test_one_of_our_own_names_is_for_this_frame_or_refused_by_name(command: str,
     headers, ours = FRAMES[command]
     if name in ours:
         both = {"truenext-producer": "p", "truenext-number": "1"} if command == "COMMIT" else {}
-        value = "true" if name in ("truenext-express", "truenext-poison") else "7"
-        assert ask(connected(version), command, headers | {name: value} | both)
+        value = VALUES.get(name, "7")
+        assert ask(connected(version), command, headers | both | {name: value})
         return
     with pytest.raises(RemoteProtocolError) as refusal:
         ask(connected(version), command, headers | {name: "7"})

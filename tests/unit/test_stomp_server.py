@@ -433,7 +433,7 @@ def test_a_reply_to_that_can_be_no_queue_is_refused() -> None:
 
 
 HOP_HEADERS = [
-    *("receipt", "transaction", "truenext-producer", "truenext-number", "truenext-ttl"),
+    *("receipt", "transaction", "truenext-producer", "truenext-number", "truenext-ttl", "truenext-gapless"),
     *("message-id", "subscription", "ack", "redelivered", "timestamp"),
     *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "JMSXGroupFirstForConsumer", "browser"),
     *sorted(envelope.DEAD_LETTER_HEADERS),
@@ -446,19 +446,22 @@ HOP_HEADERS = [
 def test_what_concerns_the_send_or_the_broker_alone_does_not_reach_the_consumer(
     version: Version, name: str, others: list[str]
 ) -> None:
-    line = f"{name}:{66 if name in ('truenext-number', 'truenext-ttl') else 'spoofed'}"
+    values = {"truenext-number": "66", "truenext-ttl": "66", "truenext-gapless": "true"}
+    line = f"{name}:{values.get(name, 'spoofed')}"
     lines = [QUEUE, line, *others]
     if name == "truenext-producer":
         lines.append("truenext-number:66")
     if name == "truenext-number":
         lines.append("truenext-producer:spoofed")
+    if name == "truenext-gapless":
+        lines += ["truenext-producer:spoofed", "truenext-number:66"]
     send = ask(connected(version), "SEND", *lines)[0]
     assert isinstance(send, Send)
     assert not read_header(send.message.header).keys() & set(HOP_HEADERS)
     for consumer in VERSIONS:
         for mode in ("ack:auto", "ack:client"):
             (frame,) = message_frame(consumer, [Delivered(send.message)], mode)
-            assert frame.headers.get(name) not in ("spoofed", "66")
+            assert frame.headers.get(name) not in ("spoofed", "66", "true")
 
 
 def test_padding_does_not_hide_a_header_of_the_broker_in_1_0() -> None:
@@ -479,6 +482,39 @@ def test_a_send_may_be_numbered(number: int) -> None:
     assert commit == Commit("t", "p", number)
 
 
+@pytest.mark.parametrize(("text", "says"), [("true", True), ("TRUE", True), ("false", False)])
+@pytest.mark.parametrize("times", [1, 10], ids=["first of its shape", "tenth of its shape"])
+def test_a_send_or_commit_may_say_that_its_numbers_have_no_gaps(text: str, says: bool, times: int) -> None:
+    numbered = ["truenext-producer:p", "truenext-number:1", f"truenext-gapless:{text}"]
+    server = connected()
+    for _ in range(times):
+        (send,) = ask(server, "SEND", QUEUE, "content-length:0", *numbered)
+    assert isinstance(send, Send) and (send.producer, send.number, send.is_gapless) == ("p", 1, says)
+    assert read_header(send.message.header).keys() == {"destination", "content-length", "priority"}
+    commit = asked(Commit, Version.V1_2, "COMMIT", "transaction:t", *numbered)
+    assert commit == Commit("t", "p", 1, is_gapless=says)
+
+
+def test_a_disconnect_may_name_producers_that_are_to_be_forgotten() -> None:
+    said = 'truenext-forget:["p", "q\\c\\u00e4"]'
+    assert ask(connected(), "DISCONNECT", said) == [Disconnect(["p", "q:\u00e4"])]
+    assert ask(connected(), "DISCONNECT", "truenext-forget:[]") == [Disconnect()]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("p", "is not a JSON list of names"),
+        ('"p"', "is not a JSON list of names"),
+        ("[1]", "is not a JSON list of names"),
+        ("", "is not a JSON list of names"),
+        (f'["{"p" * 256}"]', "256 characters; at most 255"),
+    ],
+)
+def test_what_is_no_list_of_producers_is_refused(text: str, reason: str) -> None:
+    assert reason in refused(Version.V1_2, "DISCONNECT", f"truenext-forget:{text}")
+
+
 @pytest.mark.parametrize(("command", "line"), [("SEND", QUEUE), ("COMMIT", "transaction:t")])
 @pytest.mark.parametrize(
     ("lines", "reason"),
@@ -487,6 +523,9 @@ def test_a_send_may_be_numbered(number: int) -> None:
         (["truenext-number:1"], "go together"),
         (["truenext-producer:", "truenext-number:1"], "is empty"),
         (["truenext-producer:" + "p" * 256, "truenext-number:1"], "at most 255"),
+        (["truenext-gapless:true"], "say truenext-producer and truenext-number"),
+        (["truenext-gapless:false"], "say truenext-producer and truenext-number"),
+        (["truenext-producer:p", "truenext-number:1", "truenext-gapless:1"], "is not true or false"),
         (["truenext-producer:p", "truenext-number:"], "is not a number"),
         (["truenext-producer:p", "truenext-number:-1"], "is not a number"),
         (["truenext-producer:p", "truenext-number:\u0661"], "is not a number"),
@@ -947,6 +986,8 @@ def test_the_receipt_of_a_repeat_says_so(version: Version) -> None:
     server = connected(version)
     (frame,) = decode(version, server.replies.encode_receipt(Receipt("r", is_repeat=True)))
     assert frame.headers == {"receipt-id": "r", "truenext-repeat": "true"}
+    (frame,) = decode(version, server.replies.encode_receipt(Receipt("r", is_repeat=True, is_unknown=True)))
+    assert frame.headers == {"receipt-id": "r", "truenext-repeat": "true", "truenext-outcome": "unknown"}
     (frame,) = decode(version, server.replies.encode_receipt(Receipt("r")))
     assert frame.headers == {"receipt-id": "r"}
 

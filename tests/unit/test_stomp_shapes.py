@@ -35,7 +35,17 @@ BODY_BYTES_MAX = 40
 
 NAMES = [
     *("destination", "content-length", "priority", "persistent", "expires", "receipt", "transaction", "reply-to"),
-    *("truenext-producer", "truenext-number", "JMSXGroupID", "id", "message-id", "subscription", "x", "content-type"),
+    *(
+        "truenext-producer",
+        "truenext-number",
+        "truenext-gapless",
+        "JMSXGroupID",
+        "id",
+        "message-id",
+        "subscription",
+        "x",
+        "content-type",
+    ),
     *("redelivered", "truenext-sequence", "AMQ_SCHEDULED_DELAY", "colour", "a b", "n\u00e4me"),
 ]
 VALUES = {
@@ -51,6 +61,7 @@ VALUES = {
     "transaction": ["t", "\u00e4", "", "t" * 300],
     "truenext-producer": ["p", "", "p" * 256, "\u00e4"],
     "truenext-number": ["1", "2", "9" * 18, str(2**63 - 1), str(2**63), str(2**63), "x"],
+    "truenext-gapless": ["true", "false", "TRUE", "x", ""],
     "JMSXGroupID": ["g", "", "g" * 255, "g" * 256, "\u00e4"],
     "id": [
         *("1@s", "22@s", "1.2@s", "1.@s", ".1@s", "1.2.3@s", "1." + "9" * 10 + "@s", "1." + "9" * 11 + "@s"),
@@ -68,6 +79,7 @@ OFTEN = [
     ("SEND", ("destination", "persistent", "receipt", "priority", "x", "content-length")),
     ("SEND", ("receipt", "destination", "transaction", "x", "content-length", "colour")),
     ("SEND", ("truenext-producer", "destination", "truenext-number", "content-length", "expires", "JMSXGroupID")),
+    ("SEND", ("truenext-producer", "destination", "truenext-number", "truenext-gapless", "content-length")),
     ("SEND", ("destination", "x")),
     ("SEND", ("destination", "id")),
     ("SEND", ("id", "destination")),
