@@ -15,11 +15,11 @@ NO_NUMBER = -1
 class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What is remembered of one producer: engine/state/producer.py."""
 
+    sends: int
     used_ms: int
     """Milliseconds since the epoch of its last use."""
     is_once: bool = False
     """It had one SEND, and nothing since."""
-    sends: int = NO_NUMBER
     commits: int = NO_NUMBER
     sends_unknown: int = NO_NUMBER
     commits_unknown: int = NO_NUMBER

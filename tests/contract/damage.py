@@ -35,7 +35,10 @@ PATIENCE_SECONDS = 30.0
 SEGMENT_BYTES = 16 * 1024
 SEGMENTS_MAX = 3
 QUEUES = {number: f"queue {number}" for number in range(1, 5)}
-PRODUCERS = {f"producer {number}": ProducerState(number, 1000 + number, number % 2 == 0) for number in range(5)}
+PRODUCERS = {
+    f"producer {number}": ProducerState(number, 1000 + number, number % 2 == 0, settled=tuple(range(number)))
+    for number in range(5)
+}
 SEQUENCE_LIMIT = 1 << 20
 
 

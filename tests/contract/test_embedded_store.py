@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import lmdb
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,12 +29,14 @@ from tests.contract.test_store import Model, check_restart, draw_batch, share
 from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
 from truenext.record import CONTENTS, DamagedRecord, content_key, decode, encode_reference, lane_key, sequence_of
-from truenext.store import journal
+from truenext.store import changes, checkpoint, journal
+from truenext.store.changes import producer_before
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import Journal
 from truenext.store.mover import SEGMENTS_BEHIND_MAX, Mover
+from truenext.store.sealed import seal, unseal
 
 
 def journal_files(folder: Path) -> list[Path]:
@@ -137,6 +140,62 @@ def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> 
         with pytest.raises(StoreError, match=f"has format 1, this truenext reads format {FORMAT_VERSION}"):
             EmbeddedStore(tmp_path)
     assert (folder / "data.mdb").read_bytes() == before
+
+
+def as_format_9(patch: pytest.MonkeyPatch) -> None:
+    """From now on producers are written as that format had them."""
+
+    def rest_before(rest: changes.Rest) -> bytes:
+        fields = msgspec.msgpack.decode(changes_encode(rest), strict=False)
+        if rest.producers:
+            del fields["numbers"]
+            fields["producers"] = {
+                name: (state.sends, state.used_ms, state.is_once) for name, state in rest.producers.items()
+            }
+        return msgspec.msgpack.encode(fields)
+
+    def value_before(name: str, state: ProducerState) -> bytes:
+        return struct.pack(">QQ?", state.sends, state.used_ms, state.is_once) + name.encode()
+
+    changes_encode = changes._encode_rest
+    patch.setattr(changes, "_encode_rest", rest_before)
+    patch.setattr(checkpoint, "producer_value", value_before)
+
+
+def format_of(folder: Path, *, becomes: int | None = None) -> int:
+    with lmdb.open(str(folder / "lmdb"), max_dbs=DATABASES_MAX) as env, env.begin(write=True) as txn:
+        db = env.open_db(b"meta", txn=txn)
+        if becomes is not None:
+            txn.put(b"format", seal(b"meta", b"format", struct.pack(">I", becomes)), db=db)
+        return int.from_bytes(unseal(b"meta", b"format", txn.get(b"format", db=db)))
+
+
+@pytest.mark.parametrize("kind", ["embedded", "moving"])
+def test_a_store_of_the_format_before_is_read_and_becomes_one_of_this(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it knows of producers is numbers of which nobody knows whether SENDs or COMMITs had them."""
+    highest = 2**63 - 1
+    before = {"p": producer_before(highest, 10, False), "ä": producer_before(0, 20, True)}
+    disk = Disk(kind, tmp_path)
+    with monkeypatch.context() as patch:
+        as_format_9(patch)
+        disk.apply(puts=put(1), queues={1: "orders"})
+        disk.apply(producers={"p": ProducerState(highest, 10), "gone": ProducerState(1, 1)})
+        disk.apply(producers={"ä": ProducerState(0, 20, is_once=True)}, forgotten_producers=["gone"])
+        disk.apply(puts=put(2))
+        if kind == "moving":
+            until(lambda: len(journal_files(tmp_path)) == 1)
+        disk.store.close()
+    assert format_of(tmp_path, becomes=9) == 9
+    recovered = disk.open()
+    assert recovered.producers == before
+    assert sequences(disk.store) == [1, 2]
+    changed = ProducerState(highest, 30, commits=highest, settled=(4, 5), is_gapless=False)
+    disk.apply(producers={"p": changed, "new": ProducerState(1, 40)})
+    assert disk.crash().producers == {"ä": before["ä"], "p": changed, "new": ProducerState(1, 40)}
+    disk.store.close()
+    assert format_of(tmp_path) == FORMAT_VERSION
 
 
 def test_the_environment_does_not_choose_the_format_of_a_new_store(tmp_path: Path) -> None:

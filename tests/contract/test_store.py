@@ -107,7 +107,9 @@ def test_close_can_be_called_twice(disk: Disk) -> None:
 
 
 def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
-    producer = ProducerState(number=2**63 - 1, used_ms=1_700_000_000_000, is_once=True)
+    producer = ProducerState(
+        2**63 - 1, 1_700_000_000_000, is_once=True, commits=7, is_gapless=True, settled=(2, 2**63 - 2)
+    )
     disk.apply(
         puts=put(1, 2),
         marks={key(2): (3, 4)},
@@ -463,8 +465,8 @@ def test_producers_come_back_in_order_of_last_use_then_name(disk: Disk) -> None:
     disk.apply(producers={"d": ProducerState(2, 80)})
     producers = disk.crash().producers
     assert list(producers) == ["b", "c", "w", "x", "y", "z", "a", "d"]
-    assert producers["d"] == ProducerState(number=2, used_ms=80)
-    assert producers["b"] == ProducerState(number=5, used_ms=60)
+    assert producers["d"] == ProducerState(sends=2, used_ms=80)
+    assert producers["b"] == ProducerState(sends=5, used_ms=60)
 
 
 @pytest.mark.parametrize("name", ["", "ä" * 5000, "\0"])

@@ -142,8 +142,8 @@ def test_a_repeat_is_told_to_the_store_the_first_time_and_only_if_that_knows_of_
     for ledger.now_ms in (20, 30):
         for name in ("stored", "transient"):
             assert producers.repeated(send(name)) is not None
-    assert batch.producers == {"stored": ProducerState(20, False, 1, is_gapless=False)}
-    after = ProducerState(30, False, 1, is_gapless=False)
+    assert batch.producers == {"stored": ProducerState(1, 20, is_gapless=False)}
+    after = ProducerState(1, 30, is_gapless=False)
     assert dict(producers.unstored()) == dict.fromkeys(("stored", "transient"), after)
 
 
@@ -151,7 +151,7 @@ def test_one_that_was_forgotten_and_comes_back_in_the_same_batch_is_there(world:
     world.ledger.now_ms = LATER_MS
     world.send("new")
     world.send("0", 7)
-    assert world.batch.producers["0"] == ProducerState(LATER_MS + 2, True, 7, is_gapless=False)
+    assert world.batch.producers["0"] == ProducerState(7, LATER_MS + 2, is_once=True, is_gapless=False)
     assert world.gone() == ["0", "1"]
 
 

@@ -496,7 +496,7 @@ def test_a_send_or_commit_may_say_that_its_numbers_have_no_gaps(text: str, says:
 
 
 def test_a_disconnect_may_name_producers_that_are_to_be_forgotten() -> None:
-    said = 'truenext-forget:["p", "q\\c\\u00e4"]'
+    said = r'truenext-forget:["p", "q\c\\u00e4"]'
     assert ask(connected(), "DISCONNECT", said) == [Disconnect(["p", "q:\u00e4"])]
     assert ask(connected(), "DISCONNECT", "truenext-forget:[]") == [Disconnect()]
 

@@ -200,7 +200,7 @@ def producers_of(rest: Rest) -> dict[str, ProducerState]:
 
 def producer_before(number: int, used_ms: int, is_once: bool) -> ProducerState:
     """What format 9 knew: a number of a SEND or of a COMMIT. It counts for both, and nobody knows of which it was."""
-    return ProducerState(used_ms, is_once, number, number, number, number, is_gapless=False)
+    return ProducerState(number, used_ms, is_once, number, number, number, is_gapless=False)
 
 
 def with_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:

@@ -55,9 +55,9 @@ class Producer(msgspec.Struct, gc=False):
 
     def state(self, *, is_once: bool) -> ProducerState:
         return ProducerState(
+            self.sends,
             self.used_ms,
             is_once,
-            self.sends,
             self.commits,
             self.sends_unknown,
             self.commits_unknown,
