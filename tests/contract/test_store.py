@@ -107,9 +107,8 @@ def test_close_can_be_called_twice(disk: Disk) -> None:
 
 
 def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
-    producer = ProducerState(
-        2**63 - 1, 1_700_000_000_000, is_once=True, commits=7, is_gapless=True, settled=(2, 2**63 - 2)
-    )
+    settled = (2, 2**63 - 2)
+    producer = ProducerState(2**63 - 1, 1_700_000_000_000, commits=2**63 - 1, is_gapless=True, settled=settled)
     disk.apply(
         puts=put(1, 2),
         marks={key(2): (3, 4)},
@@ -966,7 +965,17 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     mark = st.builds(Mark, number, number, st.sampled_from([0, 1, DUE_NEVER]))
     marks = data.draw(st.dictionaries(st.sampled_from(left), mark, max_size=4), label="marks") if left else {}
     names = st.sampled_from("abc")
-    state = st.builds(ProducerState, number=st.integers(0, 2**63 - 1), used_ms=st.integers(0, 3), is_once=st.booleans())
+    used = st.integers(-1, 2**63 - 1)
+    state = st.builds(
+        ProducerState,
+        sends=used,
+        used_ms=st.integers(0, 3),
+        is_once=st.booleans(),
+        commits=used,
+        commits_unknown=used,
+        is_gapless=st.none() | st.booleans(),
+        settled=st.lists(used, max_size=3).map(tuple),
+    )
     producers = data.draw(st.dictionaries(names, state), label="producers")
     forgotten = data.draw(st.lists(names, unique=True), label="forgotten")
     queues = {model.new_queue(): f"queue {len(model.used)}"} if data.draw(st.booleans()) else {}
