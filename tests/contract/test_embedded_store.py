@@ -167,7 +167,7 @@ def format_of(folder: Path, *, becomes: int | None = None) -> int:
         db = env.open_db(b"meta", txn=txn)
         if becomes is not None:
             txn.put(b"format", seal(b"meta", b"format", struct.pack(">I", becomes)), db=db)
-        return int.from_bytes(unseal(b"meta", b"format", txn.get(b"format", db=db)))
+        return int.from_bytes(unseal(b"meta", b"format", txn.get(b"format", b"", db=db)))
 
 
 @pytest.mark.parametrize("kind", ["embedded", "moving"])

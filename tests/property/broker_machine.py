@@ -33,6 +33,7 @@ from tests.property.oracle import (
     Ended,
     Letter,
     Look,
+    Numbered,
     Oracle,
     Parcel,
     Peer,
@@ -44,6 +45,8 @@ from tests.property.oracle import (
 from tests.property.oracle import (
     SELECTORS as SELECTORS_OF_CONSUMERS,
 )
+from tests.property.producers_oracle import Kind as Frame
+from tests.property.producers_oracle import Verdict
 from truenext.answers import Receipt
 from truenext.commands import (
     Abort,
@@ -78,7 +81,7 @@ from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.event_log import EventLog
 from truenext.envelope import group_of
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
-from truenext.limits import PRODUCERS_MAX
+from truenext.limits import PRODUCERS_MAX, SETTLED_MAX
 from truenext.message import Message
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
 from truenext.record import CONTENTS, content_key, decode, reference_of, sequence_of, split_lane_key
@@ -111,7 +114,8 @@ SENT_TO = OneOf(["a"] * 4 + ["b"])
 PRIORITY = OneOf([4, 4, 4, 9, 1])
 EXPIRES_IN = OneOf([None] * 14 + [0, 1, 10, 10, 1000])
 IS_BIG = OneOf([False] * 9 + [True])
-PRODUCER = OneOf(["p", "p", "q"])
+PRODUCER = OneOf(["p", "p", "q", "G"])
+"""In capitals are those that say that their numbers have no gaps."""
 YES_OR_NO = OneOf([False, True])
 MEMORY = OneOf([*TINY, ROOMY, NO_LIMIT])
 
@@ -212,6 +216,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "priority": PRIORITY,
             "are_persistent": Several(YES_OR_NO, 3),
             "producer": PRODUCER,
+            "skips": OneOf([0] * 8 + [1]),
         },
     ),
     "repeat_send": (3, SENDING | {"which": PICK}),
@@ -310,6 +315,11 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "commit": (3, {"which": PICK, "wants_receipt": YES_OR_NO}),
     "commit_numbered": (1, {"which": PICK, "producer": PRODUCER}),
     "repeat_commit": (1, {"who": PICK, "which": PICK, "says_all_again": YES_OR_NO}),
+    "ask_producer": (
+        2,
+        {"producer": PRODUCER, "number": OneOf([None, -3, -1, -1, 0, 0, 0, 1, 1, 1, 2]), "settles": YES_OR_NO},
+    ),
+    "forget_producers": (1, {"who": PICK, "producers": Several(PRODUCER, 2)}),
     "repeat_commit_of_what_is_open": (2, {"which": PICK, "number": PICK, "charges_all": YES_OR_NO}),
     "commit_what_is_neither_open_nor_recorded": (1, {"who": PICK, "producer": PRODUCER}),
     "abort": (2, {"which": PICK, "charges_all": YES_OR_NO}),
@@ -361,6 +371,7 @@ OF_GIVING_BACK = [
 """Actions that are to happen in most machines, now and then."""
 GIVES_BACK_TOO = {name: ACTIONS[name][0] for name in OF_GIVING_BACK}
 RARE = sorted(name for name, (weight, _) in ACTIONS.items() if 0 < weight <= 2)
+MANY_PRODUCERS = OneOf("mnopQRST")
 OF_TOPICS = [
     "/topic/news.eu",
     "/topic/news.eu",
@@ -427,6 +438,7 @@ class BrokerMachine(RuleBasedStateMachine):
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {}
     """Of actions, where they are not as in ACTIONS."""
     PRODUCERS_MAX: ClassVar[int] = PRODUCERS_MAX
+    SETTLED_MAX: ClassVar[int] = SETTLED_MAX
 
     def __init__(self) -> None:
         super().__init__()
@@ -438,8 +450,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.serial = 0
         self.committed = 0
         """The last batch that the engine knows to be durable."""
-        self.numbers: dict[str, int] = {}
-        self.numbers_used_at: dict[tuple[str, int], int] = {}
+        self.numbers_said: dict[tuple[str, int], int] = {}
+        """Of producers, and when each was said first."""
         self.sessions: dict[Peer, Session] = {}
         self.looks: list[Look] = []
         """Browses of those who are connected, also what they were told the end of."""
@@ -525,6 +537,7 @@ class BrokerMachine(RuleBasedStateMachine):
             expired_move=expired_move,
             retries=retries,
             producers_max=self.PRODUCERS_MAX,
+            settled_max=self.SETTLED_MAX,
         )
         # What expires is moved at any time, as what has left memory is.
         self.oracle.leave_memory = expired_move
@@ -906,9 +919,13 @@ class BrokerMachine(RuleBasedStateMachine):
             self.send(who, queue, priority, persistent is not is_other, None, False, 1, False)
         self.turn_and_take()
 
-    def send_numbered(self, who: int, queue: str, priority: int, are_persistent: list[bool], producer: str) -> None:
+    def send_numbered(
+        self, who: int, queue: str, priority: int, are_persistent: list[bool], producer: str, skips: int
+    ) -> None:
+        name = self._called(producer)
         for persistent in are_persistent:
-            if not self._send_numbered(who, queue, priority, persistent, producer, self._next_number(producer)):
+            number = self._next_number(name, Frame.SEND) + skips
+            if not self._send_numbered(who, queue, priority, persistent, name, number):
                 return
 
     def repeat_send(self, who: int, queue: str, priority: int, persistent: bool, which: int) -> None:
@@ -918,18 +935,76 @@ class BrokerMachine(RuleBasedStateMachine):
             self.ask_receipt(who)
 
     def _send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str, number: int) -> bool:
-        """Returns: False if the producer is one too many; the connection has ended then."""
+        """Returns: False if the number is refused, or the producer one too many; the connection has ended then."""
         peer, session = self._peer(who)
         parcel = self._parcel(priority, persistent, None, False)
-        note(f'engine.send({peer.name}, Send({queue}, {parcel}, None, "{producer}", {number}))')
+        numbered = self._numbered(producer, Frame.SEND, number)
+        note(f"engine.send({peer.name}, Send({queue}, {parcel}, None, {numbered}))")
         send = _send(parse(_address(queue), session.id), parcel, None, producer, number)
-        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
+        send.is_gapless = numbered.says_gapless
+        if self._must_be_refused(numbered):
             self._is_refused(who, lambda: self.engine.send(session, send))
             return False
         self.engine.send(session, send)
-        _check_repeat(send, self.oracle.send_numbered(peer, queue, parcel, producer, number))
+        _check_repeat(send, self.oracle.send_numbered(peer, queue, parcel, numbered))
         self._later()
         return True
+
+    def _must_be_refused(self, numbered: Numbered) -> bool:
+        is_one_too_many = self.oracle.producers.is_refused(numbered.producer, self.oracle.now_ms)
+        return is_one_too_many or self.oracle.verdict(numbered) is Verdict.REFUSED
+
+    def _numbered(self, producer: str, kind: Frame, number: int) -> Numbered:
+        """Who has no gaps says so with the first number, and sometimes again."""
+        self.numbers_said.setdefault((producer, number), self.oracle.now_ms)
+        known = self.oracle.producers.remembered().get(producer)
+        must_say = known is None or known.is_gapless is None
+        return Numbered(producer, kind, number, producer.isupper() and (must_say or number % 2 == 1))
+
+    def _called(self, producer: str) -> str:
+        """A producer that may have been forgotten for its age is another from then on."""
+        remembered = self.oracle.producers.remembered()
+        while producer in remembered and not self._is_recent(remembered[producer].used_ms):
+            producer += producer[0]
+        return producer
+
+    def _is_recent(self, used_ms: int) -> bool:
+        """It was remembered all the time, however the clock has jumped."""
+        return self.oracle.now_ms - used_ms < REMEMBERED_MS - DAY_MS
+
+    def ask_producer(self, producer: str, number: int | None, settles: bool) -> None:
+        """About a COMMIT that is so far from the highest."""
+        name = self._called(producer)
+        known = self.oracle.producers.remembered().get(name)
+        highest = 0 if known is None else known.highest(Frame.COMMIT)
+        commit = None if number is None else max(1, highest + number)
+        note(f'engine.ask_producer("{name}", {commit}, settles={settles})')
+        answer = self.engine.ask_producer(name, commit, settles=settles)
+        outcome, batch = self.oracle.ask_producer(name, commit, settles=settles)
+        said = answer.outcome and answer.outcome.value
+        if said != outcome:
+            raise Disagreement(f"COMMIT {commit} of {name} is said to be {said!r}, not {outcome!r}")
+        # The engine's batches begin with 1 in each run.
+        waits_for = answer.batch and answer.batch + self.oracle.gathering - self.engine.ledger.batch.number
+        if not batch <= max(waits_for, self.oracle.durable) <= self.oracle.gathering:
+            raise Disagreement(f"the answer about {name} waits for batch {waits_for}, not {batch}")
+        shown, expected = answer.producer, self.oracle.producers.remembered().get(name)
+        is_right = shown is None if expected is None else shown is not None
+        if shown is not None and expected is not None:
+            numbers = max(shown.sends, 0), max(shown.commits, 0)
+            is_right = numbers == (expected.highest(Frame.SEND), expected.highest(Frame.COMMIT))
+            is_right &= shown.is_gapless is expected.is_gapless
+        if not is_right:
+            raise Disagreement(f"of {name} is known {shown}, not {expected}")
+        self._later()
+
+    def forget_producers(self, who: int, producers: list[str]) -> None:
+        peer, session = self._peer(who)
+        names = list(map(self._called, producers))
+        note(f"engine.forget_producers({peer.name}, {names})")
+        self.engine.forget_producers(session, names)
+        self.oracle.forget_producers(peer, names)
+        self.ask_receipt(who)
 
     def _later(self) -> None:
         """Where it matters who was used before whom."""
@@ -940,7 +1015,7 @@ class BrokerMachine(RuleBasedStateMachine):
         except RemoteProtocolError:
             self.disconnect(who, False, 0)
         else:
-            raise Disagreement("a producer was accepted that is one too many")
+            raise Disagreement("a number was accepted that may not be used, or of a producer that is one too many")
 
     # Acknowledging ----------------------------------------------------------------------------------------------------
 
@@ -1285,29 +1360,28 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def commit_numbered(self, which: int, producer: str) -> None:
         peer, transaction = _one_of(self._open_transactions(), which)
-        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
-            commit = Commit(transaction, producer, self._next_number(producer))
-            note(f"engine.commit({peer.name}, {commit})  # is refused")
-            self._is_refused(list(self.sessions).index(peer), lambda: self.engine.commit(self.sessions[peer], commit))
+        name = self._called(producer)
+        numbered = self._numbered(name, Frame.COMMIT, self._next_number(name, Frame.COMMIT))
+        if self._must_be_refused(numbered):
+            self._commit_in_vain(list(self.sessions).index(peer), transaction, numbered)
             return
-        self._commit(peer, transaction, producer, self._next_number(producer))
+        self._commit(peer, transaction, numbered)
 
     def repeat_commit(self, who: int, which: int, says_all_again: bool) -> None:
         """After a lost connection a client repeats a COMMIT whose fate it does not know, or the whole transaction."""
         peer, _session = self._peer(who)
         producer, number = _one_of(self._repeatable(), which)
         transaction = self._fresh("t")
-        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
-            self._commit_in_vain(who, transaction, producer, number)
-            return
+        numbered = self._numbered(producer, Frame.COMMIT, number)
         if says_all_again:
             self._begin(peer, transaction)
             if not self._send_inside(who, "a", self._parcel(4, True, None, False), transaction):
                 return
-        elif self.oracle.first_use(producer, number) is None:
-            self._commit_in_vain(who, transaction, producer, number)
+        is_nothing = not says_all_again and self.oracle.verdict(numbered) is Verdict.NEW
+        if is_nothing or self._must_be_refused(numbered):
+            self._commit_in_vain(who, transaction, numbered)
             return
-        self._commit(peer, transaction, producer, number)
+        self._commit(peer, transaction, numbered)
         self.ask_receipt(who)
 
     def repeat_commit_of_what_is_open(self, which: int, number: int, charges_all: bool) -> None:
@@ -1315,21 +1389,23 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, transaction = _one_of(self._open_transactions(), which)
         producer, used = _one_of(self._repeatable(), number)
         who = list(self.sessions).index(peer)
-        if self.oracle.producers.is_refused(producer, self.oracle.now_ms):
-            self._commit_in_vain(who, transaction, producer, used)
+        numbered = self._numbered(producer, Frame.COMMIT, used)
+        if self._must_be_refused(numbered):
+            self._commit_in_vain(who, transaction, numbered)
             return
-        self._commit(peer, transaction, producer, used, charges_all=charges_all)
+        self._commit(peer, transaction, numbered, charges_all=charges_all)
         self.ask_receipt(who)
 
     def commit_what_is_neither_open_nor_recorded(self, who: int, producer: str) -> None:
-        self._commit_in_vain(who, "gone", producer, self.numbers.get(producer, 0) + 1)
+        name = self._called(producer)
+        number = self._next_number(name, Frame.COMMIT)
+        self._commit_in_vain(who, "gone", Numbered(name, Frame.COMMIT, number))
 
-    def _commit_in_vain(self, who: int, transaction: str, producer: str, number: int) -> None:
+    def _commit_in_vain(self, who: int, transaction: str, numbered: Numbered) -> None:
         peer, session = self._peer(who)
-        note(f'engine.commit({peer.name}, Commit("{transaction}", "{producer}", {number}))  # is refused')
-        with pytest.raises(RemoteProtocolError):
-            self.engine.commit(session, Commit(transaction, producer, number))
-        self.disconnect(who, False, 0)
+        note(f'engine.commit({peer.name}, Commit("{transaction}", {numbered}))  # is refused')
+        commit = _commit_of(transaction, numbered)
+        self._is_refused(who, lambda: self.engine.commit(session, commit))
 
     def _send_inside(self, who: int, queue: str, parcel: Parcel, transaction: str) -> bool:
         """Returns: False if open transactions take too much memory for one more send; its connection has ended then."""
@@ -1371,19 +1447,14 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.begin(peer, transaction)
 
     def _commit(
-        self,
-        peer: Peer,
-        transaction: str,
-        producer: str | None = None,
-        number: int = 0,
-        *,
-        charges_all: bool = True,
+        self, peer: Peer, transaction: str, numbered: Numbered | None = None, *, charges_all: bool = True
     ) -> None:
-        commit = Commit(transaction, producer, number, charges_all=charges_all)
-        note(f"engine.commit({peer.name}, {commit})")
+        note(f'engine.commit({peer.name}, Commit("{transaction}", {numbered}, charges_all={charges_all}))')
+        commit = _commit_of(transaction, numbered)
+        commit.charges_all = charges_all
         self.engine.commit(self.sessions[peer], commit)
-        _check_repeat(commit, self.oracle.commit(peer, transaction, producer, number, charges_all=charges_all))
-        if producer is not None:
+        _check_repeat(commit, self.oracle.commit(peer, transaction, numbered, charges_all=charges_all))
+        if numbered is not None:
             self._later()
 
     # Time, sockets and disk -------------------------------------------------------------------------------------------
@@ -2079,14 +2150,18 @@ class BrokerMachine(RuleBasedStateMachine):
         return [each for each in self.oracle.readers if each.is_pulling]
 
     def _repeatable(self) -> list[tuple[str, int]]:
-        """Numbers that L5 still promises to recognise, newest first."""
-        since = self.oracle.now_ms - REMEMBERED_MS
-        return [number for number, used_at in reversed(self.numbers_used_at.items()) if used_at > since]
+        """Numbers that L5 still promises to recognise, whether a SEND had them or a COMMIT, newest first."""
+        remembered = self.oracle.producers.remembered()
+        return [
+            number
+            for number, said_at in reversed(self.numbers_said.items())
+            if self._is_recent(said_at)
+            and (number[0] not in remembered or self._is_recent(remembered[number[0]].used_ms))
+        ]
 
-    def _next_number(self, producer: str) -> int:
-        self.numbers[producer] = self.numbers.get(producer, 0) + 1
-        self.numbers_used_at[producer, self.numbers[producer]] = self.oracle.now_ms
-        return self.numbers[producer]
+    def _next_number(self, producer: str, kind: Frame) -> int:
+        known = self.oracle.producers.remembered().get(producer)
+        return 1 if known is None else known.highest(kind) + 1
 
     def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
         if expires_in is None and self.EXPIRE and self.serial % 4:
@@ -2461,9 +2536,12 @@ class ProducersMachine(BrokerMachine):
         "disconnect": 1,
         "send_numbered": 10,
         "repeat_send": 5,
-        "send_in_transaction": 1,
-        "commit_numbered": 2,
+        "send_in_transaction": 2,
+        "commit_numbered": 3,
         "repeat_commit": 1,
+        "repeat_commit_of_what_is_open": 1,
+        "ask_producer": 6,
+        "forget_producers": 1,
         "advance": 5,
         "turn_and_take": 1,
         "take_batch": 2,
@@ -2476,18 +2554,22 @@ class ProducersMachine(BrokerMachine):
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
         "send_numbered": {
             "are_persistent": OneOf([[True]] * 6 + [[False], [True, True], [True, False]]),
-            "producer": OneOf("mnopqrst"),
+            "producer": MANY_PRODUCERS,
         },
         "send_in_transaction": {"commits": OneOf([False])},
-        "commit_numbered": {"producer": OneOf("mnopqrst")},
+        "commit_numbered": {"producer": MANY_PRODUCERS},
+        "ask_producer": {"producer": MANY_PRODUCERS},
+        "forget_producers": {"producers": Several(MANY_PRODUCERS, 1)},
         "advance": {"milliseconds": OneOf([HOUR_MS // 2, HOUR_MS - 3, HOUR_MS - 2, HOUR_MS, HOUR_MS])},
     }
     PRODUCERS_MAX: ClassVar[int] = 3
+    SETTLED_MAX: ClassVar[int] = 2
 
     @contextmanager
     def _comparing(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
             rooms.PRODUCERS_MAX.replace(patch, self.PRODUCERS_MAX)
+            rooms.SETTLED_MAX.replace(patch, self.SETTLED_MAX)
             yield
 
     def _later(self) -> None:
@@ -2858,9 +2940,18 @@ def _some_of(things: list[T], bits: int) -> list[T]:
     return [thing for at, thing in enumerate(things) if bits >> at % 3 & 1]
 
 
-def _check_repeat(command: Send | Commit, is_repeat: bool) -> None:
-    if command.is_repeat is not is_repeat:
-        raise Disagreement(f"{command} should be {'a' if is_repeat else 'no'} repeat")
+def _check_repeat(command: Send | Commit, verdict: Verdict) -> None:
+    said = Verdict.NEW
+    if command.is_repeat:
+        said = Verdict.UNKNOWN if command.is_unknown else Verdict.REPEAT
+    if said is not verdict:
+        raise Disagreement(f"of {command} is said that {said.value}; but {verdict.value}")
+
+
+def _commit_of(transaction: str, numbered: Numbered | None) -> Commit:
+    if numbered is None:
+        return Commit(transaction)
+    return Commit(transaction, numbered.producer, numbered.number, is_gapless=numbered.says_gapless)
 
 
 def _address(queue: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from tests.property.producers_oracle import Producers
+from tests.property.producers_oracle import Kind, Producers, Verdict
 from truenext.commands import AckMode
 
 ROOM_BYTES = 1024 * 1024
@@ -354,12 +354,13 @@ class Durable:
 
 
 @dataclass(frozen=True)
-class Use:
-    """The first use of a producer's number."""
+class Numbered:
+    """A SEND or COMMIT that may be repeated."""
 
-    batch: int
-    """It makes it durable."""
-    is_stored: bool
+    producer: str
+    kind: Kind
+    number: int
+    says_gapless: bool = False
 
 
 @dataclass(frozen=True)
@@ -387,6 +388,7 @@ class Oracle:
         expired_move: bool = False,
         retries: Retries | None = None,
         producers_max: int = 100_000,
+        settled_max: int = 100,
     ) -> None:
         self.attempts_max = attempts_max
         self.retries = retries or Retries()
@@ -423,10 +425,7 @@ class Oracle:
         self.ended: list[Peer] = []
         self.sequences: dict[Letter, int] = {}
         """The broker's sequence of each message that was seen."""
-        self.used_numbers: dict[tuple[str, int], Use] = {}
-        self.producers = Producers(producers_max)
-        self.forgotten: list[tuple[int, dict[tuple[str, int], Use]]] = []
-        """Numbers of producers that were forgotten before their time, with the batch that writes that."""
+        self.producers = Producers(producers_max, settled_max)
         self.planned: list[Planned] = []
         self.paused: frozenset[str] = frozenset()
         self.pauses: list[tuple[int, str, bool]] = []
@@ -501,19 +500,28 @@ class Oracle:
         parcel = self._living(parcel)
         self._accept(peer, self.copied_to(queue, parcel, peer), parcel, block=self._event)
 
-    def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> bool:
-        """Whether it is a repeat, which its receipt says."""
+    def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, numbered: Numbered) -> Verdict:
+        """What its receipt says; it is not refused."""
         # L5: accepted once; the receipt of a repeat waits until the first is durable.
-        first = self.first_use(producer, number)
-        if first is not None:
-            self.producers.repeated(producer, self.now_ms, self.gathering)
-            self._wait(peer, must=first.batch, may=self.gathering)
-            return True
+        verdict = self.verdict(numbered)
+        if verdict is not Verdict.NEW:
+            self._repeated(peer, numbered)
+            return verdict
         made = len(self.made_in)
         self.send(peer, queue, parcel)
-        self._use(producer, number, is_stored=self._is_stored(queue, parcel), has_made=len(self.made_in) > made)
+        self._use(numbered, is_stored=self._is_stored(queue, parcel), has_made=len(self.made_in) > made)
         self._wait(peer, may=self.gathering)
-        return False
+        return verdict
+
+    def _repeated(self, peer: Peer, numbered: Numbered) -> None:
+        first = self.producers.first_use_in(numbered.producer, numbered.kind, numbered.number)
+        self.producers.repeated(numbered.producer, self.now_ms, self.gathering)
+        self._wait(peer, must=first, may=self.gathering)
+
+    def verdict(self, numbered: Numbered) -> Verdict:
+        return self.producers.verdict(
+            numbered.producer, numbered.kind, numbered.number, says_gapless=numbered.says_gapless
+        )
 
     def acknowledge(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
         covered = self.covered(letter)
@@ -573,24 +581,16 @@ class Oracle:
             peer.transactions[transaction].is_doomed = True
 
     def commit(
-        self,
-        peer: Peer,
-        transaction: str,
-        producer: str | None = None,
-        number: int = 0,
-        *,
-        charges_all: bool = True,
-    ) -> bool:
-        """Whether it is a repeat, which its receipt says."""
-        first = self.first_use(producer, number) if producer is not None else None
-        if first is not None:
+        self, peer: Peer, transaction: str, numbered: Numbered | None = None, *, charges_all: bool = True
+    ) -> Verdict:
+        """What its receipt says; it is not refused."""
+        verdict = Verdict.NEW if numbered is None else self.verdict(numbered)
+        if numbered is not None and verdict is not Verdict.NEW:
             # L5: a transaction that is open ends as by ABORT; the receipt waits until the first is durable.
             if transaction in peer.transactions:
                 self.abort(peer, transaction, charges_all=charges_all)
-            assert producer is not None
-            self.producers.repeated(producer, self.now_ms, self.gathering)
-            self._wait(peer, must=first.batch, may=self.gathering)
-            return True
+            self._repeated(peer, numbered)
+            return verdict
         self._event += 1
         work = peer.transactions.pop(transaction)
         # Ready: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
@@ -604,13 +604,26 @@ class Oracle:
             self._accept(peer, queues, parcel, visible_from=visible_from, block=self._event)
         for letter in work.acknowledged:
             self._acknowledged(peer, letter)
-        if is_lasting or work.refused or producer is not None:
+        if is_lasting or work.refused or numbered is not None:
             self._wait(peer, may=self.gathering)
         self._give_back(work.refused, charged=work.refused, is_tried_later=True)
         self._free_groups_of_resting()
-        if producer is not None:
-            self._use(producer, number, is_stored=is_lasting, has_made=len(self.made_in) > made, is_commit=True)
-        return False
+        if numbered is not None:
+            self._use(numbered, is_stored=is_lasting, has_made=len(self.made_in) > made)
+        return verdict
+
+    # Did it happen? ---------------------------------------------------------------------------------------------------
+
+    def ask_producer(self, producer: str, number: int | None, *, settles: bool) -> tuple[str | None, int]:
+        """What became of a COMMIT, and the batch that the answer waits for at the least."""
+        if settles and number is not None:
+            self.producers.settle(producer, number, self.now_ms, self.gathering)
+        outcome = None if number is None else self.producers.outcome(producer, number)
+        return outcome, self.producers.asked(producer, self.gathering)
+
+    def forget_producers(self, peer: Peer, names: Iterable[str]) -> None:
+        for name in names:
+            self._wait(peer, must=self.producers.forget(name, self.gathering), may=self.gathering)
 
     def abort(self, peer: Peer, transaction: str, *, charges_all: bool = True) -> None:
         self._event += 1
@@ -920,12 +933,7 @@ class Oracle:
             letter.is_gone = False
             letter.least_deliveries = 2
         # L5: for transient messages it holds until a crash.
-        for forgotten_in, numbers in reversed(self.forgotten):
-            if forgotten_in > self.durable:
-                self.used_numbers |= numbers
         self.producers.crashed(self.durable)
-        known = [number for number, use in self.used_numbers.items() if use.is_stored and use.batch <= self.durable]
-        self.used_numbers = dict.fromkeys(known, Use(AT_ONCE, True))
         self._begin_again()
 
     def restart(self) -> None:
@@ -940,7 +948,6 @@ class Oracle:
             letter.stored_in = self.durable
             if letter.least_deliveries and not FLAG_OUTLIVES_CLEAN_STOPS:
                 letter.least_deliveries = 1
-        self.used_numbers = dict.fromkeys(self.used_numbers, Use(AT_ONCE, True))
         self.producers.stopped()
         self._begin_again()
 
@@ -977,7 +984,6 @@ class Oracle:
             due_ms = self.now_ms + letter.due - self.steady_ms if is_waiting else 0
             letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison, letter.was_lost)]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
-        self.forgotten = []
         self.owners = {}
         # Topics: it survives every end of the broker; durably ended it has.
         kept = [one for one in self.durables if one.made_in <= self.durable]
@@ -993,11 +999,6 @@ class Oracle:
         self.gathering += 1
         self.pauses = [(AT_ONCE, queue, True) for queue in self.paused]
         self.leave_memory = True
-
-    def first_use(self, producer: str, number: int) -> Use | None:
-        """L5: one below the highest counts as a repeat, whatever became of the first."""
-        is_below = any(name == producer and number < other for name, other in self.used_numbers)
-        return self.used_numbers.get((producer, number), Use(AT_ONCE, False) if is_below else None)
 
     def redriven(self, shown: list[int], moved: list[int]) -> None:
         """Of a page that shows these sequences of a dead-letter queue, these were moved back.
@@ -1691,16 +1692,17 @@ class Oracle:
         elif letter.persistent or self.leave_memory:
             self._wait(peer, may=self.gathering)
 
-    def _use(
-        self, producer: str, number: int, *, is_stored: bool, has_made: bool = False, is_commit: bool = False
-    ) -> None:
-        """If it `has_made` the queue of a virtual topic, a repeat waits for that."""
-        gone = self.producers.used(producer, self.now_ms, self.gathering, is_stored=is_stored, is_commit=is_commit)
-        if gone is not None:
-            numbers = {key: use for key, use in self.used_numbers.items() if key[0] == gone}
-            self.forgotten.append((self.gathering, numbers))
-            self.used_numbers = {key: use for key, use in self.used_numbers.items() if key not in numbers}
-        self.used_numbers[producer, number] = Use(self.gathering if is_stored or has_made else AT_ONCE, is_stored)
+    def _use(self, numbered: Numbered, *, is_stored: bool, has_made: bool) -> None:
+        self.producers.used(
+            numbered.producer,
+            numbered.kind,
+            numbered.number,
+            self.now_ms,
+            self.gathering,
+            is_stored=is_stored,
+            has_made=has_made,
+            says_gapless=numbered.says_gapless,
+        )
 
     def _must_be_written(self) -> list[object]:
         """Why the gathering batch cannot be empty."""
@@ -1718,7 +1720,7 @@ class Oracle:
         reasons += [queue for queue, batch in self.made_in.items() if batch == now]
         reasons += [each for each in self.planned if now in (each.stored_in, each.removed_in)]
         reasons += [pause for pause in self.pauses if pause[0] == now]
-        reasons += [number for number, use in self.used_numbers.items() if use.is_stored and use.batch == now]
+        reasons += self.producers.written_in(now)
         return reasons
 
     def _give_back(

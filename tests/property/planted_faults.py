@@ -93,6 +93,7 @@ from truenext.engine.state.clients import Takers
 from truenext.engine.state.consumer import Browser, Consumer, Session
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.producer import Producer
 from truenext.engine.state.queue import NO_ENTRIES, WHOLE, Entry, Lane, Queue
 from truenext.engine.state.reason import Reason
 from truenext.engine.state.transaction import OpenTransactions
@@ -101,7 +102,7 @@ from truenext.engine.turn import Effects, Turn
 from truenext.engine.writing.copies import NONE, Contents
 from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.numbers import Numbers
-from truenext.engine.writing.producers import Producer, Producers
+from truenext.engine.writing.producers import Producers
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message, living
 from truenext.pattern import matches
@@ -756,7 +757,7 @@ def a_transaction_has_the_sequences_of_its_sends(patch: Patch) -> None:
 
 
 def a_repeat_is_accepted_again(patch: Patch) -> None:
-    rooms.IS_REPEAT.replace(patch, lambda sending, session, producer, number: False)
+    rooms.IS_REPEAT.replace(patch, lambda sending, session, said: False)
 
 
 def _change_repeated_commit(patch: Patch, end: Callable[[Transactions, Session, str], None]) -> None:
@@ -765,12 +766,7 @@ def _change_repeated_commit(patch: Patch, end: Callable[[Transactions, Session, 
 
     def faulty(transactions: Transactions, session: Session, command: Commit) -> None:
         is_open = command.transaction in session.transactions
-        if (
-            is_open
-            and command.producer is not None
-            and rooms.IS_REPEAT.of(transactions)(session, command.producer, command.number)
-        ):
-            command.is_repeat = True
+        if is_open and command.producer is not None and rooms.IS_REPEAT.of(transactions)(session, command):
             end(transactions, session, command.transaction)
             return
         commit(transactions, session, command)
@@ -816,9 +812,9 @@ def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
 def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
     is_repeat = rooms.IS_REPEAT.original
 
-    def faulty(sending: Sending, session: Session, producer: str, number: int) -> bool:
+    def faulty(sending: Sending, session: Session, said: Send | Commit) -> bool:
         batch = session.batch
-        answer = is_repeat(sending, session, producer, number)
+        answer = is_repeat(sending, session, said)
         session.batch = batch
         return answer
 
@@ -829,8 +825,12 @@ def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
 def a_producer_of_a_commit_is_forgotten_early(patch: Patch) -> None:
     record = rooms.RECORD_PRODUCER.original
 
-    def faulty(producers: Producers, *arguments: Any, is_stored: bool, is_send: bool = True) -> None:
-        record(producers, *arguments, is_stored=is_stored, is_send=True)
+    def faulty(producers: Producers, said: Send | Commit, *, is_stored: bool) -> None:
+        assert said.producer is not None
+        is_new = said.producer not in rooms.producers(producers)
+        record(producers, said, is_stored=is_stored)
+        if is_new:
+            rooms.sent_once(producers)[said.producer] = None
 
     rooms.RECORD_PRODUCER.replace(patch, faulty)
 
@@ -839,11 +839,12 @@ def a_producer_of_a_commit_is_forgotten_early(patch: Patch) -> None:
 def a_producer_of_two_sends_is_forgotten_early(patch: Patch) -> None:
     record = rooms.RECORD_PRODUCER.original
 
-    def faulty(producers: Producers, name: str, *arguments: Any, is_stored: bool, is_send: bool = True) -> None:
-        was_once = name in rooms.sent_once(producers)
-        record(producers, name, *arguments, is_stored=is_stored, is_send=is_send)
-        if was_once and is_send:
-            rooms.sent_once(producers)[name] = None
+    def faulty(producers: Producers, said: Send | Commit, *, is_stored: bool) -> None:
+        assert said.producer is not None
+        was_once = said.producer in rooms.sent_once(producers)
+        record(producers, said, is_stored=is_stored)
+        if was_once and isinstance(said, Send):
+            rooms.sent_once(producers)[said.producer] = None
 
     rooms.RECORD_PRODUCER.replace(patch, faulty)
 
@@ -852,11 +853,12 @@ def a_producer_of_two_sends_is_forgotten_early(patch: Patch) -> None:
 def a_producer_that_repeated_its_send_is_forgotten_early(patch: Patch) -> None:
     repeated = rooms.FIND_REPEATED.original
 
-    def faulty(producers: Producers, name: str, *arguments: Any) -> Producer | None:
-        was_once = name in rooms.sent_once(producers)
-        known = repeated(producers, name, *arguments)
+    def faulty(producers: Producers, said: Send | Commit) -> Producer | None:
+        assert said.producer is not None
+        was_once = said.producer in rooms.sent_once(producers)
+        known = repeated(producers, said)
         if was_once:
-            rooms.sent_once(producers)[name] = None
+            rooms.sent_once(producers)[said.producer] = None
         return known
 
     rooms.FIND_REPEATED.replace(patch, faulty)
@@ -866,13 +868,14 @@ def a_producer_that_repeated_its_send_is_forgotten_early(patch: Patch) -> None:
 def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_not(patch: Patch) -> None:
     repeated = rooms.FIND_REPEATED.original
 
-    def faulty(producers: Producers, name: str, number: int) -> Producer | None:
+    def faulty(producers: Producers, said: Send | Commit) -> Producer | None:
+        assert said.producer is not None
         batch = rooms.ledger_of(producers).batch
-        written = batch.producers.get(name)
-        known = repeated(producers, name, number)
-        batch.producers.pop(name, None)
+        written = batch.producers.get(said.producer)
+        known = repeated(producers, said)
+        batch.producers.pop(said.producer, None)
         if written is not None:
-            batch.producers[name] = written
+            batch.producers[said.producer] = written
         return known
 
     rooms.FIND_REPEATED.replace(patch, faulty)
@@ -2208,11 +2211,11 @@ def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_dura
 def who_repeats_what_made_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
     is_repeat = rooms.IS_REPEAT.original
 
-    def faulty(sending: Sending, session: Session, producer: str, number: int) -> bool:
+    def faulty(sending: Sending, session: Session, said: Send | Commit) -> bool:
         introduced = dict(rooms.introduced(sending))
         rooms.introduced(sending).clear()
         try:
-            return is_repeat(sending, session, producer, number)
+            return is_repeat(sending, session, said)
         finally:
             rooms.introduced(sending).update(introduced)
 

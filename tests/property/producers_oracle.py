@@ -1,12 +1,27 @@
-"""Which producers are remembered, and which of them goes for a new one? By docs/contract.md, L5, alone.
+"""What is known of producers, and which of them goes for a new one? By docs/contract.md (L5, "Did it happen?") alone.
 
 Of each is kept what it was after each use, and the batch that writes that down: a crash leaves what was durable.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
 HOUR_MS = 3600 * 1000
 WRITTEN_BEFORE = 0
+
+
+class Kind(Enum):
+    SEND = "SEND"
+    COMMIT = "COMMIT"
+
+
+class Verdict(Enum):
+    """What is to happen to a number."""
+
+    NEW = "it is accepted"
+    REPEAT = "it is a repeat"
+    UNKNOWN = "it is a repeat, and may have been left out"
+    REFUSED = "it is refused"
 
 
 @dataclass(frozen=True)
@@ -15,10 +30,28 @@ class Producer:
     uses: int = 1
     """Repeats as well."""
     has_committed: bool = False
+    """Or something was settled."""
+    is_gapless: bool | None = None
+    """None: it has had no SEND and no COMMIT, and may still say so."""
+    used: dict[tuple[Kind, int], int] = field(default_factory=dict)
+    """Accepted numbers, and the batch that a repeat waits for."""
+    settled: tuple[int, ...] = ()
+    """All of them, in order."""
+    known_in: int | None = None
+    """The batch with which its numbers are durable; None if they need not be."""
 
     @property
     def may_be_forgotten_early(self) -> bool:
         return self.uses == 1 and not self.has_committed
+
+    def highest(self, kind: Kind) -> int:
+        """Settled numbers count as used; 0 is none."""
+        used = [number for one, number in self.used if one is kind]
+        return max(used + list(self.settled if kind is Kind.COMMIT else ()), default=0)
+
+    def is_lost(self, kind: Kind, number: int, settled_max: int) -> bool:
+        """At and below the highest settled one that was forgotten all are unknown."""
+        return kind is Kind.COMMIT and any(number <= one for one in self.settled[:-settled_max])
 
 
 @dataclass(frozen=True)
@@ -30,8 +63,9 @@ class Known:
 
 
 class Producers:
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, settled_max: int) -> None:
         self.limit = limit
+        self.settled_max = settled_max
         self._known: dict[str, list[Known]] = {}
 
     def remembered(self) -> dict[str, Producer]:
@@ -42,19 +76,52 @@ class Producers:
         """It is new, and nobody may be forgotten for it."""
         return self._is_one_too_many(name) and not self._dispensable(now_ms)
 
-    def used(self, name: str, now_ms: int, gathering: int, *, is_stored: bool, is_commit: bool) -> str | None:
-        """Not a repeat. Returns who was forgotten for it, if it is new."""
-        gone = None
-        if self._is_one_too_many(name):
-            gone = min(self._dispensable(now_ms), key=lambda each: self.remembered()[each].used_ms)
-            self._known[gone].append(Known(gathering, None))
-        before = self.remembered().get(name)
-        if before is None:
-            producer = Producer(now_ms, has_committed=is_commit)
-        else:
-            producer = Producer(now_ms, before.uses + 1, before.has_committed or is_commit)
+    # ---- Numbers ----
+
+    def verdict(self, name: str, kind: Kind, number: int, *, says_gapless: bool) -> Verdict:
+        """But for the limit of producers, and that a transaction may not be open."""
+        producer = self.remembered().get(name, Producer(0))
+        if kind is Kind.COMMIT and number in producer.settled[-self.settled_max :]:
+            return Verdict.REFUSED
+        if says_gapless and producer.is_gapless is False:
+            return Verdict.REFUSED
+        is_gapless = producer.is_gapless or says_gapless
+        highest = producer.highest(kind)
+        if number > highest:
+            return Verdict.REFUSED if is_gapless and number > highest + 1 else Verdict.NEW
+        may_be_left_out = not is_gapless and number < highest
+        if may_be_left_out or producer.is_lost(kind, number, self.settled_max):
+            return Verdict.UNKNOWN
+        return Verdict.REPEAT
+
+    def first_use_in(self, name: str, kind: Kind, number: int) -> int:
+        """The batch that the receipt of a repeat waits for."""
+        return self.remembered()[name].used.get((kind, number), WRITTEN_BEFORE)
+
+    def used(
+        self,
+        name: str,
+        kind: Kind,
+        number: int,
+        now_ms: int,
+        gathering: int,
+        *,
+        is_stored: bool,
+        has_made: bool,
+        says_gapless: bool,
+    ) -> None:
+        """Not a repeat. If it `has_made` the queue of a virtual topic, a repeat waits for that."""
+        before = self._before(name, now_ms, gathering)
+        producer = replace(
+            before,
+            used_ms=now_ms,
+            uses=before.uses + 1,
+            has_committed=before.has_committed or kind is Kind.COMMIT,
+            is_gapless=says_gapless if before.is_gapless is None else before.is_gapless,
+            used=before.used | {(kind, number): gathering if is_stored or has_made else WRITTEN_BEFORE},
+            known_in=gathering if is_stored else None,
+        )
         self._known.setdefault(name, []).append(Known(gathering if is_stored else None, producer))
-        return gone
 
     def repeated(self, name: str, now_ms: int, gathering: int) -> None:
         last = self._known[name][-1]
@@ -63,13 +130,91 @@ class Producers:
         producer = replace(last.producer, used_ms=now_ms, uses=last.producer.uses + 1)
         self._known[name].append(Known(gathering if is_written else None, producer))
 
+    # ---- Questions ----
+
+    def outcome(self, name: str, number: int) -> str:
+        """What became of this COMMIT."""
+        producer = self.remembered().get(name)
+        if producer is None:
+            return "not so far" if number == 1 else "unknown"
+        if number in producer.settled[-self.settled_max :]:
+            return "rolled back"
+        if producer.is_lost(Kind.COMMIT, number, self.settled_max):
+            return "unknown"
+        highest = producer.highest(Kind.COMMIT)
+        if number > highest:
+            return "not so far"
+        return "committed" if number == highest or producer.is_gapless else "unknown"
+
+    def settle(self, name: str, number: int, now_ms: int, gathering: int) -> None:
+        """If it can be: only what is `not so far`, and the next one where there may be no gaps."""
+        if self.outcome(name, number) != "not so far" or self.is_refused(name, now_ms):
+            return
+        before = self.remembered().get(name, Producer(0))
+        if before.is_gapless is not False and number != before.highest(Kind.COMMIT) + 1:
+            return
+        before = self._before(name, now_ms, gathering)
+        producer = replace(
+            before,
+            used_ms=now_ms,
+            uses=before.uses + 1,
+            has_committed=True,
+            settled=(*before.settled, number),
+            known_in=gathering,
+        )
+        self._known.setdefault(name, []).append(Known(gathering, producer))
+
+    def asked(self, name: str, gathering: int) -> int:
+        """The batch that the answer waits for: all that it says is durable then."""
+        known = self._known.get(name)
+        if known is None:
+            return WRITTEN_BEFORE
+        last = known[-1]
+        if last.producer is None:
+            assert last.written_in is not None, "forgotten durably"
+            return last.written_in
+        if last.written_in is None:
+            # It has to be written now, if it does not stand in a batch already.
+            known_in = gathering if last.producer.known_in is None else last.producer.known_in
+            known.append(Known(gathering, replace(last.producer, known_in=known_in)))
+            return known_in
+        assert last.producer.known_in is not None, "with what is written its numbers are"
+        return last.producer.known_in
+
+    # ---- Forgetting ----
+
+    def forget(self, name: str, gathering: int) -> int:
+        """Somebody says so. Returns the batch that its receipt waits for."""
+        known = self._known.get(name)
+        if known is None:
+            return WRITTEN_BEFORE
+        if known[-1].producer is not None:
+            known.append(Known(gathering, None))
+        written_in = known[-1].written_in
+        assert written_in is not None, "forgotten durably"
+        return written_in
+
     def crashed(self, durable: int) -> None:
         for name, known in list(self._known.items()):
             left = [one for one in known if one.written_in is not None and one.written_in <= durable]
             self._known[name] = [Known(WRITTEN_BEFORE, left[-1].producer if left else None)]
 
     def stopped(self) -> None:
-        self._known = {name: [Known(WRITTEN_BEFORE, known[-1].producer)] for name, known in self._known.items()}
+        for name, known in list(self._known.items()):
+            producer = known[-1].producer
+            producer = producer and replace(producer, known_in=WRITTEN_BEFORE)
+            self._known[name] = [Known(WRITTEN_BEFORE, producer)]
+
+    def written_in(self, gathering: int) -> list[str]:
+        """Of whom the gathering batch must say something."""
+        return [name for name, known in self._known.items() if any(one.written_in == gathering for one in known)]
+
+    def _before(self, name: str, now_ms: int, gathering: int) -> Producer:
+        """What a producer is before it is used, for which another may have to go."""
+        if self._is_one_too_many(name):
+            gone = min(self._dispensable(now_ms), key=lambda each: self.remembered()[each].used_ms)
+            self._known[gone].append(Known(gathering, None))
+        return self.remembered().get(name, Producer(now_ms, uses=0))
 
     def _is_one_too_many(self, name: str) -> bool:
         remembered = self.remembered()

@@ -86,10 +86,12 @@ from truenext.engine.selecting.scan import ScanCursor
 from truenext.engine.selecting.selecting import Selecting
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state import consumer as consumer_module
+from truenext.engine.state import producer as producer_module
 from truenext.engine.state.clients import Clients, Takers
 from truenext.engine.state.consumer import Browser, Consumer, Session
 from truenext.engine.state.holder import Holder
 from truenext.engine.state.memory import Memory
+from truenext.engine.state.producer import Producer
 from truenext.engine.state.queue import Entry, Lane, OutOfTurn, Queue, is_given_up
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Turn
@@ -100,7 +102,7 @@ from truenext.engine.writing.entries import introduce, mark, put, release, remov
 from truenext.engine.writing.event_log import EventLog
 from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.numbers import Numbers
-from truenext.engine.writing.producers import Producer, Producers
+from truenext.engine.writing.producers import Producers
 from truenext.envelope import closes_group
 from truenext.message import Message
 from truenext.pattern import matches
@@ -464,6 +466,7 @@ CONTENT_BYTES_MIN = Attribute("CONTENT_BYTES_MIN", copies_module)
 STORE_TRANSACTION_BYTES_MAX = Attribute("STORE_TRANSACTION_BYTES_MAX", run_module)
 DUE_PAGE_BYTES = Attribute("PAGE_BYTES", scheduled_module)
 PRODUCERS_MAX = Attribute("PRODUCERS_MAX", producers_module)
+SETTLED_MAX = Attribute("SETTLED_MAX", producer_module)
 SCAN_SIZE = Attribute("SCAN_SIZE", selecting_module)
 SCAN_PAGE_SIZE = Attribute("SCAN_PAGE_SIZE", selections_module)
 SCAN_FOUND_MAX = Attribute("SCAN_FOUND_MAX", scan_module)
