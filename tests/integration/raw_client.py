@@ -30,7 +30,11 @@ class RawClient:
             # Before the connection is made, as the window is agreed with it.
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self._sock.settimeout(RECEIVE_SECONDS)
-        self._sock.connect(("127.0.0.1", port))
+        try:
+            self._sock.connect(("127.0.0.1", port))
+        except OSError:
+            self._sock.close()
+            raise
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._decoder = Decoder(FRAMES)
         self._version = Version.V1_2

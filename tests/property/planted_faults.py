@@ -7,7 +7,7 @@ one decision changed, so that they do not depend on how the engine's own is writ
 
 import ast
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,7 @@ from tests.property.broker_machine import (
 )
 from tests.property.disk import Disk, Stored
 from truenext.answers import Answer
-from truenext.batch import Batch
+from truenext.batch import Batch, ProducerState
 from truenext.commands import (
     Abort,
     Ack,
@@ -93,7 +93,7 @@ from truenext.engine.state.clients import Takers
 from truenext.engine.state.consumer import Browser, Consumer, Session
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import Found, PageRead, Read
-from truenext.engine.state.producer import Producer
+from truenext.engine.state.producer import CommitOutcome, Producer
 from truenext.engine.state.queue import NO_ENTRIES, WHOLE, Entry, Lane, Queue
 from truenext.engine.state.reason import Reason
 from truenext.engine.state.transaction import OpenTransactions
@@ -102,7 +102,7 @@ from truenext.engine.turn import Effects, Turn
 from truenext.engine.writing.copies import NONE, Contents
 from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.numbers import Numbers
-from truenext.engine.writing.producers import Producers
+from truenext.engine.writing.producers import Known, Producers
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message, living
 from truenext.pattern import matches
@@ -903,6 +903,140 @@ def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
         return old[-1] if old else None
 
     rooms.DISPENSABLE_PRODUCER.replace(patch, faulty)
+
+
+@shows_in(ProducersMachine)
+def sends_and_commits_count_together(patch: Patch) -> None:
+    use = rooms.USE_NUMBER.original
+
+    def faulty(producer: Producer, number: int, *, is_commit: bool, says_gapless: bool) -> None:
+        use(producer, number, is_commit=is_commit, says_gapless=says_gapless)
+        producer.sends = producer.commits = max(producer.sends, producer.commits)
+
+    rooms.USE_NUMBER.replace(patch, faulty)
+
+
+@shows_in(ProducersMachine)
+def a_number_that_is_too_far_on_is_accepted(patch: Patch) -> None:
+    rooms.CHECK_GAP.replace(patch, lambda name, number, highest: None)
+
+
+@shows_in(ProducersMachine)
+def who_does_not_say_again_that_it_has_no_gaps_may_leave_numbers_out(patch: Patch) -> None:
+    has_used = rooms.HAS_USED.original
+
+    def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, says_gapless: bool) -> bool:
+        declared = producer.is_gapless
+        if not says_gapless:
+            producer.is_gapless = False
+        try:
+            return has_used(producer, name, number, is_commit=is_commit, says_gapless=says_gapless)
+        finally:
+            producer.is_gapless = declared
+
+    rooms.HAS_USED.replace(patch, faulty)
+
+
+@shows_in(ProducersMachine)
+def a_commit_that_was_settled_is_taken_for_a_repeat(patch: Patch) -> None:
+    has_used = rooms.HAS_USED.original
+
+    def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, says_gapless: bool) -> bool:
+        if is_commit and number in producer.settled:
+            return True
+        return has_used(producer, name, number, is_commit=is_commit, says_gapless=says_gapless)
+
+    rooms.HAS_USED.replace(patch, faulty)
+
+
+@shows_in(ProducersMachine)
+def a_repeat_of_what_may_have_been_left_out_is_said_to_have_happened(patch: Patch) -> None:
+    rooms.MAY_HAVE_LEFT_OUT.replace(patch, lambda producer, number, *, is_commit: False)
+
+
+@shows_in(ProducersMachine)
+def what_is_settled_leaves_a_gap(patch: Patch) -> None:
+    settle = rooms.SETTLE.original
+
+    def faulty(producer: Producer, number: int) -> bool:
+        declared = producer.is_gapless
+        producer.is_gapless = False
+        try:
+            return settle(producer, number)
+        finally:
+            producer.is_gapless = declared
+
+    rooms.SETTLE.replace(patch, faulty)
+
+
+@shows_in(ProducersMachine)
+def below_settled_numbers_that_are_forgotten_all_is_said_to_be_committed(patch: Patch) -> None:
+    settle = rooms.SETTLE.original
+
+    def faulty(producer: Producer, number: int) -> bool:
+        unknown = producer.commits_unknown
+        is_settled = settle(producer, number)
+        producer.commits_unknown = unknown
+        return is_settled
+
+    rooms.SETTLE.replace(patch, faulty)
+
+
+@shows_in(ProducersMachine)
+def what_was_settled_is_forgotten_in_a_crash(patch: Patch) -> None:
+    state = rooms.STATE_OF_PRODUCER.original
+
+    def faulty(producers: Producers, name: str, producer: Producer) -> ProducerState:
+        return structs.replace(state(producers, name, producer), settled=())
+
+    rooms.STATE_OF_PRODUCER.replace(patch, faulty)
+
+
+@shows_in(ProducersMachine)
+def that_a_producer_has_no_gaps_is_forgotten_in_a_crash(patch: Patch) -> None:
+    state = rooms.STATE_OF_PRODUCER.original
+
+    def faulty(producers: Producers, name: str, producer: Producer) -> ProducerState:
+        return structs.replace(state(producers, name, producer), is_gapless=None)
+
+    rooms.STATE_OF_PRODUCER.replace(patch, faulty)
+
+
+@shows_in(ProducersMachine)
+def an_answer_about_a_producer_does_not_wait_until_it_is_durable(patch: Patch) -> None:
+    ask = rooms.ASK_PRODUCER.original
+
+    def faulty(producers: Producers, name: str, commit: int | None, *, settles: bool) -> Known:
+        return ask(producers, name, commit, settles=settles)._replace(batch=0)
+
+    rooms.ASK_PRODUCER.replace(patch, faulty)
+
+
+@shows_in(ProducersMachine)
+def numbers_of_transients_that_were_answered_are_forgotten_in_a_crash(patch: Patch) -> None:
+    ask = rooms.ASK_PRODUCER.original
+
+    def faulty(producers: Producers, name: str, commit: int | None, *, settles: bool) -> Known:
+        batch = rooms.ledger_of(producers).batch
+        before = dict(batch.producers)
+        known = ask(producers, name, commit, settles=settles)
+        if known.outcome is not CommitOutcome.ROLLED_BACK:
+            batch.producers = before
+        return known
+
+    rooms.ASK_PRODUCER.replace(patch, faulty)
+
+
+@shows_in(ProducersMachine)
+def who_says_that_a_producer_is_not_needed_is_answered_before_that_is_durable(patch: Patch) -> None:
+    forget = rooms.FORGET_PRODUCERS.original
+
+    def faulty(producers: Producers, session: Session, names: Iterable[str]) -> None:
+        before = session.batch
+        forget(producers, session, names)
+        session.batch = before
+
+    rooms.FORGET_PRODUCERS.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)

@@ -91,7 +91,7 @@ from truenext.engine.state.clients import Clients, Takers
 from truenext.engine.state.consumer import Browser, Consumer, Session
 from truenext.engine.state.holder import Holder
 from truenext.engine.state.memory import Memory
-from truenext.engine.state.producer import Producer
+from truenext.engine.state.producer import Producer, check_gap
 from truenext.engine.state.queue import Entry, Lane, OutOfTurn, Queue, is_given_up
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Turn
@@ -412,6 +412,14 @@ RECORD_PRODUCER = Target(Producers.record, Producers)
 FIND_REPEATED = Target(Producers.repeated, Producers)
 DISPENSABLE_PRODUCER = Target(Producers._dispensable, Producers)
 FORGET_PRODUCER = Target(Producers._forget, Producers)
+ASK_PRODUCER = Target(Producers.ask, Producers)
+FORGET_PRODUCERS = Target(Producers.forget, Producers)
+STATE_OF_PRODUCER = Target(Producers._state, Producers)
+HAS_USED = Target(Producer.has_used, Producer)
+USE_NUMBER = Target(Producer.use, Producer)
+MAY_HAVE_LEFT_OUT = Target(Producer.may_have_left_out, Producer)
+SETTLE = Target(Producer.settle, Producer)
+CHECK_GAP = Target(check_gap, producer_module, producers_module)
 PRODUCER_MEMORY_MS_MIN = Attribute("PRODUCER_MEMORY_MS_MIN", producers_module)
 
 # Selectors of consumers -----------------------------------------------------------------------------------------------

@@ -1,0 +1,238 @@
+"""Is what a client is told of its COMMITs what happened, if the broker is killed at any moment, again and again?
+
+A client commits transactions and sends, all with numbers that have no gaps. At a random moment the broker gets a
+kill -9. The client connects to the next one and asks what became of what it is in doubt about; half of the time that
+is to settle it. What it is told it believes. Now and then the queue is emptied, and held against that.
+
+    TRUENEXT_COMMIT_CYCLES=1000 TRUENEXT_SEED=7 pytest -s tests/integration/test_kill_commits.py
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.broker_process import QUIET_SECONDS, dying_with_us
+from tests.integration.raw_client import RECEIVE_SECONDS, RawClient, numbered
+
+CYCLES = int(os.environ.get("TRUENEXT_COMMIT_CYCLES", "20"))
+SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
+CYCLES_PER_LOOK = 25
+"""Cycles after which the queue is emptied."""
+KILLED_WITHIN_SECONDS = 0.04
+"""Of the start: a client has connected, asked, and committed some transactions by then."""
+
+GONE = (OSError, EOFError)
+"""How a client notices that the broker was killed."""
+GAPLESS = {"truenext-gapless": "true"}
+
+
+class ForkedBrokers:
+    """One after the other, on one folder."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        root = Path(__file__).parents[2]
+        self._process = subprocess.Popen(
+            dying_with_us([sys.executable, "-m", "tests.integration.forked_brokers"]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=root,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])},
+            text=True,
+        )
+        self._pid = 0
+
+    def start(self) -> int:
+        """Returns the port."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{self._data}\n")
+        self._process.stdin.flush()
+        pid, port = self._said().split()
+        self._pid = int(pid)
+        return int(port)
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def await_end(self) -> None:
+        """After `kill`."""
+        assert self._said() == str(-signal.SIGKILL), "it had ended by itself"
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _said(self) -> str:
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline().strip()
+        assert said, "the brokers have ended"
+        return said
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[ForkedBrokers]:
+    brokers = ForkedBrokers(tmp_path / "data")
+    try:
+        yield brokers
+    finally:
+        brokers.close()
+
+
+class Client:
+    """What it has done, and what it believes of it."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._commit = 0
+        self._send = 0
+        """The highest numbers of which it knows what became of them."""
+        self._letters: dict[int, list[str]] = {}
+        """Of the transaction that is in doubt, by its number."""
+        self.expected: Counter[str] = Counter()
+        """What is in the queue."""
+        self.told: Counter[str] = Counter()
+
+    def work(self, port: int) -> None:
+        """Until the broker is gone. Raises: OSError, EOFError"""
+        client = _connected(port)
+        try:
+            self._settle_doubts(client)
+            while True:
+                if self._chance.random() < 0.3:
+                    self._send_one(client)
+                self._commit_some(client)
+        finally:
+            client.close()
+
+    def finish(self, port: int) -> None:
+        client = _connected(port)
+        self._settle_doubts(client)
+        client.close()
+
+    def _settle_doubts(self, client: RawClient) -> None:
+        number = self._commit + 1
+        settles = self._chance.random() < 0.5
+        answer = _ask(client, number, settles=settles)
+        outcome = answer["outcome"]
+        self.told[outcome] += 1
+        letters = self._letters.pop(number, None)
+        if outcome == "committed":
+            assert letters is not None, f"COMMIT {number} was never said"
+            self.expected.update(letters)
+            self._commit = number
+        elif outcome == "rolled back":
+            # Also by a question whose answer never came.
+            self._commit = number
+        else:
+            assert outcome == "not so far", answer
+            assert not settles
+        assert answer["commits"] == self._commit, answer
+        assert answer["sends"] in (self._send, self._send + 1), answer
+        if answer["sends"] > self._send:
+            self._send += 1
+            self.expected[f"send {self._send}"] += 1
+        if outcome == "rolled back" and self._chance.random() < 0.3:
+            self._commit_too_late(client, number)
+
+    def _commit_too_late(self, client: RawClient, number: int) -> None:
+        client.begin("late")
+        client.send("q", b"never", persistent=True, transaction="late")
+        client.commit("late", confirmed=False, headers=numbered("p", number))
+        assert client.error().headers["truenext-code"] == "rolled-back"
+        raise EOFError("that was the end of this connection")
+
+    def _send_one(self, client: RawClient) -> None:
+        number = self._send + 1
+        body = f"send {number}"
+        client.send("q", body.encode(), persistent=True, confirmed=True, headers=numbered("p", number) | GAPLESS)
+        self._send = number
+        self.expected[body] += 1
+
+    def _commit_some(self, client: RawClient) -> None:
+        number = self._commit + 1
+        letters = [f"{number}.{place}" for place in range(self._chance.randint(1, 3))]
+        client.begin("t")
+        for letter in letters:
+            client.send("q", letter.encode(), persistent=True, transaction="t")
+        self._letters[number] = letters
+        client.commit("t", headers=numbered("p", number) | GAPLESS)
+        del self._letters[number]
+        self._commit = number
+        self.expected.update(letters)
+
+
+def _connected(port: int) -> RawClient:
+    client = RawClient(port)
+    try:
+        client.say_hello("1.2", "0,0")
+    except GONE:
+        client.close()
+        raise
+    return client
+
+
+def _ask(client: RawClient, number: int, *, settles: bool) -> Any:
+    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
+    question = {"producer": "p", "commit": number, "settle": settles}
+    headers = {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}
+    client.say("SEND", headers, json.dumps(question).encode())
+    return json.loads(client.message().body)
+
+
+def _emptied(port: int, count: int) -> Counter[str]:
+    """What was in the queue, `count` messages if all is right. They are read from the disk."""
+    client = _connected(port)
+    client.subscribe("q")
+    found: Counter[str] = Counter()
+    with suppress(TimeoutError):
+        while True:
+            message = client.message(RECEIVE_SECONDS if found.total() < count else QUIET_SECONDS)
+            found[message.body.decode()] += 1
+            client.ack(message)
+    client.disconnect()
+    return found
+
+
+@pytest.mark.timeout(60 + CYCLES)
+def test_what_is_said_of_a_commit_is_what_happened_whenever_the_broker_is_killed(brokers: ForkedBrokers) -> None:
+    print(f"\nseed {SEED}, {CYCLES} cycles")
+    chance = random.Random(SEED)
+    client = Client(chance)
+    messages = 0
+    for cycle in range(1, CYCLES + 1):
+        port = brokers.start()
+        killer = threading.Timer(chance.uniform(0, KILLED_WITHIN_SECONDS), brokers.kill)
+        killer.start()
+        try:
+            while True:
+                try:
+                    client.work(port)
+                except GONE:
+                    if not killer.is_alive():
+                        break
+        finally:
+            killer.join()
+        brokers.await_end()
+        if cycle % CYCLES_PER_LOOK == 0 or cycle == CYCLES:
+            port = brokers.start()
+            client.finish(port)
+            found = _emptied(port, client.expected.total())
+            assert not found - client.expected, f"too much by cycle {cycle}"
+            assert not client.expected - found, f"lost by cycle {cycle}"
+            messages += found.total()
+            client.expected.clear()
+            brokers.kill()
+            brokers.await_end()
+            # Its acknowledgements were confirmed by the receipt of its DISCONNECT.
+            print(f"cycle {cycle}: {messages} messages, told {dict(client.told)}", flush=True)
