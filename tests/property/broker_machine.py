@@ -2563,7 +2563,7 @@ class ProducersMachine(BrokerMachine):
         "advance": {"milliseconds": OneOf([HOUR_MS // 2, HOUR_MS - 3, HOUR_MS - 2, HOUR_MS, HOUR_MS])},
     }
     PRODUCERS_MAX: ClassVar[int] = 3
-    SETTLED_MAX: ClassVar[int] = 2
+    SETTLED_MAX: ClassVar[int] = 1
 
     @contextmanager
     def _comparing(self) -> Iterator[None]:
