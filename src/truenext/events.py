@@ -67,12 +67,13 @@ class Kind(IntEnum):
     WINDOW = 18
     ASKED = 19
     BEGUN = 20
+    SUBSCRIBED_EXCLUSIVE = 21
 
     @property
     def label(self) -> str:
         """As docs/history.md calls it."""
-        kind = Kind.ACCEPTED if self is Kind.ACCEPTED_OF_GROUP else self
-        return kind.name.lower().replace("_", "-")
+        same = {Kind.ACCEPTED_OF_GROUP: Kind.ACCEPTED, Kind.SUBSCRIBED_EXCLUSIVE: Kind.SUBSCRIBED}
+        return same.get(self, self).name.lower().replace("_", "-")
 
 
 COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
@@ -97,6 +98,7 @@ COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
     Kind.WINDOW: (("window", "I"),),
     Kind.ASKED: (("count", "I"),),
     Kind.BEGUN: (("sequence", "Q"), ("consumer", "I")),
+    Kind.SUBSCRIBED_EXCLUSIVE: (("window", "I"), ("priority", "b")),
 }
 """Name and type (as `array` and `struct` have them) of what each event of a kind has of its own."""
 
@@ -118,14 +120,15 @@ REASONS = (
 
 _WAYS = ("auto", "client", "client-individual")
 WITH_SELECTOR, WITH_EXPRESS, WITH_BEGUN, PULLING = " with selector", " with express", " with begun", " pulling"
+EXCLUSIVE = " exclusive"
 MODES = tuple(
-    way + selector + express + begun + pulling
-    for pulling, begun, express, selector, way in product(
-        ("", PULLING), ("", WITH_BEGUN), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _WAYS
+    way + selector + express + begun + pulling + exclusive
+    for exclusive, pulling, begun, express, selector, way in product(
+        ("", EXCLUSIVE), ("", PULLING), ("", WITH_BEGUN), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _WAYS
     )
 )
 """By code: how a subscription acknowledges, and whether it has a selector and the express lane, its connection names
-what it begins, and it pulls. The first six are what versions before 7 say."""
+what it begins, it pulls, and it is exclusive. The first six are what versions before 7 say."""
 
 NO_WINDOW = 0xFFFFFFFF
 """The window of a subscription in auto mode, which is its socket's buffer, and of one that pulls."""

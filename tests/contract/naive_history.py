@@ -21,15 +21,16 @@ COLUMNS = {
     18: "window:I",
     19: "count:I",
     20: "sequence:Q consumer:I",
+    21: "window:I priority:b",
 }
 KINDS = ["name", "started", "recovered", "accepted", "committed", "subscribed", "unsubscribed", "dispatched"]
 KINDS += ["acknowledged", "returned", "expired", "dead-lettered", "moved", "removed", "paused", "resumed", "accepted"]
-KINDS += ["ended", "window", "asked", "begun"]
+KINDS += ["ended", "window", "asked", "begun", "subscribed"]
 REASONS = [None, "failed", "released", "clean", "unclean", "delayed", "holding", "due"]
 REASONS += ["refused", "aborted", "lost"]
 REASONS += [f"{failure} and {wait}" for failure in REASONS[-3:] for wait in ("delayed", "holding")]
 MODES = ["auto", "client", "client-individual"]
-for more in ("with selector", "with express", "with begun", "pulling"):
+for more in ("with selector", "with express", "with begun", "pulling", "exclusive"):
     MODES += [f"{mode} {more}" for mode in MODES]
 
 

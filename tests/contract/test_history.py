@@ -437,18 +437,22 @@ def test_a_window_that_changes_and_what_is_asked_for_are_told() -> None:
 @pytest.mark.parametrize("has_express", [True, False])
 @pytest.mark.parametrize("names_begun", [True, False])
 @pytest.mark.parametrize("pulls", [True, False])
+@pytest.mark.parametrize("is_exclusive", [True, False])
 def test_a_subscription_tells_all_that_decides_what_it_may_have(
-    *, mode: AckMode, has_selector: bool, has_express: bool, names_begun: bool, pulls: bool
+    *, mode: AckMode, has_selector: bool, has_express: bool, names_begun: bool, pulls: bool, is_exclusive: bool
 ) -> None:
     told = Told()
     consumer = consumer_of(told, mode)
     assert consumer.queue is not None
     consumer.session.names_begun = names_begun
     consumer.has_express, consumer.wish = has_express, Wish() if pulls else None
+    consumer.is_exclusive, consumer.priority = is_exclusive, -127
     told.log.subscribed(consumer, consumer.queue, has_selector=has_selector)
     said = told.events()[-1]
     words = {" with selector": has_selector, " with express": has_express, " with begun": names_begun}
-    assert said["mode"] == mode.value + "".join(word for word, is_so in words.items() if is_so) + " pulling" * pulls
+    words |= {" pulling": pulls, " exclusive": is_exclusive}
+    assert said["mode"] == mode.value + "".join(word for word, is_so in words.items() if is_so)
+    assert said.get("priority") == (-127 if is_exclusive else None)
     assert said.get("window") == (None if pulls or mode is AckMode.AUTO else 10)
 
 
@@ -466,7 +470,7 @@ def test_of_a_consumer_of_a_pattern_that_rests_when_a_queue_is_made_a_window_of_
 def test_modes_of_before_keep_their_codes() -> None:
     before = ["auto", "client", "client-individual"]
     assert [*MODES[:6]] == before + [f"{way} with selector" for way in before]
-    assert len(set(MODES)) == len(MODES) == 48
+    assert len(set(MODES)) == len(MODES) == 96
 
 
 def test_without_history_nothing_of_a_client_is_told() -> None:
@@ -833,6 +837,23 @@ def test_parquet_says_what_was_begun_asked_for_and_allowed(tmp_path: Path) -> No
     exported = read_parquet(tmp_path / EVENTS)
     assert exported == told.events()
     assert Counter(event["kind"] for event in exported)["begun"] == 4
+
+
+def test_parquet_says_who_is_exclusive_and_with_which_priority(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    told = Told()
+    for priority in (-127, 0, 127):
+        subscribe = Subscribe("s", ORDERS, AckMode.CLIENT, 10, priority=priority, is_exclusive=priority != 0)
+        told.engine.subscribe(told.session(str(priority)), subscribe)
+        told.send(told.session("sender"), 9)
+    told.commit()
+    write(tmp_path, told).close()
+    (tmp_path / "0000000000001000.history").touch()
+    list(export_ended(tmp_path))
+    exported = read_parquet(tmp_path / EVENTS)
+    assert exported == told.events()
+    said = [(event["mode"], event.get("priority")) for event in exported if event["kind"] == "subscribed"]
+    assert said == [("client exclusive", -127), ("client", None), ("client exclusive", 127)]
 
 
 def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: Told, tmp_path: Path) -> None:

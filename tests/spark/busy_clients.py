@@ -70,6 +70,8 @@ class BusyClients:
                 has_express=self.chance(0.1) and not pulls,
                 is_pulling=pulls,
                 selector=selector("JMSPriority > 3") if self.chance(0.15) else None,
+                is_exclusive=self.chance(0.15),
+                priority=self.random.choice([-127, 0, 0, 5]),
             ),
         )
 

@@ -48,6 +48,8 @@ class RandomHistory:
         """What each of them may hold, or has asked for."""
         self.modes: dict[int, str] = {}
         """Of all there ever were."""
+        self.exclusive: dict[int, tuple[int, int]] = {}
+        """Those of them that are: the lowest of a queue has it."""
         self.batch = 1
         self.committed = 0
         self.next_consumer = 0
@@ -154,9 +156,14 @@ class RandomHistory:
             mode += " with begun" if self.chance(0.5) else ""
             if self.chance(0.2):
                 mode, window = mode + " pulling", None
-        self.consumers[queue][self.next_consumer] = 0 if mode.endswith("pulling") else window or 100
+        is_exclusive = self.chance(0.15)
+        mode += " exclusive" * is_exclusive
+        priority = self.random.choice([-127, 0, 0, 5]) if is_exclusive else None
+        self.consumers[queue][self.next_consumer] = 0 if "pulling" in mode else window or 100
         self.modes[self.next_consumer] = mode
-        self.add("subscribed", queue=queue, consumer=self.next_consumer, mode=mode, window=window)
+        if is_exclusive:
+            self.exclusive[self.next_consumer] = -(priority or 0), self.next_consumer
+        self.add("subscribed", queue=queue, consumer=self.next_consumer, mode=mode, window=window, priority=priority)
 
     def change_credit(self, queue: str) -> None:
         """Of one of its consumers, or of one that is not there."""
@@ -212,12 +219,14 @@ class RandomHistory:
         self.add("returned", queue=queue, sequence=sequence, attempts=attempts, reason=reason)
 
     def takers(self, queue: str) -> list[int]:
-        """Who has credit."""
+        """Who has credit, and is kept from nothing by an exclusive one."""
         held = Counter(holder for holder in self.holders.values())
+        exclusive = [each for each in self.consumers[queue] if each in self.exclusive]
+        owner = min(exclusive, key=self.exclusive.__getitem__, default=None)
         return [
             each
             for each, credit in self.consumers[queue].items()
-            if credit > (0 if "pulling" in self.modes[each] else held[each])
+            if owner in (None, each) and credit > (0 if "pulling" in self.modes[each] else held[each])
         ]
 
     def dispatch(self, queue: str) -> None:

@@ -16,7 +16,8 @@ by looking at every message. Where the two pages leave a choice, the choice is n
 - How much of a window is taken is known only if the client names what it begins: what is acknowledged inside a
   transaction is in no window any more, and of other clients it is not said. Beyond a window the express lane goes, and
   that of one with a selector may be that of one that takes from other queues, so that its changes are not told.
-- Which consumers there are is known from a start on, until an event is missing.
+- Which consumers there are is known from a start on, until an event is missing. After that one may be there that is
+  exclusive and not known: that some consumer is free is known again once one that is not exclusive has got something.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ class Taker:
     window: int
     wish: int | None = None
     rests: bool = False
+    priority: int = 0
+    """Of one that is exclusive."""
+    has_got: bool = False
     ended: int | None = None
     """The event."""
 
@@ -279,7 +283,9 @@ class Judge:
             taker = None
             if are_all:
                 self._find("stale", queue, each)
-        elif not self._has_credit(taker, each["consumer"], self._present(letters)):
+        elif self._exclusive(takers) not in (None, each["consumer"]) or not self._has_credit(
+            taker, each["consumer"], self._present(letters)
+        ):
             self._find("uncredited", queue, each)
         if letter is None:
             return
@@ -321,6 +327,7 @@ class Judge:
                 taker = takers[each["consumer"]] = Taker(number, each["mode"], window)
                 if taker.has("pulling") and not taker.has("selector"):
                     taker.wish = 0
+                taker.priority = each["priority"] or 0
             elif taker is None or taker.ended:
                 continue
             elif each["kind"] == "unsubscribed":
@@ -330,9 +337,19 @@ class Judge:
                 taker.rests = each["window"] == 0
             elif each["kind"] == "asked":
                 taker.wish = each["count"]
-            elif each["kind"] == "dispatched" and taker.wish is not None:
-                taker.wish -= 1
+            elif each["kind"] == "dispatched":
+                taker.has_got = True
+                if taker.wish is not None:
+                    taker.wish -= 1
         return takers, are_all
+
+    @staticmethod
+    def _exclusive(takers: dict[int, Taker]) -> int | None:
+        """The one that has the queue, of those that are known."""
+        exclusive = {
+            number: taker for number, taker in takers.items() if taker.has("exclusive") and taker.ended is None
+        }
+        return min(exclusive, key=lambda number: (-exclusive[number].priority, number), default=None)
 
     @staticmethod
     def _has_credit(taker: Taker, consumer: int, letters: dict[int, Letter]) -> bool:
@@ -522,13 +539,16 @@ class Judge:
         # Directly behind it: a number that is missing there says nothing yet.
         number = self.events[index]["event"] + 1
         kept, self.events = self.events, self.events[: index + 1]
-        takers, _ = self._takers(queue, number)
+        takers, are_all = self._takers(queue, number)
         self.events = kept
+        if not are_all and not any(taker.has_got and not taker.has("exclusive") for taker in takers.values()):
+            return False
+        owner = self._exclusive(takers)
         held = Counter(letter.holder for letter in letters.values() if letter.where == "held")
         return any(
             (taker.wish or 0) > 0 if taker.has("pulling") else held[consumer] < taker.window
             for consumer, taker in takers.items()
-            if not (taker.ended or taker.has("selector"))
+            if not (taker.ended or taker.has("selector")) and owner in (None, consumer)
         )
 
     def _letters_after(self, queue: str, index: int) -> dict[int, Letter]:

@@ -89,6 +89,8 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
                     columns["number"] = UNLIMITED
                 if "selector" in mode:
                     columns["number"] = SELECTIVE
+                if each["priority"] is not None:
+                    columns["sequence"] = each["priority"]
                 columns["more"] = sum(
                     int(way)
                     for word, way in {
@@ -96,6 +98,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
                         "express": Way.EXPRESS,
                         "begun": Way.NAMES_BEGUN,
                         "pulling": Way.PULLS,
+                        "exclusive": Way.EXCLUSIVE,
                     }.items()
                     if word in mode
                 )

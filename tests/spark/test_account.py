@@ -84,6 +84,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "windows that change ignored": (Account, "window_changed", lambda self, event, at, consumer, window: None),
     "wishes ignored": (Account, "asked", lambda self, event, at, consumer, count: None),
     "what is begun ignored": (Account, "begun", lambda self, event, at, sequence, consumer: None),
+    "exclusive consumers ignored": (Account, "choose_owner", lambda self: None),
     "charges ignored": (Account, "judge_return", lambda self, event, at, message, attempts, back: None),
     "the end of a subscription ignored": (Account, "queue_ended", lambda self, event, at: None),
     "what is of an ended subscription ignored": (Account, "end_of_ended", lambda self, event, at, sequence, code: None),

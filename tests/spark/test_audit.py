@@ -101,9 +101,16 @@ def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame
     story = Story(window=3).give(1, 2).give_back(1, reason="lost", attempts=1).window(0).give(1).begin(3).give_back(2)
     pulling = BEGUN + " with selector pulling"
     story.subscribe(2, pulling, None).ask(1, of=2).give(5, 4, to=2).give_back(4, attempts=1)
-    assert len(story.found) == 5
+    for number, priority in ((3, -1), (4, 2), (5, 1)):
+        story.subscribe(number, BEGUN + " exclusive", priority=priority)
+    story.give(2, to=4).give(3, to=5)
+    assert len(story.found) == 6
     results = audit(frame(story.events))
-    assert {each.kind: each.count for each in results.verdict.findings} == {"uncredited": 2, "charged": 2, "stale": 1}
+    assert {each.kind: each.count for each in results.verdict.findings} == {
+        "uncredited": 3,
+        "charged": 2,
+        "stale": 1,
+    }
     rows = sorted(results.tables["consumers"].collect(), key=lambda row: row["event"])
     assert [(row["kind"], row["sequence"], row["consumer"], row["detail"]) for row in rows] == [
         ("charged", 1, 1, "not begun"),
@@ -111,6 +118,7 @@ def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame
         ("stale", 3, 1, "begun although it did not hold it"),
         ("uncredited", 4, 2, "more than it had asked for"),
         ("charged", 4, 2, "released"),
+        ("uncredited", 3, 5, "although consumer 4 is exclusive"),
     ]
     results.release()
 

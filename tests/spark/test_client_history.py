@@ -7,14 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.contract.test_history import Told
+from tests.property import planted_faults
 from tests.spark.busy_clients import BusyClients
 from tests.spark.test_engine_history import events_of, judged
+from truenext.commands import AckMode, Subscribe
+from truenext.destination import parse
 from truenext.engine.commands.connecting import Connecting
 from truenext.engine.commands.giving_back import GivingBack
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.lifecycle.wishes import Wishes
-from truenext.engine.state.clients import Clients
+from truenext.engine.state.clients import Clients, Takers
 from truenext.engine.state.consumer import Consumer, QueueConsumer, Session
 from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.state.reason import Reason
@@ -35,8 +39,35 @@ def test_what_such_clients_leave_is_judged_right_and_all_of_it_is_told() -> None
             seen[str(event["reason"]).partition(" ")[0]] += 1
             seen[f"{event['kind']} of 0"] += 0 in (event["window"], event["count"])
             seen.update((event["mode"] or "").split())
-    for what in ("window", "window of 0", "asked", "asked of 0", "begun", *FAILURES, "released", "pulling", "express"):
+    ways = ("pulling", "express", "exclusive")
+    for what in ("window", "window of 0", "asked", "asked of 0", "begun", *FAILURES, "released", *ways):
         assert seen[what], what
+
+
+@pytest.mark.parametrize("others", ["/queue/orders", "/queue/>"])
+@pytest.mark.parametrize("exclusive", ["/queue/orders", "/queue/>"])
+def test_nobody_is_called_idle_while_an_exclusive_consumer_has_a_full_window(exclusive: str, others: str) -> None:
+    told = Told()
+    sessions = []
+    for name, address in (("first", others), ("exclusive", exclusive), ("last", others)):
+        sessions.append(told.session(name))
+        subscribe = Subscribe("s", parse(address, ""), AckMode.INDIVIDUAL, 1, is_exclusive=name == "exclusive")
+        told.engine.subscribe(sessions[-1], subscribe)
+    for _ in range(4):
+        told.send(sessions[0])
+    assert not after(told, 30)
+    told.engine.disconnect(sessions[1], is_clean=True)
+    assert not after(told, 60)
+    assert [event["consumer"] for event in events_of(told) if event["kind"] == "dispatched"] == [2, 1, 3]
+
+
+def after(told: Told, seconds: int) -> Counter[str]:
+    """What is found when nothing happens for so long."""
+    told.commit()
+    told.engine.tick(seconds * 1_000_000, seconds * 1000)
+    told.engine.pause("elsewhere")
+    told.commit()
+    return judged(events_of(told))
 
 
 def who_rests_goes_on(patch: Patch) -> None:
@@ -79,6 +110,18 @@ def who_asks_gets_nothing(patch: Patch) -> None:
     patch.setattr(
         Consumer, "adjust_window", lambda consumer, now_ms: consumer.wish is None and adjust(consumer, now_ms)
     )
+
+
+def exclusive_consumers_share_their_queue(patch: Patch) -> None:
+    patch.setattr(Takers, "choose_exclusive", lambda takers: None)
+
+
+def the_first_exclusive_consumer_has_the_queue_whatever_its_priority(patch: Patch) -> None:
+    def choose(takers: Takers) -> None:
+        exclusive = [consumer for consumer in takers.all() if consumer.is_exclusive]
+        takers.exclusive = min(exclusive, key=lambda consumer: consumer.number, default=None)
+
+    patch.setattr(Takers, "choose_exclusive", choose)
 
 
 def the_first_is_charged_begun_or_not(patch: Patch) -> None:
@@ -170,6 +213,10 @@ the_last_begun_is_carried_out = behind_the_end(
         (what_came_still_counts_as_asked_for, "uncredited"),
         (what_is_withdrawn_comes_all_the_same, "uncredited"),
         (who_asks_gets_nothing, "stuck"),
+        (exclusive_consumers_share_their_queue, "uncredited"),
+        (the_first_exclusive_consumer_has_the_queue_whatever_its_priority, "uncredited"),
+        (planted_faults.the_exclusive_consumer_that_came_last_owns_the_queue, "uncredited"),
+        (planted_faults.an_exclusive_consumer_that_has_gone_still_owns_the_queue, "stuck"),
         (the_first_is_charged_begun_or_not, "charged"),
         (begun_outlives_its_dispatch, "charged"),
         (a_release_counts_as_an_attempt, "charged"),
@@ -184,3 +231,15 @@ def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
 ) -> None:
     fault(monkeypatch)
     assert any(judged(events_of(BusyClients(seed, 200).told))[kind] for seed in range(60))
+
+
+def test_what_others_get_beside_an_exclusive_consumer_is_found(monkeypatch: Patch) -> None:
+    """And no other finding: who got it has credit, and it is the true next message."""
+    exclusive_consumers_share_their_queue(monkeypatch)
+    told = Told()
+    for number in (1, 2):
+        subscribe = Subscribe("s", parse("/queue/orders", ""), AckMode.INDIVIDUAL, 1, is_exclusive=number == 1)
+        told.engine.subscribe(told.session(str(number)), subscribe)
+    for _ in range(2):
+        told.send(told.session("sender"))
+    assert after(told, 1) == {"uncredited": 1}

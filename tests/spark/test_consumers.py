@@ -48,8 +48,8 @@ class Story:
         self.events[-1]["event"] += 1
         return self
 
-    def subscribe(self, consumer: int, mode: str = BEGUN, window: int | None = 2) -> Story:
-        return self.add("subscribed", consumer=consumer, mode=mode, window=window)
+    def subscribe(self, consumer: int, mode: str = BEGUN, window: int | None = 2, priority: int | None = None) -> Story:
+        return self.add("subscribed", consumer=consumer, mode=mode, window=window, priority=priority)
 
     def unsubscribe(self, consumer: int = 1) -> Story:
         return self.add("unsubscribed", consumer=consumer)
@@ -157,6 +157,81 @@ def test_what_a_consumer_with_a_selector_asks_for_counts_once_it_is_told() -> No
     pulling = "client with selector pulling"
     assert Story(pulling, None).give(3, 1).found == []
     assert Story(pulling, None).ask(1).give(3, 1).found == [("uncredited", 1, UNASKED)]
+
+
+# Exclusive consumers
+
+EXCLUSIVE = BEGUN + " exclusive"
+
+
+def kept_from(number: int) -> str:
+    return f"although consumer {number} is exclusive"
+
+
+def test_what_others_get_beside_an_exclusive_consumer_is_found() -> None:
+    story = Story().give(1).subscribe(2, EXCLUSIVE, priority=0)
+    assert story.give(2, to=2).found == []
+    # Whether the exclusive one has credit or not.
+    assert story.give(3, to=2).give(4).found == [("uncredited", 4, kept_from(2))]
+    assert Story().subscribe(2, EXCLUSIVE, priority=0).give(1, to=2).unsubscribe(2).give(2).found == []
+
+
+def test_also_beside_one_that_has_a_selector_and_whoever_gets_it() -> None:
+    selective = "client with selector exclusive"
+    assert Story().subscribe(2, selective, priority=0).give(1).found == [("uncredited", 1, kept_from(2))]
+    story = Story("client with selector", 5).subscribe(2, EXCLUSIVE, priority=0)
+    assert story.give(2).found == [("uncredited", 2, kept_from(2))]
+
+
+def test_among_exclusive_consumers_the_highest_priority_has_the_queue_and_then_who_came_first() -> None:
+    def story(*priorities: int) -> Story:
+        story = Story()
+        for number, priority in enumerate(priorities, 2):
+            story.subscribe(number, EXCLUSIVE, priority=priority)
+        return story
+
+    assert story(0, 0).give(1, to=2).found == []
+    assert story(0, 0).give(1, to=3).found == [("uncredited", 1, kept_from(2))]
+    assert story(-1, 0, -127).give(1, to=3).found == []
+    assert story(-1, 0, -127).give(1, to=2).found == [("uncredited", 1, kept_from(3))]
+    assert (
+        story(-1, 0, -127).unsubscribe(3).give(1, to=2).unsubscribe(2).give(2, to=4).unsubscribe(4).give(3).found == []
+    )
+    # One of a pattern may have come first and join the queue later.
+    late = Story().subscribe(3, EXCLUSIVE, priority=0).subscribe(2, "client with selector exclusive", priority=0)
+    assert late.give(1, to=2).found == []
+    assert late.give(2, to=3).found == [("uncredited", 2, kept_from(2))]
+
+
+@pytest.mark.parametrize(
+    ("story", "is_stuck"),
+    [
+        (Story(messages=3).give(1).subscribe(2, EXCLUSIVE, 1, 0).give(2, to=2), False),
+        (Story(messages=3).give(1).subscribe(2, EXCLUSIVE, 2, 0).give(2, to=2), True),
+        (Story(messages=3).give(1).subscribe(2, EXCLUSIVE, 1, 0).give(2, to=2).unsubscribe(2), True),
+        (Story(messages=3).give(1).subscribe(2, EXCLUSIVE, 1, 0).give(2, to=2).acknowledge(1), False),
+        (Story(messages=3).subscribe(2, EXCLUSIVE, 1, 0).give(1, to=2).subscribe(3, EXCLUSIVE, 1, 0), False),
+        (Story(messages=3).subscribe(2, EXCLUSIVE, 1, 0).give(1, to=2).subscribe(3, EXCLUSIVE, 1, 1), True),
+        (Story(messages=3).subscribe(2, "client with selector exclusive", 5, 0), False),
+    ],
+)
+def test_while_a_consumer_is_exclusive_nobody_else_could_have_taken_a_message(story: Story, *, is_stuck: bool) -> None:
+    story.wait(STUCK_SECONDS + 1).add("paused")
+    assert [kind for kind, *_ in story.found] == ["stuck"] * is_stuck
+
+
+def test_where_an_exclusive_consumer_may_be_that_is_not_known_nobody_is_called_idle() -> None:
+    def story(mode: str = BEGUN) -> Story:
+        return Story().lose_an_event().subscribe(2, mode, 5, 0 if mode == EXCLUSIVE else None).accept(20, 21, 22)
+
+    def idle(story: Story) -> list[str]:
+        return [kind for kind, *_ in story.wait(STUCK_SECONDS + 1).add("paused").found if kind != "lost"]
+
+    assert idle(story()) == idle(story(EXCLUSIVE)) == []
+    # That one gets something says that none is exclusive, if it is not itself.
+    assert idle(story().give(20, to=2)) == ["stuck"]
+    assert idle(story(EXCLUSIVE).give(20, to=2)) == []
+    assert idle(story(EXCLUSIVE).give(20, to=2).unsubscribe(2).subscribe(3)) == []
 
 
 # Charges

@@ -44,9 +44,15 @@ SCHEMA = pa.schema(
 )
 
 _KINDS = [kind.label for kind in Kind]
-_OF_ONE_CONSUMER = (Kind.SUBSCRIBED, Kind.UNSUBSCRIBED, Kind.WINDOW, Kind.ASKED)
+_SUBSCRIBED = (Kind.SUBSCRIBED, Kind.SUBSCRIBED_EXCLUSIVE)
+_OF_ONE_CONSUMER = (*_SUBSCRIBED, Kind.UNSUBSCRIBED, Kind.WINDOW, Kind.ASKED)
 """Whose blocks say the consumer."""
-_NUMPY: dict[str, np.dtype[Any]] = {"Q": np.dtype("<u8"), "I": np.dtype("<u4"), "B": np.dtype("u1")}
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "Q": np.dtype("<u8"),
+    "I": np.dtype("<u4"),
+    "B": np.dtype("u1"),
+    "b": np.dtype("i1"),
+}
 _Array = np.ndarray[Any, Any]
 
 
@@ -91,7 +97,11 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
         "kind": pa.DictionaryArray.from_arrays(pa.array(kind, pa.uint8()), _KINDS),
         "queue": names_of(each([block.queue for block in blocks]), np.ones(total, dtype=bool)),
         "sequence": _where(own["sequence"], _any(has, "sequence"), pa.int64()),
-        "priority": _where(own["flags"] % PERSISTENT_FLAG, accepted, pa.int8()),
+        "priority": _where(
+            np.where(accepted, own["flags"] % PERSISTENT_FLAG, own["priority"]),
+            accepted | _any(has, "priority"),
+            pa.int8(),
+        ),
         "persistent": _where(own["flags"] >= PERSISTENT_FLAG, accepted, pa.bool_()),
         "size": _where(own["size"], accepted, pa.int32()),
         "batch": _where(other, accepted | has[Kind.COMMITTED], pa.int64()),
@@ -103,7 +113,7 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
         "deliveries": _where(own["deliveries"], has[Kind.DISPATCHED], pa.int32()),
         "attempts": _where(own["attempts"], has[Kind.RETURNED], pa.int32()),
         "reason": _coded(code, REASONS, has[Kind.RETURNED] | has[Kind.STARTED]),
-        "mode": _coded(code, MODES, has[Kind.SUBSCRIBED]),
+        "mode": _coded(code, MODES, np.logical_or.reduce([has[kind] for kind in _SUBSCRIBED])),
         "window": _where(own["window"], _any(has, "window") & (own["window"] != NO_WINDOW), pa.int32()),
         "target_queue": names_of(own["target_queue"], _any(has, "target_queue")),
         "target_sequence": _where(own["target_sequence"], _any(has, "target_sequence"), pa.int64()),

@@ -23,6 +23,7 @@ from truenext.events import (
     CHECKSUM,
     CHUNK,
     DELAYED,
+    EXCLUSIVE,
     HOLDING,
     MODES,
     NO_WINDOW,
@@ -225,14 +226,14 @@ class EventLog:
                 + WITH_EXPRESS * consumer.has_express
                 + WITH_BEGUN * consumer.session.names_begun
                 + PULLING * is_pulling
+                + EXCLUSIVE * consumer.is_exclusive
             )
-            self._single(
-                Kind.SUBSCRIBED,
-                queue.number,
-                code=MODES.index(mode),
-                other=consumer.number,
-                columns=_column("I", [max(consumer.window, 0) if is_counted else NO_WINDOW]),
-            )
+            kind = Kind.SUBSCRIBED
+            columns = _column("I", [max(consumer.window, 0) if is_counted else NO_WINDOW])
+            if consumer.is_exclusive:
+                kind = Kind.SUBSCRIBED_EXCLUSIVE
+                columns += _column("b", [consumer.priority])
+            self._single(kind, queue.number, code=MODES.index(mode), other=consumer.number, columns=columns)
 
     def window_changed(self, consumer: Consumer, queue: Queue, window: int) -> None:
         """From here on the consumer may hold so many, 0 while it rests. Not of a consumer of a pattern, nor of one that

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from itertools import chain
+from operator import itemgetter
 
 from truenext.spark.audit.facts import (
     HOW_GONE,
@@ -72,10 +73,16 @@ class Account:
         self.consumers: dict[int, Consumer] = {}
         self.knows_consumers = False
         """`consumers` are all there are: the run is known from its start on."""
+        self.owner: Consumer | None = None
+        """The exclusive consumer that has the queue: of those that are known the first."""
+        self.knows_exclusive = False
+        """No consumer is exclusive but those that are known. One that is not known is older than what is known, so once
+        this is so it stays so."""
         self.is_paused = False
         """Nothing is to be dispatched."""
         self.free = 0
-        """Consumers that hold less than their window, and have not got all that they asked for."""
+        """Consumers that hold less than their window, have not got all that they asked for, and surely are kept from
+        nothing by an exclusive one."""
         self.waiting = 0
         """Messages WAITING and visible."""
         self.held = 0
@@ -192,7 +199,11 @@ class Account:
             self.found("premature", event, at, sequence, consumer, detail="paused")
         taker = self.consumers.get(consumer)
         if taker is not None:
-            if taker.wish <= 0 or taker.unbegun >= taker.limit:
+            if not self.knows_exclusive and taker.rank is None:
+                self.knows_exclusive = True
+                self.choose_owner()
+            owner = self.owner
+            if taker.wish <= 0 or taker.unbegun >= taker.limit or (owner is not None and owner is not taker):
                 self.judge_credit(event, at, sequence, consumer, taker)
             taker.wish -= 1
             if not taker.wish:
@@ -242,14 +253,28 @@ class Account:
 
     def weigh(self, consumer: Consumer) -> None:
         """Can it take a message?"""
-        is_free = consumer.held < consumer.window and consumer.wish > 0
+        is_free = (
+            consumer.held < consumer.window
+            and consumer.wish > 0
+            and self.knows_exclusive
+            and (self.owner is None or self.owner is consumer)
+        )
         if is_free != consumer.is_free:
             consumer.is_free = is_free
             self.free += 1 if is_free else -1
 
+    def choose_owner(self) -> None:
+        exclusive = [(consumer.rank, consumer) for consumer in self.consumers.values() if consumer.rank is not None]
+        self.owner = min(exclusive, key=itemgetter(0))[1] if exclusive else None
+        for consumer in self.consumers.values():
+            self.weigh(consumer)
+
     def judge_credit(self, event: int, at: int, sequence: int, consumer: int, taker: Consumer) -> None:
-        """It has none, and gets a message."""
-        if taker.wish <= 0:
+        """It has none, or another has the queue, and it gets a message."""
+        owner = self.owner
+        if owner is not None and owner is not taker and owner.rank is not None:
+            detail = f"although consumer {owner.rank[1]} is exclusive"
+        elif taker.wish <= 0:
             detail = "more than it had asked for"
         elif taker.limit <= 0:
             detail = "while it rested"
@@ -471,13 +496,19 @@ class Account:
                     heappush(self.committing, (message.visible_event, sequence))
         self.look_again(event, at)
 
-    def subscribed(self, event: int, at: int, consumer: int, window: int, ways: Way = NO_WAYS) -> None:
+    def subscribed(
+        self, event: int, at: int, consumer: int, window: int, ways: Way = NO_WAYS, priority: int = 0
+    ) -> None:
+        """`priority` is the consumer's, if it is exclusive."""
         comer = self.consumers[consumer] = Consumer(window, ways)
         if ways & Way.PULLS and window != SELECTIVE:
             # Of one with a selector it is not known whether it is told what it asks for: it may be one of a pattern.
             comer.wish = 0
         if comer.has_exact_window:
             comer.limit = window
+        if ways & Way.EXCLUSIVE:
+            comer.rank = (-priority, consumer)
+            self.choose_owner()
         self.weigh(comer)
         self.look_again(event, at)
 
@@ -503,6 +534,8 @@ class Account:
         if leaver is not None:
             leaver.has_ended = True
             self.free -= leaver.is_free
+            if leaver is self.owner:
+                self.choose_owner()
         self.look_again(event, at)
 
     def paused(self, event: int, at: int, *, is_paused: bool) -> None:
@@ -555,7 +588,8 @@ class Account:
     def forget_places(self) -> None:
         self.forget_order()
         self.consumers.clear()
-        self.knows_consumers = False
+        self.owner = None
+        self.knows_consumers = self.knows_exclusive = False
         self.is_paused = False
         self.free = 0
 
@@ -573,7 +607,7 @@ class Account:
         self.settle_recovered(at)
         self.end_idle(previous_at)
         self.forget_places()
-        self.knows_consumers = True
+        self.knows_consumers = self.knows_exclusive = True
         self.start_flags = flags
         self.start_event = event
         if not flags & Start.CONTINUED:

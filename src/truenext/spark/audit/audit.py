@@ -137,7 +137,8 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ..
         "doubled": "{:,} dispatches or acknowledgements were of messages that another consumer held, "
         "or that were gone already",
         "resurrected": "{:,} messages more were recovered than can have been there",
-        "uncredited": "{:,} dispatches were to consumers that rested, or beyond what they might hold or had asked for",
+        "uncredited": "{:,} dispatches were to consumers that rested, or beside an exclusive consumer, or beyond what "
+        "they might hold or had asked for",
         "charged": "{:,} returns counted an attempt although nobody had failed",
         "stale": "{:,} times a consumer that had ended, or did not hold the message, got, began or acknowledged it",
         "stuck": f"{{:,}} times messages waited for more than {stuck_seconds:g} s although a consumer could have "

@@ -4,8 +4,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 KINDS = ("uncredited", "charged", "stale")
-"""A dispatch for which there was no credit; an attempt that was nobody's failure; a consumer that had ended, or did not
-hold the message, and acted."""
+"""A dispatch for which there was no credit, or beside an exclusive consumer; an attempt that was nobody's failure; a
+consumer that had ended, or did not hold the message, and acted."""
 
 
 def consumers(outcomes: DataFrame) -> DataFrame:

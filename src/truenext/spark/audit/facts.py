@@ -56,6 +56,7 @@ class Way(IntFlag):
     EXPRESS = 2
     NAMES_BEGUN = 4
     PULLS = 8
+    EXCLUSIVE = 16
 
 
 NO_WAYS = Way(0)
@@ -143,6 +144,8 @@ class Consumer(msgspec.Struct, gc=False):
     limit: int = UNLIMITED
     """It gets nothing while it holds so many that are not begun. These are in its window surely: what is acknowledged
     inside a transaction, and is in no window any more, counts as begun."""
+    rank: tuple[int, int] | None = None
+    """Consumer priority, negative, and number of one that is exclusive: the lowest has the queue."""
     held: int = 0
     unbegun: int = 0
     """Those held that are not begun."""

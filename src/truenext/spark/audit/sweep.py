@@ -164,7 +164,7 @@ def _enter_rare(
         case Code.PAUSED | Code.RESUMED:
             account.paused(event, at, is_paused=code == Code.PAUSED)
         case Code.SUBSCRIBED:
-            account.subscribed(event, at, consumer, number, Way(more))
+            account.subscribed(event, at, consumer, number, Way(more), sequence)
         case Code.WINDOW:
             account.window_changed(event, at, consumer, number)
         case Code.ASKED:

@@ -10,7 +10,7 @@ from operator import add
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from truenext.events import DELAYED, HOLDING, PULLING, WITH_BEGUN, WITH_EXPRESS, WITH_SELECTOR
+from truenext.events import DELAYED, EXCLUSIVE, HOLDING, PULLING, WITH_BEGUN, WITH_EXPRESS, WITH_SELECTOR
 from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SELECTIVE, UNLIMITED, Back, Code, Start, Way
 
 COLUMNS = (
@@ -46,7 +46,13 @@ CODES = {
     "asked": Code.ASKED,
     "begun": Code.BEGUN,
 }
-WAYS = {"auto": Way.AUTO, WITH_EXPRESS: Way.EXPRESS, WITH_BEGUN: Way.NAMES_BEGUN, PULLING: Way.PULLS}
+WAYS = {
+    "auto": Way.AUTO,
+    WITH_EXPRESS: Way.EXPRESS,
+    WITH_BEGUN: Way.NAMES_BEGUN,
+    PULLING: Way.PULLS,
+    EXCLUSIVE: Way.EXCLUSIVE,
+}
 """By what the mode of a consumer has in it."""
 BACK = {"released": Back.RELEASED, "lost": Back.BEGUN, "aborted": Back.BEGUN}
 """By what the reason of a return begins with."""
@@ -57,7 +63,8 @@ def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataF
 
     `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTIVE) and of a `window`, the
     `count` of a `recovered` and of an `asked`, the `attempts` of a `returned`, the flags of a start, else 0. `more` is
-    the group of an `accepted`, the Way of a `subscribed`, the Back of a `returned`, else 0. Times are microseconds.
+    the group of an `accepted`, the Way of a `subscribed`, the Back of a `returned`, else 0. `sequence` is the consumer
+    priority of a `subscribed` that is exclusive. Times are microseconds.
     """
     own = events.where("queue is not null")
     marks = _marks(runs, gaps).crossJoin(F.broadcast(own.select("queue").distinct()))
@@ -117,7 +124,7 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
         "event",
         at.alias("at"),
         _code().alias("code"),
-        F.coalesce("sequence", F.lit(-1)).alias("sequence"),
+        F.coalesce("sequence", F.when(is_subscribed, F.col("priority")), F.lit(-1)).alias("sequence"),
         F.coalesce("consumer", F.lit(-1)).alias("consumer"),
         F.coalesce(number, F.lit(0)).cast("bigint").alias("number"),
         F.coalesce("persistent", F.lit(False)).alias("persistent"),
