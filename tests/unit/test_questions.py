@@ -292,8 +292,10 @@ class Asking:
         self.replies: list[tuple[str, str | None, bytes]] = []
         self.questions = Questions(self.slices, self.begin, self.reply)
 
-    def begin(self, verb: str) -> Generator[None, None, bytes]:
+    def begin(self, verb: str, of: Session | None) -> Generator[None, None, bytes]:
         yield
+        if of is not None:
+            verb = f"{verb} of {of.id}"
         self.made += 1
         return f"{verb} {self.made}".encode().ljust(self.size)
 
@@ -301,8 +303,8 @@ class Asking:
         self.replies.append((session.id, question.correlation, body.strip()))
         return session not in self.gone
 
-    def ask(self, session: Session, correlation: str, verb: str = "queues") -> None:
-        self.questions.ask(session, Control(verb, b"", parse("/temp-queue/a", session.id), correlation))
+    def ask(self, session: Session, correlation: str, verb: str = "queues", *, of: Session | None = None) -> None:
+        self.questions.ask(session, Control(verb, b"", parse("/temp-queue/a", session.id), correlation), of=of)
 
 
 def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets_another() -> None:
@@ -323,6 +325,20 @@ def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets
         ("one", "4", b"queues 3"),
     ]
     assert asking.questions.owed(one) == asking.questions.owed(other) == 0
+
+
+def test_what_a_connection_asks_of_itself_is_answered_to_no_other() -> None:
+    asking = Asking()
+    one, other = Session("one"), Session("other")
+    for session in (one, other, one):
+        asking.ask(session, "1", "connection", of=session)
+    while asking.slices.begun:
+        asking.slices.go_on()
+    assert asking.replies == [
+        ("one", "1", b"connection of one 1"),
+        ("one", "1", b"connection of one 1"),
+        ("other", "1", b"connection of other 2"),
+    ]
 
 
 def test_a_connection_may_wait_for_a_hundred_answers_and_no_more() -> None:

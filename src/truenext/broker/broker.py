@@ -22,7 +22,7 @@ import msgspec
 
 from truenext.answers import Answer, Receipt
 from truenext.batch import Batch
-from truenext.broker import control, producer_question
+from truenext.broker import connection_question, control, producer_question
 from truenext.broker.alarm import Alarm
 from truenext.broker.asking import Asking
 from truenext.broker.committer import Committer
@@ -609,10 +609,16 @@ class Broker:
             known, batch = producer_question.answer(self._engine, question.body)
             self._engine.reply(control.reply(question, known, self._engine.now_ms), batch)
             return
+        if question.verb == connection_question.VERB:
+            connection_question.check(question.body)
+            self._questions.ask(session, question, of=session)
+            return
         control.check(question.verb)
         self._questions.ask(session, question)
 
-    def _begin_answer(self, verb: str) -> AnswerInTheMaking:
+    def _begin_answer(self, verb: str, of: Session | None) -> AnswerInTheMaking:
+        if of is not None:
+            return connection_question.answer(self._engine, of)
         asked = control.Asked(self._engine, self._stuck_audit, self._pager, self.reload, self._caller)
         return control.VERBS[verb](asked)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from truenext import envelope
-from truenext.broker import producer_question
+from truenext.broker import connection_question, producer_question
 from truenext.broker.pager import Pager
 from truenext.broker.questions import AnswerInTheMaking
 from truenext.broker.reload import Outcome
@@ -71,7 +71,7 @@ class Asked(NamedTuple):
 def check(verb: str) -> None:
     """Raises: RemoteProtocolError if there is no such question or work"""
     if verb not in VERBS:
-        there_are = [*VERBS, *CHANGES, producer_question.VERB, *bulk.VERBS]
+        there_are = [*VERBS, *CHANGES, connection_question.VERB, producer_question.VERB, *bulk.VERBS]
         raise RemoteProtocolError(
             f"there is no control verb {verb!r}; there are: {', '.join(sorted(there_are))}", Code.QUESTION
         )

@@ -1,7 +1,8 @@
-"""Which questions about the whole broker wait for their answers, and who asked them.
+"""Which questions wait for answers that take long, and who asked them.
 
 An answer is made in slices, one after the other. All who asked the same before it was begun get the same; who asks
-later gets another one: what that client did before may not be in this one any more.
+later gets another one: what that client did before may not be in this one any more. What a connection asks of itself is
+the same only for that connection.
 
 An answer about many queues has megabytes, and each who gets it has a copy on its way. So of large ones only as many are
 handed out at once as fit ANSWERS_OUT_BYTES; the others wait until those are taken. Source:
@@ -28,15 +29,16 @@ class Questions:
     def __init__(
         self,
         slices: Slices,
-        begin: Callable[[str], AnswerInTheMaking],
+        begin: Callable[[str, Session | None], AnswerInTheMaking],
         reply: Callable[[Session, Control, bytes], bool],
     ) -> None:
-        """`begin` begins the answer to a verb; `reply` hands one out, and says whether whoever asked is still there."""
+        """`begin` begins the answer to a verb, of a connection or of the whole broker (None); `reply` hands one out,
+        and says whether whoever asked is still there."""
         self._slices = slices
         self._begin = begin
         self._reply = reply
-        self._waiting: dict[str, list[tuple[Session, Control]]] = {}
-        """By verb, of answers that are not begun yet."""
+        self._waiting: dict[tuple[str, Session | None], list[tuple[Session, Control]]] = {}
+        """By verb, and by what it is asked of, of answers that are not begun yet."""
         self._owed: Counter[Session] = Counter()
         self._made: deque[tuple[Session, Control, bytes]] = deque()
         """Answers that are to be handed out."""
@@ -50,23 +52,27 @@ class Questions:
         """How many answers it waits for."""
         return self._owed[session]
 
-    def ask(self, session: Session, question: Control) -> None:
-        """Raises: RemoteProtocolError if the connection waits for too many answers"""
+    def ask(self, session: Session, question: Control, *, of: Session | None = None) -> None:
+        """`of` is the connection that is asked about; None is the whole broker.
+
+        Raises: RemoteProtocolError if the connection waits for too many answers
+        """
         if self._owed[session] >= PIECES_MAX:
             raise RemoteProtocolError(
                 f"{question.verb}: this connection waits for {PIECES_MAX} answers already, the most it may",
                 Code.LIMIT,
             )
         self._owed[session] += 1
-        if question.verb in self._waiting:
-            self._waiting[question.verb].append((session, question))
+        key = question.verb, of
+        if key in self._waiting:
+            self._waiting[key].append((session, question))
         else:
-            self._waiting[question.verb] = [(session, question)]
-            self._slices.begin(self._answer(question.verb))
+            self._waiting[key] = [(session, question)]
+            self._slices.begin(self._answer(*key))
 
-    def _answer(self, verb: str) -> Steps:
-        asked = self._waiting.pop(verb)
-        body = yield from self._begin(verb)
+    def _answer(self, verb: str, of: Session | None) -> Steps:
+        asked = self._waiting.pop((verb, of))
+        body = yield from self._begin(verb, of)
         for session, question in asked:
             if len(body) > SMALL or any(one[0] is session for one in self._made):
                 self._made.append((session, question, body))

@@ -370,6 +370,14 @@ class GroupScanCursor(ScanCursor):
             return None, True
         return self.found[sequence], False
 
+    def groups(self) -> list[str]:
+        """Those of which something is noted that could be next for somebody."""
+        return list(self._noted_heads)
+
+    def waits_for_another(self, group: str, consumer: Consumer) -> bool:
+        """Something of this group waits, and it is another consumer's."""
+        return not self._groups.is_open_to(consumer, group) and self._head_of_group(group)[0] is not None
+
     def _first_plain(self) -> int | None:
         while self._order:
             sequence = self._order[0]

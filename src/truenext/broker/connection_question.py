@@ -1,0 +1,116 @@
+"""What does the broker have of the connection that asks: which round, what is in its transactions, what its
+subscriptions hold, and why nothing comes to them?
+
+A question to the broker, answered in steps: there may be many subscriptions, and of many queues. Source: docs/stomp.md,
+"What a connection may ask"
+"""
+
+import msgspec
+
+from truenext.broker.questions import AnswerInTheMaking
+from truenext.commands import AckMode
+from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, Kind
+from truenext.engine.engine import Engine
+from truenext.engine.idle import Idle, why_idle
+from truenext.engine.state.consumer import Browser, Consumer, Session
+from truenext.errors import Code, RemoteProtocolError
+
+VERB = "connection"
+
+_AT_ONCE = 50
+"""Transactions or browsers that are looked at in one step."""
+
+
+class OpenTransaction(msgspec.Struct):
+    name: str
+    sends: int
+    acknowledged: int
+    refused: int
+    """Messages that were NACKed; they count as this alone."""
+    doomed: bool
+
+
+class Subscription(msgspec.Struct):
+    id: str
+    destination: str
+    held: int
+    begun: int
+    window: int | None
+    """Messages that it may hold, were it awake; None in auto mode, of a browser, and if it pulls."""
+    wished: int | None
+    """Messages; None if it does not pull."""
+    idle: Idle
+
+
+class Answer(msgspec.Struct):
+    round: int
+    transactions: list[OpenTransaction]
+    subscriptions: list[Subscription]
+
+
+def check(body: bytes) -> None:
+    """Raises: RemoteProtocolError if anything is said beside the verb"""
+    if body:
+        raise RemoteProtocolError(f"{VERB}: nothing is to be said in its body", Code.QUESTION)
+
+
+def answer(engine: Engine, session: Session) -> AnswerInTheMaking:
+    """In JSON, as an Answer."""
+    answer = Answer(session.round, [], [])
+    for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
+        refused = len(transaction.refused())
+        answer.transactions.append(
+            OpenTransaction(
+                name=name,
+                sends=len(transaction.sends),
+                acknowledged=len(transaction.held) - refused,
+                refused=refused,
+                doomed=transaction.is_doomed,
+            )
+        )
+        if number % _AT_ONCE == 0:
+            yield
+    for consumer in list(session.consumers.values()):
+        idle = yield from why_idle(engine, consumer)
+        if consumer.is_subscribed:
+            answer.subscriptions.append(_of_consumer(consumer, idle))
+        yield
+    for number, browser in enumerate(list(session.browsers.values()), 1):
+        answer.subscriptions.append(_of_browser(browser))
+        if number % _AT_ONCE == 0:
+            yield
+    return msgspec.json.encode(answer)
+
+
+def _of_consumer(consumer: Consumer, idle: Idle) -> Subscription:
+    window = consumer.window if consumer.awake_window is None else consumer.awake_window
+    has_window = consumer.mode is not AckMode.AUTO and consumer.wish is None
+    return Subscription(
+        id=consumer.subscription,
+        destination=_as_said(consumer.destination),
+        held=len(consumer.held),
+        begun=sum(entry.is_begun for entry in consumer.held.values()),
+        window=window if has_window else None,
+        wished=None if consumer.wish is None else consumer.wish.left,
+        idle=idle,
+    )
+
+
+def _of_browser(browser: Browser) -> Subscription:
+    return Subscription(
+        id=browser.subscription,
+        destination=_as_said(browser.destination),
+        held=0,
+        begun=0,
+        window=None,
+        wished=None,
+        idle=Idle.BROWSES,
+    )
+
+
+def _as_said(destination: Destination) -> str:
+    """How its client has called it."""
+    if not destination.session:
+        return destination.address
+    prefix = TEMPORARY_TOPIC_PREFIX if destination.kind is Kind.TOPIC else TEMPORARY_PREFIX
+    return prefix + destination.name.removeprefix(f"/{destination.session}/")

@@ -1,0 +1,254 @@
+"""What does a client hear of its own connection: round, transactions, subscriptions, and why nothing comes to one?
+
+Source of what is expected: docs/stomp.md, "What a connection may ask".
+"""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.integration.broker_process import LIMITS, PATIENCE_SECONDS, BrokerProcess
+from tests.integration.raw_client import RawClient
+
+pytestmark = LIMITS
+
+ASKS = {"truenext-rounds": "true", "truenext-begun": "true", "truenext-keep-open": "true"}
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> RawClient:
+    return asking(broker)
+
+
+def asking(broker: BrokerProcess) -> RawClient:
+    client = broker.connect(headers=ASKS)
+    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
+    return client
+
+
+def ask(client: RawClient, body: bytes = b"") -> None:
+    headers = {"destination": "/control/connection", "reply-to": "/temp-queue/answers", "correlation-id": "question"}
+    client.say("SEND", headers, body)
+
+
+def said(client: RawClient) -> dict[str, Any]:
+    ask(client)
+    while (message := client.message()).headers.get("correlation-id") != "question":
+        pass
+    answer: dict[str, Any] = json.loads(message.body)
+    return answer
+
+
+def of(client: RawClient, subscription: str = "1") -> dict[str, Any]:
+    (row,) = [row for row in said(client)["subscriptions"] if row["id"] == subscription]
+    return dict(row)
+
+
+def idle(client: RawClient, subscription: str = "1") -> str:
+    return str(of(client, subscription)["idle"])
+
+
+def await_empty(client: RawClient, subscription: str) -> None:
+    """What was taken by others is read and compared all the same."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (why := idle(client, subscription)) != "empty":
+        assert why in ("compared", "read") and time.monotonic() < deadline
+
+
+def fill(broker: BrokerProcess, queue: str, count: int, **headers: str) -> None:
+    sender = broker.connect()
+    for number in range(count):
+        sender.send(queue, b"%d" % number, persistent=True, headers=headers)
+    sender.arrived()
+    sender.disconnect()
+
+
+def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+    fill(broker, queue, 5)
+    client.subscribe(queue, prefetch=5)
+    messages = client.only(5)
+    client.say("SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "browser": "true"}, confirmed=True)
+    client.say("SUBSCRIBE", {"id": "t", "destination": "/temp-topic/own"}, confirmed=True)
+    client.subscribe(f"{queue}.*", subscription="p", prefetch=None, headers={"truenext-pull": "true"})
+    client.ask(3, subscription="p")
+    client.give_back("p")
+    client.ask(2, subscription="p")
+    client.begun(messages[0])
+    client.begin("a")
+    client.begin("b")
+    client.send(queue, b"", transaction="b")
+    client.ack(messages[1], transaction="b")
+    client.ack(messages[2], transaction="b")
+    client.nack(messages[2], transaction="b")
+    client.say("SEND", {"destination": "/queue/", "transaction": "a"})
+    answer = said(client)
+    assert answer["round"] == 1
+    assert answer["transactions"] == [
+        {"name": "a", "sends": 0, "acknowledged": 0, "refused": 0, "doomed": True},
+        {"name": "b", "sends": 1, "acknowledged": 1, "refused": 1, "doomed": False},
+    ]
+    nothing = {"held": 0, "begun": 0, "window": None, "wished": None, "idle": "empty"}
+    assert {row.pop("id"): row for row in answer["subscriptions"]} == {
+        "answers": nothing | {"destination": "/temp-queue/answers"},
+        "1": {
+            "destination": f"/queue/{queue}",
+            "held": 3,
+            "begun": 1,
+            "window": 5,
+            "wished": None,
+            "idle": "empty",
+        },
+        "b": nothing | {"destination": f"/queue/{queue}", "idle": "browses"},
+        "t": nothing | {"destination": "/temp-topic/own"},
+        "p": nothing | {"destination": f"/queue/{queue}.*", "wished": 2},
+    }
+
+
+def test_each_connection_is_told_of_itself(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+    other = asking(broker)
+    client.begin("mine")
+    other.begin("other")
+    for each in (client, other, client):
+        ask(each)
+    answers = [json.loads(each.message().body) for each in (client, other, client)]
+    assert [[one["name"] for one in answer["transactions"]] for answer in answers] == [["mine"], ["other"], ["mine"]]
+
+
+@pytest.mark.parametrize("body", [b"{}", b" ", b'{"connection": "1"}'])
+def test_nothing_more_may_be_said(client: RawClient, body: bytes) -> None:
+    ask(client, body)
+    assert client.next_error().headers["truenext-code"] == "question"
+    assert said(client)["round"] == 0
+
+
+# ---- Why nothing comes ----
+
+
+def test_rests_and_no_credit(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+    fill(broker, queue, 3)
+    client.subscribe(queue, prefetch=2)
+    client.messages(2)
+    assert idle(client) == "no credit"
+    client.give_back("1", rest=True)
+    row = of(client)
+    assert (row["idle"], row["held"], row["window"]) == ("rests", 0, 2)
+    client.wake()
+    client.messages(2)
+    assert idle(client) == "no credit"
+
+
+def test_no_credit_of_what_pulls(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+    client.subscribe(queue, prefetch=None, headers={"truenext-pull": "true"})
+    assert idle(client) == "no credit"
+    client.ask(2)
+    assert idle(client) == "empty"
+    fill(broker, queue, 3)
+    client.messages(2)
+    row = of(client)
+    assert (row["idle"], row["wished"], row["held"]) == ("no credit", 0, 2)
+
+
+def test_paused(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+    client.subscribe(queue)
+    client.subscribe(f"{queue}.*", subscription="p")
+    for name in (queue, f"{queue}.a"):
+        broker.said("pause", name)
+    assert (idle(client), idle(client, "p")) == ("paused", "empty")
+    fill(broker, f"{queue}.a", 1)
+    assert idle(client, "p") == "paused"
+    broker.said("resume", f"{queue}.a")
+    client.message()
+    assert idle(client, "p") == "empty"
+
+
+def test_exclusive(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+    other = broker.connect()
+    other.subscribe(queue, prefetch=1, headers={"activemq.exclusive": "true"})
+    client.subscribe(queue)
+    client.subscribe(f"{queue}.*", subscription="p")
+    fill(broker, queue, 3)
+    assert idle(client) == "exclusive"
+    other.subscribe(f"{queue}.a", prefetch=1, subscription="2", headers={"activemq.exclusive": "true"})
+    fill(broker, f"{queue}.a", 3)
+    assert idle(client, "p") == "exclusive"
+
+
+def test_compared_and_read(held_broker: BrokerProcess, queue: str) -> None:
+    broker = held_broker
+    fill(broker, queue, 3, n="1")
+    fill(broker, f"{queue}.a", 3, n="1")
+    broker.restart(is_clean=True)
+    broker.hold_pages()
+    client = asking(broker)
+    client.subscribe(queue, subscription="s", headers={"selector": "n = '1'"})
+    client.subscribe(f"{queue}.*", subscription="p")
+    assert (idle(client, "s"), idle(client, "p")) == ("compared", "read")
+    client.subscribe(queue, subscription="q")
+    assert idle(client, "q") == "read"
+    broker.release_pages()
+    client.messages(6)
+    for name in "spq":
+        await_empty(client, name)
+
+
+def test_committing(held_broker: BrokerProcess, queue: str) -> None:
+    broker = held_broker
+    client = asking(broker)
+    client.subscribe(queue)
+    client.subscribe(queue, subscription="s", headers={"selector": "n = '1'"})
+    client.subscribe(f"{queue}.*", subscription="p")
+    client.subscribe(queue, subscription="other", headers={"selector": "n = '2'"})
+    broker.hold_disk()
+    for name in (queue, f"{queue}.a"):
+        client.send(name, b"", persistent=True, headers={"n": "1"})
+    assert [idle(client, name) for name in ("1", "s", "p", "other")] == ["committing"] * 3 + ["empty"]
+    broker.release_disk()
+    client.messages(2)
+    assert idle(client) == "empty"
+
+
+def test_group(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+    other = broker.connect()
+    for name in (queue, f"{queue}.a"):
+        other.subscribe(name, subscription=name, prefetch=1)
+        fill(broker, name, 3, JMSXGroupID="g")
+        other.message()
+    client.subscribe(queue)
+    client.subscribe(queue, subscription="s", headers={"selector": "JMSXGroupID = 'h'"})
+    client.subscribe(f"{queue}.*", subscription="p")
+    assert [idle(client, name) for name in ("1", "s", "p")] == ["group", "empty", "group"]
+    other.disconnect()
+    client.messages(6)
+    assert idle(client) == "empty"
+
+
+@pytest.mark.parametrize("while_waiting", ["pass", "hold"])
+@pytest.mark.parametrize("group", [{}, {"JMSXGroupID": "g"}], ids=["no group", "group"])
+def test_delayed(own_broker: BrokerProcess, queue: str, while_waiting: str, group: dict[str, str]) -> None:
+    broker = own_broker
+    broker.stop()
+    settings = broker.data.parent / "truenext.toml"
+    settings.write_text(f'[policy]\nwhile_waiting = "{while_waiting}"\n')
+    broker.options = [*broker.options, "--config", str(settings)]
+    broker.start()
+    client = asking(broker)
+    client.subscribe(queue)
+    client.subscribe(queue, subscription="other", headers={"selector": "n = '2'"})
+    fill(broker, queue, 1, n="1", **group)
+    client.nack(client.message(), headers={"truenext-delay": "60000"})
+    assert (idle(client), idle(client, "other")) == ("delayed", "empty")
+    fill(broker, queue, 1, n="1", **group)
+    holds = while_waiting == "hold" or bool(group)
+    assert len(client.arrived()) == (not holds)
+    assert idle(client) == "delayed"
+
+
+def test_empty(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+    client.subscribe(queue)
+    client.subscribe(queue, subscription="s", headers={"selector": "n = '2'"})
+    assert (idle(client), idle(client, "s")) == ("empty", "empty")
+    client.unsubscribe()
+    fill(broker, queue, 3, n="1")
+    assert idle(client, "s") == "empty"

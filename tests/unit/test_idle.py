@@ -1,0 +1,180 @@
+"""Is it found out why nothing comes to a consumer, in short steps, and is nothing done by looking?"""
+
+import json
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from truenext.broker import connection_question
+from truenext.commands import AckMode, Nack, Send, Subscribe
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.idle import LOOKED_AT_AT_ONCE, Idle, why_idle
+from truenext.engine.state.consumer import Consumer
+from truenext.limits import JOIN_PIECE, UNSENT_BYTES_MAX
+from truenext.message import Message
+from truenext.selector import selector
+
+
+class World:
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.engine.start()
+        self.commit()
+        self.session = self.engine.connect("s")
+
+    def commit(self) -> None:
+        batch = self.engine.take_batch()
+        assert batch is not None
+        self.engine.committed(batch)
+
+    def send(self, queue: str, *, priority: int = 4, persistent: bool = False, group: str = "") -> None:
+        message = Message(priority, persistent, 0, b"content-length:0\n", b"")
+        if group:
+            message.group = group
+        self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message))
+
+    def subscribe(self, queue: str, *, window: int = 1000, wanted: str = "") -> Consumer:
+        name = str(len(self.session.consumers))
+        subscribe = Subscribe(name, parse(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, window)
+        if wanted:
+            subscribe.selector = selector(wanted)
+        self.engine.subscribe(self.session, subscribe)
+        return self.session.consumers[name]
+
+    def turn(self) -> None:
+        while self.engine.has_work:
+            self.engine.turn()
+
+    def why(self, consumer: Consumer) -> Idle:
+        why, _ = finished(why_idle(self.engine, consumer))
+        assert isinstance(why, Idle)
+        return why
+
+    def answer(self) -> tuple[dict[str, Any], int]:
+        body, steps = finished(connection_question.answer(self.engine, self.session))
+        return json.loads(body), steps
+
+
+def finished(work: Generator[None, None, Any]) -> tuple[Any, int]:
+    """What comes out of it, and in how many steps."""
+    steps = 1
+    while True:
+        try:
+            next(work)
+            steps += 1
+        except StopIteration as end:
+            return end.value, steps
+
+
+@pytest.mark.parametrize("queue", ["a", "*"])
+@pytest.mark.parametrize("wanted", ["", "JMSPriority > 2"])
+def test_what_the_next_turn_will_give_it_could_come(queue: str, wanted: str) -> None:
+    world = World()
+    consumer = world.subscribe(queue, wanted=wanted)
+    world.turn()
+    assert world.why(consumer) is Idle.EMPTY
+    world.send("a")
+    assert world.why(consumer) is Idle.NOT
+    assert not consumer.held
+    world.turn()
+    assert len(consumer.held) == 1
+    assert world.why(consumer) is Idle.EMPTY
+
+
+def test_a_full_socket() -> None:
+    world = World()
+    consumer = world.subscribe("a")
+    world.session.unsent_bytes = UNSENT_BYTES_MAX
+    assert world.why(consumer) is Idle.UNREAD
+
+
+def test_a_pattern_that_has_not_joined_all_its_queues() -> None:
+    world = World()
+    for number in range(3 * JOIN_PIECE):
+        world.send(f"q.{number}", priority=number % 10)
+    world.turn()
+    consumer = world.subscribe("q.*", window=1)
+    world.engine.turn()
+    assert world.why(consumer) is Idle.JOINING
+    world.turn()
+    assert world.why(consumer) is Idle.NO_CREDIT
+
+
+def test_of_several_queues_that_counts_which_is_next() -> None:
+    world = World()
+    consumer = world.subscribe("q.*")
+    world.turn()
+    world.send("q.a", persistent=True)
+    world.turn()
+    assert world.why(consumer) is Idle.COMMITTING
+    world.send("q.b")
+    world.turn()
+    # It must not overtake its equal, and so nothing comes.
+    assert world.why(consumer) is Idle.COMMITTING and not consumer.held
+    world.send("q.c", priority=3)
+    assert world.why(consumer) is Idle.NOT
+    world.turn()
+    assert len(consumer.held) == 1
+    world.engine.pause("q.a")
+    world.turn()
+    # A paused queue is none of its queues.
+    assert len(consumer.held) == 2 and world.why(consumer) is Idle.PAUSED
+
+
+def test_of_a_group_what_waits_for_its_next_try_is_not_others() -> None:
+    world = World()
+    first, second = world.subscribe("a"), world.subscribe("a")
+    for _ in range(2):
+        world.send("a", group="g")
+    world.turn()
+    (sequence,) = list(first.held)[:1]
+    world.engine.refuse(world.session, Nack(first.subscription, sequence, delay_ms=60_000))
+    world.turn()
+    assert (world.why(first), world.why(second)) == (Idle.DELAYED, Idle.GROUP)
+
+
+def test_looking_asks_for_nothing() -> None:
+    """What was passed over of a group is gone through once more when dispatch comes to it, and not before."""
+    world = World()
+    consumer = world.subscribe("a", window=1)
+    for _ in range(30_000):
+        world.send("a", group="g")
+    world.turn()
+    selecting = world.engine.selections.of_queue[consumer.all_queues()[0]]
+    places = list(selecting.group_places())
+    for place in places:
+        for sequence in list(place.found):
+            entry = place.found[sequence]
+            entry.has_left_lane = True
+    consumer.window = 2
+    assert world.why(consumer) is Idle.COMPARED
+    assert not any(place.is_hungry for place in places) and not selecting.behind
+
+
+def test_it_is_done_in_steps_however_many_queues_and_subscriptions_there_are() -> None:
+    world = World()
+    queues = 1000
+    for number in range(queues):
+        world.send(f"q.{number}")
+    world.subscribe("q.*", window=queues + 1)
+    for number in range(100):
+        world.subscribe(f"other.{number}")
+    world.turn()
+    answer, steps = world.answer()
+    assert len(answer["subscriptions"]) == 101 and {row["idle"] for row in answer["subscriptions"]} == {"empty"}
+    assert steps >= 2 * queues // LOOKED_AT_AT_ONCE + 100
+
+
+def test_a_subscription_that_ends_meanwhile_is_left_out() -> None:
+    world = World()
+    for number in range(200):
+        world.send(f"q.{number}")
+    world.subscribe("q.*")
+    world.subscribe("other")
+    world.turn()
+    answer = connection_question.answer(world.engine, world.session)
+    next(answer)
+    world.engine.disconnect(world.session, is_clean=True)
+    assert json.loads(finished(answer)[0])["subscriptions"] == []
