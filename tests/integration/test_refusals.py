@@ -169,3 +169,38 @@ def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, que
     client.say("SEND", {"destination": "/queue/"}, b"")
     error = client.error()
     assert error.headers["truenext-code"] == "destination" and "truenext-frame" not in error.headers
+
+
+@pytest.mark.parametrize(
+    ("verb", "headers", "body", "code"),
+    [
+        ("nothing", {}, b"", "header"),
+        ("nothing", {"reply-to": "/temp-queue/a"}, b"", "question"),
+        ("connection", {"reply-to": "/queue/a"}, b"", "question"),
+        ("wake", {}, b"", "header"),
+        ("wake", {"id": "other"}, b"", "missing"),
+        ("wake", {"id": "1", "transaction": "t"}, b"", "header"),
+        ("begun", {"id": "1"}, b"", "header"),
+        ("begun", {"id": "1.1@1"}, b"", "not-supported"),
+        ("credit", {"id": "1", "messages": "1"}, b"", "not-supported"),
+        ("credit", {"id": "1", "messages": "32768"}, b"", "header"),
+        ("credit", {"id": "1", "messages": "1", "wait": "no"}, b"", "header"),
+        ("credit", {"id": "1"}, b"", "header"),
+        ("give-back", {}, b'{"subscriptions":["1"]}', "not-supported"),
+        ("give-back", {}, b'{"subscriptions":["1"],"keep":["x"]}', "header"),
+        ("give-back", {}, b"{}", "question"),
+    ],
+)
+def test_what_is_asked_for_by_send_is_refused_as_the_page_says(
+    client: RawClient, queue: str, verb: str, headers: dict[str, str], body: bytes, code: str
+) -> None:
+    client.subscribe(queue)
+    client.say("SEND", {"destination": f"/control/{verb}"} | headers, body)
+    assert of(client.next_error()) == (code, 3)
+
+
+def test_what_is_asked_for_by_send_may_say_more_and_be_confirmed(client: RawClient, queue: str) -> None:
+    client.subscribe(queue)
+    headers = {"destination": "/control/wake", "id": "1", "reply-to": "/queue/a", "truenext-anything": "x"}
+    client.say("SEND", headers, b"body", confirmed=True)
+    assert client.arrived() == []

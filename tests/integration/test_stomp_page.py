@@ -1,0 +1,116 @@
+"""Does a broker say what docs/stomp.md shows?
+
+The page says how its exchanges are to be read. What stands behind `C:` is sent as it stands there, and each frame of
+the broker is compared, header by header.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.integration.broker_process import BrokerProcess
+from tests.integration.raw_client import RawClient
+from truenext.wire.stomp.frame import Frame
+
+PAGE = (Path(__file__).parents[2] / "docs" / "stomp.md").read_text()
+END = "^@"
+LEFT_OUT = "..."
+CHOSEN = re.compile(r"\b[A-Z]{2,}\b")
+"""What stands for a value that the broker has chosen."""
+
+
+class Shown(NamedTuple):
+    """One frame, as it stands on the page."""
+
+    by: str
+    lines: list[str]
+
+    @property
+    def is_cut(self) -> bool:
+        """Its body is left out, too."""
+        return self.lines[-1] == LEFT_OUT
+
+    @property
+    def head(self) -> list[str]:
+        """Command and headers."""
+        return self.lines[: self.lines.index("")] if "" in self.lines else self.lines
+
+    @property
+    def body(self) -> str:
+        return "\n".join(self.lines[self.lines.index("") + 1 :]).removesuffix(END)
+
+
+def shown() -> Iterator[Shown]:
+    for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        lines: list[str] = []
+        said = [(line[0], line[3:]) for line in block.splitlines()]
+        assert {line[1] for line in block.splitlines()} == {":"} and {by for by, _ in said} <= {"B", "C"}, block
+        for number, (by, text) in enumerate(said):
+            lines.append(text)
+            if text.endswith(END) or (text == LEFT_OUT and said[number + 1 : number + 2] != [(by, "")]):
+                yield Shown(by, lines)
+                lines = []
+        assert not lines, f"this frame has no end: {lines}"
+
+
+class Chosen:
+    """What the broker has chosen so far, by the words of the page."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+
+    def filled_in(self, text: str) -> str:
+        return CHOSEN.sub(lambda word: self._values.get(word[0], word[0]), text)
+
+    def check(self, text: str, said: str) -> None:
+        """That this is what the page shows; a word that stands there for the first time is what is said here."""
+        text = self.filled_in(text)
+        pattern, at = "", 0
+        for word in CHOSEN.finditer(text):
+            known = f"(?P<{word[0]}>" in pattern
+            pattern += re.escape(text[at : word.start()]) + (f"(?P={word[0]})" if known else f"(?P<{word[0]}>.+?)")
+            at = word.end()
+        match = re.fullmatch(pattern + re.escape(text[at:]), said)
+        assert match is not None, f"{said!r} instead of {text!r}"
+        self._values |= match.groupdict()
+
+
+def check(frame: Shown, said: Frame, chosen: Chosen) -> None:
+    command, *lines = frame.head
+    assert said.command == command
+    headers = dict(line.split(":", 1) for line in lines if line not in (LEFT_OUT, END))
+    if LEFT_OUT not in lines:
+        assert said.headers.keys() == headers.keys()
+    for name, value in headers.items():
+        assert name in said.headers, f"{name} is missing in {said}"
+        chosen.check(value, said.headers[name])
+    if frame.is_cut:
+        return
+    if said.headers.get("content-type") == "application/json":
+        assert json.loads(said.body) == json.loads(frame.body)
+    else:
+        chosen.check(frame.body, said.body.decode())
+
+
+def test_a_broker_says_what_the_page_shows(own_broker: BrokerProcess) -> None:
+    chosen = Chosen()
+    clients: list[RawClient] = []
+    frames = list(shown())
+    for number, frame in enumerate(frames):
+        is_login = frame.head[0] == "CONNECT"
+        if is_login:
+            clients.append(own_broker.connect(says_hello=False))
+        client = clients[-1]
+        if frame.by == "C":
+            client.write(chosen.filled_in("\n".join(frame.lines)).replace(END, "\0").encode())
+        elif frame.head[0] == "CONNECTED":
+            check(frame, client.await_hello(), chosen)
+        else:
+            check(frame, client.next_frame(), chosen)
+        assert number or is_login
+    first, last = clients
+    first.await_silent_end()
+    last.await_end()
+    assert len(frames) > 30, "most of the page is not there"

@@ -1,0 +1,87 @@
+"""Does docs/stomp.md have each header, verb and field that is the broker's own, and no other?"""
+
+import re
+from pathlib import Path
+
+from msgspec.structs import fields
+
+from truenext.broker import connection_question
+from truenext.engine.idle import Idle
+from truenext.wire.stomp.actions import ACTIONS, _GiveBack
+from truenext.wire.stomp.headers import OF_MESSAGE, OURS, UNDERSTOOD
+from truenext.wire.stomp.login import OF_CONNECT
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "stomp.md").read_text()
+
+TO_COME = {("SEND", "truenext-gapless"), ("COMMIT", "truenext-gapless"), ("DISCONNECT", "truenext-forget")}
+SAID_LATER = "truenext-outcome"
+"""What the page promises and the code does not do yet: to be deleted with the merge that brings it."""
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table whose first column is called so."""
+    _, _, rest = PAGE.partition(f"\n| {heading} |")
+    lines = rest.partition("\n\n")[0].splitlines()[2:]
+    assert lines, f"there is no table of {heading}"
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall("`(.*?)`", cell)
+
+
+def first_column(heading: str) -> list[str]:
+    return [name for row in rows(heading) for name in names(row[0])]
+
+
+def said_on(command: str) -> set[str]:
+    table = rows("frame")
+    return {name for frames, cell, *_ in table if command in frames.split(", ") for name in names(cell)}
+
+
+def in_code(*files: str) -> set[str]:
+    """All of our names in these."""
+    texts = [(ROOT / "src" / "truenext" / file).read_text() for file in files]
+    return set(re.findall(rf"\b{OURS}[a-z-]+[a-z]\b", " ".join(texts)))
+
+
+def test_each_header_of_connect_is_there() -> None:
+    assert first_column("on CONNECT") == list(OF_CONNECT)
+
+
+def test_each_header_of_a_clients_frame_is_there_with_its_frame_and_no_other() -> None:
+    understood = {(command, name) for command, all_names in UNDERSTOOD.items() for name in all_names}
+    commands = {command for frames, *_ in rows("frame") for command in frames.split(", ")}
+    said = {(command, name) for command in commands - {"MESSAGE", "RECEIPT", "ERROR"} for name in said_on(command)}
+    assert not TO_COME & understood, "delete it there"
+    assert said == understood | TO_COME
+
+
+def test_each_header_that_the_broker_says_is_there_and_no_other() -> None:
+    said = said_on("MESSAGE") | said_on("RECEIPT") | said_on("ERROR")
+    assert said_on("MESSAGE") > OF_MESSAGE
+    in_replies = in_code("wire/stomp/replies.py") - OF_MESSAGE
+    assert SAID_LATER not in in_replies, "delete it there"
+    assert said - OF_MESSAGE == in_replies | {SAID_LATER}
+    connected = set(first_column("on CONNECTED, if any of these was asked for"))
+    assert connected == in_code("wire/stomp/server.py")
+
+
+def test_each_verb_is_there_and_no_other() -> None:
+    """Those that anybody may ask are in docs/control.md."""
+    assert first_column("verb | header or body") == list(ACTIONS)
+    assert first_column("verb | question") == ["producer", connection_question.VERB]
+
+
+def test_each_field_is_there_and_no_other() -> None:
+    assert first_column("field of `give-back`") == [field.encode_name for field in fields(_GiveBack)]
+    subscription = [field.encode_name for field in fields(connection_question.Subscription)]
+    assert first_column("field of a subscription") == subscription
+    shapes = (connection_question.Answer, connection_question.OpenTransaction)
+    (answer,) = re.findall(r"^\| `connection` \|.*$", PAGE, re.MULTILINE)
+    assert {field.encode_name for shape in shapes for field in fields(shape)} == set(names(answer)) - {"connection"}
+
+
+def test_each_reason_why_nothing_comes_is_there_in_the_order_in_which_it_is_said() -> None:
+    assert first_column("`idle` | means") == [why.value for why in Idle if why is not Idle.NOT]
