@@ -62,8 +62,9 @@ faults: .venv/test ## Every planted fault, also the two that the machines notice
 load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, judged by the audit (DURATION=seconds)
 	TRUENEXT_SECONDS=$(or $(DURATION),600) $(PYTEST) -s tests/spark/test_everything.py
 
-kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more)
+kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), and 1,000 with COMMITs in doubt (COMMITS=n)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
+	TRUENEXT_COMMIT_CYCLES=$${COMMITS:-1000} $(PYTEST) -s tests/integration/test_kill_commits.py
 
 crash: .venv/test ## Cut the power of the store at every operation, LMDB's included: 100,000 states of a disk (CRASHES=n)
 	TRUENEXT_CRASHES=$${CRASHES:-100000} $(PYTEST) -s tests/contract/test_crash_points.py

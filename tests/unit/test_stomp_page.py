@@ -14,10 +14,6 @@ from truenext.wire.stomp.login import OF_CONNECT
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "stomp.md").read_text()
 
-TO_COME = {("SEND", "truenext-gapless"), ("COMMIT", "truenext-gapless"), ("DISCONNECT", "truenext-forget")}
-SAID_LATER = "truenext-outcome"
-"""What the page promises and the code does not do yet: to be deleted with the merge that brings it."""
-
 
 def rows(heading: str) -> list[list[str]]:
     """The cells of the table whose first column is called so."""
@@ -54,16 +50,14 @@ def test_each_header_of_a_clients_frame_is_there_with_its_frame_and_no_other() -
     understood = {(command, name) for command, all_names in UNDERSTOOD.items() for name in all_names}
     commands = {command for frames, *_ in rows("frame") for command in frames.split(", ")}
     said = {(command, name) for command in commands - {"MESSAGE", "RECEIPT", "ERROR"} for name in said_on(command)}
-    assert not TO_COME & understood, "delete it there"
-    assert said == understood | TO_COME
+    assert said == understood
 
 
 def test_each_header_that_the_broker_says_is_there_and_no_other() -> None:
     said = said_on("MESSAGE") | said_on("RECEIPT") | said_on("ERROR")
     assert said_on("MESSAGE") > OF_MESSAGE
     in_replies = in_code("wire/stomp/replies.py") - OF_MESSAGE
-    assert SAID_LATER not in in_replies, "delete it there"
-    assert said - OF_MESSAGE == in_replies | {SAID_LATER}
+    assert said - OF_MESSAGE == in_replies
     connected = set(first_column("on CONNECTED, if any of these was asked for"))
     assert connected == in_code("wire/stomp/server.py")
 
