@@ -78,6 +78,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.stages
 	$(BIN)/python -m bench.selectors
 	$(BIN)/python -m bench.many
+	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.topics
 	$(BIN)/python -m bench.wildcards
 	$(BIN)/python -m bench.audit
