@@ -37,7 +37,8 @@ def serve(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_broker_hands_out_what_was_saved_of_another_in_its_order(own_broker: BrokerProcess, tmp_path: Path) -> None:
-    client = own_broker.connect()
+    client = own_broker.connect(headers={"truenext-rounds": "true"})
+    store_name = client.connected.headers["truenext-store"]
     sent = [(priority, b"%d of %d" % (number, priority)) for number in range(20) for priority in (4, 9, 0)]
     for priority, body in sent:
         client.send("orders", body, priority=priority, persistent=priority != 9)
@@ -54,7 +55,8 @@ def test_a_broker_hands_out_what_was_saved_of_another_in_its_order(own_broker: B
     assert store("export", own_broker.data, saved.data).returncode == 0
     saved.start()
     try:
-        client = saved.connect()
+        client = saved.connect(headers={"truenext-rounds": "true"})
+        assert client.connected.headers["truenext-store"] != store_name
         client.subscribe("orders")
         messages = client.messages(len(sent) + 1)
         expected = sorted(sent, key=lambda one: -one[0])

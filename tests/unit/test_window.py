@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
+from truenext.commands import Ack, AckMode, GiveBack, Login, Nack, Send, Subscribe, Wake
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.state.window import AutoWindow
@@ -244,3 +244,26 @@ def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
     while engine.turn()[1]:
         engine.taken(session)
     assert len(session.consumers["c"].held) == size
+
+
+@pytest.mark.parametrize("rests_ms", [0, 60_000])
+def test_an_automatic_window_learns_nothing_from_what_is_given_back_nor_from_a_rest(rests_ms: int) -> None:
+    world = World(Simulated(takes_ms=0.1))
+    world.run(500)
+    session = world.sessions["0"]
+    consumer = session.consumers["c"]
+    world.turn()
+    before = world.window()
+    kept = list(consumer.held.values())[:3]
+    assert before > 10 and len(kept) == 3
+    world.engine.log_in(session, Login(has_rounds=True))
+    names = [("c", entry.sequence, entry.deliveries) for entry in kept]
+    world.engine.give_back(session, GiveBack(["c"], names, rests=True))
+    for entry in kept:
+        world.engine.acknowledge(session, Ack("c", entry.sequence))
+    world.engine.ledger.now_ms += rests_ms
+    world.engine.wake(session, Wake("c"))
+    # The same of what it has answered since it goes on.
+    world.engine.ledger.now_ms += 20
+    consumer.adjust_window(world.engine.now_ms)
+    assert world.window() == before
