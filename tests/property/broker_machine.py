@@ -172,6 +172,7 @@ REFUSED = [
     "refuses an earlier dispatch",
     "begins an earlier dispatch",
     "begins what it does not hold",
+    "acknowledges, and begins what it does not hold",
     "begins what it took without a word",
     "answers once more what a transaction has",
     "asks for too much",
@@ -220,7 +221,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
         },
     ),
     "repeat_send": (3, SENDING | {"which": PICK}),
-    "acknowledge": (8, ANSWERING | {"wants_receipt": YES_OR_NO}),
+    "acknowledge": (8, ANSWERING | {"wants_receipt": YES_OR_NO, "begins_next": YES_OR_NO}),
     "acknowledge_and_end": (0, {"which": PICK}),
     "acknowledge_and_read_on": (2, {"which": PICK, "is_written": YES_OR_NO, "is_squeezed": YES_OR_NO}),
     "refuse": (
@@ -1019,10 +1020,22 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Acknowledging ----------------------------------------------------------------------------------------------------
 
-    def acknowledge(self, which: int, in_transaction: bool, says_subscription: bool, wants_receipt: bool) -> None:
+    def acknowledge(
+        self,
+        which: int,
+        in_transaction: bool,
+        says_subscription: bool,
+        wants_receipt: bool,
+        begins_next: bool = False,
+    ) -> None:
         letter = _one_of(self._answerable(), which)
         reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
         ack = Ack(subscription, self.oracle.sequences[letter], transaction, self._dispatch_of(letter))
+        others = [each for each in self._beginnable() if each.holder is not None and each.holder.peer is reader.peer]
+        others = [each for each in others if each not in self.oracle.covered(letter)]
+        if begins_next and transaction is None and others:
+            ack.begins = self._begun(others[0])
+            self.oracle.say_begun(others[0])
         note(f"engine.acknowledge({reader.peer.name}, {ack})")
         self.engine.acknowledge(session, ack)
         self.oracle.acknowledge(reader.peer, letter, transaction)
@@ -1100,12 +1113,15 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def say_begun(self, which: int) -> None:
         letter = _one_of(self._beginnable(), which)
-        reader = letter.holder
-        assert reader is not None
-        begun = Begun(reader.subscription, self.oracle.sequences[letter], self._dispatch_of(letter))
-        note(f"engine.begun({reader.peer.name}, {begun})")
-        self.engine.begun(self.sessions[reader.peer], begun)
+        assert letter.holder is not None
+        peer, begun = letter.holder.peer, self._begun(letter)
+        note(f"engine.begun({peer.name}, {begun})")
+        self.engine.begun(self.sessions[peer], begun)
         self.oracle.say_begun(letter)
+
+    def _begun(self, letter: Letter) -> Begun:
+        assert letter.holder is not None
+        return Begun(letter.holder.subscription, self.oracle.sequences[letter], self._dispatch_of(letter))
 
     def give_back(
         self, who: int, of: int, kept: int, names_others: bool, rests: bool, aborts: bool, charges_all: bool
@@ -1263,6 +1279,12 @@ class BrokerMachine(RuleBasedStateMachine):
                 letter = _one_of(again, which)
                 assert letter.holder is not None
                 return engine.begun, Begun(letter.holder.subscription, sequences[letter], letter.deliveries - 1), None
+            case "acknowledges, and begins what it does not hold" if held:
+                letter = _one_of(held, which)
+                assert letter.holder is not None
+                next_one = Begun(letter.holder.subscription, sequences[letter] + 1000, 1)
+                ack = Ack(letter.holder.subscription, sequences[letter], begins=next_one)
+                return engine.acknowledge, ack, None
             case "begins what it does not hold" if readers:
                 others = [
                     each for each in sequences if each.holder not in readers or each.acknowledged_by or each.refused_by

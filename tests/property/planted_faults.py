@@ -3225,6 +3225,18 @@ def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> N
 
 
 @shows_in(GivingBackMachine)
+def what_an_acknowledgement_says_is_begun_next_is_not_begun(patch: Patch) -> None:
+    def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
+        if ack.begins is not None:
+            session.consumer_of(ack.begins.subscription, ack.begins.sequence, ack.begins.dispatch)
+            ack.begins = None
+        acknowledge(acknowledging, session, ack)
+
+    acknowledge = rooms.ACKNOWLEDGE.original
+    rooms.ACKNOWLEDGE.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine)
 def a_lost_connection_charges_the_first_message_though_its_client_says_what_it_begins(patch: Patch) -> None:
     def faulty(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
         names_begun, consumer.session.names_begun = consumer.session.names_begun, False
