@@ -32,6 +32,7 @@ from truenext.engine.stuck import StuckAudit
 from truenext.errors import Code, RemoteProtocolError
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX
+from truenext.question import read_question
 
 REPLY_LIFETIME_MS = 60_000
 """Milliseconds an answer waits for whoever asked."""
@@ -88,10 +89,7 @@ def change(engine: Engine, verb: str, body: bytes) -> bytes:
 
     Raises: RemoteProtocolError if it cannot be done.
     """
-    try:
-        named = msgspec.json.decode(body, type=QueueNamed)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"{verb}: {error}", Code.QUESTION) from error
+    named = read_question(verb, body, QueueNamed)
     return msgspec.json.encode({"queue": named.queue} | CHANGES[verb](engine, named.queue))
 
 

@@ -11,6 +11,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.producer import CommitOutcome
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
+from truenext.question import read_question
 
 VERB = "producer"
 
@@ -42,10 +43,7 @@ def answer(engine: Engine, body: bytes) -> tuple[bytes, int]:
 
     Raises: RemoteProtocolError if it is no such question
     """
-    try:
-        asked = msgspec.json.decode(body, type=Asked)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"{VERB}: {error}", Code.QUESTION) from error
+    asked = read_question(VERB, body, Asked)
     if asked.settle and asked.commit is None:
         raise RemoteProtocolError(f"{VERB}: settle is for a commit, which it does not name", Code.QUESTION)
     known, outcome, batch = engine.ask_producer(asked.producer, asked.commit, settles=asked.settle)

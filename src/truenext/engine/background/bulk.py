@@ -43,6 +43,7 @@ from truenext.limits import (
 )
 from truenext.message import Message
 from truenext.order import RANKS
+from truenext.question import read_question
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -207,10 +208,7 @@ def wanted(verb: str, body: bytes) -> Wanted:
     """Raises: RemoteProtocolError if that is not a question for such work."""
     if len(body) > QUESTION_BYTES_MAX:
         raise RemoteProtocolError(f"{verb}: a question of more than {QUESTION_BYTES_MAX} bytes", Code.QUESTION)
-    try:
-        asked = msgspec.json.decode(body, type=VERBS[verb])
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"{verb}: {error}", Code.QUESTION) from error
+    asked = read_question(verb, body, VERBS[verb])
     if asked.selector is not None:
         selector.selector(asked.selector)
     if isinstance(asked, Move):

@@ -12,8 +12,9 @@ from typing import Literal
 import msgspec
 
 from truenext.commands import Begun, Credit, GiveBack, Wake
-from truenext.errors import Code, RemoteProtocolError
+from truenext.errors import RemoteProtocolError
 from truenext.limits import WINDOW_MAX
+from truenext.question import read_question
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number
 
@@ -26,9 +27,6 @@ class _GiveBack(msgspec.Struct, forbid_unknown_fields=True):
     rest: bool = False
     abort: str | None = None
     charge: Literal["all", "refused"] = "all"
-
-
-_give_back_of = msgspec.json.Decoder(_GiveBack).decode
 
 
 def _begun(frame: Frame) -> Begun:
@@ -51,10 +49,7 @@ def _wake(frame: Frame) -> Wake:
 
 
 def _give_back(frame: Frame) -> GiveBack:
-    try:
-        asked = _give_back_of(frame.body)
-    except msgspec.DecodeError as error:
-        raise RemoteProtocolError(f"give-back: {error}", Code.QUESTION) from error
+    asked = read_question("give-back", frame.body, _GiveBack)
     kept = [read_ack_id("give-back", text) for text in asked.keep]
     return GiveBack(asked.subscriptions, kept, asked.rest, asked.abort, asked.charge == "all")
 

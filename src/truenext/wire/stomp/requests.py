@@ -6,8 +6,6 @@ not there yet is refused by name, never ignored (headers.py).
 
 from collections.abc import Callable
 
-import msgspec
-
 from truenext import envelope
 from truenext.commands import (
     Abort,
@@ -39,6 +37,7 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import PRODUCER_NUMBER_MAX, TTL_MS_MAX
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
+from truenext.question import read_question
 from truenext.schedule import FOR_EVER, Schedule, checked
 from truenext.selector import selector
 from truenext.wire.stomp.actions import ACTIONS
@@ -363,10 +362,7 @@ def _forgotten(headers: dict[str, str]) -> list[str]:
     text = headers.get("truenext-forget")
     if text is None:
         return []
-    try:
-        names = msgspec.json.decode(text, type=list[str])
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"truenext-forget is not a JSON list of names: {error}") from error
+    names = read_question("truenext-forget is not a JSON list of names", text, list[str], Code.HEADER)
     return [read_name("a name in truenext-forget", name) for name in names]
 
 
