@@ -962,7 +962,9 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
         new = {one: rest for one, rest in new.items() if one not in copies}
     left = sorted((model.messages.keys() | new | set(copies)) - set(gone))
     number = st.integers(0, 2**32 - 1)
-    mark = st.builds(Mark, number, number, st.sampled_from([0, 1, DUE_NEVER]))
+    # The highest bit of attempts says that the last of them was a lost connection.
+    attempts = st.integers(0, 2**31 - 1)
+    mark = st.builds(Mark, attempts, number, st.sampled_from([0, 1, DUE_NEVER]), st.booleans())
     marks = data.draw(st.dictionaries(st.sampled_from(left), mark, max_size=4), label="marks") if left else {}
     names = st.sampled_from("abc")
     used = st.integers(-1, 2**63 - 1)
