@@ -100,6 +100,9 @@ DELAY_MS_MAX = 7 * 24 * 3600 * 1000
 SETTLED_MAX = 100
 """COMMITs of one producer that are known to have been settled as rolled back, the highest."""
 
+SETTLED_TOTAL_MAX = 500_000
+"""The same of all producers together, about 25 MiB: beyond that nothing more is settled."""
+
 PRODUCER_NUMBER_MAX = 2**63 - 1
 """Largest number of a repeated send: it is stored in eight bytes."""
 

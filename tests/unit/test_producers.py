@@ -10,6 +10,7 @@ from truenext.commands import Commit, Send
 from truenext.destination import parse
 from truenext.engine.state.consumer import Session
 from truenext.engine.state.producer import CommitOutcome
+from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.event_log import NoEventLog
 from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.producers import Producers
@@ -284,6 +285,23 @@ def test_one_that_only_had_commits_settled_says_with_its_first_use_whether_it_ha
     producer = producers.ask("p", None, settles=False).producer
     assert producer is not None and producer.is_gapless is is_gapless
     assert [outcome(producers, number) for number in (1, 2, 3)] == [ROLLED_BACK, ROLLED_BACK, COMMITTED]
+
+
+def test_there_is_an_end_to_what_is_settled_of_all_producers_together(
+    producers: Producers, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred numbers of each of a hundred thousand producers would take more memory than there is."""
+    monkeypatch.setattr(producers_module, "SETTLED_TOTAL_MAX", 3)
+    for name in "pqr":
+        assert producers.ask(name, 1, settles=True).outcome is ROLLED_BACK
+    assert producers.ask("s", 1, settles=True) == (None, NOT_SO_FAR, 0)
+    assert producers.ask("p", 2, settles=True).outcome is NOT_SO_FAR
+    assert producers.ask("p", 1, settles=True).outcome is ROLLED_BACK
+    producers.forget(Session("x"), ["q"])
+    assert producers.ask("s", 1, settles=True).outcome is ROLLED_BACK
+    after = Producers(ledger)
+    after.restore((name, ledger.batch.producers[name]) for name in "prs")
+    assert after.ask("r", 2, settles=True).outcome is NOT_SO_FAR
 
 
 def test_of_settled_commits_the_highest_are_remembered_and_below_the_others_all_is_unknown(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from truenext.commands import Commit
 from truenext.engine.state.producer import CommitOutcome, Producer, check_gap
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX
+from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX, SETTLED_TOTAL_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,7 +42,16 @@ class Known(NamedTuple):
 class Producers:
     """The highest numbers of every producer, in order of last use."""
 
-    __slots__ = ("_forgotten", "_forgotten_in", "_last_forgotten", "_ledger", "_once", "_producers", "_unstored")
+    __slots__ = (
+        "_forgotten",
+        "_forgotten_in",
+        "_last_forgotten",
+        "_ledger",
+        "_once",
+        "_producers",
+        "_settled",
+        "_unstored",
+    )
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -56,11 +65,14 @@ class Producers:
         self._last_forgotten = ""
         self._forgotten_in = 0
         """The last batch that forgets one."""
+        self._settled = 0
+        """Numbers that are remembered as settled, of all producers."""
 
     def restore(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         """Take over what the store recovered, in order of last use."""
         for name, state in states:
             self._producers[name] = Producer.of(state)
+            self._settled += len(state.settled)
             if state.is_once:
                 self._once[name] = None
 
@@ -126,9 +138,11 @@ class Producers:
 
     def ask(self, name: str, commit: int | None, *, settles: bool) -> Known:
         """What is known of a producer, and what became of its COMMIT of the number `commit`. If it `settles`, what has
-        not happened so far is rolled back; but not out of turn, nor if there is no room for one more producer.
+        not happened so far is rolled back; but not out of turn, nor if there is no room for one more producer, or
+        for one more number.
         """
         producer = self._producers.get(name)
+        settles = settles and self._settled < SETTLED_TOTAL_MAX
         if producer is None:
             is_first = commit == 1
             if not (is_first and settles and self._has_room):
@@ -136,7 +150,9 @@ class Producers:
                 return Known(None, None if commit is None else outcome, self._forgotten_in)
             producer = self._add(name)
         batch = self._ledger.batch.number
+        remembered = len(producer.settled)
         if commit is not None and settles and producer.settle(commit):
+            self._settled += len(producer.settled) - remembered
             self._once.pop(name, None)
             self._use(name, producer)
             producer.batch = batch
@@ -202,7 +218,7 @@ class Producers:
 
     def _forget(self, name: str) -> None:
         batch = self._ledger.batch
-        del self._producers[name]
+        self._settled -= len(self._producers.pop(name).settled)
         self._once.pop(name, None)
         self._unstored.discard(name)
         # It may be in the same batch, if the clock was set forward.
