@@ -86,8 +86,8 @@ class RawClient:
         self.say("CONNECT", said if client_id is None else said | {"client-id": client_id})
         return self.await_hello()
 
-    def await_hello(self) -> Frame:
-        connected = self.next_frame()
+    def await_hello(self, seconds: float = RECEIVE_SECONDS) -> Frame:
+        connected = self.next_frame(seconds)
         assert connected.command == "CONNECTED", connected
         self._version = self._decoder.version = Version(connected.headers["version"])
         self.connected = connected

@@ -1,0 +1,141 @@
+"""A network between clients and a broker that can stand still at any byte, in either direction, and go on later."""
+
+import contextlib
+import queue
+import socket
+import threading
+from types import TracebackType
+
+ENDLESS = 1 << 60
+
+
+class Way:
+    """One direction of a connection: so many more bytes pass, and then none until it is let go."""
+
+    def __init__(self, source: socket.socket, target: socket.socket, passes: int) -> None:
+        self._source = source
+        self._target = target
+        self._passes = passes
+        self._changed = threading.Condition()
+        self.is_frozen = passes == 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def freeze(self) -> None:
+        with self._changed:
+            self._passes = 0
+            self.is_frozen = True
+
+    def let_go(self) -> None:
+        with self._changed:
+            self._passes = ENDLESS
+            self.is_frozen = False
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._source.recv(65536):
+                self._pass_on(data)
+        with self._changed:
+            # That it has ended is news too.
+            self._changed.wait_for(lambda: self._passes > 0)
+        with contextlib.suppress(OSError):
+            self._target.shutdown(socket.SHUT_WR)
+
+    def _pass_on(self, data: bytes) -> None:
+        while data:
+            with self._changed:
+                self._changed.wait_for(lambda: self._passes > 0)
+                part = data[: self._passes]
+                self._passes -= len(part)
+                self.is_frozen = self._passes == 0
+            self._target.sendall(part)
+            data = data[len(part) :]
+
+
+class Link:
+    """One connection through the proxy."""
+
+    def __init__(self, client: socket.socket, broker: socket.socket, up: int, down: int) -> None:
+        self._sockets = (client, broker)
+        self.up = Way(client, broker, up)
+        """From the client to the broker."""
+        self.down = Way(broker, client, down)
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.up.is_frozen or self.down.is_frozen
+
+    def freeze(self) -> None:
+        self.up.freeze()
+        self.down.freeze()
+
+    def let_go(self) -> None:
+        self.up.let_go()
+        self.down.let_go()
+
+    def close(self) -> None:
+        """Both sides are hung up, and what stood still is lost."""
+        for end in self._sockets:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self.let_go()
+        self.up.join()
+        self.down.join()
+        for end in self._sockets:
+            end.close()
+
+
+class FreezingProxy:
+    """Listens on `port`, for one broker."""
+
+    def __init__(self, broker_port: int) -> None:
+        self._broker_port = broker_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._next = (ENDLESS, ENDLESS)
+        self._links: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._all: list[Link] = []
+        self._thread = threading.Thread(target=self._accept)
+
+    def __enter__(self) -> "FreezingProxy":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        self.close_links()
+
+    def expect(self, up: int = ENDLESS, down: int = ENDLESS) -> None:
+        """The next connection stands still after so many bytes."""
+        self._next = (up, down)
+
+    def newest(self) -> Link:
+        """That of the client that has connected just now."""
+        link = self._links.get(timeout=20)
+        self._all.append(link)
+        return link
+
+    def close_links(self) -> None:
+        for link in self._all:
+            link.close()
+        self._all.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            broker = socket.create_connection(("127.0.0.1", self._broker_port))
+            for end in (client, broker):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._links.put(Link(client, broker, *self._next))

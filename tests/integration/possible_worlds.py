@@ -1,0 +1,249 @@
+"""What a broker may have in its queues, for all that a client can know whose connections freeze.
+
+Written from docs/contract.md alone ("Return", "Deliveries and attempts", "Giving back", "Taking over", L1 to L5). Of
+what a connection has sent a beginning was carried out, and nothing else ever will be. Nobody knows how long that
+beginning is, so each is a world of its own. What the broker says later rules worlds out; when none is left the broker
+has broken its contract.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One dispatch that the client knows of."""
+
+    ack: str
+    """Names the dispatch."""
+    letter: str
+    subscription: str
+    round: int
+
+
+@dataclass
+class World:
+    """What is in the broker while nobody holds anything."""
+
+    waiting: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    """By letter, its attempts, and whether the last one was a lost connection."""
+    out: frozenset[str] = frozenset()
+    """What is in the other queue."""
+    sends: int = 0
+    """The highest number of a SEND, and of a COMMIT."""
+    commits: int = 0
+    charged: int = 0
+    """So many letters that the client never saw have one attempt more than is written here, at most."""
+
+    def copy(self) -> "World":
+        return World(dict(self.waiting), self.out, self.sends, self.commits, self.charged)
+
+    def identity(self) -> object:
+        return frozenset(self.waiting.items()), self.out, self.sends, self.commits, self.charged
+
+    def fail(self, letter: str, *, lost: bool = False) -> None:
+        self.waiting[letter] = (self.waiting[letter][0] + 1, lost)
+
+    def expects(self, letter: str, attempts: int, *, lost: bool | None, others: int = 0) -> bool:
+        """Could the letter have come with so many attempts, `others` of which were added on this connection?"""
+        if letter not in self.waiting:
+            return False
+        known, known_lost = self.waiting[letter]
+        unseen = attempts - others - known
+        if 0 < unseen <= self.charged:
+            self.charged -= unseen
+            self.waiting[letter] = known, known_lost = known + unseen, True
+        return attempts - others == known and (lost is None or lost == (known_lost and not others))
+
+
+@dataclass
+class Transaction:
+    acknowledged: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    sent: list[tuple[str, bool]] = field(default_factory=list)
+    """Letters, and whether they go to the other queue."""
+
+
+@dataclass
+class Life:
+    """A world, and one connection in it."""
+
+    world: World
+    seen: list[Seen]
+    """In the order of dispatch, of each subscription."""
+    ended: set[str] = field(default_factory=set)
+    """Dispatches, by their names."""
+    begun: list[str] = field(default_factory=list)
+    transactions: dict[str, Transaction] = field(default_factory=dict)
+
+    def letter(self, ack: str) -> str:
+        return next(seen.letter for seen in self.seen if seen.ack == ack)
+
+    def held(self) -> list[Seen]:
+        return [seen for seen in self.seen if seen.ack not in self.ended]
+
+    def abort(self, name: str, charge: str) -> None:
+        transaction = self.transactions.pop(name)
+        for letter in transaction.refused + (transaction.acknowledged if charge == "all" else []):
+            self.world.fail(letter)
+
+    def lose(self, subscriptions: Iterable[str], *, names_begun: bool, blameless: bool) -> World:
+        """The connection is lost."""
+        world = self.world
+        if blameless:
+            return world
+        for transaction in self.transactions.values():
+            for letter in transaction.acknowledged + transaction.refused:
+                world.fail(letter, lost=True)
+        held = self.held()
+        if names_begun:
+            for seen in held:
+                if seen.ack in self.begun:
+                    world.fail(seen.letter, lost=True)
+            return world
+        for subscription in subscriptions:
+            first = next((seen.letter for seen in held if seen.subscription == subscription), None)
+            if first is None:
+                # Something may have been on its way to the client.
+                world.charged += 1
+            else:
+                world.fail(first, lost=True)
+        return world
+
+
+class Operation:
+    """What a client has asked for, outside of questions."""
+
+    def do(self, life: Life) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class Send(Operation):
+    letter: str
+    number: int | None = None
+    goes_out: bool = False
+    transaction: str | None = None
+
+    def do(self, life: Life) -> None:
+        world = life.world
+        if self.transaction is not None:
+            life.transactions[self.transaction].sent.append((self.letter, self.goes_out))
+            return
+        if self.number is not None:
+            if self.number <= world.sends:
+                return
+            world.sends = self.number
+        arrive(world, self.letter, goes_out=self.goes_out)
+
+
+@dataclass
+class Acknowledge(Operation):
+    """ACK or NACK."""
+
+    acks: list[str]
+    """All dispatches that it covers."""
+    refuses: bool = False
+    transaction: str | None = None
+
+    def do(self, life: Life) -> None:
+        letters = [life.letter(ack) for ack in self.acks]
+        life.ended.update(self.acks)
+        if self.transaction is not None:
+            transaction = life.transactions[self.transaction]
+            (transaction.refused if self.refuses else transaction.acknowledged).extend(letters)
+            return
+        for letter in letters:
+            if self.refuses:
+                life.world.fail(letter)
+            else:
+                del life.world.waiting[letter]
+
+
+@dataclass
+class RefuseAfterAll(Operation):
+    """A NACK of what its transaction has acknowledged."""
+
+    letter: str
+    transaction: str
+
+    def do(self, life: Life) -> None:
+        transaction = life.transactions[self.transaction]
+        transaction.acknowledged.remove(self.letter)
+        transaction.refused.append(self.letter)
+
+
+@dataclass
+class Begin(Operation):
+    transaction: str
+
+    def do(self, life: Life) -> None:
+        life.transactions[self.transaction] = Transaction()
+
+
+@dataclass
+class Commit(Operation):
+    transaction: str
+    number: int | None
+
+    def do(self, life: Life) -> None:
+        transaction = life.transactions.pop(self.transaction)
+        world = life.world
+        if self.number is not None:
+            world.commits = self.number
+        for letter in transaction.acknowledged:
+            del world.waiting[letter]
+        for letter in transaction.refused:
+            world.fail(letter)
+        for letter, goes_out in transaction.sent:
+            arrive(world, letter, goes_out=goes_out)
+
+
+@dataclass
+class Abort(Operation):
+    transaction: str
+    charge: str
+
+    def do(self, life: Life) -> None:
+        life.abort(self.transaction, self.charge)
+
+
+@dataclass
+class Begun(Operation):
+    ack: str
+
+    def do(self, life: Life) -> None:
+        life.begun.append(self.ack)
+
+
+@dataclass
+class GiveBack(Operation):
+    round: int
+    """The round that begins with it."""
+    subscriptions: list[str]
+    keep: list[str]
+    abort: str | None
+    charge: str
+
+    def do(self, life: Life) -> None:
+        for seen in life.seen:
+            if seen.subscription in self.subscriptions and seen.round < self.round and seen.ack not in self.keep:
+                life.ended.add(seen.ack)
+        if self.abort is not None:
+            life.abort(self.abort, self.charge)
+
+
+@dataclass
+class Ask(Operation):
+    """Anything that changes no message."""
+
+    def do(self, life: Life) -> None:
+        pass
+
+
+def arrive(world: World, letter: str, *, goes_out: bool) -> None:
+    if goes_out:
+        assert letter not in world.out, f"{letter} is sent twice"
+        world.out |= {letter}
+    else:
+        world.waiting[letter] = (0, False)

@@ -1,0 +1,840 @@
+"""Is nothing lost, doubled or done late if connections freeze at any byte, are taken over, and are let go later?
+
+A client sends, acknowledges, commits, gives back and pulls through a network that stands still at a random byte. It
+takes its connection over, sometimes several times as CONNECT or CONNECTED freeze as well, repeats what was not
+confirmed, and goes on. Sooner or later the old connection is let go. All that comes is held against what may be in the
+broker (possible_worlds.py). Source of what is expected: docs/contract.md, docs/stomp.md.
+
+    TRUENEXT_FREEZES=1000 TRUENEXT_SEED=7 pytest -s tests/integration/test_frozen_connections.py
+"""
+
+import contextlib
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.broker_process import BrokerProcess
+from tests.integration.freezing_proxy import ENDLESS, FreezingProxy, Link
+from tests.integration.possible_worlds import (
+    Abort,
+    Acknowledge,
+    Ask,
+    Begin,
+    Begun,
+    Commit,
+    GiveBack,
+    Life,
+    Operation,
+    RefuseAfterAll,
+    Seen,
+    Send,
+    World,
+)
+from tests.integration.raw_client import RECEIVE_SECONDS, RawClient, numbered
+from truenext.wire.stomp.frame import Frame
+
+FREEZES = int(os.environ.get("TRUENEXT_FREEZES", "40"))
+SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
+
+PATIENCE = 0.01
+"""Seconds for which the client waits for a network that stands still."""
+
+
+@dataclass
+class Letter:
+    priority: int
+    persistent: bool
+    written: int
+    """When, on the test's clock of events; for what is sent in a transaction its COMMIT."""
+    confirmed: int | None = None
+    number: int | None = None
+    sequence: int | None = None
+    sightings: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        assert self.sequence is not None
+        return 9 - self.priority, self.sequence
+
+
+@dataclass
+class Look:
+    """The first messages that a subscription got while nobody else did anything."""
+
+    subscription: str
+    worlds: list[tuple[World, frozenset[str]]]
+    """What waited in each."""
+    got: list[str] = field(default_factory=list)
+
+
+class Case:
+    """One client through all its connections, and what may be in the broker because of it."""
+
+    def __init__(self, seed: str, queue: str, proxy: FreezingProxy, other: "Other") -> None:
+        self.chance = random.Random(seed)
+        self.queue = queue
+        self.out = f"{queue}.out"
+        self.proxy = proxy
+        self.other = other
+        self.names_begun = False
+        self.letters: dict[str, Letter] = {}
+        self.worlds = [World()]
+        self.now = 0
+        self.gone_out: set[str] = set()
+        """Letters for the other queue."""
+        self.sends = 0
+        self.commits = 0
+        self.to_repeat: list[Send] = []
+        self.in_doubt: list[Commit] = []
+        self.connections = 0
+        self.secret = ""
+        self.looks: list[Look] = []
+        self.left_behind: list[tuple[RawClient, Link]] = []
+        self.connection: Connection | None = None
+
+    # ---- The whole story ----
+
+    def run(self) -> None:
+        chance = self.chance
+        for _ in range(chance.randrange(3)):
+            self.send_from_outside()
+        for _ in range(chance.randrange(2, 6)):
+            connection = self.connect(freezes=True)
+            if connection.resume():
+                for _ in range(chance.randrange(1, 25)):
+                    connection.do_something()
+                    if chance.random() < 0.03:
+                        connection.link.freeze()
+                    if connection.seems_frozen() and chance.random() < 0.3:
+                        break
+            if chance.random() < 0.3:
+                self.let_one_go()
+        connection = self.connect(freezes=False)
+        assert connection.resume()
+        for _ in range(5):
+            connection.do_something()
+        connection.say_goodbye()
+        self.let_all_go()
+        self.look_at_what_is_left()
+        self.check_order()
+
+    def send_from_outside(self) -> None:
+        letter = self.write("o", number=None)
+        self.other.send(self, letter)
+        self.letters[letter].confirmed = self.tick()
+        for world in self.worlds:
+            world.waiting[letter] = (0, False)
+
+    def tick(self) -> int:
+        self.now += 1
+        return self.now
+
+    def write(self, kind: str, number: int | None) -> str:
+        chance = self.chance
+        name = f"{kind}{len(self.letters)}"
+        self.letters[name] = Letter(
+            chance.choice([0, 4, 4, 4, 9]), chance.random() < 0.6, written=self.tick(), number=number
+        )
+        return name
+
+    def body_of(self, letter: str) -> bytes:
+        return f"{letter} ".encode() + b"x" * self.chance.choice([0, 10, 100, 2000])
+
+    # ---- Connections ----
+
+    def connect(self, *, freezes: bool) -> "Connection":
+        chance = self.chance
+        old, self.connection = self.connection, None
+        blameless: set[bool] = set()
+        was_closed = False
+        if old is not None and freezes and chance.random() < 0.15:
+            # The client has noticed, and hangs up; the broker may hear of it or not.
+            old.raw.close()
+            was_closed = True
+            blameless.add(False)
+        for attempt in range(4):
+            up, down = self.freezing() if freezes and attempt < 3 else (ENDLESS, ENDLESS)
+            self.proxy.expect(up, down)
+            raw = RawClient(self.proxy.port)
+            link = self.proxy.newest()
+            self.connections += chance.randrange(1, 4)
+            self.names_begun = chance.random() < 0.6
+            headers = {"truenext-rounds": "true", "truenext-keep-open": "true"}
+            headers |= {"truenext-connection": str(self.connections)}
+            if self.names_begun:
+                headers["truenext-begun"] = "true"
+            if self.secret:
+                headers["truenext-secret"] = self.secret
+                is_blameless = chance.random() < 0.4
+                blameless.add(is_blameless)
+                if is_blameless:
+                    headers["truenext-blameless"] = "true"
+            said = {"accept-version": "1.2", "host": "test", "heart-beat": "0,0"}
+            raw.say("CONNECT", said | headers)
+            if chance.random() < 0.1:
+                self.let_one_go()
+            if self.is_greeted(raw, link):
+                break
+            if self.secret:
+                # What it says may arrive yet, and be late then.
+                self.left_behind.append((raw, link))
+            else:
+                raw.close()
+        else:
+            raise AssertionError("a network that does not freeze is frozen")
+        connected = raw.connected.headers
+        if self.secret:
+            assert connected["truenext-secret"] == self.secret
+            if not was_closed:
+                assert connected["truenext-taken-over"] == "true"
+        self.secret = connected["truenext-secret"]
+        if old is not None:
+            old.is_over(blameless)
+            old.speak_too_late()
+            self.left_behind.append((old.raw, old.link))
+            if chance.random() < 0.3:
+                old.link.let_go()
+        self.connection = Connection(self, raw, link, names_begun=self.names_begun)
+        return self.connection
+
+    def freezing(self) -> tuple[int, int]:
+        """How many bytes pass each way."""
+        chance = self.chance
+
+        def some() -> int:
+            return chance.randrange(300) if chance.random() < 0.2 else chance.randrange(300, 8000)
+
+        kind = chance.randrange(4)
+        return (some() if kind in (1, 3) else ENDLESS, some() if kind in (2, 3) else ENDLESS)
+
+    def is_greeted(self, raw: RawClient, link: Link) -> bool:
+        until = time.monotonic() + RECEIVE_SECONDS
+        quiet_since: float | None = None
+        while time.monotonic() < until:
+            try:
+                raw.await_hello(0.002)
+                return True
+            except TimeoutError:
+                if not link.is_frozen:
+                    quiet_since = None
+                elif quiet_since is None:
+                    quiet_since = time.monotonic()
+                elif time.monotonic() - quiet_since > PATIENCE:
+                    return False
+        raise AssertionError("no CONNECTED came")
+
+    def let_one_go(self) -> None:
+        if self.left_behind:
+            self.chance.choice(self.left_behind)[1].let_go()
+
+    def let_all_go(self) -> None:
+        for raw, link in self.left_behind:
+            link.let_go()
+            # All of them were taken over or came late, so the broker ends them.
+            try:
+                raw.await_silent_end()
+            except TimeoutError:
+                raise
+            except OSError:
+                raw.close()
+        self.proxy.close_links()
+
+    # ---- Worlds ----
+
+    def rule_out(self, is_possible: Callable[[World], bool], what: str) -> None:
+        left = [world for world in self.worlds if is_possible(world)]
+        assert left, f"{what} is not possible in any of {self.worlds}"
+        self.worlds = left
+
+    def merge(self) -> None:
+        self.worlds = list({world.identity(): world for world in self.worlds}.values())
+
+    def note(self, frame: Frame) -> str:
+        """Whatever a message says that does not depend on worlds."""
+        name = frame.body.split(b" ", 1)[0].decode()
+        letter = self.letters[name]
+        sequence = int(frame.headers["truenext-sequence"])
+        assert letter.sequence in (None, sequence), f"{name} came as two messages"
+        letter.sequence = sequence
+        letter.sightings += 1
+        deliveries = int(frame.headers["truenext-deliveries"])
+        assert deliveries >= letter.sightings
+        assert (frame.headers.get("redelivered") == "true") == (deliveries > 1)
+        assert frame.headers.get("priority", "4") == str(letter.priority)
+        return name
+
+    # ---- The end ----
+
+    def look_at_what_is_left(self) -> None:
+        left: dict[str, tuple[int, bool]] = {}
+        for frame in self.other.drain(self.queue):
+            name = self.note(frame)
+            attempts, lost = int(frame.headers["truenext-attempts"]), "truenext-lost" in frame.headers
+            left[name] = attempts, lost
+            self.rule_out(
+                lambda world, name=name, attempts=attempts, lost=lost: world.expects(name, attempts, lost=lost),
+                f"{name} with {attempts} attempts, lost {lost}, at the end",
+            )
+        self.rule_out(lambda world: world.waiting.keys() == left.keys(), f"that {sorted(left)} is left")
+        out = [self.note(frame) for frame in self.other.drain(self.out)]
+        assert len(set(out)) == len(out)
+        self.rule_out(lambda world: world.out == set(out), f"that {sorted(out)} has gone out")
+        for drained in (list(left), out):
+            keys = [self.letters[name].key for name in drained]
+            assert keys == sorted(keys)
+
+    def check_order(self) -> None:
+        known = [letter for letter in self.letters.values() if letter.sequence is not None]
+        for before in known:
+            for after in known:
+                if before.confirmed is not None and before.confirmed < after.written:
+                    assert before.sequence < after.sequence, (before, after)  # type: ignore[operator]
+        in_order = sorted((letter.number, letter.sequence) for letter in known if letter.number is not None)
+        assert [sequence for _, sequence in in_order] == sorted(sequence for _, sequence in in_order)  # type: ignore[type-var]
+        for look in self.looks:
+            assert not look.worlds or any(self.agrees(look.got, waiting) for _, waiting in look.worlds), look
+
+    def agrees(self, got: list[str], waiting: frozenset[str]) -> bool:
+        letters = {name: self.letters[name] for name in waiting}
+        if any(letter.sequence is None for letter in letters.values()):
+            # It was never there; this world was not ruled out by anything else.
+            return True
+        return got == sorted(waiting, key=lambda name: letters[name].key)[: len(got)]
+
+
+class Connection:
+    """One connection of the client."""
+
+    def __init__(self, case: Case, raw: RawClient, link: Link, *, names_begun: bool) -> None:
+        self.case = case
+        self.chance = case.chance
+        self.raw = raw
+        self.link = link
+        self.names_begun = names_begun
+        self.frames = 1
+        self.operations: list[Operation] = []
+        self.carried_out = 0
+        """So many of the operations were, at least."""
+        self.receipts: dict[str, tuple[int, Callable[[bool], None] | None]] = {}
+        self.refusals: dict[int, Callable[[], None]] = {}
+        """By the place of their frames: those that may be refused."""
+        self.seen: list[Seen] = []
+        self.available: list[Seen] = []
+        """What the client holds, by what it knows."""
+        self.subscriptions: dict[str, str] = {}
+        """With their modes."""
+        self.pulls = False
+        self.round = 0
+        self.rounds: dict[str, int] = {}
+        """The last one that began for a subscription."""
+        self.transactions: dict[str, list[str]] = {}
+        """What was acknowledged in each."""
+        self.to_go: dict[str, list[str]] = {}
+        """What was sent in each."""
+        self.names = 0
+        self.sent: dict[str, tuple[int, int | None]] = {}
+        """Letters that were sent here, with operation and number."""
+        self.failures: dict[str, int] = {}
+        """Attempts that were added here."""
+        self.released: dict[str, int] = {}
+        """The operation that gave it back last."""
+        self.look: Look | None = None
+        self.quiet_since: float | None = None
+
+    # ---- Frames out ----
+
+    def say(
+        self,
+        operation: Operation,
+        command: str,
+        headers: dict[str, str],
+        body: bytes = b"",
+        *,
+        receipt: bool | None = None,
+        then: Callable[[bool], None] | None = None,
+    ) -> None:
+        self.frames += 1
+        self.operations.append(operation)
+        if receipt or (receipt is None and self.chance.random() < 0.5):
+            name = self.raw.new_receipt()
+            headers = headers | {"receipt": name}
+            self.receipts[name] = (len(self.operations), then)
+        with contextlib.suppress(OSError):
+            self.raw.say(command, headers, body)
+
+    def numbered(self, kind: str, number: int) -> dict[str, str]:
+        return numbered(f"{kind} of {self.case.queue}", number)
+
+    def say_send(self, send: Send, *, receipt: bool | None = None, then: Callable[[bool], None] | None = None) -> None:
+        case = self.case
+        letter = case.letters[send.letter]
+        headers = {
+            "destination": f"/queue/{case.out if send.goes_out else case.queue}",
+            "priority": str(letter.priority),
+        }
+        if letter.persistent:
+            headers["persistent"] = "true"
+        if send.number is not None:
+            headers |= self.numbered("SEND", send.number)
+        if send.transaction is not None:
+            headers["transaction"] = send.transaction
+        self.say(send, "SEND", headers, case.body_of(send.letter), receipt=receipt, then=then)
+
+    # ---- Frames in ----
+
+    def listen(self, seconds: float = 0.0005) -> None:
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                frame = self.raw.next_frame(max(until - time.monotonic(), 0.0001))
+            except TimeoutError:
+                return
+            self.quiet_since = None
+            self.take(frame)
+
+    def seems_frozen(self) -> bool:
+        """Nothing has come for a while, and the network stands still."""
+        if not self.link.is_frozen:
+            self.quiet_since = None
+            return False
+        if self.quiet_since is None:
+            self.quiet_since = time.monotonic()
+        return time.monotonic() - self.quiet_since > PATIENCE
+
+    def await_receipts(self) -> bool:
+        until = time.monotonic() + RECEIVE_SECONDS
+        while self.receipts or self.refusals:
+            self.listen(0.002)
+            if self.seems_frozen():
+                return False
+            assert time.monotonic() < until, f"no answer to {self.receipts} {self.refusals}"
+        return True
+
+    def take(self, frame: Frame) -> None:
+        if frame.command == "RECEIPT":
+            name = frame.headers["receipt-id"]
+            assert name == next(iter(self.receipts)), f"{name} is not the next receipt of {list(self.receipts)}"
+            count, then = self.receipts.pop(name)
+            self.at_least(count)
+            if then is not None:
+                then(frame.headers.get("truenext-repeat") == "true")
+        elif frame.command == "ERROR":
+            place = int(frame.headers.get("truenext-frame", "0"))
+            assert place in self.refusals, f"{frame} {frame.body!r} at {place} of {self.frames}"
+            self.receipts.pop(next(iter(self.receipts)))
+            self.refusals.pop(place)()
+        else:
+            assert frame.command == "MESSAGE"
+            if "truenext-unused" not in frame.headers:
+                self.take_message(frame)
+
+    def at_least(self, count: int) -> None:
+        if count > self.carried_out:
+            for operation in self.operations[self.carried_out : count]:
+                self.confirm(operation)
+            self.carried_out = count
+
+    def confirm(self, operation: Operation) -> None:
+        case = self.case
+        if isinstance(operation, Send) and operation.transaction is None:
+            case.letters[operation.letter].confirmed = case.tick()
+            if operation in case.to_repeat:
+                case.to_repeat.remove(operation)
+        elif isinstance(operation, Commit):
+            for letter in self.to_go[operation.transaction]:
+                case.letters[letter].confirmed = case.tick()
+            if operation in case.in_doubt:
+                case.in_doubt.remove(operation)
+
+    def take_message(self, frame: Frame) -> None:
+        case, headers = self.case, frame.headers
+        name = case.note(frame)
+        seen = Seen(headers["ack"], name, headers["subscription"], int(headers["truenext-round"]))
+        if seen.round:
+            given = [n + 1 for n, each in enumerate(self.operations) if isinstance(each, GiveBack)]
+            self.at_least(given[seen.round - 1])
+        if name in self.released:
+            self.at_least(self.released[name])
+        attempts = int(headers["truenext-attempts"])
+        lost = "truenext-lost" in headers if self.names_begun else None
+        if not self.names_begun:
+            assert "truenext-lost" not in headers
+        others = self.failures.get(name, 0)
+        place, number = self.sent.get(name, (0, None))
+        if place and number is None:
+            self.at_least(place)
+
+        def is_possible(world: World) -> bool:
+            if place and name not in world.waiting:
+                return attempts == others and not lost and (number is None or number > world.sends)
+            return world.expects(name, attempts, lost=lost, others=others)
+
+        case.rule_out(is_possible, f"{name} with {attempts} attempts, {others} of them of this connection, lost {lost}")
+        if self.look is not None and self.look.subscription == seen.subscription:
+            self.look.got.append(name)
+        self.seen.append(seen)
+        if seen.round >= self.rounds.get(seen.subscription, 0):
+            self.available.append(seen)
+
+    # ---- Looks ----
+
+    def open_look(self, subscription: str, missing: set[str]) -> None:
+        """From here on the subscription gets what is next of all but `missing`."""
+        worlds = []
+        for world in self.case.worlds:
+            repeated = {letter for letter, (_, number) in self.sent.items() if number is None or number > world.sends}
+            worlds.append((world, frozenset((world.waiting.keys() | repeated - self.case.gone_out) - missing)))
+        self.look = Look(subscription, worlds)
+
+    def close_look(self) -> None:
+        if self.look is not None:
+            left = {id(world) for world in self.case.worlds}
+            self.look.worlds = [pair for pair in self.look.worlds if id(pair[0]) in left]
+            self.case.looks.append(self.look)
+            self.look = None
+
+    # ---- The beginning ----
+
+    def resume(self) -> bool:
+        """Repeat what was not confirmed, and subscribe again; False if the network stands still."""
+        case = self.case
+        for send in list(case.to_repeat):
+            self.repeat(send)
+        for commit in list(case.in_doubt):
+            self.repeat_commit(commit)
+            if not self.await_receipts():
+                return False
+        case.in_doubt.clear()
+        case.commits = max((world.commits for world in case.worlds), default=0)
+        if not self.await_receipts():
+            return False
+        assert len({(world.sends, world.commits) for world in case.worlds}) == 1
+        case.other.flush()
+        case.merge()
+        return self.subscribe()
+
+    def repeat(self, send: Send) -> None:
+        assert send.number is not None
+        number = send.number
+
+        def answered(is_repeat: bool) -> None:
+            self.case.rule_out(
+                lambda world: is_repeat == (number <= world.sends), f"that SEND {number} is a repeat: {is_repeat}"
+            )
+
+        self.say_send(send, receipt=True, then=answered)
+        self.sent[send.letter] = (len(self.operations), number)
+
+    def repeat_commit(self, commit: Commit) -> None:
+        number = commit.number
+        assert number is not None
+        case = self.case
+
+        def answered(is_repeat: bool) -> None:
+            assert is_repeat
+            self.refusals.clear()
+            case.rule_out(lambda world: number <= world.commits, f"that COMMIT {number} was carried out")
+
+        def refused() -> None:
+            case.rule_out(lambda world: number > world.commits, f"that COMMIT {number} was not carried out")
+
+        self.refusals[self.frames + 1] = refused
+        self.say(
+            Ask(), "COMMIT", {"transaction": "nothing"} | self.numbered("COMMIT", number), receipt=True, then=answered
+        )
+
+    def subscribe(self) -> bool:
+        case, chance = self.case, self.chance
+        self.pulls = chance.random() < 0.3
+        count = 1 if chance.random() < 0.7 else 2
+        for number in range(count):
+            name = f"s{number}"
+            mode = chance.choice(["client", "client-individual"])
+            headers = {"id": name, "destination": f"/queue/{case.queue}", "ack": mode}
+            if self.pulls:
+                headers["truenext-pull"] = "true"
+            else:
+                headers["activemq.prefetchSize"] = str(chance.choice([1, 2, 3, 10, 1000]))
+            if count == 1:
+                self.open_look(name, set())
+            self.say(Ask(), "SUBSCRIBE", headers)
+            self.subscriptions[name] = mode
+        return True
+
+    # ---- What it does ----
+
+    def do_something(self) -> None:
+        chance, case = self.chance, self.case
+        self.listen(chance.choice([0.0, 0.001, 0.003]))
+        if chance.random() < 0.3:
+            return
+        choices: list[Callable[[], None]] = [self.send, self.send, self.send_outside, self.give_back]
+        choices += [self.begin] if len(self.transactions) < 3 else []
+        choices += [self.send_in, self.send_in, self.end, self.end] if self.transactions else []
+        if self.available:
+            choices += [self.acknowledge] * 4
+            choices += [self.begun] * 3 if self.names_begun else []
+        choices += [self.change_mind] if any(self.transactions.values()) else []
+        choices += [self.ask] * 4 if self.pulls else []
+        choices += [self.wake]
+        chosen = chance.choice(choices)
+        if chosen != self.ask and chosen != self.begun:
+            self.close_look()
+        chosen()
+        assert len(case.worlds) < 5000
+
+    def send(self) -> None:
+        case, chance = self.case, self.chance
+        number = None
+        if chance.random() < 0.7:
+            number = case.sends = case.sends + 1
+        letter = case.write("n" if number else "u", number)
+        send = Send(letter, number, goes_out=self.goes_out(letter, 0.2))
+        if number is not None:
+            case.to_repeat.append(send)
+        self.say_send(send)
+        self.sent[letter] = (len(self.operations), None)
+
+    def goes_out(self, letter: str, share: float) -> bool:
+        goes_out = self.chance.random() < share
+        if goes_out:
+            self.case.gone_out.add(letter)
+        return goes_out
+
+    def send_outside(self) -> None:
+        self.case.send_from_outside()
+
+    def begin(self) -> None:
+        self.names += 1
+        name = f"t{self.names}"
+        self.transactions[name] = []
+        self.to_go[name] = []
+        self.say(Begin(name), "BEGIN", {"transaction": name})
+
+    def any_transaction(self) -> str:
+        return self.chance.choice(list(self.transactions))
+
+    def send_in(self) -> None:
+        name = self.any_transaction()
+        letter = self.case.write("t", None)
+        self.to_go[name].append(letter)
+        self.say_send(Send(letter, goes_out=self.goes_out(letter, 0.6), transaction=name))
+
+    def acknowledge(self) -> None:
+        chance = self.chance
+        seen = chance.choice(self.available)
+        covered = [seen]
+        if self.subscriptions[seen.subscription] == "client":
+            of_it = [each for each in self.available if each.subscription == seen.subscription]
+            covered = of_it[: of_it.index(seen) + 1]
+        self.available = [each for each in self.available if each not in covered]
+        name = self.any_transaction() if self.transactions and chance.random() < 0.6 else None
+        refuses = chance.random() < 0.2
+        headers = {"id": seen.ack} | ({} if name is None else {"transaction": name})
+        self.say(Acknowledge([each.ack for each in covered], refuses, name), "NACK" if refuses else "ACK", headers)
+        if name is not None:
+            self.transactions[name] += [("-" if refuses else "+") + each.ack for each in covered]
+        elif refuses:
+            self.fails(covered)
+
+    def change_mind(self) -> None:
+        """It refuses what its transaction has acknowledged; in `client` mode a NACK would cover others."""
+        name = self.any_transaction()
+        acks = [
+            ack[1:]
+            for ack in self.transactions[name]
+            if ack[0] == "+" and self.subscriptions[self.of(ack[1:]).subscription] == "client-individual"
+        ]
+        if not acks:
+            return
+        ack = self.chance.choice(acks)
+        known = self.transactions[name]
+        known[known.index(f"+{ack}")] = f"-{ack}"
+        self.say(RefuseAfterAll(self.of(ack).letter, name), "NACK", {"id": ack, "transaction": name})
+
+    def of(self, ack: str) -> Seen:
+        return next(seen for seen in self.seen if seen.ack == ack)
+
+    def fails(self, covered: list[Seen]) -> None:
+        for each in covered:
+            self.failures[each.letter] = self.failures.get(each.letter, 0) + 1
+            self.released[each.letter] = len(self.operations)
+
+    def end(self) -> None:
+        case, chance = self.case, self.chance
+        name = self.any_transaction()
+        if chance.random() < 0.25:
+            charge = chance.choice(["all", "refused"])
+            self.say(Abort(name, charge), "ABORT", {"transaction": name, "truenext-charge": charge})
+            self.forget(name, charge)
+            return
+        headers = {"transaction": name}
+        number = None
+        if chance.random() < 0.7:
+            number = case.commits = case.commits + 1
+            headers |= self.numbered("COMMIT", number)
+        commit = Commit(name, number)
+        if number is not None:
+            case.in_doubt.append(commit)
+        written = case.tick()
+        self.say(commit, "COMMIT", headers)
+        for letter in self.to_go[name]:
+            case.letters[letter].written = written
+            self.sent[letter] = (len(self.operations), None)
+        self.fails([self.of(ack[1:]) for ack in self.transactions.pop(name) if ack[0] == "-"])
+
+    def forget(self, name: str, charge: str) -> None:
+        """The transaction was aborted."""
+        for ack in self.transactions.pop(name):
+            seen = self.of(ack[1:])
+            if charge == "all" or ack[0] == "-":
+                self.fails([seen])
+            self.released[seen.letter] = len(self.operations)
+
+    def begun(self) -> None:
+        seen = self.chance.choice(self.available)
+        self.say(Begun(seen.ack), "SEND", {"destination": "/control/begun", "id": seen.ack})
+
+    def ask(self) -> None:
+        chance = self.chance
+        headers = {"destination": "/control/credit", "id": chance.choice(list(self.subscriptions))}
+        headers |= {"messages": str(chance.choice([0, 1, 1, 2, 5])), "wait": chance.choice(["true", "false"])}
+        self.say(Ask(), "SEND", headers)
+
+    def wake(self) -> None:
+        self.say(Ask(), "SEND", {"destination": "/control/wake", "id": self.chance.choice(list(self.subscriptions))})
+
+    def give_back(self) -> None:
+        chance = self.chance
+        names = [name for name in self.subscriptions if chance.random() < 0.8]
+        keep = [seen.ack for seen in self.available if seen.subscription in names and chance.random() < 0.2]
+        asked: dict[str, Any] = {"subscriptions": names, "keep": keep, "rest": chance.random() < 0.2}
+        abort = self.any_transaction() if self.transactions and chance.random() < 0.6 else None
+        charge = chance.choice(["all", "refused"])
+        if abort is not None:
+            asked |= {"abort": abort, "charge": charge}
+        is_settled = self.carried_out == len(self.operations)
+        self.round += 1
+        self.say(
+            GiveBack(self.round, names, keep, abort, charge),
+            "SEND",
+            {"destination": "/control/give-back"},
+            json.dumps(asked).encode(),
+        )
+        self.rounds |= dict.fromkeys(names, self.round)
+        self.available = [each for each in self.available if each.subscription not in names or each.ack in keep]
+        if abort is not None:
+            self.forget(abort, charge)
+        if is_settled and len(self.subscriptions) == 1 and names and not self.operations_that_send():
+            missing = {self.of(ack).letter for ack in keep}
+            missing |= {self.of(ack[1:]).letter for acks in self.transactions.values() for ack in acks}
+            self.look_behind(missing)
+
+    def operations_that_send(self) -> bool:
+        """Then what waits is more than what did when the connection began."""
+        return any(isinstance(each, (Send, Acknowledge, Commit)) for each in self.operations)
+
+    def look_behind(self, missing: set[str]) -> None:
+        self.open_look(next(iter(self.subscriptions)), missing)
+
+    # ---- The end ----
+
+    def say_goodbye(self) -> None:
+        assert self.await_receipts()
+        self.say(Ask(), "BEGIN", {"transaction": "last"}, receipt=True)
+        assert self.await_receipts()
+        # DISCONNECT charges nobody.
+        self.is_over({True})
+        with contextlib.suppress(OSError):
+            self.raw.disconnect()
+        self.case.connection = None
+
+    def is_over(self, blameless: set[bool]) -> None:
+        """A beginning of what was said was carried out, and then the connection was lost."""
+        self.close_look()
+        worlds: dict[object, World] = {}
+        for world in self.case.worlds:
+            for count in range(self.carried_out, len(self.operations) + 1):
+                for is_blameless in blameless:
+                    life = Life(world.copy(), self.seen)
+                    for operation in self.operations[:count]:
+                        operation.do(life)
+                    after = life.lose(self.subscriptions, names_begun=self.names_begun, blameless=is_blameless)
+                    worlds[after.identity()] = after
+        self.case.worlds = list(worlds.values())
+
+    def speak_too_late(self) -> None:
+        """Nobody may hear any of this."""
+        case, chance, raw = self.case, self.chance, self.raw
+        destination = f"/queue/{case.queue}"
+        with contextlib.suppress(OSError):
+            for seen in self.available:
+                raw.say(chance.choice(["ACK", "NACK"]), {"id": seen.ack})
+            for name in self.transactions:
+                raw.say("COMMIT", {"transaction": name} | self.numbered("COMMIT", case.commits + 1))
+            raw.say("SEND", {"destination": destination, "persistent": "true", "priority": "9"}, b"late ")
+            raw.say("SEND", {"destination": destination} | self.numbered("SEND", case.sends + 1), b"late ")
+            raw.say("SUBSCRIBE", {"id": "late", "destination": destination, "activemq.exclusive": "true"})
+            if chance.random() < 0.3:
+                raw.say("DISCONNECT", {})
+
+
+class Other:
+    """Connections that never freeze, for all cases: sends from outside, and takes what is left."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self.broker = broker
+        self.client = broker.connect(headers={"truenext-begun": "true"})
+
+    def send(self, case: Case, name: str) -> None:
+        letter = case.letters[name]
+        self.client.send(
+            case.queue, case.body_of(name), persistent=letter.persistent, priority=letter.priority, confirmed=True
+        )
+
+    def flush(self) -> None:
+        """Whatever anybody has sent before is durable, and visible."""
+        self.client.send("barrier", b"", persistent=True, confirmed=True, headers={"truenext-ttl": "1"})
+
+    def drain(self, queue: str) -> list[Frame]:
+        self.flush()
+        self.client.subscribe(queue, ack="client", subscription=queue)
+        frames = self.client.arrived()
+        if frames:
+            self.client.ack(frames[-1], confirmed=True)
+        self.client.unsubscribe(queue)
+        return frames
+
+
+@pytest.fixture
+def patient_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """Whoever fails is tried again at once, for ever."""
+    broker = BrokerProcess(tmp_path, policy={"delay_ms": 0, "attempts_max": 1000})
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.clean_up()
+
+
+@pytest.mark.timeout(60 + FREEZES * 5)
+def test_nothing_is_lost_doubled_or_done_late(patient_broker: BrokerProcess) -> None:
+    print(f"TRUENEXT_SEED={SEED}")
+    broker = patient_broker
+    other = Other(broker)
+    with FreezingProxy(broker.port) as proxy:
+        for number in range(FREEZES):
+            case = Case(f"{SEED} {number}", f"q{number}", proxy, other)
+            try:
+                case.run()
+            except BaseException:
+                print(f"example {number} of TRUENEXT_SEED={SEED}")
+                raise
+    broker.stop()
