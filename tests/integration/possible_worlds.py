@@ -145,10 +145,14 @@ class Acknowledge(Operation):
     """All dispatches that it covers."""
     refuses: bool = False
     transaction: str | None = None
+    begins: str | None = None
+    """The dispatch that the program has next."""
 
     def do(self, life: Life) -> None:
         letters = [life.letter(ack) for ack in self.acks]
         life.ended.update(self.acks)
+        if self.begins is not None:
+            life.begun.append(self.begins)
         if self.transaction is not None:
             transaction = life.transactions[self.transaction]
             (transaction.refused if self.refuses else transaction.acknowledged).extend(letters)

@@ -9,6 +9,7 @@ broker (possible_worlds.py). Source of what is expected: docs/contract.md, docs/
 """
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -279,7 +280,7 @@ class Case:
             attempts, lost = int(frame.headers["truenext-attempts"]), "truenext-lost" in frame.headers
             left[name] = attempts, lost
             self.rule_out(
-                lambda world, name=name, attempts=attempts, lost=lost: world.expects(name, attempts, lost=lost),
+                functools.partial(World.expects, letter=name, attempts=attempts, lost=lost),
                 f"{name} with {attempts} attempts, lost {lost}, at the end",
             )
         self.rule_out(lambda world: world.waiting.keys() == left.keys(), f"that {sorted(left)} is left")
@@ -638,7 +639,11 @@ class Connection:
         name = self.any_transaction() if self.transactions and chance.random() < 0.6 else None
         refuses = chance.random() < 0.2
         headers = {"id": seen.ack} | ({} if name is None else {"transaction": name})
-        self.say(Acknowledge([each.ack for each in covered], refuses, name), "NACK" if refuses else "ACK", headers)
+        begins = None
+        if self.names_begun and name is None and not refuses and self.available and chance.random() < 0.6:
+            begins = headers["truenext-begun"] = chance.choice(self.available).ack
+        acks = [each.ack for each in covered]
+        self.say(Acknowledge(acks, refuses, name, begins), "NACK" if refuses else "ACK", headers)
         if name is not None:
             self.transactions[name] += [("-" if refuses else "+") + each.ack for each in covered]
         elif refuses:

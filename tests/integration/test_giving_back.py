@@ -3,7 +3,6 @@
 Source of what is expected: docs/contract.md, "Giving back"; docs/stomp.md.
 """
 
-import random
 from typing import Any
 
 import pytest
@@ -184,49 +183,3 @@ def test_who_has_not_asked_for_rounds_cannot_give_back(broker: BrokerProcess, qu
     reader.subscribe(queue)
     reader.give_back("1")
     assert "truenext-rounds" in reader.error().body.decode()
-
-
-@pytest.mark.parametrize("prefetch", [1, 10, 1000])
-@pytest.mark.parametrize("closes", [False, True])
-def test_after_a_rollback_all_comes_as_it_was_sent_whatever_streams_in(
-    broker: BrokerProcess, queue: str, prefetch: int, closes: bool, *, rounds: int = 30
-) -> None:
-    """Document 004: one message that a dispatcher held was handed out before those that had been rolled back."""
-    chance = random.Random(f"{prefetch} {closes}")
-    sender = broker.connect()
-    reader = broker.connect(headers=ROUNDS)
-    reader.subscribe(queue, prefetch=prefetch)
-    sent = handled = 0
-    number = 0
-    for _ in range(rounds):
-        for _ in range(chance.randrange(1, 8)):
-            sender.send(queue, b"%d" % sent, persistent=chance.random() < 0.5)
-            sent += 1
-        reader.begin("t")
-        taken: list[Frame] = []
-        wanted = min(chance.randrange(1, 6), sent - handled)
-        while len(taken) < wanted:
-            message = reader.message()
-            if int(message.headers["truenext-round"]) < number:
-                continue
-            taken.append(message)
-            reader.ack(message, transaction="t")
-        assert bodies(taken) == numbers(wanted, first=handled)
-        is_rolled_back = chance.random() < 0.6
-        if not is_rolled_back:
-            reader.commit("t", confirmed=False)
-            handled += wanted
-            continue
-        if closes:
-            reader.say("ABORT", {"transaction": "t", "truenext-charge": "refused"})
-            reader.disconnect()
-            reader = broker.connect(headers=ROUNDS)
-            reader.subscribe(queue, prefetch=prefetch)
-            number = 0
-        else:
-            reader.give_back("1", abort="t", charge="refused")
-            number += 1
-    reader.disconnect()
-    left = broker.what_is_left(queue)
-    assert bodies(left) == numbers(sent - handled, first=handled)
-    assert set(said(left, "attempts")) <= {0}
