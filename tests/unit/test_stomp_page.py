@@ -5,8 +5,9 @@ from pathlib import Path
 
 from msgspec.structs import fields
 
-from truenext.broker import connection_question
+from truenext.broker import connection_question, producer_question
 from truenext.engine.idle import Idle
+from truenext.engine.state.producer import CommitOutcome
 from truenext.wire.stomp.actions import ACTIONS, _GiveBack
 from truenext.wire.stomp.headers import OF_MESSAGE, OURS, UNDERSTOOD
 from truenext.wire.stomp.login import OF_CONNECT
@@ -65,16 +66,18 @@ def test_each_header_that_the_broker_says_is_there_and_no_other() -> None:
 def test_each_verb_is_there_and_no_other() -> None:
     """Those that anybody may ask are in docs/control.md."""
     assert first_column("verb | header or body") == list(ACTIONS)
-    assert first_column("verb | question") == ["producer", connection_question.VERB]
+    assert first_column("verb | question") == [producer_question.VERB, connection_question.VERB]
 
 
 def test_each_field_is_there_and_no_other() -> None:
     assert first_column("field of `give-back`") == [field.encode_name for field in fields(_GiveBack)]
     subscription = [field.encode_name for field in fields(connection_question.Subscription)]
     assert first_column("field of a subscription") == subscription
+    answers = {cells[0]: set(names(cells[2])) for cells in rows("verb | question")}
     shapes = (connection_question.Answer, connection_question.OpenTransaction)
-    (answer,) = re.findall(r"^\| `connection` \|.*$", PAGE, re.MULTILINE)
-    assert {field.encode_name for shape in shapes for field in fields(shape)} == set(names(answer)) - {"connection"}
+    assert {field.encode_name for shape in shapes for field in fields(shape)} == answers["`connection`"]
+    producer = {field.encode_name for field in fields(producer_question.Shown)}
+    assert producer | {outcome.value for outcome in CommitOutcome} == answers["`producer`"]
 
 
 def test_each_reason_why_nothing_comes_is_there_in_the_order_in_which_it_is_said() -> None:
