@@ -209,7 +209,7 @@ def test_committing(held_broker: BrokerProcess, queue: str) -> None:
     assert idle(client) == "empty"
 
 
-def test_group(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+def test_group(broker: BrokerProcess, queue: str, client: RawClient, options: tuple[str, ...]) -> None:
     other = broker.connect()
     for name in (queue, f"{queue}.a"):
         other.subscribe(name, subscription=name, prefetch=1)
@@ -218,7 +218,9 @@ def test_group(broker: BrokerProcess, queue: str, client: RawClient) -> None:
     client.subscribe(queue)
     client.subscribe(queue, subscription="s", headers={"selector": "JMSXGroupID = 'h'"})
     client.subscribe(f"{queue}.*", subscription="p")
-    assert [idle(client, name) for name in ("1", "s", "p")] == ["group", "empty", "group"]
+    assert (idle(client), idle(client, "p")) == ("group", "group")
+    # What has left memory counts as wanted.
+    assert idle(client, "s") in (("empty", "group") if options else ("empty",))
     other.disconnect()
     client.messages(6)
     assert idle(client) == "empty"
