@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 
 from truenext.broker import connection_question
-from truenext.commands import AckMode, Nack, Send, Subscribe
+from truenext.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.idle import LOOKED_AT_AT_ONCE, Idle, why_idle
 from truenext.engine.state.consumer import Consumer
-from truenext.limits import JOIN_PIECE, UNSENT_BYTES_MAX
+from truenext.limits import JOIN_PIECE, SCAN_SIZE, UNSENT_BYTES_MAX
 from truenext.message import Message
+from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.selector import selector
 
 
 class World:
-    def __init__(self) -> None:
-        self.engine = Engine()
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.engine = Engine(policies=Policies(policy or Policy()))
         self.engine.start()
         self.commit()
         self.session = self.engine.connect("s")
@@ -35,9 +36,10 @@ class World:
             message.group = group
         self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message))
 
-    def subscribe(self, queue: str, *, window: int = 1000, wanted: str = "") -> Consumer:
+    def subscribe(self, queue: str, *, window: int = 1000, wanted: str = "", is_pulling: bool = False) -> Consumer:
         name = str(len(self.session.consumers))
-        subscribe = Subscribe(name, parse(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, window)
+        destination = parse(f"/queue/{queue}", "s")
+        subscribe = Subscribe(name, destination, AckMode.INDIVIDUAL, window, is_pulling=is_pulling)
         if wanted:
             subscribe.selector = selector(wanted)
         self.engine.subscribe(self.session, subscribe)
@@ -133,6 +135,41 @@ def test_of_a_group_what_waits_for_its_next_try_is_not_others() -> None:
     world.engine.refuse(world.session, Nack(first.subscription, sequence, delay_ms=60_000))
     world.turn()
     assert (world.why(first), world.why(second)) == (Idle.DELAYED, Idle.GROUP)
+
+
+def test_who_has_acknowledged_what_it_asked_for_has_no_credit() -> None:
+    world = World()
+    consumer = world.subscribe("a", is_pulling=True)
+    world.engine.ask_credit(world.session, Credit(consumer.subscription, 1))
+    world.send("a")
+    world.turn()
+    (sequence,) = consumer.held
+    world.engine.acknowledge(world.session, Ack(consumer.subscription, sequence))
+    assert not consumer.held and world.why(consumer) is Idle.NO_CREDIT
+
+
+def test_what_is_being_committed_is_said_though_less_urgent_things_are_to_be_compared() -> None:
+    world = World()
+    for _ in range(2 * SCAN_SIZE):
+        world.send("a")
+    consumer = world.subscribe("a", wanted="JMSPriority = 9 OR colour = 'red'")
+    assert world.why(consumer) is Idle.COMPARED
+    world.send("a", priority=9, persistent=True)
+    assert world.why(consumer) is Idle.COMMITTING
+
+
+def test_what_holds_the_others_back_need_not_be_read() -> None:
+    world = World(Policy(while_waiting=WhileWaiting.HOLD))
+    consumer = world.subscribe("a")
+    world.send("a")
+    world.turn()
+    (sequence,) = consumer.held
+    world.engine.refuse(world.session, Nack(consumer.subscription, sequence, delay_ms=60_000))
+    world.turn()
+    head = consumer.all_queues()[0].lanes[0].head()
+    assert head is not None
+    head.message = None
+    assert world.why(consumer) is Idle.DELAYED
 
 
 def test_looking_asks_for_nothing() -> None:
