@@ -180,6 +180,8 @@ def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, que
         ("wake", {}, b"", "header"),
         ("wake", {"id": "other"}, b"", "missing"),
         ("wake", {"id": "1", "transaction": "t"}, b"", "header"),
+        ("wake", {"id": "1", "truenext-number": "1", "truenext-producer": "p"}, b"", "header"),
+        ("status", {"reply-to": "/temp-queue/a", "truenext-ttl": "1"}, b"", "header"),
         ("begun", {"id": "1"}, b"", "header"),
         ("begun", {"id": "1.1@1"}, b"", "not-supported"),
         ("credit", {"id": "1", "messages": "1"}, b"", "not-supported"),
@@ -201,6 +203,6 @@ def test_what_is_asked_for_by_send_is_refused_as_the_page_says(
 
 def test_what_is_asked_for_by_send_may_say_more_and_be_confirmed(client: RawClient, queue: str) -> None:
     client.subscribe(queue)
-    headers = {"destination": "/control/wake", "id": "1", "reply-to": "/queue/a", "truenext-anything": "x"}
+    headers = {"destination": "/control/wake", "id": "1", "reply-to": "/queue/a", "anything": "x"}
     client.say("SEND", headers, b"body", confirmed=True)
     assert client.arrived() == []

@@ -43,7 +43,7 @@ from truenext.selector import selector
 from truenext.wire.stomp.actions import ACTIONS
 from truenext.wire.stomp.direct import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.headers import charges_all, durable_name, nack_wishes, wishes
+from truenext.wire.stomp.headers import OURS, charges_all, durable_name, nack_wishes, wishes
 from truenext.wire.stomp.hop import HOP_HEADERS, SCHEDULE_HEADERS
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number
@@ -150,6 +150,10 @@ class Requests:
     def _control(self, frame: Frame, destination: Destination) -> Command:
         if "transaction" in frame.headers:
             raise RemoteProtocolError("what is sent to /control/ cannot be part of a transaction")
+        own = next((name for name in frame.headers if name.startswith(OURS)), None)
+        if own is not None:
+            # Elsewhere it would be the user's, and go on; from here nothing goes on.
+            raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/: none is understood there; leave it out")
         if destination.name in ACTIONS:
             return ACTIONS[destination.name](frame)
         reply_to = parse(_required(frame, "reply-to"), self._session_id)
