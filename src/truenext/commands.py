@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 from truenext.destination import Destination
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code
 from truenext.message import Message
 from truenext.schedule import Schedule
 from truenext.selector import Selector
@@ -212,10 +212,14 @@ class Control(msgspec.Struct, gc=False):
     correlation: str | None = None
 
 
-class Refused(msgspec.Struct):
-    """A frame that means nothing, on a connection that goes on."""
+class Refused(msgspec.Struct, gc=False):
+    """A frame that means nothing, on a connection that goes on.
 
-    error: RemoteProtocolError
+    What is wrong with it, and not the exception: that knows the frame, body and all, until a collection of garbage.
+    """
+
+    reason: str
+    code: Code
     transaction: str | None
 
 

@@ -213,6 +213,9 @@ GROUPS_MAX = 10_000
 GROUPS_MIN = 100
 """The same where queues take all their room."""
 
+KEPT_MAX = 32_767
+"""Messages that one request to give back names as kept: a window's worth."""
+
 SECRETS_MAX = 1000
 """Connections that have ended of which the broker still knows secret and number."""
 

@@ -181,6 +181,8 @@ def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, que
         ("wake", {"id": "other"}, b"", "missing"),
         ("wake", {"id": "1", "transaction": "t"}, b"", "header"),
         ("wake", {"id": "1", "truenext-number": "1", "truenext-producer": "p"}, b"", "header"),
+        ("wake", {"id": "1", "reply-to": "/temp-queue/a"}, b"", "header"),
+        ("wake", {"id": "1", "AMQ_SCHEDULED_DELAY": "1"}, b"", "header"),
         ("status", {"reply-to": "/temp-queue/a", "truenext-ttl": "1"}, b"", "header"),
         ("begun", {"id": "1"}, b"", "header"),
         ("begun", {"id": "1.1@1"}, b"", "not-supported"),
@@ -203,6 +205,44 @@ def test_what_is_asked_for_by_send_is_refused_as_the_page_says(
 
 def test_what_is_asked_for_by_send_may_say_more_and_be_confirmed(client: RawClient, queue: str) -> None:
     client.subscribe(queue)
-    headers = {"destination": "/control/wake", "id": "1", "reply-to": "/queue/a", "anything": "x"}
+    headers = {"destination": "/control/wake", "id": "1", "anything": "x"}
     client.say("SEND", headers, b"body", confirmed=True)
     assert client.arrived() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"subscriptions":[%b]}' % b",".join([b'"1"'] * 1001), "limit"),
+        (b'{"subscriptions":["1"],"keep":[%b]}' % b",".join([b'"1@1"'] * 32768), "limit"),
+        (b'{"subscriptions":["1"],"keep":[%b]}' % b",".join([b'"1@1"'] * 1_000_000), "limit"),
+        (b'{"subscriptions":["%b"]}' % (b"s" * 100_000), "header"),
+        (b'{"subscriptions":[],"abort":"%b"}' % (b"t" * 100_000), "header"),
+    ],
+    ids=["subscriptions", "kept", "very many kept", "long name", "long transaction"],
+)
+def test_a_give_back_of_too_much_is_refused(client: RawClient, queue: str, body: bytes, code: str) -> None:
+    client.subscribe(queue)
+    client.say("SEND", {"destination": "/control/give-back"}, body)
+    assert of(client.next_error()) == (code, 3)
+
+
+def test_a_disconnect_that_is_refused_takes_no_leave(client: RawClient, broker: BrokerProcess, queue: str) -> None:
+    client.subscribe(queue)
+    client.send(queue, b"0")
+    message = client.message()
+    client.say("DISCONNECT", {"truenext-anything": "1"})
+    assert of(client.next_error())[0] == "header"
+    client.ack(message, confirmed=True)
+    client.disconnect()
+
+
+def test_an_error_repeats_no_more_than_tells_the_client_what_is_meant(client: RawClient) -> None:
+    client.say("COMMIT", {"transaction": "t" * 60_000, "receipt": "r" * 255})
+    error = client.next_error()
+    assert error.headers["truenext-code"] == "no-transaction" and error.headers["receipt-id"] == "r" * 255
+    assert len(error.body) <= 4000
+    client.say("SEND", {"destination": "/queue/a", "receipt": "r" * 60_000})
+    error = client.next_error()
+    assert "receipt-id" not in error.headers and len(error.body) <= 4000
+    client.say("BEGIN", {"transaction": "t"}, confirmed=True)

@@ -686,4 +686,4 @@ class Broker:
 
 
 def _refuse(_: Session, refused: Refused) -> None:
-    raise refused.error
+    raise RemoteProtocolError(refused.reason, refused.code)

@@ -44,6 +44,8 @@ LINGER_SECONDS = 2.0
 """Longest time a client that has been sent everything may take to hang up."""
 WRITE_BYTES = 256 * 1024
 """Bytes offered at once to a socket that could not take everything."""
+_REASON_MAX = 4000
+"""Characters of an ERROR's body."""
 LARGE_BYTES = 2 * UNSENT_BYTES_MAX
 """More bytes than these at once are one large message, or a few."""
 
@@ -226,7 +228,7 @@ class Connection:
         logger.info("frame refused", extra={"client": self._name, "reason": reason})
         place = self._stomp.refused()
         receipt = self._stomp.receipt_in_question
-        self._broker.answer(self._session, Fault(_summary(reason), error.code, reason, receipt, place))
+        self._broker.answer(self._session, _fault(reason, error.code, receipt, place))
 
     def cut(self, reason: str) -> None:
         self._refuse(reason, Code.TOO_SLOW)
@@ -238,7 +240,7 @@ class Connection:
         logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._is_reading = False
         self._broker.lose(self._session, is_blameless=is_blameless)
-        self._broker.answer(self._session, Fault(_summary(reason), code, reason, receipt))
+        self._broker.answer(self._session, _fault(reason, code, receipt))
         self._broker.answer(self._session, Farewell())
 
     # ---- Writing ----
@@ -509,6 +511,6 @@ class Connection:
         return self._loop.time() - self._heard_at
 
 
-def _summary(reason: str) -> str:
-    """What of it fits a header."""
-    return reason.partition("\n")[0][:200]
+def _fault(reason: str, code: Code, receipt: str | None, frame: int = 0) -> Fault:
+    """Of what the client has said itself so much is repeated as tells it what is meant."""
+    return Fault(reason.partition("\n")[0][:200], code, reason[:_REASON_MAX], receipt, frame)

@@ -12,11 +12,14 @@ from typing import Literal
 import msgspec
 
 from truenext.commands import Begun, Credit, GiveBack, Wake
-from truenext.errors import RemoteProtocolError
-from truenext.limits import WINDOW_MAX
+from truenext.errors import Code, RemoteProtocolError
+from truenext.limits import KEPT_MAX, SUBSCRIPTIONS_MAX, WINDOW_MAX
 from truenext.question import read_question
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number
+
+_QUOTES_BESIDE = 100
+"""Those of the fields and of the other values, and some for names that have one."""
 
 Action = Begun | Credit | GiveBack | Wake
 
@@ -49,9 +52,24 @@ def _wake(frame: Frame) -> Wake:
 
 
 def _give_back(frame: Frame) -> GiveBack:
+    # So many texts, each with two of these: a list of millions would take long to read, and is none.
+    quotes = frame.body.count(b'"') - frame.body.count(b'\\"')
+    if quotes > 2 * (KEPT_MAX + SUBSCRIPTIONS_MAX) + _QUOTES_BESIDE:
+        raise _too_much()
     asked = read_question("give-back", frame.body, _GiveBack)
+    if len(asked.keep) > KEPT_MAX or len(asked.subscriptions) > SUBSCRIPTIONS_MAX:
+        raise _too_much()
+    names = [read_name("a name in subscriptions", name) for name in asked.subscriptions]
     kept = [read_ack_id("give-back", text) for text in asked.keep]
-    return GiveBack(asked.subscriptions, kept, asked.rest, asked.abort, asked.charge == "all")
+    transaction = None if asked.abort is None else read_name("abort", asked.abort)
+    return GiveBack(names, kept, asked.rest, transaction, asked.charge == "all")
+
+
+def _too_much() -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"give-back of more than {SUBSCRIPTIONS_MAX} subscriptions, or with more than {KEPT_MAX} messages to keep",
+        Code.LIMIT,
+    )
 
 
 def _required(headers: Mapping[str, str], verb: str, name: str) -> str:

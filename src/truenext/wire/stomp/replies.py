@@ -7,6 +7,7 @@ from truenext import envelope
 from truenext.answers import Fault, Receipt
 from truenext.commands import AckMode, Login
 from truenext.destination import Destination
+from truenext.limits import NAME_LENGTH_MAX
 from truenext.message import Message
 from truenext.wire.stomp.direct import Request
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
@@ -187,7 +188,7 @@ class Replies:
             headers["message"] = fault.summary.replace("\\", "/")
             headers["version"] = ",".join(version.value for version in Version)
         else:
-            if fault.receipt is not None:
+            if fault.receipt is not None and len(fault.receipt) <= NAME_LENGTH_MAX:
                 # Nothing of a frame before the login is repeated to anybody.
                 headers["receipt-id"] = fault.receipt
             if fault.frame:

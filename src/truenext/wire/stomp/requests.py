@@ -51,6 +51,8 @@ from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, rea
 _NOT_FORWARDED = HOP_HEADERS | envelope.DEAD_LETTER_HEADERS
 """Of a SEND. What a dead letter says of itself stands in a Message, where the broker alone has put it."""
 _UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
+_OF_A_MESSAGE = SCHEDULE_HEADERS | {"reply-to"}
+"""What means nothing where a SEND is no message."""
 # A member of an enumeration costs more to look up than a name; this one is asked for with every message.
 _QUEUE = Kind.QUEUE
 _PRIORITIES = {str(priority): priority for priority in range(10)}
@@ -155,6 +157,11 @@ class Requests:
             # Elsewhere it would be the user's, and go on; from here nothing goes on.
             raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/: none is understood there; leave it out")
         if destination.name in ACTIONS:
+            if not _OF_A_MESSAGE.isdisjoint(frame.headers):
+                raise RemoteProtocolError(
+                    f"SEND to /control/{destination.name} is answered by nothing and done at once; leave out "
+                    f"{', '.join(sorted(_OF_A_MESSAGE.intersection(frame.headers)))}"
+                )
             return ACTIONS[destination.name](frame)
         reply_to = parse(_required(frame, "reply-to"), self._session_id)
         if reply_to.kind is not Kind.TEMPORARY or reply_to.session != self._session_id:

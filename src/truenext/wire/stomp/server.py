@@ -100,7 +100,7 @@ class StompServer:
                     assert isinstance(frame, Frame)
                     receipt = self.receipt_in_question = frame.headers.get("receipt")
                     try:
-                        if frame.command not in steady:
+                        if frame.command not in steady and frame.command != "DISCONNECT":
                             protocol.check(frame)
                             steady = protocol.steady
                         if frame.command not in table:
@@ -113,11 +113,14 @@ class StompServer:
                             if receipt is not None:
                                 read_name("receipt", receipt)
                             command = table[frame.command](requests, frame)
+                            if frame.command == "DISCONNECT":
+                                # Only now: one that is refused takes no leave.
+                                protocol.check(frame)
+                                steady = protocol.steady
                     except RemoteProtocolError as error:
                         if not self._keeps_open:
                             raise
-                        yield Refused(error, frame.headers.get("transaction"))
-                        continue
+                        command = Refused(str(error), error.code, frame.headers.get("transaction"))
                     yield command
                     if self._refused and self._refused == self.place:
                         continue

@@ -1,0 +1,48 @@
+"""Is everything of a refused frame gone with its ERROR?"""
+
+import asyncio
+import gc
+
+from tests.integration.broker_here import broker_here, port_of
+from tests.integration.raw_client import RawClient
+
+REFUSED = [
+    b"SEND\ndestination:/control/give-back\n\n" + b"no JSON" * 1000 + b"\0",
+    b"SEND\ndestination:/control/give-back\n\n" + b'{"subscriptions":["\xff"]}' + b"\0",
+    b"SEND\ndestination:/queue/\n\n" + b"body" * 1000 + b"\0",
+    b"ACK\nid:" + b"n" * 1000 + b"\n\n\0",
+    b"ACK\nid:1@none\n\n\0",
+    b"SEND\ndestination:/queue/a\ntransaction:none\n\n" + b"body" * 1000 + b"\0",
+    b"NONSENSE\n\n\0",
+]
+
+
+def test_nothing_of_a_refused_frame_stays_until_a_collection_of_garbage() -> None:
+    """It did, with its body: one client could make the broker take any amount of memory."""
+
+    def use(port: int) -> None:
+        client = RawClient(port)
+        client.say_hello("1.2", "0,0", headers={"truenext-keep-open": "true"})
+        for frame in REFUSED:
+            client.write(frame)
+            client.next_error()
+        gc.collect()
+        for frame in REFUSED * 10:
+            client.write(frame)
+            client.next_error()
+        found.append(gc.collect())
+        client.disconnect()
+
+    async def here() -> None:
+        async with broker_here(connections_max=2) as listener:
+            await asyncio.get_running_loop().run_in_executor(None, use, port_of(listener))
+
+    found: list[int] = []
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        asyncio.run(here())
+    finally:
+        if was_enabled:
+            gc.enable()
+    assert found[0] < len(REFUSED) * 10
