@@ -190,6 +190,7 @@ def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, que
         ("credit", {"id": "1", "messages": "32768"}, b"", "header"),
         ("credit", {"id": "1", "messages": "1", "wait": "no"}, b"", "header"),
         ("credit", {"id": "1"}, b"", "header"),
+        ("credit", {"id": "1", "messages": "1", "correlation-id": "c" * 256}, b"", "header"),
         ("give-back", {}, b'{"subscriptions":["1"]}', "not-supported"),
         ("give-back", {}, b'{"subscriptions":["1"],"keep":["x"]}', "header"),
         ("give-back", {}, b"{}", "question"),

@@ -39,11 +39,12 @@ def _begun(frame: Frame) -> Begun:
 
 def _credit(frame: Frame) -> Credit:
     headers = frame.headers
+    correlation = headers.get("correlation-id")
     return Credit(
         read_name("id", _required(headers, "credit", "id")),
         read_number("messages", _required(headers, "credit", "messages"), WINDOW_MAX, " messages"),
         read_boolean("wait", headers.get("wait", "true")),
-        headers.get("correlation-id"),
+        None if correlation is None else read_name("correlation-id", correlation),
     )
 
 
