@@ -15,7 +15,7 @@ import pytest
 
 from tests.contract.disk import LANE, NEXT_QUEUE, Disk, key, put, sequences
 from tests.contract.test_embedded_store import journal_files, until
-from truenext.batch import Batch
+from truenext.batch import Batch, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.record import lane_key, message_key, sequence_of, timer
 from truenext.room import Room
@@ -253,23 +253,29 @@ def changes(**some: Any) -> Changes:
     return Changes(some.get("puts", []), [], some.get("removes", []), [], rest)
 
 
+def numbers(n: int, *, settled: int = 0) -> ProducerState:
+    first = n + 10**12
+    return ProducerState(first, first, True, first + 1, settled=tuple([first + 10**6 * m for m in range(settled)]))
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda n: {"puts": [(key(n), 100)]},
         lambda n: {"puts": [(message_key(lane_key(n, 5), n), 100)]},
         lambda n: {"removes": [key(n)]},
-        lambda n: {"marks": {key(n): (n + 1000, n + 1000)}},
-        lambda n: {"producers": {f"producer {n}": (n + 10**12, n + 10**12, True)}},
-        lambda n: {"producers": {"ä" * 200 + f"{n}€": (n + 10**12, n + 10**12, True)}},
+        lambda n: {"marks": {key(n): Mark(n + 1000, n + 1000, n + 10**12, was_lost=True)}},
+        lambda n: {"producers": {f"producer {n}": numbers(n)}},
+        lambda n: {"producers": {"ä" * 200 + f"{n}€": numbers(n)}},
+        lambda n: {"producers": {f"producer {n}": numbers(n, settled=100)}},
         lambda n: {"queues": {n + 1000: f"queue {n}"}},
         lambda n: {"forgotten_producers": [f"producer {n}"]},
         lambda n: {"timers": [timer(n, LANE, 0)]},
         lambda n: {"cleared_timers": [timer(n, LANE, 0)]},
     ],
     ids=[
-        *("puts", "puts in lanes of their own", "removes", "marks", "producers", "long names", "queues", "forgotten"),
-        *("timers", "cleared timers"),
+        *("puts", "puts in lanes of their own", "removes", "marks", "producers", "long names", "settled numbers"),
+        *("queues", "forgotten", "timers", "cleared timers"),
     ],
 )
 @pytest.mark.parametrize("count", [2000, 3000, 5500])

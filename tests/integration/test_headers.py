@@ -96,7 +96,11 @@ def test_an_acknowledgement_that_repeats_all_headers_of_its_message_is_taken(
     [
         ("ABORT", {"truenext-number": "1"}, "unknown header 'truenext-number' of ABORT: it is for SEND and COMMIT"),
         ("COMMIT", {"truenext-numer": "1"}, "there are truenext-number and truenext-producer"),
-        ("SUBSCRIBE", {"truenext-expres": "true"}, "unknown header 'truenext-expres' of SUBSCRIBE: there is"),
+        (
+            "SUBSCRIBE",
+            {"truenext-expres": "true"},
+            "unknown header 'truenext-expres' of SUBSCRIBE: there are",
+        ),
         ("DISCONNECT", {"truenext-delay": "5"}, "unknown header 'truenext-delay' of DISCONNECT: it is for NACK"),
     ],
 )

@@ -255,7 +255,9 @@ def test_what_a_repeated_commit_acknowledged_comes_back_counted_and_not_for_ever
 ) -> None:
     with running(tmp_path, attempts_max=3, delay_ms=0) as broker:
         client = broker.connect()
-        client.send("used", b"x", headers=numbered("p", 7), confirmed=True)
+        client.begin("used")
+        client.send("used", b"x", transaction="used")
+        client.commit("used", headers=numbered("p", 7))
         client.send("q", b"work", persistent=persistent, confirmed=True)
         for attempt in range(3):
             client.subscribe("q")

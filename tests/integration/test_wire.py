@@ -1083,13 +1083,15 @@ def test_the_receipt_of_a_repeat_says_so_and_no_other_does(own_broker: BrokerPro
     plain, repeat = {"receipt-id": "r"}, {"receipt-id": "r", "truenext-repeat": "true"}
     assert said("SEND", to | numbered("p", 1)) == plain
     client.begin("t")
+    client.send("q", b"", persistent=True, transaction="t")
     assert said("COMMIT", {"transaction": "t"} | numbered("p", 2)) == plain
     assert said("SEND", to | numbered("p", 3)) == plain
     if is_killed:
         own_broker.restart(is_clean=False)
         client = own_broker.connect()
-    for number in (1, 3):
-        assert said("SEND", to | numbered("p", number)) == repeat
+    # Whether a lower one was ever used is not known: there may be gaps.
+    assert said("SEND", to | numbered("p", 1)) == repeat | {"truenext-outcome": "unknown"}
+    assert said("SEND", to | numbered("p", 3)) == repeat
     assert said("COMMIT", {"transaction": "t"} | numbered("p", 2)) == repeat
     assert said("SEND", to) == plain
     # Nobody asked what became of this one.
@@ -1166,8 +1168,8 @@ def test_a_control_verb_that_is_not_there_is_refused_with_those_that_are(broker:
     client.say("SEND", {"destination": "/control/shutdown", "reply-to": "/temp-queue/answers", "receipt": "r"})
     error = refused(
         client,
-        "there is no control verb 'shutdown'; there are: move, pause, purge, queues, redrive, reload, resume, "
-        "scheduled, status, unschedule",
+        "there is no control verb 'shutdown'; there are: connection, move, pause, producer, purge, queues, redrive, "
+        "reload, resume, scheduled, status, unschedule",
     )
     assert error.headers["receipt-id"] == "r"
 

@@ -31,7 +31,7 @@ _MARK_BYTES = 400
 _TIMER_BYTES = 200
 _NAME_BYTES = 400
 """A producer or a queue, besides its name; a character of that has up to four bytes."""
-_SETTLED_BYTES = 40
+_SETTLED_BYTES = 44
 """Of a producer, a COMMIT that was settled."""
 
 
