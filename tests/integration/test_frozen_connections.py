@@ -84,6 +84,8 @@ class Case:
         self.out = f"{queue}.out"
         self.proxy = proxy
         self.other = other
+        self.producer = f"producer of {queue}"
+        self.gapless = self.chance.random() < 0.5
         self.names_begun = False
         self.letters: dict[str, Letter] = {}
         self.worlds = [World()]
@@ -370,8 +372,8 @@ class Connection:
         with contextlib.suppress(OSError):
             self.raw.say(command, headers, body)
 
-    def numbered(self, kind: str, number: int) -> dict[str, str]:
-        return numbered(f"{kind} of {self.case.queue}", number)
+    def numbered(self, number: int) -> dict[str, str]:
+        return numbered(self.case.producer, number) | ({"truenext-gapless": "true"} if self.case.gapless else {})
 
     def say_send(self, send: Send, *, receipt: bool | None = None, then: Callable[[bool], None] | None = None) -> None:
         case = self.case
@@ -383,7 +385,7 @@ class Connection:
         if letter.persistent:
             headers["persistent"] = "true"
         if send.number is not None:
-            headers |= self.numbered("SEND", send.number)
+            headers |= self.numbered(send.number)
         if send.transaction is not None:
             headers["transaction"] = send.transaction
         self.say(send, "SEND", headers, case.body_of(send.letter), receipt=receipt, then=then)
@@ -506,9 +508,13 @@ class Connection:
     def resume(self) -> bool:
         """Repeat what was not confirmed, and subscribe again; False if the network stands still."""
         case = self.case
+        asks = self.chance.random() < 0.5
         for send in list(case.to_repeat):
             self.repeat(send)
         for commit in list(case.in_doubt):
+            if asks:
+                self.settle(commit)
+                continue
             self.repeat_commit(commit)
             if not self.await_receipts():
                 return False
@@ -547,9 +553,26 @@ class Connection:
             case.rule_out(lambda world: number > world.commits, f"that COMMIT {number} was not carried out")
 
         self.refusals[self.frames + 1] = refused
-        self.say(
-            Ask(), "COMMIT", {"transaction": "nothing"} | self.numbered("COMMIT", number), receipt=True, then=answered
-        )
+        self.say(Ask(), "COMMIT", {"transaction": "nothing"} | self.numbered(number), receipt=True, then=answered)
+
+    def settle(self, commit: Commit) -> None:
+        """Ask what became of it; if nothing so far, nothing ever will."""
+        case, number = self.case, commit.number
+        assert number is not None
+        answer = case.other.ask({"producer": case.producer, "commit": number, "settle": True})
+        outcome = answer["outcome"]
+        what = f"that COMMIT {number} is {outcome}, and {answer['commits']} the highest"
+        if outcome == "unknown":
+            assert not case.gapless
+            case.rule_out(lambda world: number < world.commits, what)
+        elif outcome == "committed":
+            case.rule_out(lambda world: number <= world.commits, what)
+        else:
+            assert outcome == "rolled back", answer
+            case.rule_out(lambda world: number > world.commits, what)
+            for world in case.worlds:
+                world.commits = number
+        case.rule_out(lambda world: world.commits == answer["commits"], what)
 
     def subscribe(self) -> bool:
         case, chance = self.case, self.chance
@@ -684,7 +707,7 @@ class Connection:
         number = None
         if chance.random() < 0.7:
             number = case.commits = case.commits + 1
-            headers |= self.numbered("COMMIT", number)
+            headers |= self.numbered(number)
         commit = Commit(name, number)
         if number is not None:
             case.in_doubt.append(commit)
@@ -783,20 +806,21 @@ class Connection:
             for seen in self.available:
                 raw.say(chance.choice(["ACK", "NACK"]), {"id": seen.ack})
             for name in self.transactions:
-                raw.say("COMMIT", {"transaction": name} | self.numbered("COMMIT", case.commits + 1))
+                raw.say("COMMIT", {"transaction": name} | self.numbered(case.commits + 1))
             raw.say("SEND", {"destination": destination, "persistent": "true", "priority": "9"}, b"late ")
-            raw.say("SEND", {"destination": destination} | self.numbered("SEND", case.sends + 1), b"late ")
+            raw.say("SEND", {"destination": destination} | self.numbered(case.sends + 1), b"late ")
             raw.say("SUBSCRIBE", {"id": "late", "destination": destination, "activemq.exclusive": "true"})
             if chance.random() < 0.3:
                 raw.say("DISCONNECT", {})
 
 
 class Other:
-    """Connections that never freeze, for all cases: sends from outside, and takes what is left."""
+    """Connections that never freeze, for all cases: sends from outside, asks, and takes what is left."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
         self.client = broker.connect(headers={"truenext-begun": "true"})
+        self.client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
 
     def send(self, case: Case, name: str) -> None:
         letter = case.letters[name]
@@ -807,6 +831,12 @@ class Other:
     def flush(self) -> None:
         """Whatever anybody has sent before is durable, and visible."""
         self.client.send("barrier", b"", persistent=True, confirmed=True, headers={"truenext-ttl": "1"})
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        headers = {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}
+        self.client.say("SEND", headers, json.dumps(question).encode())
+        answer: dict[str, Any] = json.loads(self.client.message().body)
+        return answer
 
     def drain(self, queue: str) -> list[Frame]:
         self.flush()
