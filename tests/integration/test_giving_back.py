@@ -3,6 +3,8 @@
 Source of what is expected: docs/contract.md, "Giving back"; docs/stomp.md.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,3 +185,52 @@ def test_who_has_not_asked_for_rounds_cannot_give_back(broker: BrokerProcess, qu
     reader.subscribe(queue)
     reader.give_back("1")
     assert "truenext-rounds" in reader.error().body.decode()
+
+
+def test_a_message_that_always_fails_takes_no_neighbour_to_the_dead_letters(
+    tmp_path: Path, options: Sequence[str], queue: str
+) -> None:
+    broker = BrokerProcess(tmp_path, options, policy={"delay_ms": 0})
+    try:
+        broker.start()
+        fill(broker, queue, 3)
+        reader = broker.connect(headers=ROUNDS)
+        reader.subscribe(queue, prefetch=3)
+        for number in range(10):
+            reader.begin("t")
+            for message in of_round(reader, number, 3 if number < 7 else 2):
+                reader.ack(message, transaction="t")
+                if message.body == b"1":
+                    reader.nack(message, transaction="t")
+            reader.give_back("1", abort="t", charge="refused")
+        reader.disconnect()
+        assert bodies(broker.what_is_left(f"DLQ.{queue}")) == ["1"]
+        left = broker.what_is_left(queue)
+        assert bodies(left) == ["0", "2"] and said(left, "attempts") == [0, 0]
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+def test_a_group_stays_with_who_rests_as_long_as_its_transaction_has_some_of_it(
+    broker: BrokerProcess, queue: str, reader: RawClient
+) -> None:
+    sender = broker.connect()
+    for number in range(6):
+        sender.send(queue, b"%d" % number, headers={"JMSXGroupID": "AB"[number % 2]})
+    sender.arrived()
+    reader.subscribe(queue)
+    reader.messages(6)
+    other = broker.connect()
+    other.subscribe(queue)
+    reader.give_back("1")
+    zero = of_round(reader, 1, 6)[0]
+    assert other.arrived() == []
+    reader.give_back("1", keep=[zero], rest=True)
+    assert bodies(other.messages(3)) == ["1", "3", "5"]
+    reader.begin("t")
+    reader.ack(zero, transaction="t")
+    reader.arrived()
+    assert other.arrived() == []
+    reader.commit("t")
+    assert bodies(other.only(2)) == ["2", "4"]

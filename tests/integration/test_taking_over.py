@@ -3,6 +3,7 @@
 Source of what is expected: docs/contract.md, "Taking over"; docs/stomp.md.
 """
 
+import contextlib
 import re
 
 import pytest
@@ -169,3 +170,50 @@ def test_what_is_ours_on_connect_needs_stomp_1_2(broker: BrokerProcess) -> None:
     client = broker.connect(says_hello=False)
     client.say("CONNECT", {"accept-version": "1.1", "host": "h", "truenext-rounds": "true"})
     assert "1.2" in client.error().body.decode()
+
+
+def test_what_had_not_left_the_broker_in_auto_mode_comes_to_the_new_connection(
+    broker: BrokerProcess, queue: str
+) -> None:
+    """The old one has read nothing; what its socket has taken counts as acknowledged."""
+    count = 5000
+    old = broker.connect(headers=numbered(1), receive_buffer=4096)
+    old.subscribe(queue, ack="auto", prefetch=None)
+    sender = broker.connect()
+    for number in range(count):
+        sender.send(queue, b"%d " % number + b"x" * 1000)
+    sender.arrived()
+    new = broker.connect(headers=numbered(2, secret_of(old)))
+    taken = []
+    with contextlib.suppress(EOFError):
+        while True:
+            taken.append(old.message())
+    new.subscribe(queue, prefetch=count)
+    left = new.messages(count - len(taken))
+    assert [int(message.body.split()[0]) for message in taken + left] == list(range(count))
+    assert {message.headers["truenext-attempts"] for message in left} == {"0"}
+
+
+def test_a_connection_that_is_taken_over_again_and_again_leaves_nothing_behind(
+    own_broker: BrokerProcess, queue: str
+) -> None:
+    client = own_broker.connect(headers=numbered(1))
+    client.send(queue, b"0")
+
+    def take_over(first: int, times: int) -> None:
+        nonlocal client
+        for number in range(first, first + times):
+            old, client = client, own_broker.connect(headers=numbered(number, secret_of(client), blameless="true"))
+            old.close()
+            client.subscribe(queue)
+            client.begin("t")
+            client.ack(client.message(), transaction="t")
+
+    take_over(2, 1500)
+    with own_broker.watched_memory() as looks:
+        take_over(1502, 2000)
+    assert looks[-1] - looks[0] < 1_500_000, looks[-1] - looks[0]
+    client.arrived()
+    client.disconnect()
+    (left,) = own_broker.what_is_left(queue)
+    assert left.headers["truenext-attempts"] == "0"
