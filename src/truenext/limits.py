@@ -153,6 +153,9 @@ POLL_US_MAX = 10_000
 """Microseconds for which the event loop may be told to look again before it sleeps: beside that, waking up is nothing.
 """
 
+REFUSALS_AT_ONCE = 200
+"""Frames of one connection that are refused in one pass; what is behind them is carried out a moment later."""
+
 ROOM_SECONDS = 0.1
 """Time between two looks at whether those may be read on who wait for room on the disk."""
 

@@ -228,6 +228,16 @@ def test_a_give_back_of_too_much_is_refused(client: RawClient, queue: str, body:
     assert of(client.next_error()) == (code, 3)
 
 
+def test_others_are_served_between_very_many_refusals(client: RawClient, broker: BrokerProcess, queue: str) -> None:
+    """A frame of four bytes is refused, and answered, in as long as it takes to carry out a SEND."""
+    other = broker.connect()
+    other.subscribe(queue)
+    client.write(b"X\n\n\0" * 3000 + b"SEND\ndestination:/queue/%b\n\nlast\0" % queue.encode())
+    other.send(queue, b"other")
+    assert bodies(other.messages(2)) == ["other", "last"]
+    assert [of(client.next_error()) for _ in range(3000)] == [("command", 2 + number) for number in range(3000)]
+
+
 def test_a_disconnect_that_is_refused_takes_no_leave(client: RawClient, broker: BrokerProcess, queue: str) -> None:
     client.subscribe(queue)
     client.send(queue, b"0")

@@ -52,6 +52,7 @@ TUNING = {
     "PAUSE_BYTES",
     "READ_BYTES",
     "REPLIES_BYTES",
+    "REFUSALS_AT_ONCE",
     "ROOM_SECONDS",
     "SCAN_BYTES",
     "SCAN_FOUND_MAX",

@@ -16,7 +16,7 @@ import secrets
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -65,7 +65,13 @@ from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError, StoreError, TruenextError
 from truenext.history.writer import History
-from truenext.limits import ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, LAZY_COMMIT_SECONDS, ROOM_SECONDS
+from truenext.limits import (
+    ANSWERS_OUT_SECONDS,
+    ANSWERS_OUT_SECONDS_MAX,
+    LAZY_COMMIT_SECONDS,
+    REFUSALS_AT_ONCE,
+    ROOM_SECONDS,
+)
 from truenext.policy import Policies
 from truenext.room import Room
 from truenext.store.store import Store
@@ -124,6 +130,14 @@ class Peer(Protocol):
     @property
     def caller(self) -> control.Caller:
         """Who the client is."""
+
+
+class Waiting(NamedTuple):
+    """What a connection has asked for, and is not done yet."""
+
+    command: Command
+    on_disk: bool
+    """It waits for room there."""
 
 
 class Broker:
@@ -227,10 +241,11 @@ class Broker:
             self._asking.goes_on(session)
         return self._asking.seconds_left(session)
 
-    def execute(self, session: Session, commands: Iterable[Command]) -> Command | None:
+    def execute(self, session: Session, commands: Iterable[Command]) -> Waiting | None:
         """Do what a client asks, one command after the other.
 
-        Returns the first that has to wait until there is room on the disk, if one has to; nothing behind it is done.
+        Returns the first that has to wait, if one has to, until there is room on the disk, or only a moment; nothing
+        behind it is done.
 
         Raises: RemoteProtocolError at the first that cannot be done; those before it stand.
         """
@@ -242,15 +257,20 @@ class Broker:
         self._schedule_turn()
         if self._asking.since and session in self._asking.since:
             commands = self._asking.checked(session, commands)
+        refused = 0
         for command in commands:
+            if refused == REFUSALS_AT_ONCE:
+                # A frame that is refused may have four bytes: others are served in between.
+                return Waiting(command, on_disk=False)
             try:
                 if is_short and engine.must_wait(session, command):
-                    return command
+                    return Waiting(command, on_disk=True)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
                 if not session.keeps_open or isinstance(command, Login):
                     raise
                 self._go_on_without(session, command, error)
+                refused += 1
         return None
 
     def _go_on_without(self, session: Session, command: Command, error: RemoteProtocolError) -> None:

@@ -185,14 +185,14 @@ class Connection:
 
     def _execute(self, commands: Iterator[Command]) -> None:
         try:
-            command = self._broker.execute(self._session, commands)
+            waiting = self._broker.execute(self._session, commands)
         except RemoteProtocolError as error:
             is_blameless = isinstance(error, NoRoomError)
             self._refuse(str(error), error.code, self._stomp.receipt_in_question, is_blameless=is_blameless)
             return
-        if command is not None:
-            self._waiting = chain([command], commands)
-            self._pause(on_disk=True)
+        if waiting is not None:
+            self._waiting = chain([waiting.command], commands)
+            self._pause(on_disk=waiting.on_disk)
         elif self._stomp.is_closed:
             self._is_reading = False
             self._broker.answer(self._session, Farewell())
@@ -225,7 +225,7 @@ class Connection:
     def refused(self, error: RemoteProtocolError) -> None:
         """Say that the command that came last was refused, and go on."""
         reason = str(error)
-        logger.info("frame refused", extra={"client": self._name, "reason": reason})
+        logger.debug("frame refused", extra={"client": self._name, "reason": reason})
         place = self._stomp.refused()
         receipt = self._stomp.receipt_in_question
         self._broker.answer(self._session, _fault(reason, error.code, receipt, place))
@@ -339,7 +339,9 @@ class Connection:
         # The rest of a message whose consumer is gone counts as an answer, and nobody asked for it.
         answers = self._unsent_answer_bytes - (len(self._unsent[0][0]) if self._is_finishing else 0)
         if answers > UNSENT_ANSWER_BYTES_MAX:
-            self._lose(f"asks for more answers than it reads: {answers} bytes, of {UNSENT_ANSWER_BYTES_MAX} at most")
+            reason = f"asks for more answers than it reads: {answers} bytes, of {UNSENT_ANSWER_BYTES_MAX} at most"
+            logger.warning("client refused", extra={"client": self._name, "reason": reason})
+            self._lose(reason)
 
     def _count_taken(self, taken: int) -> None:
         self._first_taken += taken
