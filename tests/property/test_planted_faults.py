@@ -22,11 +22,15 @@ from truenext.engine.state.queue import Lane
 from truenext.engine.writing import entries as writing
 from truenext.engine.writing.entries import remove
 from truenext.engine.writing.producers import Producers
+from truenext.record import DamagedRecord
 
 ALL = os.environ.get("TRUENEXT_FAULTS") == "all"
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
 ROUNDS = 40
 """Of 50 examples of the machine in which a fault shows soonest."""
+FOUND = r"^(?!.*object has no attribute)|'NoneType' object has no attribute"
+"""What a fault may show as: that a fault itself is written wrongly is none."""
+
 ROUNDS_OF_ALL = 40
 """Of 50 examples of each machine, after that. Some faults need three things at once, and show in one of a thousand."""
 
@@ -54,7 +58,8 @@ def test_the_machines_notice_when(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, steps: list[str]
 ) -> None:
     plant(monkeypatch)
-    with pytest.raises(Disagreement):
+    # The engine may come upon what is wrong before the oracle does: a record or a message is missing.
+    with pytest.raises((Disagreement, DamagedRecord, AttributeError), match=FOUND):
         run_machines(ROUNDS, [planted_faults.machine_of(plant)], steps)
         run_machines(ROUNDS_OF_ALL, MACHINES, steps)
 
