@@ -472,7 +472,7 @@ MUTATIONS: dict[str, Fault] = {
     "begun forgets which dispatch": _mutated(BegunShape, "read", "int(dispatch[1:] or 0)", "0"),
     "begun is also what is sent elsewhere": _mutated(BegunShape, "__init__", 'b"/control/begun"', 'rb"[^\\n]*"'),
     "an ACK forgets which dispatch": _mutated(AckShape, "read", "ack.dispatch = int(dispatch[1:])", "pass"),
-    "an ACK forgets which dispatch it begins": _mutated(AckShape, "read", "int(which[1:] or 0)", "0"),
+    "an ACK forgets which dispatch it begins": _mutated(AckShape, "read", "int(which[1:]) if which else 0", "0"),
     "a number may be too large": _mutated(SendShape, "_add_rest", "> PRODUCER_NUMBER_MAX", "> 10**99"),
     "a SEND may come behind a DISCONNECT": _mutated(
         StompServer, "_check", 'self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))', "pass"

@@ -258,10 +258,8 @@ class Broker:
         if self._asking.since and session in self._asking.since:
             commands = self._asking.checked(session, commands)
         refused = 0
+        commands = iter(commands)
         for command in commands:
-            if refused == REFUSALS_AT_ONCE:
-                # A frame that is refused may have four bytes: others are served in between.
-                return Waiting(command, on_disk=False)
             try:
                 if is_short and engine.must_wait(session, command):
                     return Waiting(command, on_disk=True)
@@ -271,6 +269,13 @@ class Broker:
                     raise
                 self._go_on_without(session, command, error)
                 refused += 1
+                if refused < REFUSALS_AT_ONCE:
+                    continue
+            else:
+                continue
+            # A frame that is refused may have four bytes: others are served in between.
+            following = next(commands, None)
+            return None if following is None else Waiting(following, on_disk=False)
         return None
 
     def _go_on_without(self, session: Session, command: Command, error: RemoteProtocolError) -> None:

@@ -149,7 +149,7 @@ class Turn:
             self._browsing.take_slices(),
             timer_reads,
             self._pieces.take_finished(),
-            self._wishes.take_ended(),
+            self._wishes.take_ended() if self._wishes.ended else [],
         )
 
     def _go_on(self, works: list[tuple[object, Work]]) -> list[Read]:
@@ -184,7 +184,8 @@ class Turn:
             if queue.watcher is not None:
                 self._selections.go_on_in(queue)
         together = self._dispatch_together(joint, wildcards, deliveries) if joint or wildcards else None
-        self._wishes.spend(deliveries)
+        if self._wishes.open:
+            self._wishes.spend(deliveries)
         if self._wishes.impatient:
             self._nothing_ready.look(touched, together)
 

@@ -34,8 +34,16 @@ class Acknowledging:
     def acknowledge(self, session: Session, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
-        if ack.begins is not None:
-            self.begun(session, ack.begins)
+        begins = ack.begins
+        if begins is not None:
+            is_the_same = begins.subscription == ack.subscription and session.names_begun
+            next_one = consumer.held.get(begins.sequence) if is_the_same else None
+            if next_one is not None and begins.dispatch in (0, next_one.deliveries):
+                # As most often: without asking for the consumer once more.
+                next_one.is_begun = True
+                self._events.begun(next_one, consumer)
+            else:
+                self.begun(session, begins)
         queue = consumer.queue
         if queue is not None:
             self._ledger.touched[queue] = None

@@ -26,13 +26,15 @@ class EndedWish(NamedTuple):
 
 
 class Wishes:
-    __slots__ = ("_ended", "_events", "impatient")
+    __slots__ = ("_events", "ended", "impatient", "open")
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
+        self.open: dict[Consumer, None] = {}
+        """Those that have asked for something that has not come."""
         self.impatient: dict[Queue | Consumer, dict[Consumer, None]] = {}
         """Those whose wish does not wait, by their queue; of those that take from many each by itself."""
-        self._ended: list[EndedWish] = []
+        self.ended: list[EndedWish] = []
         """Those of which the clients are to be told."""
 
     def began(self, consumer: Consumer) -> None:
@@ -40,6 +42,7 @@ class Wishes:
         wish = consumer.wish
         assert wish is not None, "it pulls"
         self._tell(consumer, wish.left)
+        self.open[consumer] = None
         if wish.waits:
             self._waits(consumer)
         else:
@@ -47,7 +50,7 @@ class Wishes:
 
     def end(self, consumer: Consumer) -> None:
         """Nothing is ready for it, and its client is told so, behind what was dispatched."""
-        self._ended.append(self.withdrawn(consumer))
+        self.ended.append(self.withdrawn(consumer))
 
     def withdrawn(self, consumer: Consumer) -> EndedWish:
         """Nothing more comes of what it has asked for."""
@@ -62,6 +65,7 @@ class Wishes:
         wish = consumer.wish
         if wish is not None:
             wish.left = 0
+            self.open.pop(consumer, None)
             # Else what it acknowledges from here on would look like credit to whoever counts by its window.
             consumer.adjust_window(0)
             self._waits(consumer)
@@ -69,6 +73,7 @@ class Wishes:
 
     def left(self, consumer: Consumer) -> None:
         """Its subscription has ended."""
+        self.open.pop(consumer, None)
         self._waits(consumer)
 
     def spend(self, deliveries: Mapping[Consumer, list[Entry]]) -> None:
@@ -77,14 +82,13 @@ class Wishes:
             wish = consumer.wish
             if wish is not None:
                 wish.left -= len(entries)
-                if not wish.left and not wish.waits:
+                if not wish.left:
+                    self.open.pop(consumer, None)
                     self._waits(consumer)
 
     def take_ended(self) -> list[EndedWish]:
         """Those of subscriptions that are still there."""
-        if not self._ended:
-            return []
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return [one for one in ended if one.consumer.is_subscribed]
 
     def _waits(self, consumer: Consumer) -> None:

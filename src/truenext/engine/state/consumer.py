@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from truenext.engine.state.transaction import Transaction
 
 
+# A member of an enumeration costs more to look up than a name; this one is asked for with every acknowledgement.
+_AUTO = AckMode.AUTO
+
 RESTING = -1
 """The window of a consumer that rests: not even one that holds nothing has credit."""
 
@@ -338,7 +341,7 @@ class Session:
         """
         if subscription is not None:
             consumer = self.consumers.get(subscription)
-            if consumer is None or consumer.mode is AckMode.AUTO:
+            if consumer is None or consumer.mode is _AUTO:
                 # Only what is wrong with it is asked.
                 consumer = self.consumer(subscription)
             if sequence in consumer.held and (not dispatch or consumer.held[sequence].deliveries == dispatch):

@@ -199,12 +199,14 @@ class AckShape:
         at_receipt, at_transaction, at_begins = self._receipt, self._transaction, self._begins
         while (found := match(data, start)) is not None:
             start = found.end()
-            ack = Ack(found[at_subscription].decode(), int(found[at_sequence]))
+            name = found[at_subscription].decode()
+            ack = Ack(name, int(found[at_sequence]))
             if dispatch := found[at_dispatch]:
                 ack.dispatch = int(dispatch[1:])
             if at_begins:
-                which = found[at_begins + 1]
-                ack.begins = Begun(found[at_begins + 2].decode(), int(found[at_begins]), int(which[1:] or 0))
+                sequence, which, subscription = found.group(at_begins, at_begins + 1, at_begins + 2)
+                other = name if subscription == found[at_subscription] else subscription.decode()
+                ack.begins = Begun(other, int(sequence), int(which[1:]) if which else 0)
             elif at_transaction:
                 ack.transaction = found[at_transaction].decode()
             into.append((ack, found[at_receipt].decode()) if at_receipt else ack)
