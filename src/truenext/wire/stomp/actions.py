@@ -6,7 +6,7 @@
 Source: docs/stomp.md
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -16,7 +16,7 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import KEPT_MAX, SUBSCRIPTIONS_MAX, WINDOW_MAX
 from truenext.question import read_question
 from truenext.wire.stomp.frame import Frame
-from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number
+from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, required
 
 _QUOTES_BESIDE = 100
 """Those of the fields and of the other values, and some for names that have one."""
@@ -33,7 +33,7 @@ class _GiveBack(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _begun(frame: Frame) -> Begun:
-    subscription, sequence, dispatch = read_ack_id("begun", _required(frame.headers, "begun", "id"))
+    subscription, sequence, dispatch = read_ack_id("begun", required("SEND to /control/begun", frame.headers, "id"))
     return Begun(subscription, sequence, dispatch)
 
 
@@ -41,15 +41,15 @@ def _credit(frame: Frame) -> Credit:
     headers = frame.headers
     correlation = headers.get("correlation-id")
     return Credit(
-        read_name("id", _required(headers, "credit", "id")),
-        read_number("messages", _required(headers, "credit", "messages"), WINDOW_MAX, " messages"),
+        read_name("id", required("SEND to /control/credit", headers, "id")),
+        read_number("messages", required("SEND to /control/credit", headers, "messages"), WINDOW_MAX, " messages"),
         read_boolean("wait", headers.get("wait", "true")),
         None if correlation is None else read_name("correlation-id", correlation),
     )
 
 
 def _wake(frame: Frame) -> Wake:
-    return Wake(read_name("id", _required(frame.headers, "wake", "id")))
+    return Wake(read_name("id", required("SEND to /control/wake", frame.headers, "id")))
 
 
 def _give_back(frame: Frame) -> GiveBack:
@@ -71,13 +71,6 @@ def _too_much() -> RemoteProtocolError:
         f"give-back of more than {SUBSCRIPTIONS_MAX} subscriptions, or with more than {KEPT_MAX} messages to keep",
         Code.LIMIT,
     )
-
-
-def _required(headers: Mapping[str, str], verb: str, name: str) -> str:
-    value = headers.get(name)
-    if value is None:
-        raise RemoteProtocolError(f"SEND to /control/{verb} without the header {name!r}")
-    return value
 
 
 ACTIONS: dict[str, Callable[[Frame], Action]] = {

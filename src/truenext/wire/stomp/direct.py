@@ -58,13 +58,15 @@ _FORWARDED = {
     "JMSXGroupID": _OF_THE_HOP["receipt"],
 }
 """The same of those that go on with the message, and are read as well. %v is any value."""
+_ACK_ID = rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX
+"""Sequence, dispatch and subscription, within the one group that is written around it."""
+_BEGINS = "truenext-begun"
 _OF_ACK = {
-    "id": rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX,
+    "id": _ACK_ID,
     "receipt": _OF_THE_HOP["receipt"],
     "transaction": _OF_THE_HOP["receipt"],
-    "truenext-begun": rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX,
+    _BEGINS: _ACK_ID,
 }
-_BEGINS = "truenext-begun"
 _OTHER_OF_ACK = rb"%b{0,1000}+"
 """All values of an ACK are short, so that it is within the limits."""
 _ELSEWHERE = (HOP_HEADERS - _OF_THE_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
@@ -217,7 +219,7 @@ class BegunShape:
     """Reads the SENDs to /control/begun that say nothing else."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
-        taken = {"destination": b"/control/begun", "id": b"(%b)" % _OF_ACK["id"]}
+        taken = {"destination": b"/control/begun", "id": b"(%b)" % _ACK_ID}
         character = character_pattern(version, is_ascii=True)
         lines = b"".join(line_pattern(name, taken[name].replace(b"%b", character)) for name in names)
         self.match = header_pattern("SEND", lines, rb"\0")

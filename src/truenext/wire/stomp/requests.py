@@ -46,7 +46,7 @@ from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.headers import OURS, charges_all, durable_name, nack_wishes, wishes
 from truenext.wire.stomp.hop import HOP_HEADERS, SCHEDULE_HEADERS
 from truenext.wire.stomp.replies import Replies
-from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number
+from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, required
 
 _NOT_FORWARDED = HOP_HEADERS | envelope.DEAD_LETTER_HEADERS
 """Of a SEND. What a dead letter says of itself stands in a Message, where the broker alone has put it."""
@@ -163,7 +163,7 @@ class Requests:
                     f"{', '.join(sorted(_OF_A_MESSAGE.intersection(frame.headers)))}"
                 )
             return ACTIONS[destination.name](frame)
-        reply_to = parse(_required(frame, "reply-to"), self._session_id)
+        reply_to = parse(required(frame.command, frame.headers, "reply-to"), self._session_id)
         if reply_to.kind is not Kind.TEMPORARY or reply_to.session != self._session_id:
             raise RemoteProtocolError(
                 "the answer to a question goes to a /temp-queue/ of the connection that asks", Code.QUESTION
@@ -173,7 +173,7 @@ class Requests:
     def _subscribe(self, frame: Frame) -> Subscribe | Browse:
         headers = frame.headers
         is_browse = read_boolean("browser", headers.get("browser", "false"))
-        address, options = split_options(_required(frame, "destination"))
+        address, options = split_options(required(frame.command, frame.headers, "destination"))
         destination = parse(address, self._session_id)
         if destination.kind is Kind.CONTROL:
             raise RemoteProtocolError(
@@ -300,27 +300,28 @@ class Requests:
         """Subscription, sequence and dispatch that an ACK or NACK names; dispatch 0 is not said."""
         headers = frame.headers
         if self._version is Version.V1_2:
-            return read_ack_id(frame.command, _required(frame, "id"))
-        message_id = _required(frame, "message-id")
+            return read_ack_id(frame.command, required(frame.command, frame.headers, "id"))
+        message_id = required(frame.command, frame.headers, "message-id")
         digits = message_id.removeprefix(self._message_id_prefix)
         if digits == message_id or not are_digits(digits, _SEQUENCE_DIGITS):
             raise RemoteProtocolError(
                 f"{frame.command} of message {message_id[:100]!r}, which this broker never sent", Code.NOT_HELD
             )
         if self._version is Version.V1_1:
-            return _required(frame, "subscription"), int(digits), 0
+            return required(frame.command, frame.headers, "subscription"), int(digits), 0
         return headers.get("subscription"), int(digits), 0
 
     def _begin(self, frame: Frame) -> Begin:
-        return Begin(read_name("transaction", _required(frame, "transaction")))
+        return Begin(read_name("transaction", required(frame.command, frame.headers, "transaction")))
 
     def _commit(self, frame: Frame) -> Commit:
         producer, number, is_gapless = _numbered(frame.headers)
         charges = charges_all(frame.headers)
-        return Commit(_required(frame, "transaction"), producer, number, is_gapless, charges_all=charges)
+        transaction = required(frame.command, frame.headers, "transaction")
+        return Commit(transaction, producer, number, is_gapless, charges_all=charges)
 
     def _abort(self, frame: Frame) -> Abort:
-        return Abort(_required(frame, "transaction"), charges_all(frame.headers))
+        return Abort(required(frame.command, frame.headers, "transaction"), charges_all(frame.headers))
 
     def _disconnect(self, frame: Frame) -> Disconnect:
         return Disconnect(_forgotten(frame.headers))
@@ -339,13 +340,6 @@ REQUESTS: dict[str, Callable[[Requests, Frame], Command]] = {
 }
 """What each frame of a connected client asks for. Of the class, not of each connection: bound methods kept by their own
 object would be a circle that holds what it last received."""
-
-
-def _required(frame: Frame, name: str) -> str:
-    value = frame.headers.get(name)
-    if value is None:
-        raise RemoteProtocolError(f"{frame.command} without the header {name!r}")
-    return value
 
 
 def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:

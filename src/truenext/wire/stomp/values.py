@@ -1,5 +1,7 @@
 """What the value of one header says: a number, true or false, a name."""
 
+from collections.abc import Mapping
+
 from truenext.digits import are_digits
 from truenext.errors import RemoteProtocolError
 from truenext.limits import NAME_LENGTH_MAX
@@ -8,6 +10,14 @@ _DIGITS_MAX = 19
 _DISPATCH_DIGITS = 10
 _NUMBER_MAX = 10**_DIGITS_MAX - 1
 """Where nothing less is said: the store has eight bytes for it."""
+
+
+def required(what: str, headers: Mapping[str, str], name: str) -> str:
+    """The value of a header that must be there; `what` is the frame that has none."""
+    value = headers.get(name)
+    if value is None:
+        raise RemoteProtocolError(f"{what} without the header {name!r}")
+    return value
 
 
 def read_number(header: str, text: str, most: int = _NUMBER_MAX, unit: str = "") -> int:
