@@ -255,6 +255,27 @@ def test_what_a_selector_keeps_in_memory_does_not_wait_for_a_commit_behind_it() 
     assert world.settle() == {"any": ["last"]}
 
 
+def test_what_a_selector_kept_in_memory_does_not_wait_for_a_commit_behind_it_when_its_consumer_has_gone() -> None:
+    """Nor does what is less urgent pass it: the plain dispatcher saw the lane begin with what was being committed."""
+    world = World()
+    world.subscribe("red", RED, window=1)
+    world.send("held", "waits", colour="red")
+    assert world.settle() == {"red": ["held"]}
+    world.send("last", persistent=True)
+    world.send("less urgent", priority=3)
+    batch = world.engine.take_batch()
+    world.engine.memory.limit = 0
+    world.engine.relieve()
+    world.engine.memory.limit = Policy().memory_limit
+    world.engine.unsubscribe(world.session, Unsubscribe("red"))
+    world.subscribe("any", window=2)
+    assert world.turn() == {"any": ["held", "waits"]}
+    assert batch is not None
+    world.store.apply(batch)
+    world.engine.committed(batch)
+    assert world.settle() == {}
+
+
 def test_a_failed_message_that_holds_others_back_holds_back_who_could_take_it_and_nobody_else() -> None:
     world = World(Policy(first_delay_ms=1000, while_waiting=WhileWaiting.HOLD))
     world.subscribe("red", RED)

@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 from truenext.engine.dispatch.selective import Choosing, GroupChoosing
+from truenext.engine.memory.horizon import begins_uncommitted
 from truenext.engine.state.queue import NO_ENTRIES
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class Dispatcher:
             if entry is None:
                 if lane.needs_page:
                     return False
-                if not lane.unread or lane.recent[0].batch > committed:
+                if not lane.unread or begins_uncommitted(lane, committed):
                     return True
                 # All that is above the horizon is still in memory.
                 self._resident.take_in_recent(lane)

@@ -218,10 +218,7 @@ class Choosing:
             if entry is None:
                 if lane.needs_page:
                     return lane.horizon + 1
-                if not lane.unread:
-                    return None
-                first = lane.recent[0]
-                if first.batch > self._ledger.committed and not horizon.has_plucked_before(lane, first.sequence):
+                if not lane.unread or horizon.begins_uncommitted(lane, self._ledger.committed):
                     return None
                 self._resident.take_in_recent(lane)
                 continue

@@ -150,9 +150,15 @@ def lower_horizon(lane: Lane) -> Entry:
     return entry
 
 
-def has_plucked_before(lane: Lane, sequence: int) -> bool:
-    """A selector keeps something in memory that stands above the horizon, and before this."""
-    return lane.out_of_turn is not None and any(each < sequence for each in lane.out_of_turn.plucked)
+def begins_uncommitted(lane: Lane, committed: int) -> bool:
+    """Of a lane that has no head and something in `recent` alone: is its first message not visible yet?
+
+    What was plucked and has come back may stand before it, also when nobody takes out of turn any more.
+    """
+    first = lane.recent[0]
+    if first.batch <= committed:
+        return False
+    return lane.out_of_turn is None or all(sequence > first.sequence for sequence in lane.out_of_turn.plucked)
 
 
 def take_in_recent(lane: Lane) -> None:
