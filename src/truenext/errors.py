@@ -7,8 +7,15 @@ TruenextError
 ├── StoreError             the store cannot keep its promise; the broker stops
 │   └── StoreInUseError    another broker holds the data folder
 ├── HistoryError           history cannot be written or read; the broker stops
-└── ConfigurationError     a command line asks for what cannot be
-    └── FaultyFileError    a configuration file does
+├── ConfigurationError     a command line asks for what cannot be
+│   └── FaultyFileError    a configuration file does
+│
+│   of a client:
+├── ClosedError            the connection, session or consumer was closed by its own program
+├── ConnectionLost         the broker is not there, or no longer
+├── Refused                the broker answered with an ERROR; it has done nothing
+├── RolledBack             the transaction did not happen; what it was given comes again
+└── InDoubt                whether the transaction happened could not be found out in time
 """
 
 from enum import StrEnum
@@ -89,3 +96,36 @@ class FaultyFileError(ConfigurationError):
         """Of each fault the file, the line and the reason."""
         super().__init__("\n".join(faults))
         self.faults = faults
+
+
+class ClosedError(TruenextError):
+    """The connection, session or consumer was closed by its own program, or belongs to another process or loop."""
+
+
+class ConnectionLost(TruenextError):
+    """The broker is not there, or no longer; what was asked for may have happened or not."""
+
+
+class Refused(TruenextError):
+    """The broker answered with an ERROR; the message says why. What was refused has done nothing."""
+
+    def __init__(self, reason: str, code: str = "") -> None:
+        super().__init__(reason)
+        self.code = code
+        """One of `Code`; empty if the broker names none, as others than truenext do."""
+
+
+class RolledBack(TruenextError):
+    """The transaction did not happen: nothing of it was sent, and what it was given comes again.
+
+    `__cause__` says why, if something but the program has ended it.
+    """
+
+
+class InDoubt(TruenextError):
+    """Whether the transaction happened could not be found out in time, or never can be."""
+
+    def __init__(self, reason: str, token: str) -> None:
+        super().__init__(reason)
+        self.token = token
+        """For `outcome` of any connection to the same broker, in another process as well."""

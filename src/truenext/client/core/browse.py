@@ -1,0 +1,83 @@
+"""What waits somewhere, message by message, on a connection that does nothing else.
+
+A browser cannot say how much it takes. So nothing more is read from its socket while enough is here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from truenext.client.core import frames
+from truenext.client.core.message import Content, content_of
+from truenext.client.core.waiting import Flow, Signal, Wait
+from truenext.errors import ConnectionLost, Refused
+
+if TYPE_CHECKING:
+    from truenext.client.core.client import Client
+    from truenext.wire.stomp.frame import Frame
+
+BROWSED_MAX = 1000
+"""Messages that are here and nobody has looked at: beyond that nothing more is read."""
+
+
+class Browse:
+    """What waits somewhere, message by message."""
+
+    def __init__(self, client: Client, destination: str, selector: str | None) -> None:
+        self._client = client
+        self._headers = {"id": "browse", "destination": destination, "browser": "true", "ack": "auto"}
+        if selector is not None:
+            self._headers["selector"] = selector
+        self._shown: deque[Frame] = deque()
+        self._is_asked = False
+        self._is_over = False
+        self._error: Exception | None = None
+        self._signal = Signal()
+
+    def next(self) -> Flow[Content | None]:
+        """None at the end. Raises: Refused, ConnectionLost"""
+        client = self._client
+        if not self._is_asked:
+            self._is_asked = True
+            link = yield from client.wait_until_up(None, "browse")
+            client.browse = self
+            self._headers["receipt"] = str(link.frames + 1)
+            link.unanswered[link.write(frames.frame("SUBSCRIBE", self._headers))] = self
+            client.flush_soon()
+        while not self._shown:
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                return None
+            self._signal = Signal()
+            yield Wait(self._signal)
+        shown = content_of(self._shown.popleft())
+        client.is_full = len(self._shown) > BROWSED_MAX
+        return shown
+
+    def on_message(self, frame: Frame) -> None:
+        if frame.headers.get("browser") == "end":
+            self._is_over = True
+        else:
+            self._shown.append(frame)
+            self._client.is_full = len(self._shown) > BROWSED_MAX
+        self._signal.set()
+
+    # As link.Unanswered.
+
+    def confirmed(self, frame: Frame) -> None:
+        pass
+
+    def refused(self, error: Refused) -> None:
+        self._error = error
+        self._signal.set()
+
+    def lost(self) -> None:
+        """Only before it was confirmed; see `ended`."""
+
+    def ended(self, error: Exception) -> None:
+        """The connection has gone, and what was not shown yet is not known."""
+        if not self._is_over:
+            self._error = ConnectionLost(f"the connection was lost while messages were shown: {error}")
+        self._signal.set()

@@ -1,0 +1,92 @@
+"""The bytes of the frames that a client writes. Source: docs/stomp.md"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext.envelope import escape, must_escape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def lines(headers: Mapping[str, str]) -> str:
+    """Header lines."""
+    return "".join([f"{escape(name)}:{escape(value)}\n" for name, value in headers.items()])
+
+
+def frame(command: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
+    """Any frame behind CONNECT."""
+    length = f"content-length:{len(body)}\n" if body else ""
+    return f"{command}\n{lines(headers)}{length}\n".encode() + body + b"\0"
+
+
+def connect(headers: Mapping[str, str]) -> bytes:
+    """CONNECT, whose headers are not escaped (STOMP 1.2, "Value Encoding"). No value has a line feed in it."""
+    said = "".join([f"{name}:{value}\n" for name, value in headers.items()])
+    return f"CONNECT\n{said}\n\0".encode()
+
+
+def value(text: str) -> str:
+    """A value as it stands in a header line."""
+    return escape(text) if must_escape(text) else text
+
+
+# An ack id is handed back as it came, and what came was unescaped.
+
+
+def ack(ack_id: str) -> bytes:
+    return f"ACK\nid:{value(ack_id)}\n\n\0".encode()
+
+
+def ack_and_begin(ack_id: str, begun: str) -> bytes:
+    """One message is done, and the program has the next one."""
+    return f"ACK\nid:{value(ack_id)}\ntruenext-begun:{value(begun)}\n\n\0".encode()
+
+
+def ack_confirmed(ack_id: str, receipt: int, begun: str | None) -> bytes:
+    begins = "" if begun is None else f"truenext-begun:{value(begun)}\n"
+    return f"ACK\nid:{value(ack_id)}\n{begins}receipt:{receipt}\n\n\0".encode()
+
+
+def ack_in(transaction: str, ack_id: str) -> bytes:
+    return f"ACK\nid:{value(ack_id)}\ntransaction:{transaction}\n\n\0".encode()
+
+
+def begun(ack_id: str) -> bytes:
+    return f"SEND\ndestination:/control/begun\nid:{value(ack_id)}\n\n\0".encode()
+
+
+def credit(subscription: str, messages: int, correlation: str, *, waits: bool) -> bytes:
+    """Ask for messages; of 0 what was asked for is withdrawn."""
+    wait = "" if waits else "wait:false\n"
+    return (
+        f"SEND\ndestination:/control/credit\nid:{subscription}\nmessages:{messages}\n{wait}"
+        f"correlation-id:{correlation}\n\n\0"
+    ).encode()
+
+
+def wake(subscription: str) -> bytes:
+    return f"SEND\ndestination:/control/wake\nid:{subscription}\n\n\0".encode()
+
+
+def give_back(
+    subscriptions: Sequence[str],
+    *,
+    keep: Sequence[str] = (),
+    rest: bool = False,
+    abort: str | None = None,
+    charges_all: bool = True,
+) -> bytes:
+    said: dict[str, object] = {"subscriptions": subscriptions}
+    if keep:
+        said["keep"] = keep
+    if rest:
+        said["rest"] = True
+    if abort is not None:
+        said["abort"] = abort
+        if not charges_all:
+            said["charge"] = "refused"
+    return b"SEND\ndestination:/control/give-back\n\n" + msgspec.json.encode(said) + b"\0"

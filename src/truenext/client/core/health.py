@@ -1,0 +1,71 @@
+"""How a connection is, for whoever runs the program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from truenext.client.core.client import Client
+
+
+class ConsumerHealth(msgspec.Struct, frozen=True):
+    destination: str
+    buffered: int
+    """Messages that have come and nobody has taken."""
+    held: int
+    """Messages that the program has, without those of open transactions."""
+    state: str
+    """`open`, `opening`, `paused`, `resting` (nobody has asked for a while), or `ended`."""
+
+
+class Health(msgspec.Struct, frozen=True):
+    state: str
+    """`connected`, `connecting` or `closed`."""
+    since_s: float
+    """For so many seconds."""
+    reconnects: int
+    silent_s: float
+    """Seconds since anything came from the broker."""
+    unconfirmed: int
+    """Sends that are not confirmed."""
+    transactions: int
+    """That have not ended."""
+    consumers: list[ConsumerHealth]
+    error: str
+    """Why it is closed, if something else than the program has closed it."""
+
+
+def health(client: Client) -> Health:
+    now = client.clock()
+    link = client.link
+    is_up = link is not None and link.is_up
+    return Health(
+        state="closed" if client.error is not None else "connected" if is_up else "connecting",
+        since_s=now - client.since,
+        reconnects=max(0, client.reconnects),
+        silent_s=0.0 if link is None else now - link.read_at,
+        unconfirmed=client.outbox.open,
+        transactions=len(client.units),
+        consumers=[
+            ConsumerHealth(
+                each.wanted.destination,
+                len(each) + each.buffer.parked,
+                len(each.held),
+                _state(each.is_closed, each.is_open, each.is_paused, each.rests),
+            )
+            for each in client.subscriptions.values()
+        ],
+        error="" if client.error is None else str(client.error),
+    )
+
+
+def _state(is_closed: bool, is_open: bool, is_paused: bool, rests: bool) -> str:
+    if is_closed:
+        return "ended"
+    if is_paused:
+        return "paused"
+    if not is_open:
+        return "opening"
+    return "resting" if rests else "open"

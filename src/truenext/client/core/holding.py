@@ -1,0 +1,271 @@
+"""What has come and is not settled: in a buffer, or with the program. By message, by subscription, and by session.
+
+One file, for a message knows its subscription, a subscription its buffer, and a buffer its subscriptions.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext.client.core.message import Content
+from truenext.client.core.waiting import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from truenext.errors import TruenextError
+
+
+class State(IntEnum):
+    BUFFERED = 0
+    """The program does not have it yet."""
+    HELD = 1
+    """The program has it, and has not said what became of it."""
+    DONE = 2
+    """It was acknowledged, refused or given back."""
+
+
+class Received(Content):
+    """One dispatch of a message."""
+
+    __slots__ = ("ack_id", "again", "is_begun", "link", "state", "subscription", "unit")
+
+    def __init__(
+        self, headers: dict[str, str], body: bytes, arrival: int, subscription: Subscription, link: int
+    ) -> None:
+        super().__init__(headers, body, arrival)
+        self.subscription = subscription
+        self.link = link
+        """The number of the connection on which it came."""
+        self.ack_id = headers.get("ack", "")
+        self.state = State.BUFFERED
+        self.is_begun = False
+        """The broker was told that the program has it."""
+        self.unit: object | None = None
+        """The transaction that has acknowledged it."""
+        self.again: Received | None = None
+        """A later dispatch of the same message, which has come while the program still has this one."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a subscription asks for."""
+
+    destination: str
+    prefetch: int | None = None
+    """Messages that it holds beside those that the program has taken; 0 is none, None leaves it to the broker."""
+    selector: str | None = None
+    priority: int = 0
+    """Among the consumers of a queue, -127 to 127: the highest that has room gets the message."""
+    exclusive: bool = False
+    durable: str | None = None
+    """The name of a durable subscription to a topic."""
+    headers: dict[str, str] = {}
+
+    @property
+    def is_lossy(self) -> bool:
+        """What is sent while nobody is connected is lost."""
+        return self.durable is None and self.destination.startswith(("/topic/", "/temp-topic/"))
+
+
+class Subscription:
+    __slots__ = (
+        *("_heap", "buffer", "error", "has_missed", "held", "id", "is_asked", "is_closed", "is_known", "is_open"),
+        *("is_paused", "opened", "rests", "round_min", "wanted", "wished"),
+    )
+
+    def __init__(self, name: str, wanted: Wanted, buffer: Buffer) -> None:
+        self.id = name
+        """As it is called on the wire."""
+        self.wanted = wanted
+        self.buffer = buffer
+        self.held: dict[str, Received] = {}
+        """Of this connection what the program has, by ack id, without what is in a transaction."""
+        self._heap: list[tuple[int, int, Received]] = []
+        self.round_min = 0
+        """What comes of an earlier round was given back."""
+        self.wished = 0
+        """Messages that were asked for, if it pulls, and have not come."""
+        self.rests = False
+        """The broker was told to send nothing until it is woken."""
+        self.is_paused = False
+        """The program wants nothing of it for now."""
+        self.is_asked = False
+        """The program has asked for a message since somebody looked last."""
+        self.is_known = False
+        """The broker of this connection has been told of it."""
+        self.is_open = False
+        """... and has confirmed it."""
+        self.is_closed = False
+        self.error: TruenextError | None = None
+        """Why it has ended."""
+        self.has_missed = False
+        """The next message is the first after a time without a connection, in which others may have been lost."""
+        self.opened = Signal()
+        """It is open, or has ended."""
+
+    @property
+    def pulls(self) -> bool:
+        return self.wanted.prefetch == 0
+
+    def end(self, error: TruenextError | None) -> None:
+        self.is_closed = True
+        self.error = error
+        self.opened.set()
+
+    # ---- What has come and nobody has taken ----
+
+    def push(self, received: Received) -> None:
+        heappush(self._heap, (received.rank, received.sequence, received))
+
+    def first(self) -> Received | None:
+        return self._heap[0][2] if self._heap else None
+
+    def pop(self) -> Received:
+        """Take the first one out."""
+        return heappop(self._heap)[2]
+
+    def discard(self, received: Received) -> None:
+        """Take one out, wherever it stands."""
+        self._heap = [each for each in self._heap if each[2] is not received]
+        heapify(self._heap)
+
+    def clear(self) -> list[Received]:
+        heap, self._heap = self._heap, []
+        return [each[2] for each in heap]
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def begin_connection(self) -> None:
+        """Nothing of an earlier connection counts."""
+        self.clear()
+        self.held.clear()
+        self.round_min = self.wished = 0
+        self.rests = self.is_known = self.is_open = False
+
+
+class Buffer:
+    """One for each session, or for all that handle what one `consume` gets."""
+
+    def __init__(self) -> None:
+        self.subscriptions: list[Subscription] = []
+        self._waiting: dict[Signal, Subscription | None] = {}
+        self.is_over = False
+        """Nothing is handed out any more, and who waits is told so."""
+
+    def push(self, received: Received) -> None:
+        subscription = received.subscription
+        subscription.push(received)
+        if self._waiting:
+            self._wake_one(subscription)
+
+    def first(self, subscription: Subscription | None = None) -> Received | None:
+        """The next one, of one subscription or of all."""
+        if subscription is not None:
+            return subscription.first()
+        if len(self.subscriptions) == 1:
+            return self.subscriptions[0].first()
+        firsts = [first for each in self.subscriptions if (first := each.first()) is not None]
+        return min(firsts, key=_place, default=None)
+
+    def take(self, received: Received) -> None:
+        """What `first` has said is handed out."""
+        received.subscription.pop()
+
+    def ended(self, messages: Iterable[Received]) -> None:
+        """The program is done with messages that were handed out."""
+
+    def cleared(self) -> None:
+        """Subscriptions have lost what they had."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.subscriptions))
+
+    parked = 0
+    """Messages that have come and may not be handed out yet."""
+
+    # ---- Who waits ----
+
+    def wait(self, subscription: Subscription | None) -> Signal:
+        """Set when something has come, or everybody is to look again; to be given to `leave`."""
+        signal = Signal()
+        self._waiting[signal] = subscription
+        return signal
+
+    def leave(self, signal: Signal) -> None:
+        """Whoever waited does not any more. What it may have been woken for is for the next one."""
+        subscription = self._waiting.pop(signal)
+        if signal.is_set and self._waiting and self.first(subscription) is not None:
+            self._wake_one(subscription)
+
+    def _wake_one(self, subscription: Subscription | None) -> None:
+        for signal, wanted in self._waiting.items():
+            if not signal.is_set and (wanted is subscription or wanted is None or subscription is None):
+                signal.set()
+                return
+
+    def wake_all(self) -> None:
+        for signal in self._waiting:
+            signal.set()
+
+    @property
+    def is_waited_for(self) -> bool:
+        return bool(self._waiting)
+
+
+class SharedBuffer(Buffer):
+    """That of several handlers: never two messages of a group at once, and with a message whose last attempt was a lost
+    connection nothing else, so that what ends a process takes no neighbour along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._groups: set[str] = set()
+        """Those of which a handler has a message."""
+        self._parked: dict[str, list[Received]] = {}
+        """What waits for one of its group, by group."""
+        self._running = 0
+        self._is_alone = False
+
+    def first(self, subscription: Subscription | None = None) -> Received | None:
+        while (first := super().first(subscription)) is not None:
+            if self._is_alone or (first.was_lost and self._running):
+                return None
+            group = first.group
+            if not group or group not in self._groups:
+                return first
+            first.subscription.pop()
+            self._parked.setdefault(group, []).append(first)
+        return None
+
+    def take(self, received: Received) -> None:
+        super().take(received)
+        self._running += 1
+        self._is_alone = received.was_lost
+        if received.group:
+            self._groups.add(received.group)
+
+    def ended(self, messages: Iterable[Received]) -> None:
+        for received in messages:
+            self._running -= 1
+            self._is_alone = False
+            if received.group:
+                self._groups.discard(received.group)
+                for parked in self._parked.pop(received.group, ()):
+                    parked.subscription.push(parked)
+        # Each of those who wait may find something now.
+        self.wake_all()
+
+    def cleared(self) -> None:
+        self._parked.clear()
+
+    @property
+    def parked(self) -> int:  # type: ignore[override]
+        return sum(map(len, self._parked.values()))
+
+
+def _place(received: Received) -> tuple[int, int]:
+    return received.rank, received.sequence

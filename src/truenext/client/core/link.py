@@ -1,0 +1,157 @@
+"""One connection to a broker, from its first byte to its last: bytes in and out, and who waits for which answer.
+
+Frames are counted as the broker counts them: CONNECT is 1. A frame that may be refused is *unanswered* until a RECEIPT
+comes of it or of any later frame, or an ERROR that names it: the broker answers in the order of the frames. So a
+receipt is asked for now and then, and its name is the number of its frame.
+
+Source: docs/stomp.md, "A frame that is refused"
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from truenext.client.core import frames
+from truenext.errors import ConnectionLost, Refused, RemoteProtocolError
+from truenext.limits import HEART_BEAT_MS_MIN
+from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.protocol import Protocol as Stomp
+from truenext.wire.stomp.protocol import Side, parse_heart_beat
+from truenext.wire.stomp.shapes import FRAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SILENCE = 2.0
+"""Intervals without a byte after which the broker counts as lost."""
+
+WANTED = 0.4
+"""How much more often the broker is to send a heart-beat than we promise to. So this side is the first to see that a
+connection is frozen, and takes it over before the broker counts it as lost and charges somebody for that."""
+
+
+class Unanswered(Protocol):
+    """Who said a frame, and wants to know what became of it."""
+
+    def confirmed(self, frame: Frame) -> None:
+        """The broker has carried it out, as durably as it is going to be: a RECEIPT came, of it or of a later one."""
+
+    def refused(self, error: Refused) -> None:
+        """It has done nothing."""
+
+    def lost(self) -> None:
+        """The connection has gone, and nobody can say."""
+
+
+class Link:
+    def __init__(self, number: int, heart_beat_s: float, now: float, *, heard: Callable[[Frame], None]) -> None:
+        """`number` rises from connection to connection; `heard` gets what is no answer to a frame."""
+        self.number = number
+        self.is_up = False
+        """CONNECTED has come."""
+        self.is_truenext = False
+        self.store = ""
+        self.session_id = ""
+        self.server = ""
+        self.rounds = 0
+        """Requests to give back that were made."""
+        self.out: list[bytes] = []
+        """What is still to be written."""
+        self.frames = 0
+        self.unanswered: dict[int, Unanswered] = {}
+        """By the number of the frame, in order."""
+        self._stomp: Stomp[Frame] = Stomp(Side.CLIENT, FRAMES)
+        self._heard = heard
+        self._heart_beat_s = heart_beat_s
+        self.beats_every_s = 0.0
+        """At least; 0 is never."""
+        self.silent_after_s = 0.0
+        """Without a byte from the broker; 0 is never."""
+        self.read_at = self.written_at = now
+
+    # ---- Out ----
+
+    def log_in(self, headers: dict[str, str]) -> None:
+        beat_ms = round(self._heart_beat_s * 1000)
+        said = {"accept-version": "1.2", "heart-beat": f"{beat_ms},{round(beat_ms * WANTED)}"}
+        self.write(frames.connect(said | headers))
+
+    def write(self, data: bytes) -> int:
+        """One frame; the number by which the broker knows it."""
+        self.out.append(data)
+        self.frames += 1
+        return self.frames
+
+    def beat(self) -> None:
+        """A heart-beat, which is no frame."""
+        self.out.append(b"\n")
+
+    # ---- In ----
+
+    def received(self, data: bytes, now: float) -> None:
+        """Raises: ConnectionLost, Refused if that was the end; RemoteProtocolError if the peer is no STOMP broker"""
+        self.read_at = now
+        stomp = self._stomp
+        for frame in stomp.receive(data):
+            command = frame.command
+            if command == "MESSAGE" and self.is_up:
+                self._heard(frame)
+                continue
+            stomp.check(frame)
+            if command == "RECEIPT":
+                self._on_receipt(frame)
+            elif command == "ERROR":
+                self._on_error(frame)
+            else:
+                self._on_connected(frame)
+        if stomp.has_more:
+            self.received(b"", now)
+
+    def _on_connected(self, frame: Frame) -> None:
+        headers = frame.headers
+        if headers.get("version") != "1.2":
+            raise RemoteProtocolError("the broker does not speak STOMP 1.2")
+        self._stomp.agree(Version.V1_2)
+        self.is_up = True
+        self.store = headers.get("truenext-store", "")
+        self.is_truenext = bool(self.store)
+        self.session_id = headers.get("session", "")
+        self.server = headers.get("server", "")
+        sends_ms, wants_ms = parse_heart_beat(headers.get("heart-beat", "0,0"))
+        if self._heart_beat_s and wants_ms:
+            self.beats_every_s = max(self._heart_beat_s * 1000, wants_ms) / 1000 / 2
+        if self._heart_beat_s and sends_ms:
+            self.silent_after_s = SILENCE * max(self._heart_beat_s * 1000 * WANTED, sends_ms, HEART_BEAT_MS_MIN) / 1000
+        self._heard(frame)
+
+    def _on_receipt(self, frame: Frame) -> None:
+        receipt = frame.headers.get("receipt-id", "")
+        if not receipt.isdigit():
+            return
+        number = int(receipt)
+        unanswered = self.unanswered
+        done = []
+        for each in unanswered:
+            if each > number:
+                break
+            done.append(each)
+        for each in done:
+            unanswered.pop(each).confirmed(frame)
+
+    def _on_error(self, frame: Frame) -> None:
+        reason = frame.body.decode(errors="replace").strip() or frame.headers.get("message", "no reason given")
+        error = Refused(reason, frame.headers.get("truenext-code", ""))
+        number = frame.headers.get("truenext-frame", "")
+        if not number.isdigit():
+            raise error
+        asked = self.unanswered.pop(int(number), None)
+        if asked is None:
+            # Nothing is left to chance: what we believe and what the broker does have parted.
+            raise ConnectionLost(f"the broker refused a frame: {reason}") from error
+        asked.refused(error)
+
+    def end(self) -> None:
+        """Nobody will say any more what became of the frames."""
+        unanswered, self.unanswered = self.unanswered, {}
+        for each in unanswered.values():
+            each.lost()

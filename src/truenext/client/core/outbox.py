@@ -1,0 +1,294 @@
+"""Sends outside transactions: numbered, confirmed, repeated after a reconnect, and bounded while they are under way.
+
+    add ──▶ waiting ──write, under a number──▶ under way ──RECEIPT──▶ confirmed
+               ▲                                  │  ├──ERROR──▶ raised to its sender; not repeated
+               │                                  │  └──what went behind it is refused as a gap ─┐
+               └──────── connection lost ─────────┴───────────────────────────────────────────────┘
+
+After a reconnect the broker is asked for the highest number that it has (L5). What is not above it was accepted; the
+rest goes first, in order, under the numbers from there on. So nothing is lost, doubled or overtaken, and no number is
+left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from truenext.client.core.unit import Producer
+from truenext.client.core.waiting import Signal
+from truenext.errors import Code, ConnectionLost, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.client.core.link import Link
+    from truenext.client.core.timers import Timers
+    from truenext.wire.stomp.frame import Frame
+
+MESSAGES_MAX = 10_000
+"""Sends that may wait for their confirmation at once."""
+BYTES_MAX = 8 * 1024 * 1024
+"""Bytes of their bodies, or one larger one."""
+RECEIPT_BYTES = 64 * 1024
+"""A receipt is asked for after so many bytes, at the latest."""
+NO_ROOM_S = 0.25
+"""Seconds until what a full disk has refused is sent again."""
+ROOM_FOR_HEADERS = 200
+"""What the head of a message counts."""
+
+
+class Send:
+    """One send, from the call until its outcome is known."""
+
+    __slots__ = (
+        *("batch", "body", "error", "expires_at", "frame", "head", "is_abandoned", "is_done", "number", "outbox"),
+        *("own", "settled", "size"),
+    )
+
+    def __init__(self, head: bytes, body: bytes, expires_at: float | None, own: str = "") -> None:
+        """`head` is the frame from its command on, without the headers that say how often and for how long; `own` the
+        header lines that name the caller's own producer."""
+        self.head = head
+        self.own = own
+        self.body = body
+        self.size = len(body) + ROOM_FOR_HEADERS
+        self.expires_at = expires_at
+        """When its time to live is over, by the core's clock; None is never."""
+        self.number = 0
+        self.frame = 0
+        """Which frame of the connection it is; 0 while it waits."""
+        self.is_done = False
+        self.error: Exception | None = None
+        self.is_abandoned = False
+        """Its caller was told that it was not confirmed in time: it is not repeated."""
+        self.settled: Signal | None = None
+        """Set when it is done; made for whoever waits."""
+        self.outbox: Outbox | None = None
+        self.batch: Batch | None = None
+
+    def settle(self, error: Exception | None) -> None:
+        self.is_done = True
+        self.error = error
+        if self.batch is not None:
+            self.batch.ended(error)
+        if self.settled is not None:
+            self.settled.set()
+
+    # As link.Unanswered.
+
+    def confirmed(self, frame: Frame) -> None:
+        assert self.outbox is not None, "it is under way"
+        self.outbox.confirmed(self)
+
+    def refused(self, error: Refused) -> None:
+        assert self.outbox is not None, "it is under way"
+        self.outbox.refused(self, error)
+
+    def lost(self) -> None:
+        assert self.outbox is not None, "it is under way"
+        self.outbox.lost(self)
+
+
+class Batch:
+    """Sends of which somebody wants to know when all are settled."""
+
+    __slots__ = ("error", "open", "settled")
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.error: Exception | None = None
+        """The first."""
+        self.settled: Signal | None = None
+
+    def add(self, send: Send) -> None:
+        send.batch = self
+        self.open += 1
+
+    def ended(self, error: Exception | None) -> None:
+        self.open -= 1
+        if error is not None and self.error is None:
+            self.error = error
+        if not self.open and self.settled is not None:
+            self.settled.set()
+
+
+class Outbox:
+    def __init__(self, name: str, timers: Timers, clock: Callable[[], float]) -> None:
+        """`name` is the producer's."""
+        self.producer = Producer(name)
+        self._timers = timers
+        self._clock = clock
+        self._link: Link | None = None
+        """Where sends are written to; None while the broker has not said what it has."""
+        self._waiting: deque[Send] = deque()
+        self._under_way = 0
+        self._returned: list[Send] = []
+        """What was under way on a connection that was lost, in order."""
+        self._behind: list[Send] | None = None
+        """While the broker refuses what went behind a refused send: those of them that are to be sent again."""
+        self._pause = False
+        """There is no room on the broker's disk, and a moment is waited."""
+        self._messages = 0
+        self._bytes = 0
+        self._room: list[Signal] = []
+        """Senders that wait for room."""
+        self._tail = 0
+        """Bytes written since a receipt was asked for."""
+        self.is_numbered = True
+        """The broker knows producers."""
+
+    # ---- What is asked for ----
+
+    @property
+    def has_room(self) -> bool:
+        return self._messages < MESSAGES_MAX and (self._bytes < BYTES_MAX or not self._messages)
+
+    def room(self) -> Signal:
+        """Set when there may be room again."""
+        signal = Signal()
+        self._room.append(signal)
+        return signal
+
+    def add(self, send: Send) -> None:
+        send.outbox = self
+        self._messages += 1
+        self._bytes += send.size
+        self._waiting.append(send)
+
+    def abandon(self, send: Send) -> None:
+        """Nobody waits for it any more, and it may not be repeated."""
+        if not send.is_done:
+            send.is_abandoned = True
+
+    @property
+    def open(self) -> int:
+        """Sends that are not confirmed."""
+        return self._messages
+
+    # ---- Writing ----
+
+    def begin(self, link: Link, highest: int) -> None:
+        """A connection is there, and the broker has accepted sends up to this number."""
+        returned, self._returned = self._returned, []
+        for send in returned:
+            if 0 < send.number <= highest:
+                self._settle(send, None)
+        again = [send for send in returned if not send.is_done]
+        self._waiting.extendleft(reversed(again))
+        self.producer.number = highest
+        self._link = link
+        self.pump()
+
+    def end(self) -> None:
+        """The connection has gone; `lost` was said of all that was under way."""
+        self._link = None
+        self._behind = None
+        self._under_way = self._tail = 0
+
+    def pump(self) -> None:
+        """Write what waits."""
+        link = self._link
+        if link is None or self._pause or self._behind is not None:
+            return
+        waiting = self._waiting
+        producer = self.producer
+        while waiting:
+            send = waiting.popleft()
+            if send.is_abandoned:
+                self._settle(send, None)
+                continue
+            ttl = ""
+            if send.expires_at is not None:
+                left_ms = int((send.expires_at - self._clock()) * 1000)
+                if left_ms < 1:
+                    self._settle(send, TimeoutError("its time to live was over before it could be sent"))
+                    continue
+                ttl = f"truenext-ttl:{left_ms}\n"
+            self._tail += send.size
+            receipt = ""
+            if not waiting or self._tail >= RECEIPT_BYTES:
+                receipt = f"receipt:{link.frames + 1}\n"
+                self._tail = 0
+            numbered = send.own
+            if self.is_numbered and not numbered:
+                producer.number = number = send.number = producer.number + 1
+                numbered = f"truenext-producer:{producer.name}\ntruenext-number:{number}\ntruenext-gapless:true\n"
+            said = f"{ttl}{receipt}{numbered}content-length:{len(send.body)}\n\n".encode()
+            send.frame = link.write(b"".join((send.head, said, send.body, b"\0")))
+            link.unanswered[send.frame] = send
+            self._under_way += 1
+
+    # ---- What became of them ----
+
+    def confirmed(self, send: Send) -> None:
+        self._under_way -= 1
+        self._settle(send, None)
+
+    def refused(self, send: Send, error: Refused) -> None:
+        self._under_way -= 1
+        behind = self._behind
+        if behind is not None and error.code == Code.GAP:
+            behind.append(send)
+        else:
+            if behind is None:
+                behind = self._behind = []
+                if send.number:
+                    # Those behind it have numbers that will be free again.
+                    self.producer.number = send.number - 1
+            if error.code == Code.NO_ROOM:
+                behind.append(send)
+                self._pause = True
+            else:
+                self._settle(send, error)
+        if not self._under_way:
+            # All that went behind it was refused as well.
+            self._behind = None
+            self._waiting.extendleft(reversed(behind))
+            if self._pause:
+                self._timers.at(self._clock() + NO_ROOM_S, self._resume)
+            else:
+                self.pump()
+
+    def _resume(self) -> None:
+        self._pause = False
+        self.pump()
+
+    def lost(self, send: Send) -> None:
+        if self._behind:
+            # They went before it, and were refused.
+            for each in self._behind:
+                each.number = 0
+            self._returned.extend(self._behind)
+            self._behind = []
+        if send.is_abandoned or not self.is_numbered:
+            self._settle(send, None if send.is_abandoned else ConnectionLost(_MAYBE))
+        else:
+            self._returned.append(send)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will be sent any more."""
+        for send in (*self._returned, *self._waiting):
+            self._settle(send, error)
+        self._returned.clear()
+        self._waiting.clear()
+        for signal in self._room:
+            signal.set()
+
+    def fail_returned(self, error: Exception) -> None:
+        """What was under way may be another broker's by now."""
+        for send in self._returned:
+            self._settle(send, error)
+        self._returned.clear()
+
+    def _settle(self, send: Send, error: Exception | None) -> None:
+        self._messages -= 1
+        self._bytes -= send.size
+        send.settle(error)
+        if self._room and self.has_room:
+            room, self._room = self._room, []
+            for signal in room:
+                signal.set()
+
+
+_MAYBE = "the connection was lost before the message was confirmed; it may have arrived"

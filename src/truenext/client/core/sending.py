@@ -1,0 +1,70 @@
+"""What a program waits for when it sends outside transactions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.client.core.frames import value
+from truenext.client.core.outbox import Batch, Send
+from truenext.client.core.sends import SendOptions, body_of, spoken
+from truenext.client.core.waiting import Flow, Signal, Wait
+
+if TYPE_CHECKING:
+    from truenext.client.core.client import Client
+
+
+def prepare(client: Client, destination: str, body: bytes | str, options: SendOptions) -> Send:
+    """Raises: ValueError, TypeError if it cannot be said so; ClosedError, or what ended the connection"""
+    client.check_open()
+    said = spoken(destination, options)
+    expires_at = None if said.ttl_s is None else client.clock() + said.ttl_s
+    own = ""
+    if said.producer is not None:
+        own = f"truenext-producer:{value(said.producer)}\ntruenext-number:{said.number}\n"
+    return Send(said.head, body_of(body), expires_at, own)
+
+
+def send(client: Client, send: Send, deadline: float | None) -> Flow[None]:
+    """Returns once the broker has the message as safe as it will be: durable, if it is persistent.
+
+    Raises: Refused, TimeoutError if that is not known in time, ConnectionLost if it never will be
+    """
+    yield from await_room(client, deadline)
+    send.settled = Signal()
+    enqueue(client, send)
+    try:
+        came = yield Wait(send.settled, deadline)
+    except BaseException:
+        client.outbox.abandon(send)
+        raise
+    if not came:
+        client.outbox.abandon(send)
+        raise TimeoutError("the broker has not confirmed the message in time; it may have arrived")
+    if send.error is not None:
+        raise send.error
+
+
+def enqueue(client: Client, send: Send) -> None:
+    client.outbox.add(send)
+    client.pump_soon()
+
+
+def await_room(client: Client, deadline: float | None) -> Flow[None]:
+    """Until one more may be under way."""
+    while not client.outbox.has_room:
+        client.check_open()
+        came = yield Wait(client.outbox.room(), deadline)
+        if not came:
+            raise TimeoutError("too many messages wait for their confirmation, and none was confirmed in time")
+
+
+def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
+    """Until all of a batch are confirmed. Raises: the first error; TimeoutError"""
+    if batch.open:
+        batch.settled = Signal()
+        came = yield Wait(batch.settled, deadline)
+        if not came:
+            raise TimeoutError(f"the broker has not confirmed {batch.open} messages in time; they may have arrived")
+    error, batch.error = batch.error, None
+    if error is not None:
+        raise error

@@ -1,0 +1,164 @@
+"""What a SEND can ask for, and the frame that says it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import msgspec
+
+from truenext.client.core import frames
+from truenext.limits import PRODUCER_NUMBER_MAX, SCHEDULE_MS_MAX, TTL_MS_MAX
+from truenext.order import PRIORITY_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class SendOptions(TypedDict, total=False):
+    """What a message is sent with; all times in seconds."""
+
+    priority: int
+    """0 to 9, 9 is first; 4 unless told."""
+    persistent: bool
+    """It survives a crash of the broker; True unless told."""
+    ttl: float
+    """It expires so long after the call. What has expired before it could be sent is not sent."""
+    delay: float
+    """It is sent so much later."""
+    period: float
+    """It is sent again after each period, `repeat` times."""
+    repeat: int
+    """How often more it is sent; -1 is for ever."""
+    cron: str
+    """It is sent at these times: five fields, in UTC."""
+    group: str
+    """Messages of one group go to one consumer, one after the other."""
+    closes_group: bool
+    """With this message its group becomes free for another consumer."""
+    reply_to: str
+    correlation_id: str
+    content_type: str
+    headers: Mapping[str, str]
+    """Headers of the program's own."""
+    producer: str
+    """A name of the caller's for repeats: what it has sent under the same or a higher number is accepted once."""
+    number: int
+    """Rises with each send of `producer`."""
+
+
+class Outgoing:
+    """One message for `send_many`: its body, and what of its options differs from the others."""
+
+    __slots__ = ("body", "options")
+
+    def __init__(self, body: bytes | str, **options: Unpack[SendOptions]) -> None:
+        self.body = body
+        self.options = options
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """What of a SEND does not depend on when it is written."""
+
+    head: bytes
+    ttl_s: float | None
+    producer: str | None
+    number: int
+
+
+_KEPT_MAX = 1000
+_kept: dict[tuple[str, tuple[tuple[str, object], ...]], Spoken] = {}
+_RESERVED = frozenset(
+    {
+        *("destination", "receipt", "transaction", "content-length", "priority", "persistent", "expires", "reply-to"),
+        *("correlation-id", "content-type", "message-id", "subscription", "ack", "timestamp", "redelivered"),
+        *("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"),
+        *("JMSXGroupID", "JMSXGroupSeq"),
+    }
+)
+"""Headers that have an option, or are not the program's."""
+
+
+def spoken(destination: str, options: SendOptions) -> Spoken:
+    """Raises: ValueError if an option is not what it may be"""
+    if "headers" in options or "number" in options:
+        return _speak(destination, options)
+    key = (destination, tuple(options.items()))
+    known = _kept.get(key)
+    if known is None:
+        if len(_kept) >= _KEPT_MAX:
+            _kept.clear()
+        known = _kept[key] = _speak(destination, options)
+    return known
+
+
+def _speak(destination: str, options: SendOptions) -> Spoken:
+    unknown = options.keys() - SendOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"send has no option {', '.join(sorted(unknown))}")
+    priority = options.get("priority", 4)
+    if not 0 <= priority <= PRIORITY_MAX:
+        raise ValueError(f"priority is 0 to {PRIORITY_MAX}, not {priority}")
+    headers = {"destination": destination}
+    if options.get("persistent", True):
+        headers["persistent"] = "true"
+    if priority != 4:
+        headers["priority"] = str(priority)
+    _add_schedule(headers, options)
+    group = options.get("group")
+    if group:
+        headers["JMSXGroupID"] = group
+        if options.get("closes_group"):
+            headers["JMSXGroupSeq"] = "-1"
+    elif options.get("closes_group"):
+        raise ValueError("closes_group needs a group")
+    for name in ("reply_to", "correlation_id", "content_type"):
+        said = options.get(name)
+        if said:
+            headers[name.replace("_", "-")] = str(said)
+    for name, value in options.get("headers", {}).items():
+        if name in _RESERVED or name.startswith("truenext-"):
+            raise ValueError(f"{name} is no header of a program; there may be an option for it")
+        if not isinstance(value, str):
+            raise TypeError(f"header {name} is {value!r}: headers are text")
+        headers[name] = value
+    producer, number = options.get("producer"), options.get("number", 0)
+    if (producer is None) != ("number" not in options):
+        raise ValueError("producer and number are named together")
+    if not 0 <= number <= PRODUCER_NUMBER_MAX:
+        raise ValueError(f"number is 0 to {PRODUCER_NUMBER_MAX}, not {number}")
+    ttl = options.get("ttl")
+    if ttl is not None:
+        _milliseconds("ttl", ttl, TTL_MS_MAX)
+    return Spoken(f"SEND\n{frames.lines(headers)}".encode(), ttl, producer, number)
+
+
+def _add_schedule(headers: dict[str, str], options: SendOptions) -> None:
+    if "delay" in options:
+        headers["AMQ_SCHEDULED_DELAY"] = str(_milliseconds("delay", options["delay"], SCHEDULE_MS_MAX))
+    if "period" in options:
+        headers["AMQ_SCHEDULED_PERIOD"] = str(_milliseconds("period", options["period"], SCHEDULE_MS_MAX))
+    if "repeat" in options:
+        headers["AMQ_SCHEDULED_REPEAT"] = str(options["repeat"])
+    if "cron" in options:
+        headers["AMQ_SCHEDULED_CRON"] = options["cron"]
+
+
+def _milliseconds(name: str, seconds: float, most_ms: int) -> int:
+    milliseconds = round(seconds * 1000)
+    if not 0 < milliseconds <= most_ms:
+        raise ValueError(f"{name} is {0.001} to {most_ms // 1000} seconds, not {seconds}")
+    return milliseconds
+
+
+def body_of(body: bytes | bytearray | memoryview | str) -> bytes:
+    """Text is sent as UTF-8.
+
+    Raises: TypeError
+    """
+    if type(body) is bytes:
+        return body
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, bytearray | memoryview):
+        return bytes(body)
+    raise TypeError(f"a body is bytes or text, not {type(body).__name__}: encode it first, as JSON for example")

@@ -1,0 +1,660 @@
+"""A session: what a program is handed, in which order, and what becomes of it.
+
+    auto          a message is acknowledged when the next is asked for, or its block ends
+    individual    the program says of each message what became of it
+    transacted    a message is acknowledged in the transaction when it is handed out; the transaction ends all at once
+
+A rollback, a cancellation and a refusal give back what is buffered: what is handed out next has been dispatched after
+that, so it is the broker's true next. Source: docs/contract.md, "Giving back"
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext.client.core import frames
+from truenext.client.core.holding import State
+from truenext.client.core.unit import Commit, InUnit, Outcome, Unit
+from truenext.client.core.verdict import DONE, FAILED
+from truenext.client.core.waiting import Flow, Wait
+from truenext.errors import (
+    ClosedError,
+    Code,
+    ConnectionLost,
+    InDoubt,
+    LocalProtocolError,
+    Refused,
+    RolledBack,
+    TruenextError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from truenext.client.core.client import Client
+    from truenext.client.core.holding import Buffer, Received, Subscription
+    from truenext.client.core.link import Link
+    from truenext.client.core.verdict import Verdict
+
+CANCELLED_COMMIT_S = 5.0
+"""Seconds for which whoever was cancelled waits for the outcome of a COMMIT that is under way."""
+NOTHING_NOW_S = 0.05
+"""Seconds until the broker is asked again whether something is about to come."""
+
+
+class Mode(Enum):
+    AUTO = "auto"
+    INDIVIDUAL = "individual"
+    TRANSACTED = "transacted"
+
+
+class Session:
+    def __init__(self, client: Client, mode: Mode, buffer: Buffer) -> None:
+        self.client = client
+        self.mode = mode
+        self.buffer = buffer
+        self.is_closed = False
+        self.unit: Unit | None = None
+        """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
+        self.given: list[Received] = []
+        """In auto mode: what was handed out last, and not acknowledged."""
+        self._producer = client.new_producer() if mode is Mode.TRANSACTED else None
+
+    def check_open(self) -> None:
+        """Raises: ClosedError, or what ended the connection"""
+        if self.is_closed:
+            raise ClosedError("the session is closed")
+        self.client.check_open()
+
+    # ---- Receiving ----
+
+    def take_now(self, subscription: Subscription | None, owner: object) -> Received | None:
+        """What is next, if it is here and nothing has to be waited for: the short way of `receive`."""
+        client = self.client
+        if self.is_closed or client.error is not None or client.is_closing:
+            return None
+        if self.mode is Mode.TRANSACTED and (self.unit is None or self.unit.outcome is not Outcome.OPEN):
+            return None
+        received = self.buffer.first(subscription)
+        if received is None or self.buffer.is_over or not client.flush():
+            return None
+        subscription = received.subscription
+        if subscription.is_paused or (subscription.pulls and subscription.wished):
+            return None
+        return self._hand_out(received, owner)
+
+    def receive(
+        self, subscription: Subscription | None, most: int, deadline: float | None, owner: object, *, now: bool = False
+    ) -> Flow[list[Received]]:
+        """What is next: up to `most` messages that are here, at least one unless the deadline comes, or the end of a
+        buffer that is over. With `now` what the broker can give at this moment.
+
+        Raises: RolledBack, Refused, ClosedError, ConnectionLost
+        """
+        yield from self._before(owner)
+        self._acknowledge_given(None)
+        taken: list[Received] = []
+        try:
+            while True:
+                self._check_usable(subscription)
+                if self.buffer.is_over:
+                    return []
+                self.check_unit()
+                yield from self.client.wait_until_written()
+                taken = self._take(subscription, most, owner)
+                if taken:
+                    if not self.client.flush():
+                        # The program gets nothing before the broker was told that it has it.
+                        yield from self.client.wait_until_written()
+                    if any(each.state is State.DONE and each.unit is None for each in taken):
+                        # It was given back meanwhile.
+                        taken = []
+                        continue
+                    return taken
+                came = yield from self._wait(subscription, most, deadline, now=now)
+                if not came:
+                    return []
+        except BaseException:
+            self._not_received(subscription, taken)
+            raise
+
+    def _before(self, owner: object) -> Flow[None]:
+        """See that a unit may go on or begin."""
+        self.check_open()
+        if self.mode is Mode.TRANSACTED:
+            unit = self.unit
+            if unit is not None and unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
+                # Another task, or a commit that was cancelled: its outcome is needed first.
+                yield from self._await_outcome(unit, None)
+                self.unit = None
+            self.check_unit()
+
+    def check_unit(self) -> None:
+        """Raises: RolledBack if it was ended from elsewhere"""
+        unit = self.unit
+        if unit is not None and unit.outcome is Outcome.DOOMED:
+            raise unit.rolled_back()
+
+    def _check_usable(self, subscription: Subscription | None) -> None:
+        """Raises: ClosedError; what has ended it"""
+        self.check_open()
+        for each in self.buffer.subscriptions if subscription is None else (subscription,):
+            if each.error is not None:
+                raise _copy(each.error)
+            if each.is_closed:
+                raise ClosedError("the consumer is closed")
+
+    def _take(self, subscription: Subscription | None, most: int, owner: object) -> list[Received]:
+        taken: list[Received] = []
+        while len(taken) < most:
+            received = self.buffer.first(subscription)
+            if received is None or received.subscription.is_paused:
+                break
+            if taken and most > 1 and received.attempts:
+                # It runs alone, so that no neighbour is charged with it again.
+                break
+            taken.append(self._hand_out(received, owner))
+            if most > 1 and received.attempts:
+                break
+        return taken
+
+    def _hand_out(self, received: Received, owner: object) -> Received:
+        client = self.client
+        link = client.link
+        assert link is not None, "what is buffered is of a connection that is there"
+        self.buffer.take(received)
+        subscription = received.subscription
+        subscription.is_asked = True
+        received.state = State.HELD
+        if self.mode is Mode.TRANSACTED:
+            unit = self._unit(link, owner)
+            received.unit = unit
+            unit.given.append(received)
+            link.unanswered[link.write(frames.ack_in(unit.name, received.ack_id))] = InUnit(unit)
+            client.flush()
+            return received
+        subscription.held[received.ack_id] = received
+        if self.mode is Mode.AUTO:
+            if self.given:
+                self._acknowledge_given(received)
+            else:
+                client.begin(received)
+            self.given.append(received)
+        else:
+            client.begin(received)
+        client.flush()
+        return received
+
+    def _wait(self, subscription: Subscription | None, most: int, deadline: float | None, *, now: bool) -> Flow[bool]:
+        """Wait for something to come. False if nothing does in time."""
+        client = self.client
+        wanted = [subscription] if subscription is not None else self.buffer.subscriptions
+        pulled = []
+        for each in wanted:
+            each.is_asked = True
+            if each.is_paused or not each.is_known:
+                continue
+            if each.pulls and client.link is not None and client.link.is_truenext:
+                pulled.append(each)
+                if not each.wished:
+                    client.wish(each, min(most, PULLED_MAX), waits=not now)
+            else:
+                client.wake(each)
+        client.flush()
+        if now:
+            return (yield from self._wait_for_now(subscription, wanted, pulled, deadline))
+        signal = self.buffer.wait(subscription)
+        try:
+            came = yield Wait(signal, deadline)
+        finally:
+            self.buffer.leave(signal)
+        if not came:
+            yield from self._withdraw(pulled)
+            return bool(self.buffer.first(subscription))
+        return True
+
+    def _withdraw(self, pulled: Iterable[Subscription]) -> Flow[None]:
+        """Nobody waits any more: take back what was asked for, and see what has come meanwhile."""
+        client = self.client
+        for each in pulled:
+            link = client.link
+            if each.wished and link is not None and each.is_known and not self.buffer.is_waited_for:
+                client.wish(each, 0, waits=False)
+                client.flush()
+                while each.wished and client.link is link and not len(each):
+                    signal = self.buffer.wait(each)
+                    try:
+                        yield Wait(signal)
+                    finally:
+                        self.buffer.leave(signal)
+
+    def _wait_for_now(
+        self,
+        subscription: Subscription | None,
+        wanted: Sequence[Subscription],
+        pulled: Sequence[Subscription],
+        deadline: float | None,
+    ) -> Flow[bool]:
+        """Wait until something comes, or the broker says that nothing can now."""
+        client = self.client
+        yield from client.wait_until_up(deadline, "ask for messages")
+        link = client.link
+        while client.link is link:
+            if self.buffer.first(subscription) is not None:
+                return True
+            if pulled and not any(each.wished for each in pulled):
+                return False
+            if pulled:
+                signal = self.buffer.wait(subscription)
+                try:
+                    came = yield Wait(signal, deadline)
+                finally:
+                    self.buffer.leave(signal)
+                if not came:
+                    return False
+                continue
+            if not (yield from self._is_about_to_come(wanted, deadline)):
+                return self.buffer.first(subscription) is not None
+        return True
+
+    def _is_about_to_come(self, wanted: Sequence[Subscription], deadline: float | None) -> Flow[bool]:
+        """Ask the broker whether a message is on its way to one of the subscriptions, or may be."""
+        client = self.client
+        answers: list[bytes] = []
+        signal = self.buffer.wait(None)
+
+        def answered(answer: bytes) -> None:
+            answers.append(answer)
+            signal.set()
+
+        link = client.link
+        assert link is not None, "it is up"
+        client.questions.ask(link, "connection", None, answered)
+        client.flush()
+        try:
+            while not answers:
+                came = yield Wait(signal, deadline)
+                if not came:
+                    return False
+                if not answers:
+                    # A message, or the end.
+                    return True
+        finally:
+            self.buffer.leave(signal)
+        facts = {each.id: each for each in msgspec.json.decode(answers[0], type=_Facts).subscriptions}
+        about = False
+        for each in wanted:
+            fact = facts.get(each.id)
+            if fact is None:
+                continue
+            about |= fact.held > len(each.held) + len(each) + self.buffer.parked
+            about |= fact.idle in _MAY_COME
+        if about and not any(map(len, wanted)):
+            pause = self.buffer.wait(None)
+            try:
+                yield Wait(pause, client.clock() + NOTHING_NOW_S)
+            finally:
+                self.buffer.leave(pause)
+        return about
+
+    def _not_received(self, subscription: Subscription | None, taken: list[Received]) -> None:
+        """Whoever asked was cancelled. What it was about to get goes back as if it had not been asked for."""
+        client = self.client
+        if taken:
+            self._forget(taken)
+            self._give_back_all(taken)
+        pulled = [
+            each
+            for each in ([subscription] if subscription is not None else self.buffer.subscriptions)
+            if each.pulls and (each.wished or len(each)) and each.is_known
+        ]
+        if pulled and not self.buffer.is_waited_for:
+            # What was asked for may be on its way.
+            client.give_back(pulled)
+        client.flush()
+
+    def _forget(self, taken: Iterable[Received]) -> None:
+        for received in taken:
+            if received.unit is None and received in self.given:
+                self.given.remove(received)
+
+    # ---- What becomes of a message ----
+
+    def settle(self, received: Received, verdict: Verdict) -> None:
+        """The program has said it.
+
+        Raises: LocalProtocolError if something was said already, or a transaction has it
+        """
+        if received.state is not State.HELD:
+            raise LocalProtocolError(f"{received!r} has been acknowledged, refused or given back already")
+        if received.unit is not None:
+            raise LocalProtocolError(
+                f"{received!r} belongs to a transaction: commit or roll back, or name it as failed"
+            )
+        if received in self.given:
+            self.given.remove(received)
+        client = self.client
+        client.settle(received, verdict)
+        if not verdict.is_done and not verdict.is_poison and client.is_current(received):
+            self._give_back_buffered([received.subscription])
+        self.buffer.ended([received])
+        client.flush()
+
+    def give_back(self, received: Received) -> None:
+        """The program did not get to handle it: it returns without an attempt, and what is buffered with it."""
+        if received.state is not State.HELD or received.unit is not None:
+            return
+        if received in self.given:
+            self.given.remove(received)
+        self._give_back_all([received])
+        self.buffer.ended([received])
+        self.client.flush()
+
+    def fail(self, received: Received) -> None:
+        """In a transaction: this message made it fail.
+
+        Raises: LocalProtocolError if it is not one of the transaction's
+        """
+        unit = self.unit
+        if unit is None or received.unit is not unit:
+            raise LocalProtocolError(f"{received!r} is not a message of this transaction")
+        unit.failed[received] = None
+
+    def ended(self, received: Received, error: BaseException) -> None:
+        """The code that was to handle a message, or a whole transaction with it, has raised."""
+        charge = charge_for(error)
+        if self.mode is Mode.TRANSACTED:
+            unit = self.unit
+            if unit is not None and unit.outcome in (Outcome.OPEN, Outcome.DOOMED):
+                self.rollback(unit.owner, charge=charge)
+        elif received.state is State.HELD:
+            if charge is Charge.ALL:
+                self.settle(received, FAILED)
+            else:
+                self.give_back(received)
+
+    def _give_back_all(self, messages: Sequence[Received]) -> None:
+        """All of them, in one step, and what is buffered."""
+        client = self.client
+        current = [each for each in messages if client.is_current(each) and each.unit is None]
+        subscriptions = list(dict.fromkeys(each.subscription for each in current))
+        again = [each.again for each in messages if each.again is not None]
+        if subscriptions:
+            client.give_back(subscriptions, returning=current)
+        for each in current:
+            each.state = State.DONE
+            each.subscription.held.pop(each.ack_id, None)
+        for each in messages:
+            if each not in current:
+                client.put_back(each)
+        del again
+
+    def _give_back_buffered(self, subscriptions: Sequence[Subscription]) -> None:
+        """What was dispatched before is not the true next any more, unless nothing can have been."""
+        returned = [
+            each
+            for each in subscriptions
+            if not each.is_closed
+            and not (each.wanted.prefetch == 1 or (each.pulls and not each.wished and not len(each)))
+        ]
+        if returned:
+            self.client.give_back(returned)
+
+    def _acknowledge_given(self, begun: Received | None) -> None:
+        """In auto mode: what was handed out before is done; `begun` is what the program gets now."""
+        if not self.given:
+            return
+        given, self.given = self.given, []
+        last = given.pop()
+        for received in given:
+            self._is_done(received, None)
+        self._is_done(last, begun)
+
+    def _is_done(self, received: Received, begun: Received | None) -> None:
+        if received.state is State.HELD:
+            self.client.settle(received, DONE, begun)
+            self.buffer.ended([received])
+        elif begun is not None:
+            self.client.begin(begun)
+
+    def end_given(self, verdict: Verdict | None) -> None:
+        """In auto mode the block that handles messages has ended; None gives them back without an attempt."""
+        given, self.given = self.given, []
+        if verdict is None:
+            held = [each for each in given if each.state is State.HELD]
+            if held:
+                self._give_back_all(held)
+                self.buffer.ended(held)
+        else:
+            for received in given:
+                if received.state is State.HELD:
+                    self.settle(received, verdict)
+        self.client.flush()
+
+    # ---- Transactions ----
+
+    def _unit(self, link: Link, owner: object) -> Unit:
+        unit = self.unit
+        if unit is None:
+            unit = self.unit = Unit(self.client.transaction_name(), link.number, owner)
+            self.client.units[unit] = None
+            link.unanswered[link.write(frames.frame("BEGIN", {"transaction": unit.name}))] = InUnit(unit)
+        return unit
+
+    def send(self, head: bytes, body: bytes, ttl_s: float | None, deadline: float | None, owner: object) -> Flow[None]:
+        """Send in the transaction. It is written, and what the broker says of it is known at the commit.
+
+        Raises: RolledBack, TimeoutError
+        """
+        yield from self._before(owner)
+        link = yield from self.client.wait_until_up(deadline, "send")
+        self.check_unit()
+        unit = self._unit(link, owner)
+        ttl = "" if ttl_s is None else f"truenext-ttl:{max(1, int(ttl_s * 1000))}\n"
+        said = f"{ttl}transaction:{unit.name}\ncontent-length:{len(body)}\n\n".encode()
+        link.unanswered[link.write(b"".join((head, said, body, b"\0")))] = InUnit(unit)
+        yield from self.client.wait_until_written(deadline)
+        self.check_unit()
+
+    def commit(self, deadline: float | None, owner: object) -> Flow[None]:
+        """All of it happens, or nothing. Returns once it is durable.
+
+        Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline
+        """
+        unit = self.unit
+        if unit is None:
+            self.check_open()
+            return
+        if unit.outcome is Outcome.DOOMED:
+            self._end(unit)
+            raise unit.rolled_back()
+        if unit.outcome is Outcome.OPEN:
+            client = self.client
+            link = client.link
+            assert link is not None, "it would be doomed"
+            if unit.failed:
+                # What has failed does not happen with the rest of it.
+                for received in unit.failed:
+                    link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = InUnit(unit)
+            producer = self._producer
+            assert producer is not None, "it is a transacted session"
+            headers = {"transaction": unit.name}
+            if link.is_truenext:
+                if producer.store != link.store:
+                    producer.store, producer.number = link.store, 0
+                unit.producer = producer
+                unit.number = producer.number = producer.number + 1
+                headers |= {
+                    "truenext-producer": producer.name,
+                    "truenext-number": str(unit.number),
+                    "truenext-gapless": "true",
+                    # What it turns out to be a repeat of has happened: nobody has failed.
+                    "truenext-charge": "refused",
+                }
+            headers["receipt"] = str(link.frames + 1)
+            unit.outcome = Outcome.COMMITTING
+            link.unanswered[link.write(frames.frame("COMMIT", headers))] = Commit(unit)
+            client.flush()
+        yield from self._await_outcome(unit, deadline)
+        self._end(unit)
+        if unit.outcome is Outcome.ROLLED_BACK:
+            raise unit.rolled_back()
+        if unit.outcome is Outcome.UNKNOWN:
+            raise self._in_doubt(unit, "the broker cannot say whether the transaction happened")
+
+    def _await_outcome(self, unit: Unit, deadline: float | None) -> Flow[None]:
+        try:
+            came = yield Wait(unit.settled, deadline)
+        except BaseException:
+            # Whoever waits wants to end; the outcome of what is under way is worth a moment all the same.
+            if unit.outcome is Outcome.COMMITTING:
+                latest = self.client.clock() + CANCELLED_COMMIT_S
+                yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
+                if unit.settled.is_set:
+                    self._end(unit)
+            raise
+        if not came or unit.outcome is Outcome.IN_DOUBT:
+            raise self._in_doubt(unit, "whether the transaction happened could not be found out in time")
+
+    def _in_doubt(self, unit: Unit, reason: str) -> InDoubt:
+        producer = unit.producer
+        token = "" if producer is None else f"{producer.store} {producer.name} {unit.number}"
+        error = InDoubt(reason, token)
+        error.__cause__ = unit.cause
+        return error
+
+    def rollback(self, owner: object, *, charge: Charge) -> None:
+        """Nothing of it happens. All that it was given returns, and what is buffered, in one step."""
+        unit = self.unit
+        if unit is None:
+            self._give_back_buffered(self.buffer.subscriptions)
+            self.client.flush()
+            return
+        if unit.outcome is Outcome.OPEN:
+            self._abort(unit, charge)
+            if unit.owner is not owner:
+                # Its own code does not know yet.
+                unit.outcome = Outcome.DOOMED
+                unit.cause = RolledBack("another task has rolled back or closed the session")
+                self.buffer.wake_all()
+                return
+            unit.outcome = Outcome.ROLLED_BACK
+        if unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
+            raise LocalProtocolError("the transaction is being committed")
+        if unit.owner is owner:
+            self._end(unit)
+
+    def _abort(self, unit: Unit, charge: Charge) -> None:
+        client = self.client
+        link = client.link
+        if link is None or link.number != unit.link:
+            return
+        charges_all = charge is Charge.ALL and not unit.failed
+        if link.is_truenext and charge is not Charge.NONE:
+            for received in unit.failed:
+                link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = InUnit(unit)
+        subscriptions = [each for each in self.buffer.subscriptions if not each.is_closed]
+        client.give_back(subscriptions, unit=unit, charges_all=charges_all)
+        client.flush()
+
+    def _end(self, unit: Unit) -> None:
+        """The code of a unit has ended."""
+        client = self.client
+        if unit.outcome is Outcome.DOOMED:
+            # What a lost connection had is with the broker already.
+            if client.link is not None and client.link.number == unit.link and not isinstance(unit.cause, RolledBack):
+                self._abort(unit, Charge.NONE)
+            unit.outcome = Outcome.ROLLED_BACK
+        elif unit.outcome is Outcome.ROLLED_BACK and isinstance(unit.cause, Refused):
+            # Its COMMIT was refused: it is still open.
+            self._abort(unit, Charge.NONE)
+        committed = unit.outcome is Outcome.COMMITTED
+        for received in unit.given:
+            if committed and received not in unit.failed:
+                client.foreign.pop(received.key, None)
+                received.state = State.DONE
+            else:
+                client.put_back(received)
+        self.buffer.ended(unit.given)
+        client.units.pop(unit, None)
+        if self.unit is unit:
+            self.unit = None
+        client.flush()
+
+    # ---- The end ----
+
+    def close(self, owner: object) -> None:
+        """What is buffered goes back, and what is open is rolled back without an attempt."""
+        if self.is_closed:
+            return
+        unit = self.unit
+        if unit is not None and unit.outcome in (Outcome.OPEN, Outcome.DOOMED):
+            self.rollback(owner, charge=Charge.NONE)
+        self.is_closed = True
+        self.end_given(None)
+        for subscription in list(self.buffer.subscriptions):
+            self.client.unsubscribe(subscription)
+        if self._producer is not None and (unit is None or unit.outcome is not Outcome.IN_DOUBT):
+            self.client.free_producer(self._producer)
+        self.buffer.wake_all()
+        self.client.flush()
+
+
+class Charge(Enum):
+    """For whom a rollback counts as an attempt."""
+
+    ALL = "all"
+    """What was named as failed; if nothing was, all that the transaction was given."""
+    FAILED = "failed"
+    """What was named as failed, if anything was."""
+    NONE = "none"
+
+
+def charge_for(error: BaseException | None) -> Charge:
+    """An exception of the program's code is an attempt. A cancellation, the program's end, and what the broker or the
+    connection did are none, whatever the code then raises."""
+    if error is None:
+        return Charge.FAILED
+    if not isinstance(error, Exception):
+        return Charge.NONE
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, ConnectionLost | RolledBack | InDoubt | ClosedError):
+            return Charge.NONE
+        if isinstance(cause, Refused) and cause.code == Code.NO_ROOM:
+            return Charge.NONE
+        cause = cause.__cause__ or cause.__context__
+    return Charge.ALL
+
+
+PULLED_MAX = 1000
+"""Messages that are asked for at once."""
+
+_MAY_COME = frozenset({"", "read", "compared", "committing", "joining", "unread"})
+"""Of the reasons why nothing comes those that pass by themselves. Source: docs/stomp.md, `idle`"""
+
+
+class _OfSubscription(msgspec.Struct):
+    id: str
+    held: int
+    idle: str
+
+
+class _Facts(msgspec.Struct):
+    subscriptions: list[_OfSubscription]
+
+
+def _nack_in(unit: Unit, received: Received) -> dict[str, str]:
+    return {"id": received.ack_id, "transaction": unit.name}
+
+
+def _copy(error: TruenextError) -> TruenextError:
+    """For another caller: an exception that is raised twice collects the tracebacks of both."""
+    made = Refused(str(error), error.code) if isinstance(error, Refused) else type(error)(str(error))
+    made.__cause__ = error
+    return made

@@ -1,0 +1,130 @@
+"""A unit of work: one transaction, from its first message to its end.
+
+    OPEN ──commit──▶ COMMITTING ──RECEIPT──▶ COMMITTED
+      │                  ├──ERROR───────▶ ROLLED_BACK
+      │                  └──connection lost──▶ IN_DOUBT ──the broker was asked──▶ COMMITTED, ROLLED_BACK, UNKNOWN
+      ├──rollback──▶ ROLLED_BACK
+      └──ended from elsewhere──▶ DOOMED ──its code has ended──▶ ROLLED_BACK
+
+A unit is *doomed* when something but its own code has ended it: the connection was lost, the broker has refused a
+frame, another task has rolled back or closed. Until its code has ended, whatever that does raises RolledBack, and the
+next unit does not begin.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from truenext.client.core.waiting import Signal
+from truenext.errors import ConnectionLost, Refused, RolledBack
+
+if TYPE_CHECKING:
+    from truenext.client.core.holding import Received
+    from truenext.wire.stomp.frame import Frame
+
+
+class Outcome(Enum):
+    OPEN = "open"
+    COMMITTING = "committing"
+    IN_DOUBT = "in doubt"
+    DOOMED = "doomed"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    UNKNOWN = "unknown"
+    """Nobody will ever know: it is another broker's, or the broker has forgotten it."""
+
+
+ENDED = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.UNKNOWN})
+
+
+class Producer:
+    """Numbers of COMMITs, or of SENDs, without gaps."""
+
+    __slots__ = ("name", "number", "store")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.number = 0
+        """The highest that was used."""
+        self.store = ""
+        """Of the broker that knows it."""
+
+
+class Unit:
+    __slots__ = ("cause", "failed", "given", "link", "name", "number", "outcome", "owner", "producer", "settled")
+
+    def __init__(self, name: str, link: int, owner: object) -> None:
+        self.name = name
+        """Of the transaction."""
+        self.link = link
+        """The number of the connection on which it is."""
+        self.owner = owner
+        """The task or thread whose code it is."""
+        self.outcome = Outcome.OPEN
+        self.cause: Exception | None = None
+        """Why it was doomed or rolled back, if its own code did not want that."""
+        self.given: list[Received] = []
+        """Messages that it was given."""
+        self.failed: dict[Received, None] = {}
+        """Those that its code has named as failed."""
+        self.producer: Producer | None = None
+        self.number = 0
+        """That of its COMMIT."""
+        self.settled = Signal()
+        """The outcome of its COMMIT is known."""
+
+    def doom(self, cause: Exception) -> None:
+        if self.outcome is Outcome.OPEN:
+            self.outcome = Outcome.DOOMED
+            self.cause = cause
+
+    def settle(self, outcome: Outcome, cause: Exception | None = None) -> None:
+        self.outcome = outcome
+        self.cause = cause
+        self.settled.set()
+
+    def rolled_back(self) -> RolledBack:
+        """What its code gets to see."""
+        why = "" if self.cause is None else f": {self.cause}"
+        error = RolledBack(f"the transaction was rolled back, and nothing of it happened{why}")
+        error.__cause__ = self.cause
+        return error
+
+
+class InUnit:
+    """A frame that is part of a transaction."""
+
+    __slots__ = ("_unit",)
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+
+    def confirmed(self, frame: Frame) -> None:
+        pass
+
+    def refused(self, error: Refused) -> None:
+        self._unit.doom(error)
+
+    def lost(self) -> None:
+        self._unit.doom(ConnectionLost("the connection was lost"))
+
+
+class Commit:
+    """The COMMIT of a unit."""
+
+    __slots__ = ("_unit",)
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+
+    def confirmed(self, frame: Frame) -> None:
+        is_repeat = frame.headers.get("truenext-repeat") == "true"
+        self._unit.settle(Outcome.UNKNOWN if is_repeat else Outcome.COMMITTED)
+
+    def refused(self, error: Refused) -> None:
+        self._unit.settle(Outcome.ROLLED_BACK, error)
+
+    def lost(self) -> None:
+        if self._unit.outcome is Outcome.COMMITTING:
+            self._unit.outcome = Outcome.IN_DOUBT

@@ -1,0 +1,17 @@
+"""What a program says of a message that it was handed."""
+
+import msgspec
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    is_done: bool
+    """It was handled; else it has failed."""
+    delay_ms: int | None = None
+    """What has failed is tried again after so long; None leaves that to the queue's policy."""
+    is_poison: bool = False
+    """What has failed is never tried again."""
+
+
+DONE = Verdict(True)
+FAILED = Verdict(False)
+POISON = Verdict(False, is_poison=True)

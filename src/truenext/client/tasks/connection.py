@@ -1,0 +1,810 @@
+"""truenext for asyncio: `truenext.connect`.
+
+    async with truenext.connect("stomp://127.0.0.1:61613") as connection:
+        await connection.send("/queue/orders", b"{}", priority=9)
+        async with connection.consumer("/queue/orders") as orders:
+            async for message in orders:
+                print(message.text)
+
+Every method has its twin of the same name, without `await`, in `truenext.blocking`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, cast
+
+from truenext.client.core import flows
+from truenext.client.core.browse import Browse
+from truenext.client.core.client import Login
+from truenext.client.core.consumers import ConsumerOptions, wanted
+from truenext.client.core.health import Health, health
+from truenext.client.core.holding import Buffer, Received, SharedBuffer, State, Subscription
+from truenext.client.core.message import Content
+from truenext.client.core.outbox import Batch, Send
+from truenext.client.core.sending import await_room, enqueue, prepare, send, settled
+from truenext.client.core.sends import Outgoing, SendOptions
+from truenext.client.core.session import Charge, Mode, charge_for
+from truenext.client.core.session import Session as CoreSession
+from truenext.client.core.unit import Outcome
+from truenext.client.core.verdict import DONE, FAILED, POISON, Verdict
+from truenext.client.tasks.driver import Driver
+from truenext.errors import ClosedError, InDoubt, LocalProtocolError, RolledBack
+from truenext.url import DEFAULT_URL, parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
+    from types import TracebackType
+    from typing import Self
+
+
+logger = logging.getLogger("truenext.client")
+
+TIMEOUT_S = 60.0
+"""Until something is confirmed, unless told otherwise."""
+CLOSE_S = 10.0
+"""For handlers that run when a connection is closed."""
+
+T = TypeVar("T")
+
+
+class _Resource(Protocol):
+    async def close(self) -> None: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+R = TypeVar("R", bound=_Resource)
+
+
+class Opening(Generic[R]):
+    """Something that is to be awaited, or used in an `async with`, which closes it."""
+
+    def __init__(self, make: Callable[[], Awaitable[R]]) -> None:
+        self._make = make
+        self._made: R | None = None
+
+    def __await__(self) -> Generator[None, None, R]:
+        return cast("Generator[None, None, R]", self._make().__await__())
+
+    async def __aenter__(self) -> R:
+        self._made = await self._make()
+        return self._made
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._made is not None, "it was entered"
+        await self._made.__aexit__(kind, error, trace)
+
+
+def connect(
+    *urls: str,
+    user: str | None = None,
+    password: str | None = None,
+    client_id: str | None = None,
+    heart_beat: float = 10.0,
+    timeout: float = CLOSE_S,
+) -> Opening[Connection]:
+    """Connect to a broker, or to the first of several that is there. To be awaited, or used in an `async with`.
+
+    What is lost is connected anew, for as long as it takes. `client_id` names this client for durable subscriptions.
+    Within two `heart_beat`s (seconds; 0 is none) each side sees that the other has gone. `timeout` is for the first
+    connection, in seconds.
+
+    Raises: ConfigurationError if a URL is none; ConnectionLost if no broker is there in time; Refused, such as for
+    wrong credentials
+    """
+    addresses = [parse_url(url) for url in urls or (DEFAULT_URL,)]
+    login = Login(addresses=addresses, user=user, password=password, client_id=client_id, heart_beat_s=heart_beat)
+
+    async def make() -> Connection:
+        connection = Connection(login)
+        await connection._open(timeout)
+        return connection
+
+    return Opening(make)
+
+
+class Message(Received):
+    """A message that a consumer was handed."""
+
+    __slots__ = ("_session",)
+    _session: _Source
+
+    async def ack(self) -> None:
+        """It was handled. If the connection is lost before the broker knows, and the message comes again here, it is
+        acknowledged again and not handed out.
+
+        Raises: LocalProtocolError if something was said of it already, or it belongs to a transaction
+        """
+        await self._settle(DONE)
+
+    async def nack(self, *, delay: float | None = None) -> None:
+        """It has failed, which counts as an attempt: it is tried again, at once or after so many seconds.
+
+        Raises: LocalProtocolError
+        """
+        await self._settle(FAILED if delay is None else Verdict(False, delay_ms=round(delay * 1000)))
+
+    async def reject(self) -> None:
+        """It will never do: it is a dead letter from now on.
+
+        Raises: LocalProtocolError
+        """
+        await self._settle(POISON)
+
+    async def give_back(self) -> None:
+        """It was not handled, and nobody has failed: it returns without an attempt.
+
+        Raises: LocalProtocolError
+        """
+        source = self._session
+        source.driver.check_place()
+        source.core.give_back(self)
+        await source.driver.run(source.core.client.wait_until_written())
+
+    async def _settle(self, verdict: Verdict) -> None:
+        source = self._session
+        source.driver.check_place()
+        source.core.settle(self, verdict)
+        await source.driver.run(source.core.client.wait_until_written())
+
+    def process(self) -> Processing:
+        """`async with message.process():` says what became of it: acknowledged at the end of the block, failed by an
+        exception, given back without an attempt by a cancellation, or if the connection was lost. In a transaction an
+        exception names this message as the one that failed."""
+        return Processing(self)
+
+
+class Processing:
+    """The block of `Message.process`."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+    async def __aenter__(self) -> Message:
+        return self._message
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        message = self._message
+        source = message._session
+        if os.getpid() != source.driver.process or message.state is not State.HELD:
+            return
+        if message.unit is not None:
+            if error is not None and charge_for(error) is Charge.ALL:
+                source.core.fail(message)
+        elif error is None:
+            await message.ack()
+        else:
+            source.core.ended(message, error)
+
+
+class _Source:
+    """What hands out messages: a session and its driver."""
+
+    __slots__ = ("core", "driver")
+
+    def __init__(self, core: CoreSession, driver: Driver) -> None:
+        self.core = core
+        self.driver = driver
+
+
+class Consumer:
+    """Messages of one destination, the true next first."""
+
+    def __init__(self, source: _Source, subscription: Subscription, *, is_own: bool) -> None:
+        self._source = source
+        self._core = source.core
+        self._driver = source.driver
+        self._subscription = subscription
+        self._is_own = is_own
+
+    async def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None if none comes within `timeout` seconds. 0 asks what there is at this moment.
+
+        Raises: RolledBack in a transaction that was ended from elsewhere; Refused if the broker has ended the
+        subscription; ClosedError
+        """
+        message = self._take()
+        if message is None:
+            got = await self._receive(1, timeout)
+            return got[0] if got else None
+        return message
+
+    async def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
+        """Up to `count` messages that are here; waits for the first, `timeout` seconds at most. A message that has
+        failed before comes alone, so that no neighbour is charged with it again.
+
+        Raises: as `receive`
+        """
+        if count < 1:
+            raise ValueError(f"count is at least 1, not {count}")
+        return await self._receive(count, timeout)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        message = self._take()
+        if message is None:
+            try:
+                got = await self._receive(1, None)
+            except ClosedError:
+                if self._subscription.error is None and self._core.client.is_closed_by_program:
+                    raise StopAsyncIteration from None
+                raise
+            if not got:
+                raise StopAsyncIteration
+            message = got[0]
+        return message
+
+    def _take(self) -> Message | None:
+        driver = self._driver
+        driver.check_place()
+        message = cast("Message | None", self._core.take_now(self._subscription, asyncio.current_task()))
+        if message is not None:
+            message._session = self._source
+        return message
+
+    async def _receive(self, count: int, timeout: float | None) -> list[Message]:
+        deadline = None if timeout is None else self._driver.loop.time() + (timeout or TIMEOUT_S)
+        owner = asyncio.current_task()
+        flow = self._core.receive(self._subscription, count, deadline, owner, now=timeout == 0)
+        got = cast("list[Message]", await self._driver.run(flow))
+        for message in got:
+            message._session = self._source
+        return got
+
+    async def pause(self) -> None:
+        """Take nothing until `resume`: what is buffered goes back to others."""
+        self._driver.check_place()
+        self._core.client.pause(self._subscription)
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._driver.check_place()
+        self._core.client.resume(self._subscription)
+
+    async def close(self) -> None:
+        """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
+        await self._close(None)
+
+    async def _close(self, verdict: Verdict | None) -> None:
+        self._driver.check_place()
+        if self._is_own:
+            self._core.end_given(verdict)
+            self._core.close(asyncio.current_task())
+        else:
+            self._core.client.unsubscribe(self._subscription)
+        await self._driver.run(self._core.client.wait_until_written())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._driver.process:
+            return
+        if error is None:
+            verdict: Verdict | None = DONE
+        else:
+            verdict = FAILED if charge_for(error) is Charge.ALL else None
+        await self._close(verdict)
+
+
+class Transaction:
+    """The block of `Session.transaction`: all of it happens, or nothing."""
+
+    def __init__(self, session: Session, timeout: float) -> None:
+        self._session = session
+        self._timeout = timeout
+        self.outcome = Outcome.OPEN
+        """What became of it, also if the block was cancelled while it was committed."""
+
+    def failed(self, message: Message) -> None:
+        """Name the message that made it fail: it alone is charged with an attempt."""
+        self._session._source.core.fail(message)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        session = self._session
+        if os.getpid() != session._source.driver.process:
+            return
+        core = session._source.core
+        unit = core.unit
+        try:
+            if error is None:
+                await session.commit(timeout=self._timeout)
+            else:
+                core.rollback(asyncio.current_task(), charge=charge_for(error))
+                await session._source.driver.run(core.client.wait_until_written())
+        finally:
+            self.outcome = Outcome.COMMITTED if unit is None and error is None else Outcome.ROLLED_BACK
+            if unit is not None:
+                self.outcome = unit.outcome
+
+
+class Session:
+    """Consumers that share one buffer, in one order; if it is transacted, one transaction after the other."""
+
+    def __init__(self, connection: Connection, core: CoreSession) -> None:
+        self._connection = connection
+        self._source = _Source(core, connection._driver)
+
+    def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> Opening[Consumer]:
+        """Take messages of a destination; to be awaited, or used in an `async with`.
+
+        Raises: Refused, TimeoutError, ValueError
+        """
+        asked = wanted(destination, options)
+
+        async def make() -> Consumer:
+            core, driver = self._source.core, self._source.driver
+            core.check_open()
+            deadline = driver.loop.time() + TIMEOUT_S
+            subscription = await driver.run(core.client.subscribe(asked, core.buffer, deadline))
+            return Consumer(self._source, subscription, is_own=False)
+
+        return Opening(make)
+
+    async def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message of all consumers, as `Consumer.receive`."""
+        got = await self.receive_many(1, timeout)
+        return got[0] if got else None
+
+    async def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
+        """The next messages of all consumers, as `Consumer.receive_many`."""
+        if count < 1:
+            raise ValueError(f"count is at least 1, not {count}")
+        core, driver = self._source.core, self._source.driver
+        deadline = None if timeout is None else driver.loop.time() + (timeout or TIMEOUT_S)
+        flow = core.receive(None, count, deadline, asyncio.current_task(), now=timeout == 0)
+        got = cast("list[Message]", await driver.run(flow))
+        for message in got:
+            message._session = self._source
+        return got
+
+    async def send(
+        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+    ) -> None:
+        """Send a message; in a transacted session with its transaction, whose commit says whether the broker took it.
+
+        Raises: RolledBack if the transaction was ended from elsewhere; otherwise as `Connection.send`
+        """
+        core, driver = self._source.core, self._source.driver
+        if core.mode is not Mode.TRANSACTED:
+            await self._connection.send(destination, body, timeout=timeout, **options)
+            return
+        deadline = driver.loop.time() + timeout
+        await driver.run(flows.send_in_transaction(core, destination, body, options, deadline, asyncio.current_task()))
+
+    async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
+        """Answer a request, as `send`."""
+        await self.send(*flows.reply_to(message), body, **(flows.reply_options(message) | options))
+
+    def transaction(self, *, timeout: float = TIMEOUT_S) -> Transaction:
+        """`async with session.transaction():` commits at the end of the block, and rolls back if it raises. Of what
+        failed says `Message.process` or `Transaction.failed`; if nothing does, all messages of it have.
+
+        Raises: RolledBack, InDoubt at its end
+        """
+        self._check_transacted()
+        return Transaction(self, timeout)
+
+    async def commit(self, *, timeout: float = TIMEOUT_S) -> None:
+        """All of it happens, or nothing. Returns once it is durable.
+
+        Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out within `timeout` seconds
+        """
+        self._check_transacted()
+        core, driver = self._source.core, self._source.driver
+        await driver.run(core.commit(driver.loop.time() + timeout, asyncio.current_task()))
+
+    async def rollback(self, *, failed: bool = True) -> None:
+        """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
+        whether that counts as an attempt."""
+        self._check_transacted()
+        core, driver = self._source.core, self._source.driver
+        driver.check_place()
+        core.rollback(asyncio.current_task(), charge=Charge.ALL if failed else Charge.NONE)
+        await driver.run(core.client.wait_until_written())
+
+    def _check_transacted(self) -> None:
+        if self._source.core.mode is not Mode.TRANSACTED:
+            raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
+
+    async def close(self) -> None:
+        """What is open is rolled back, and what is buffered goes back, without an attempt."""
+        driver = self._source.driver
+        driver.check_place()
+        self._source.core.close(asyncio.current_task())
+        await driver.run(self._source.core.client.wait_until_written())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() == self._source.driver.process:
+            await self.close()
+
+
+class Sent:
+    """A message that was sent with `send_nowait`; to await it is to wait until it is confirmed."""
+
+    __slots__ = ("_connection", "_send")
+
+    def __init__(self, connection: Connection, send: Send) -> None:
+        self._connection = connection
+        self._send = send
+
+    @property
+    def is_done(self) -> bool:
+        """It was confirmed, or will never be."""
+        return self._send.is_done
+
+    def __await__(self) -> Generator[None, None, None]:
+        flow = flows.await_send(self._connection._driver.client, self._send, None)
+        return cast("Generator[None, None, None]", self._connection._driver.run(flow).__await__())
+
+
+class Connection:
+    """A program's connection. It outlives those to the broker: what is lost is connected anew."""
+
+    def __init__(self, login: Login) -> None:
+        """Only by `connect`."""
+        self._login = login
+        self._driver = Driver(login, secrets.token_urlsafe(9), Message)
+        self._pending = Batch()
+        """What was sent with `send_nowait`."""
+        self._consuming: dict[asyncio.Task[None], SharedBuffer] = {}
+        """Tasks that run handlers."""
+        self._browsing: set[Connection] = set()
+
+    async def _open(self, timeout: float) -> None:
+        driver = self._driver
+        driver.start()
+        try:
+            await driver.run(flows.first_connection(driver.client, driver.loop.time() + timeout))
+        except BaseException:
+            driver.client.fail(ClosedError("it was never connected"))
+            await driver.stop()
+            raise
+
+    @property
+    def session_id(self) -> str:
+        """What the broker calls the connection that is there; empty if none is."""
+        link = self._driver.client.link
+        return "" if link is None else link.session_id
+
+    def health(self) -> Health:
+        """How it is: state, reconnects, consumers."""
+        return health(self._driver.client)
+
+    # ---- Sending ----
+
+    async def send(
+        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+    ) -> None:
+        """Send a message. Returns once the broker has it as safe as it will be: durable, if it is persistent.
+
+        Raises: Refused with the broker's code; TimeoutError if that is not known in time: it may have arrived;
+        ValueError, TypeError if it cannot be said so
+        """
+        driver = self._driver
+        made = prepare(driver.client, destination, body, options)
+        await driver.run(send(driver.client, made, driver.loop.time() + timeout))
+
+    async def send_many(
+        self,
+        destination: str,
+        messages: Iterable[bytes | str | Outgoing] | AsyncIterable[bytes | str | Outgoing],
+        *,
+        timeout: float = TIMEOUT_S,
+        **options: Unpack[SendOptions],
+    ) -> int:
+        """Send messages, many at once; how many. Returns once all are as safe as they will be. Each has `options`, but
+        where an `Outgoing` says otherwise. `timeout` is for each step on.
+
+        Raises: as `send`, the first error; what was sent behind it may have arrived
+        """
+        driver = self._driver
+        client = driver.client
+        driver.check_place()
+        batch = Batch()
+        count = 0
+
+        async def add(message: bytes | str | Outgoing) -> None:
+            nonlocal count
+            said, body = options, message
+            if isinstance(message, Outgoing):
+                said, body = cast("SendOptions", {**options, **message.options}), message.body
+            made = prepare(client, destination, cast("bytes | str", body), said)
+            if not client.outbox.has_room:
+                await driver.run(await_room(client, driver.loop.time() + timeout))
+            batch.add(made)
+            enqueue(client, made)
+            count += 1
+            if batch.error is not None:
+                raise batch.error
+
+        if hasattr(messages, "__aiter__"):
+            async for message in messages:
+                await add(message)
+        else:
+            for message in messages:
+                await add(message)
+        await driver.run(settled(client, batch, driver.loop.time() + timeout))
+        return count
+
+    def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
+        """Send a message and go on; `await` what this returns, or `flush`, to know that it was confirmed.
+
+        Raises: BlockingIOError if too much waits for its confirmation: flush first; ValueError, TypeError, ClosedError
+        """
+        self._driver.check_place()
+        client = self._driver.client
+        made = prepare(client, destination, body, options)
+        if not client.outbox.has_room:
+            raise BlockingIOError("too many messages wait for their confirmation: flush first")
+        self._pending.add(made)
+        enqueue(client, made)
+        return Sent(self, made)
+
+    async def flush(self, *, timeout: float = TIMEOUT_S) -> None:
+        """Wait until all that was sent with `send_nowait` is confirmed.
+
+        Raises: the first error of those; TimeoutError
+        """
+        driver = self._driver
+        await driver.run(settled(driver.client, self._pending, driver.loop.time() + timeout))
+
+    async def request(
+        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+    ) -> Content:
+        """Send a message and wait for the reply to it. It is not persistent unless told: nobody could answer it after a
+        crash.
+
+        Raises: TimeoutError; ConnectionLost, for then a reply has nowhere to go; Refused
+        """
+        driver = self._driver
+        return await driver.run(flows.request(driver.client, destination, body, options, driver.loop.time() + timeout))
+
+    async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
+        """Answer a request: `message.reply_to` says where to. Not persistent unless told.
+
+        Raises: ValueError if no reply is wanted; otherwise as `send`
+        """
+        await self.send(*flows.reply_to(message), body, **(flows.reply_options(message) | options))
+
+    async def ask(self, verb: str, question: object = None, *, timeout: float = TIMEOUT_S) -> bytes:
+        """The broker's answer to a question, JSON (docs/control.md).
+
+        Raises: Refused, TimeoutError, ConnectionLost
+        """
+        driver = self._driver
+        return await driver.run(flows.ask(driver.client, verb, question, driver.loop.time() + timeout))
+
+    # ---- Receiving ----
+
+    def session(self, *, transacted: bool = False) -> Opening[Session]:
+        """Consumers that share one buffer; `transacted`: and one transaction after the other. Without that the program
+        says of each message what became of it. To be awaited, or used in an `async with`."""
+        mode = Mode.TRANSACTED if transacted else Mode.INDIVIDUAL
+
+        async def make() -> Session:
+            self._driver.check_place()
+            self._driver.client.check_open()
+            return Session(self, CoreSession(self._driver.client, mode, Buffer()))
+
+        return Opening(make)
+
+    def consumer(self, destination: str, *, ack: str = "auto", **options: Unpack[ConsumerOptions]) -> Opening[Consumer]:
+        """Take messages of a destination; to be awaited, or used in an `async with`.
+
+        `ack` is "auto": a message is acknowledged when the next one is asked for, or the block ends; an exception that
+        leaves the block fails it. Or "individual": the program says of each message what became of it.
+
+        Raises: Refused, TimeoutError, ValueError
+        """
+        modes = {"auto": Mode.AUTO, "individual": Mode.INDIVIDUAL}
+        if ack not in modes:
+            raise ValueError(f'ack is "auto" or "individual", not {ack!r}')
+        asked = wanted(destination, options)
+
+        async def make() -> Consumer:
+            driver = self._driver
+            core = CoreSession(driver.client, modes[ack], Buffer())
+            subscription = await driver.run(driver.client.subscribe(asked, core.buffer, driver.loop.time() + TIMEOUT_S))
+            return Consumer(_Source(core, driver), subscription, is_own=True)
+
+        return Opening(make)
+
+    async def consume(
+        self,
+        destination: str,
+        handler: Callable[[Message, Session], Awaitable[None]],
+        *,
+        transacted: bool = False,
+        concurrency: int = 1,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        """Hand each message to `handler`, several at once, until cancelled or closed.
+
+        A message is acknowledged when its handler returns, with all that it has sent through its session if
+        `transacted`. It has failed if the handler raises, which is logged. Never two messages of a group run at once,
+        and beside one whose last attempt was a lost connection runs nothing. A cancellation waits for the handlers that
+        run, and is raised again; a second one cancels them.
+
+        Raises: Refused, ClosedError if the connection ends for good
+        """
+        if not asyncio.iscoroutinefunction(handler) and not asyncio.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004
+        ):
+            raise TypeError("handler is not an async function: truenext.blocking has threads for those")
+        if concurrency < 1:
+            raise ValueError(f"concurrency is at least 1, not {concurrency}")
+        driver = self._driver
+        client = driver.client
+        buffer = SharedBuffer()
+        asked = wanted(destination, options)
+        subscription = await driver.run(client.subscribe(asked, buffer, driver.loop.time() + TIMEOUT_S))
+        mode = Mode.TRANSACTED if transacted else Mode.INDIVIDUAL
+        workers = {
+            driver.loop.create_task(self._work(CoreSession(client, mode, buffer), handler)) for _ in range(concurrency)
+        }
+        for worker in workers:
+            self._consuming[worker] = buffer
+            worker.add_done_callback(lambda done: self._consuming.pop(done, None) and None)
+        try:
+            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            buffer.is_over = True
+            client.pause(subscription)
+            buffer.wake_all()
+            try:
+                await asyncio.wait(workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                results = await asyncio.gather(*workers, return_exceptions=True)
+                client.unsubscribe(subscription)
+        for result in results:
+            if isinstance(result, Exception) and not (isinstance(result, ClosedError) and client.is_closed_by_program):
+                raise result
+
+    async def _work(self, core: CoreSession, handler: Callable[[Message, Session], Awaitable[None]]) -> None:
+        driver = self._driver
+        session = Session(self, core)
+        owner = asyncio.current_task()
+        try:
+            while True:
+                try:
+                    got = cast("list[Message]", await driver.run(core.receive(None, 1, None, owner)))
+                except RolledBack:
+                    core.rollback(owner, charge=Charge.NONE)
+                    continue
+                if not got:
+                    return
+                message = got[0]
+                message._session = session._source
+                try:
+                    await handler(message, session)
+                    if core.mode is Mode.TRANSACTED:
+                        await session.commit()
+                    elif message.state is State.HELD:
+                        core.settle(message, DONE)
+                except Exception as error:
+                    core.ended(message, error)
+                    if not isinstance(error, RolledBack):
+                        logger.warning(
+                            "a handler has failed",
+                            exc_info=error,
+                            extra={"message_id": message.key, "destination": message.destination},
+                        )
+                except BaseException as error:
+                    core.ended(message, error)
+                    raise
+        finally:
+            core.close(owner)
+
+    def browse(self, destination: str, *, selector: str | None = None) -> AsyncIterator[Content]:
+        """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
+        its own, so that who looks slowly holds up nobody.
+
+        Raises: Refused, ConnectionLost
+        """
+        return self._browse(destination, selector)
+
+    async def _browse(self, destination: str, selector: str | None) -> AsyncIterator[Content]:
+        self._driver.check_place()
+        self._driver.client.check_open()
+        async with connect_as(self._login) as other:
+            self._browsing.add(other)
+            driver = other._driver
+            try:
+                looking = Browse(driver.client, destination, selector)
+                while (shown := await driver.run(looking.next())) is not None:
+                    driver.read_on()
+                    yield shown
+            finally:
+                self._browsing.discard(other)
+
+    async def unsubscribe(self, name: str, *, timeout: float = TIMEOUT_S) -> None:
+        """End a durable subscription that nobody uses: what waits in it goes.
+
+        Raises: Refused, TimeoutError
+        """
+        driver = self._driver
+        await driver.run(driver.client.end_durable(name, driver.loop.time() + timeout))
+
+    async def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> str:
+        """What became of a transaction that was in doubt, by its error or the token of that: "committed", "rolled back"
+        or "unknown". What has not happened by now never will.
+
+        Raises: TimeoutError, ConnectionLost; ValueError if the token is none
+        """
+        driver = self._driver
+        token = doubt.token if isinstance(doubt, InDoubt) else doubt
+        return await driver.run(flows.outcome(driver.client, token, driver.loop.time() + timeout))
+
+    # ---- The end ----
+
+    async def close(self, *, timeout: float = CLOSE_S) -> None:
+        """Hand out no more, give back at once what is buffered, wait `timeout` seconds for handlers of `consume`, and
+        take leave. A handler may call it: it does not wait for itself."""
+        driver = self._driver
+        driver.check_place()
+        client = driver.client
+        deadline = driver.loop.time() + timeout
+        for other in list(self._browsing):
+            other._driver.client.fail(ClosedError("the connection is closed"))
+        current = asyncio.current_task()
+        for buffer in set(self._consuming.values()):
+            buffer.is_over = True
+            for subscription in buffer.subscriptions:
+                client.pause(subscription)
+            buffer.wake_all()
+        workers = [worker for worker in self._consuming if worker is not current]
+        if workers:
+            await asyncio.wait(workers, timeout=max(0.0, timeout))
+            for worker in workers:
+                worker.cancel()
+        try:
+            await driver.run(client.close(deadline))
+        finally:
+            await driver.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() == self._driver.process:
+            await self.close(timeout=CLOSE_S if error is None else 0.0)
+
+
+def connect_as(login: Login) -> Opening[Connection]:
+    """Another connection of the same kind."""
+
+    async def make() -> Connection:
+        connection = Connection(login)
+        await connection._open(CLOSE_S)
+        return connection
+
+    return Opening(make)

@@ -1,0 +1,325 @@
+"""What runs a client in an event loop: its socket, its clock, and the waiting of its flows.
+
+Everything happens in the loop, without locks. Reading waits for nobody: the loop says when there is something to read,
+and what was read is taken in at once. Writing is tried at once; what the socket does not take waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+from typing import TYPE_CHECKING, TypeVar
+
+from truenext.client.core.client import Client, Login
+from truenext.errors import ClosedError, ConnectionLost, TruenextError
+from truenext.limits import READ_BYTES
+
+if TYPE_CHECKING:
+    from truenext.client.core.holding import Received
+    from truenext.client.core.link import Link
+    from truenext.client.core.waiting import Flow, Wait
+    from truenext.url import Address
+
+logger = logging.getLogger("truenext.client")
+
+CONNECT_S = 10.0
+"""Until a broker has taken a connection."""
+BLOCKED_S = 1.0
+"""A timer that is so late says that something blocks the event loop."""
+
+T = TypeVar("T")
+
+
+class Driver:
+    def __init__(self, login: Login, name: str, make: type[Received]) -> None:
+        """To be made in the loop that it is to run in."""
+        self.loop = asyncio.get_running_loop()
+        self.process = os.getpid()
+        self.client = Client(
+            login,
+            name,
+            clock=self.loop.time,
+            chance=random.random,
+            flush=self.flush,
+            flush_soon=self._flush_soon,
+            report=_report,
+            make=make,
+        )
+        self._sock: socket.socket | None = None
+        self._link: Link | None = None
+        """What the socket is for."""
+        self._rest: memoryview | None = None
+        """What the socket did not take yet."""
+        self._write_error: OSError | None = None
+        self._is_flush_due = False
+        self._is_reading = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._wake: asyncio.Future[None] | None = None
+        """Done when the socket is of no further use."""
+        self._connecting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._connecting = self.loop.create_task(self._connect_for_ever(), name="truenext connection")
+        self._arm()
+
+    # ---- Flows ----
+
+    def check_place(self) -> None:
+        """Raises: ClosedError in another process or loop than that of the connection"""
+        if os.getpid() != self.process:
+            raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is not self.loop:
+            raise ClosedError("the connection belongs to another event loop: make a new one here")
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Drive a flow to its end."""
+        self.check_place()
+        try:
+            wait = next(flow)
+            while True:
+                self._after()
+                try:
+                    came = await self._until(wait)
+                except BaseException as error:
+                    wait = flow.throw(error)
+                else:
+                    wait = flow.send(came)
+        except StopIteration as ended:
+            value: T = ended.value
+            return value
+        finally:
+            self._after()
+
+    async def _until(self, wait: Wait) -> bool:
+        signal, deadline = wait
+        if signal.is_set:
+            return True
+        future = self.loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        signal.call(wake)
+        timer = None if deadline is None else self.loop.call_at(deadline, wake)
+        try:
+            await future
+        finally:
+            signal.forget(wake)
+            if timer is not None:
+                timer.cancel()
+        return signal.is_set
+
+    # ---- Connecting ----
+
+    async def _connect_for_ever(self) -> None:
+        client = self.client
+        try:
+            while client.error is None:
+                address, delay = client.next_address()
+                if delay:
+                    await asyncio.sleep(delay)
+                try:
+                    sock = await self._connect(address)
+                except OSError as error:
+                    client.connecting_failed(error)
+                    continue
+                self._begin(sock, address)
+                assert self._wake is not None, "it has begun"
+                await self._wake
+        except Exception as error:
+            self._fail(error)
+
+    async def _connect(self, address: Address) -> socket.socket:
+        async with asyncio.timeout(CONNECT_S):
+            found = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            errors: list[OSError] = []
+            for family, kind, protocol, _, where in found:
+                sock = socket.socket(family, kind, protocol)
+                try:
+                    sock.setblocking(False)
+                    # What is written is wanted at once.
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    await self.loop.sock_connect(sock, where)
+                except OSError as error:
+                    sock.close()
+                    errors.append(error)
+                except BaseException:
+                    sock.close()
+                    raise
+                else:
+                    return sock
+        raise errors[0] if errors else OSError(f"{address.host} has no address")
+
+    def _begin(self, sock: socket.socket, address: Address) -> None:
+        self._sock = sock
+        self._rest = None
+        self._write_error = None
+        self._wake = self.loop.create_future()
+        self.loop.add_reader(sock, self._on_readable)
+        self.client.opened(address)
+        self._link = self.client.link
+        self._after()
+
+    def _end(self) -> None:
+        """The socket is of no further use."""
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        if os.getpid() == self.process:
+            self.loop.remove_reader(sock)
+            self.loop.remove_writer(sock)
+        sock.close()
+        self._rest = None
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def stop(self) -> None:
+        """Nothing is left of it: neither socket nor task nor timer."""
+        self._end()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._connecting is not None and self._connecting is not asyncio.current_task():
+            self._connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._connecting
+
+    def _fail(self, error: Exception) -> None:
+        """An error of our own: whoever waits gets it."""
+        logger.critical("internal error of the client", exc_info=error)
+        ours = TruenextError(f"internal error of the client: {error!r}")
+        ours.__cause__ = error
+        self.client.fail(ours)
+        self._end()
+
+    # ---- Reading and writing ----
+
+    def _on_readable(self) -> None:
+        assert self._sock is not None, "it is read"
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        if not data:
+            self._lost(ConnectionLost("the broker has closed it"))
+            return
+        try:
+            self.client.received(data)
+            self._after()
+        except Exception as error:
+            self._fail(error)
+        if self.client.is_full and self._sock is not None:
+            self.loop.remove_reader(self._sock)
+            self._is_reading = False
+
+    def read_on(self) -> None:
+        """If nothing was read any more, for enough was here."""
+        if not (self._is_reading or self.client.is_full) and self._sock is not None:
+            self._is_reading = True
+            self.loop.add_reader(self._sock, self._on_readable)
+
+    def _lost(self, error: Exception) -> None:
+        if self.client.link is self._link:
+            self.client.lost(error)
+        self._after()
+
+    def flush(self) -> bool:
+        """Write what is to be written; whether the socket has taken all of it."""
+        sock = self._sock
+        if sock is None or self._rest is not None:
+            return False
+        out = self.client.outgoing()
+        if not out:
+            return True
+        data = out[0] if len(out) == 1 else b"".join(out)
+        try:
+            written = sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            written = 0
+        except OSError as error:
+            # Whoever writes is in the middle of something.
+            self._write_error = error
+            self.loop.call_soon(self._on_write_error, sock)
+            return False
+        if written == len(data):
+            return True
+        self._rest = memoryview(data)[written:]
+        self.loop.add_writer(sock, self._on_writable)
+        return False
+
+    def _on_write_error(self, sock: socket.socket) -> None:
+        if self._sock is sock and self._write_error is not None:
+            self._lost(self._write_error)
+
+    def _on_writable(self) -> None:
+        sock, rest = self._sock, self._rest
+        assert sock is not None and rest is not None, "it is waited for"
+        try:
+            written = sock.send(rest)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        if written < len(rest):
+            self._rest = rest[written:]
+            return
+        self._rest = None
+        self.loop.remove_writer(sock)
+        if self.flush():
+            self.client.has_drained()
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self.loop.call_soon(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._is_flush_due = False
+        self.flush()
+
+    # ---- Time ----
+
+    def _after(self) -> None:
+        """Something has happened: see whether the connection is still there, and when there is something to do."""
+        if self._sock is not None and self.client.link is not self._link:
+            self._end()
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self.client.timers.next_at
+        timer = self._timer
+        if due is None or self.client.error is not None:
+            return
+        if timer is None or timer.cancelled() or due < timer.when():
+            if timer is not None:
+                timer.cancel()
+            self._timer = self.loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        timer, self._timer = self._timer, None
+        late = 0.0 if timer is None else self.loop.time() - timer.when()
+        if late > BLOCKED_S:
+            _report("the event loop was blocked", {"seconds": round(late, 1)})
+        try:
+            self.client.tick()
+            self._after()
+        except Exception as error:
+            self._fail(error)
+
+
+def _report(what: str, facts: dict[str, object]) -> None:
+    level = logging.INFO if what == "connected" else logging.WARNING
+    logger.log(level, what, extra=facts)
