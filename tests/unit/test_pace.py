@@ -98,7 +98,7 @@ def test_after_one_slow_write_the_thread_has_them_until_the_disk_is_quick_again(
         """Who wrote each of nine batches: True is the event loop."""
         loop = asyncio.get_running_loop()
         done: asyncio.Queue[Batch] = asyncio.Queue()
-        committer = Committer(cast(Store, disk), None, loop, committed=done.put_nowait, failed=fail)
+        committer = Committer(cast(Store, disk), None, loop, Pace(), committed=done.put_nowait, failed=fail)
         for number, seconds in enumerate([0.0001, 0.0001, 0.0021, 0.01, 0.01, 0.0001, 0.0001, 0.0001, 0.0001], 1):
             disk.seconds = seconds
             while not committer._is_thread_idle:

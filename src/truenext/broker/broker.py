@@ -26,6 +26,7 @@ from truenext.broker import connection_question, control, producer_question
 from truenext.broker.alarm import Alarm
 from truenext.broker.asking import Asking
 from truenext.broker.committer import Committer
+from truenext.broker.pace import Pace
 from truenext.broker.pager import Pager
 from truenext.broker.poll import Poll
 from truenext.broker.questions import AnswerInTheMaking, Questions
@@ -151,15 +152,18 @@ class Broker:
         steady_ns: Callable[[], int] = time.monotonic_ns,
         history: History | None = None,
         poll_us: int = 0,
+        pace: Pace | None = None,
     ) -> None:
         """`clock_ns` gives nanoseconds since the epoch, `steady_ns` those of a clock that does not jump. Of `poll_us`
-        see BrokerSettings."""
+        see BrokerSettings. `pace` is what is known of the disk; None is nothing."""
         self._engine = engine
         self._ledger = engine.ledger
         self._loop = loop
         self._clock_ns = clock_ns
         self._steady_ns = steady_ns
-        self._committer = Committer(store, history, loop, committed=self._on_committed, failed=self._on_failed)
+        self._committer = Committer(
+            store, history, loop, pace or Pace(), committed=self._on_committed, failed=self._on_failed
+        )
         self._store = store
         self._pager = Pager(
             store, loop, there=self._on_page_read, timers_there=self._on_timers_read, failed=self._on_failed
@@ -348,6 +352,16 @@ class Broker:
         for session in [session for session, on_disk in self._waiting_for_room.items() if has_disk or not on_disk]:
             del self._waiting_for_room[session]
             self._peers[session].read_on()
+
+    @property
+    def is_writing(self) -> bool:
+        """A batch is on its way to the disk."""
+        return self._committer.is_busy
+
+    @property
+    def is_reading(self) -> bool:
+        """Something is being read from the store."""
+        return self._pager.is_busy
 
     def change_policies(self, policies: Policies) -> None:
         """Give every queue its policy anew, in one step."""

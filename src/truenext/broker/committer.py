@@ -27,6 +27,7 @@ class Committer:
         store: Store,
         history: History | None,
         loop: AbstractEventLoop,
+        pace: Pace,
         *,
         committed: Callable[[Batch], None],
         failed: Callable[[TruenextError], None],
@@ -42,7 +43,7 @@ class Committer:
         """A batch is on its way; the next must wait."""
         self._is_thread_idle = True
         """It has nothing to write, not even history."""
-        self._pace = Pace()
+        self._pace = pace
         self._flush_due: TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="truenext-store", daemon=True)
         self._thread.start()

@@ -34,6 +34,8 @@ class Pager:
         self._failed = failed
         self._wanted: SimpleQueue[Read | TimerRead | None] = SimpleQueue()
         self._under_way: set[Read] = set()
+        self._timer_reads = 0
+        """Of timers that are under way."""
         self._thread = threading.Thread(target=self._run, name="truenext-pager", daemon=True)
         self._thread.start()
 
@@ -42,12 +44,18 @@ class Pager:
         self._wanted.put(read)
 
     def read_timers(self, read: TimerRead) -> None:
+        self._timer_reads += 1
         self._wanted.put(read)
 
     @property
     def under_way(self) -> Collection[Read]:
         """The pages of messages that are wanted and not there yet."""
         return self._under_way
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is wanted and not there yet."""
+        return bool(self._under_way or self._timer_reads)
 
     def close(self) -> None:
         """End the thread, behind the page that it is reading; what else was wanted is not read."""
@@ -62,7 +70,7 @@ class Pager:
                 if isinstance(read, TimerRead):
                     timers = self._store.timers(read.after, read.limit)
                     there = TimersRead(timers.timers, timers.as_of, timers.is_end)
-                    self._loop.call_soon_threadsafe(self._timers_there, read, there)
+                    self._loop.call_soon_threadsafe(self._timers_done, read, there)
                     continue
                 page = page_of(self._store, read)
                 self._loop.call_soon_threadsafe(self._done, read, _decoded(read, page))
@@ -74,6 +82,10 @@ class Pager:
     def _done(self, read: Read, page: PageRead) -> None:
         self._under_way.discard(read)
         self._there(read, page)
+
+    def _timers_done(self, read: TimerRead, there: TimersRead) -> None:
+        self._timer_reads -= 1
+        self._timers_there(read, there)
 
 
 def page_of(store: Store, read: Read) -> Page:

@@ -3,6 +3,7 @@
 import logging
 import socket
 from asyncio import AbstractEventLoop, Event
+from collections.abc import Callable
 from contextlib import suppress
 
 from truenext.broker.broker import Broker
@@ -33,8 +34,10 @@ class Listener:
         identity: str,
         server_name: str,
         connections_max: int = CONNECTIONS_MAX,
+        make_connection: Callable[..., Connection] = Connection,
     ) -> None:
-        """Those beyond `connections_max` may only ask the broker, and are few.
+        """Those beyond `connections_max` may only ask the broker, and are few. `make_connection` takes what Connection
+        takes.
 
         Raises: ConfigurationError if the address cannot be listened on.
         """
@@ -46,6 +49,7 @@ class Listener:
         self._asking: set[Connection] = set()
         """Those of them that may only ask."""
         self._connections_max = connections_max
+        self._make_connection = make_connection
         self._limit = f"there are {connections_max} connections, the most that one listener takes"
         if connections_max < CONNECTIONS_MAX:
             self._limit += " with so few files as the system lets the broker open (ulimit -n)"
@@ -84,6 +88,8 @@ class Listener:
         for connection in list(self._connections):
             connection.end()
         if self._connections:
+            # There may have been none before.
+            self._has_none.clear()
             await self._has_none.wait()
 
     def _look(self) -> None:
@@ -124,7 +130,7 @@ class Listener:
             sock.setblocking(False)
             # Batches are joined before they are written: waiting for more would only add delay.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(
+            connection = self._make_connection(
                 sock,
                 f"{peer[0]}:{peer[1]}",
                 self._broker,

@@ -1,0 +1,22 @@
+"""A broker in the test's own process: the real one, with the real contract, and with faults that a test can order.
+
+    async with broker() as here:          in the running event loop
+    with blocking_broker() as here:       on a thread of its own, for programs that block
+    def test(truenext_broker): ...        the same, as a fixture of pytest
+
+It keeps nothing on disk. What each fault does exactly is said in docs/testing.md.
+"""
+
+from truenext.testing.blocking import BlockingBroker, blocking_broker
+from truenext.testing.contents import QueueContents, WaitingMessage
+from truenext.testing.local import HasSession, LocalBroker, broker
+
+__all__ = [
+    "BlockingBroker",
+    "HasSession",
+    "LocalBroker",
+    "QueueContents",
+    "WaitingMessage",
+    "blocking_broker",
+    "broker",
+]

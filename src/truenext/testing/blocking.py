@@ -1,0 +1,101 @@
+"""The same broker for programs that block: in an event loop on a thread of its own."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from truenext.testing.contents import QueueContents
+from truenext.testing.faults import When
+from truenext.testing.local import HasSession, LocalBroker, broker
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class BlockingBroker:
+    """May be used by any thread; each method is that of LocalBroker, and returns once it is done."""
+
+    def __init__(self, here: LocalBroker, loop: asyncio.AbstractEventLoop) -> None:
+        self._here = here
+        self._loop = loop
+
+    @property
+    def url(self) -> str:
+        """stomp://127.0.0.1:PORT, which stays the same through all runs."""
+        return self._here.url
+
+    def restart(self) -> None:
+        self._wait(self._here.restart())
+
+    def crash(self) -> None:
+        self._wait(self._here.crash())
+
+    def lose_commit(self, when: When) -> None:
+        self._do(self._here.lose_commit, when)
+
+    def drop(self, connection: HasSession | str | None = None) -> None:
+        self._do(self._here.drop, connection)
+
+    def freeze(self, connection: HasSession | str | None = None) -> None:
+        self._do(self._here.freeze, connection)
+
+    def thaw(self, connection: HasSession | str | None = None) -> None:
+        self._do(self._here.thaw, connection)
+
+    def fill_disk(self) -> None:
+        self._do(self._here.fill_disk)
+
+    def free_disk(self) -> None:
+        self._do(self._here.free_disk)
+
+    def slow_disk(self, seconds: float) -> None:
+        self._do(self._here.slow_disk, seconds)
+
+    def advance(self, *, seconds: float) -> None:
+        self._wait(self._here.advance(seconds=seconds))
+
+    def queue(self, name: str) -> QueueContents:
+        return self._wait(self._here.queue(name))
+
+    def _do(self, action: Callable[_P, None], *arguments: _P.args, **named: _P.kwargs) -> None:
+        async def act() -> None:
+            action(*arguments, **named)
+
+        self._wait(act())
+
+    def _wait(self, action: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(action, self._loop).result()
+
+
+@contextmanager
+def blocking_broker() -> Iterator[BlockingBroker]:
+    """A broker on a thread of its own, for as long as the context lasts.
+
+    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext
+    """
+    begun: Future[tuple[BlockingBroker, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        async with broker() as here:
+            end = asyncio.Event()
+            begun.set_result((BlockingBroker(here, asyncio.get_running_loop()), end))
+            await end.wait()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if begun.done():
+                raise
+            begun.set_exception(error)
+
+    with ThreadPoolExecutor(1, "truenext-testing") as thread:
+        ended = thread.submit(run)
+        blocking, end = begun.result()
+        try:
+            yield blocking
+        finally:
+            blocking._loop.call_soon_threadsafe(end.set)
+        ended.result()

@@ -1,0 +1,130 @@
+"""A connection that a test can cut or freeze, and the socket under it."""
+
+import socket
+import struct
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from typing import Any, cast
+
+from truenext.answers import Answer, Farewell
+from truenext.broker.broker import Broker
+from truenext.server.connection import Connection
+from truenext.testing.clock import Loop
+
+_RESET = struct.pack("ii", 1, 0)
+"""Of SO_LINGER: closing throws away what was not sent, and resets the connection."""
+
+
+class LostCommit(Farewell):
+    """A COMMIT is durable: its connection is lost here, and nothing that follows leaves."""
+
+
+class FreezingSocket(socket.socket):
+    """While it is frozen nothing goes through, nor is it seen from the other side that it was closed."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
+        self.setblocking(False)
+        self.is_frozen = False
+        self._shut_down: int | None = None
+        self._is_to_close = False
+
+    def thaw(self) -> None:
+        self.is_frozen = False
+        if self._is_to_close:
+            super().close()
+        elif self._shut_down is not None:
+            self.shutdown(self._shut_down)
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        if self.is_frozen:
+            raise BlockingIOError
+        return super().recv(size, flags)
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        if self.is_frozen:
+            raise BlockingIOError
+        return super().send(data, flags)
+
+    def shutdown(self, how: int, /) -> None:
+        if self.is_frozen:
+            self._shut_down = how
+        else:
+            super().shutdown(how)
+
+    def close(self) -> None:
+        if self.is_frozen:
+            self._is_to_close = True
+        else:
+            super().close()
+
+
+class CuttableConnection(Connection):
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer_name: str,
+        broker: Broker,
+        loop: AbstractEventLoop,
+        *,
+        on_closed: Callable[[Connection], None],
+        on_gone: Callable[["CuttableConnection"], None],
+        **others: Any,
+    ) -> None:
+        """`loop` is a `Loop`; `on_gone` is called once the client can see that this is closed."""
+        self._sight = cast(Loop, loop)
+        """What hides sockets."""
+        self._socket = FreezingSocket(sock)
+        self._told_closed = on_closed
+        self._on_gone = on_gone
+        super().__init__(self._socket, peer_name, broker, loop, on_closed=self._on_connection_closed, **others)
+
+    @property
+    def session_id(self) -> str:
+        return self._session.id
+
+    def drop(self, reason: str) -> None:
+        """Cut it, as a network does: what is not sent yet is lost, and what is not read yet."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        if self._is_closed:
+            # It was frozen.
+            self.thaw()
+            return
+        self._socket.is_frozen = False
+        self._lose(reason)
+        self._sight.show(self._socket)
+
+    def freeze(self) -> None:
+        if not self._socket.is_frozen:
+            self._socket.is_frozen = True
+            self._sight.hide(self._socket)
+
+    def thaw(self) -> None:
+        if self._socket.is_frozen:
+            self._socket.thaw()
+            self._sight.show(self._socket)
+            if self._is_closed:
+                self._on_gone(self)
+
+    def close_socket(self) -> None:
+        """As the system does for a process that was killed."""
+        self._socket.is_frozen = False
+        self._socket.close()
+
+    def look(self) -> None:
+        if not self._socket.is_frozen:
+            super().look()
+
+    def answer(self, answer: Answer) -> None:
+        if isinstance(answer, LostCommit):
+            # What comes before leaves. The connection goes later: a turn must not find it gone half-way.
+            self.flush()
+            self.freeze()
+            self._sight.call_soon(self.drop, "dropped behind a COMMIT, by a test")
+        else:
+            super().answer(answer)
+
+    def _on_connection_closed(self, connection: Connection) -> None:
+        self._told_closed(connection)
+        if not self._socket.is_frozen:
+            self._on_gone(self)

@@ -1,0 +1,83 @@
+"""What is in a queue, for a test that wants to know: it is asked as any client may ask."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+from truenext.wire.stomp.codec import Decoder
+from truenext.wire.stomp.frame import Frame, Version, encode
+from truenext.wire.stomp.shapes import FRAMES
+
+READ_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingMessage:
+    body: bytes
+    headers: dict[str, str]
+    """As a browser is shown them: those of its SEND, and `priority`, `truenext-sequence`, `truenext-attempts` and what
+    else a MESSAGE has (docs/stomp.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueContents:
+    messages: tuple[WaitingMessage, ...]
+    """Those that wait, in the order in which they would be handed out."""
+    unacknowledged: int
+    """Messages that consumers hold; not those that are acknowledged in an open transaction."""
+    scheduled: int
+    """Sends that wait until they are due."""
+
+    @property
+    def waiting(self) -> int:
+        return len(self.messages)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+
+async def contents(host: str, port: int, queue: str) -> QueueContents:
+    """Of the queue of this name; one that is not there is empty."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        decoder = Decoder(FRAMES)
+        # Nothing of it is larger than a login, after which it is set in any case.
+        frames: list[Frame] = []
+
+        def say(command: str, headers: dict[str, str]) -> None:
+            writer.write(encode(Frame(command, headers), Version.V1_2))
+
+        async def next_frame() -> Frame:
+            while not frames:
+                data = await reader.read(READ_BYTES)
+                if not data:
+                    raise ConnectionError("the broker has gone")
+                frames.extend(decoder.receive(data))
+            return frames.pop(0)
+
+        say("CONNECT", {"accept-version": "1.2", "host": "testing"})
+        await next_frame()
+        decoder.version = Version.V1_2
+        say("SUBSCRIBE", {"id": "browser", "destination": f"/queue/{queue}", "browser": "true"})
+        messages = []
+        while (frame := await next_frame()).headers.get("browser") != "end":
+            _check(frame)
+            messages.append(WaitingMessage(body=frame.body, headers=frame.headers))
+        say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
+        say("SEND", {"destination": "/control/queues", "reply-to": "/temp-queue/answers"})
+        answer = await next_frame()
+        _check(answer)
+        row = next((row for row in json.loads(answer.body) if row["name"] == queue), None)
+        return QueueContents(
+            messages=tuple(messages),
+            unacknowledged=row["unacknowledged"] if row else 0,
+            scheduled=row["scheduled"] if row else 0,
+        )
+    finally:
+        writer.close()
+
+
+def _check(frame: Frame) -> None:
+    if frame.command == "ERROR":
+        raise ValueError(frame.body.decode())

@@ -1,0 +1,101 @@
+"""A disk that is slow or full when a test says so: a store in front of the one that keeps the messages."""
+
+import threading
+from collections.abc import Collection
+
+from truenext.batch import Batch
+from truenext.broker.pace import Pace
+from truenext.limits import PAGE_BYTES
+from truenext.room import Room
+from truenext.store.memory import MemoryStore
+from truenext.store.store import Page, Recovered, TimerPage
+from truenext.testing.clock import Loop, Timer
+from truenext.testing.faults import Faults
+
+
+class Disk:
+    """The store of one run of the broker."""
+
+    def __init__(self, store: MemoryStore, loop: Loop, faults: Faults) -> None:
+        self._store = store
+        self._loop = loop
+        self._faults = faults
+        self._is_dead = False
+        self._done: threading.Event | None = None
+        """Of the batch that waits for its time to be over."""
+        self._timer: Timer | None = None
+        self.may_be_slow = False
+        """While the broker starts or stops no batch takes long."""
+
+    # ---- Faults ----
+
+    @property
+    def is_slow(self) -> bool:
+        return self.may_be_slow and self._faults.disk_seconds > 0
+
+    @property
+    def is_holding(self) -> bool:
+        """A batch waits for the clock."""
+        return self._timer is not None
+
+    def go_on(self) -> None:
+        """What waits is durable now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._done is not None:
+            self._done.set()
+
+    def die(self) -> None:
+        """What is not durable will not be."""
+        self._is_dead = True
+        self.go_on()
+
+    def _hold(self, done: threading.Event) -> None:
+        self._done = done
+        if self.is_slow and not self._is_dead:
+            self._timer = self._loop.call_later(self._faults.disk_seconds, self.go_on)
+        else:
+            done.set()
+
+    # ---- The store ----
+
+    @property
+    def room(self) -> Room:
+        return Room.NONE if self._faults.is_disk_full else self._store.room
+
+    def recover(self) -> Recovered:
+        return self._store.recover()
+
+    def apply(self, batch: Batch) -> None:
+        if self.is_slow:
+            # On the store's thread, see `PaceOfDisk`.
+            done = threading.Event()
+            self._loop.call_soon_threadsafe(self._hold, done)
+            while not (done.wait(0.05) or self._is_dead):
+                pass
+        if not self._is_dead:
+            self._store.apply(batch)
+
+    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
+        return self._store.page(lane, after_sequence, limit, size_max)
+
+    def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
+        return self._store.messages(keys, size_max)
+
+    def timers(self, after: bytes, limit: int) -> TimerPage:
+        return self._store.timers(after, limit)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class PaceOfDisk(Pace):
+    """What the broker knows of the disk: while it is slow, the event loop writes nothing itself."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__()
+        self._disk = disk
+
+    def is_quick(self, size: int) -> bool:
+        return not self._disk.is_slow and super().is_quick(size)

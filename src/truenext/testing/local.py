@@ -1,0 +1,168 @@
+"""A broker in the running event loop, and the faults that a test can order of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from truenext.store.memory import MemoryStore
+from truenext.testing.clock import Clock
+from truenext.testing.connection import CuttableConnection
+from truenext.testing.contents import QueueContents, contents
+from truenext.testing.faults import Faults, When
+from truenext.testing.run import HOST, Run
+
+
+class HasSession(Protocol):
+    """A connection, as its client knows it."""
+
+    @property
+    def session_id(self) -> str:
+        """The header `session` of its CONNECTED."""
+
+
+class LocalBroker:
+    """Its methods belong to its event loop. What they are told by `connection` is a connection of a client, or the
+    header `session` of its CONNECTED; None is all that are there."""
+
+    def __init__(self) -> None:
+        """To be followed by `begin`."""
+        self._store = MemoryStore()
+        self._clock = Clock()
+        self._faults = Faults()
+        self._one_at_a_time = asyncio.Lock()
+        self._run = Run(self._store, self._clock, self._faults)
+        self._url = ""
+
+    @property
+    def url(self) -> str:
+        """stomp://127.0.0.1:PORT, which stays the same through all runs."""
+        return self._url
+
+    @property
+    def _port(self) -> int:
+        return int(self._url.rpartition(":")[2] or 0)
+
+    # ---- Beginning and end ----
+
+    async def begin(self) -> None:
+        self._url = await self._run.start(self._port)
+
+    def end(self) -> None:
+        """All connections are closed, and nothing is left, whatever has happened."""
+        self._run.kill()
+
+    def check(self) -> None:
+        """Raises: TruenextError if the broker has failed: this is a bug of truenext"""
+        self._run.check()
+
+    async def restart(self) -> None:
+        """Stop the broker cleanly, and start it again: whatever waits is there, transient or not.
+
+        Clients have two seconds to close their connections. Those that were frozen go on first.
+        """
+        async with self._one_at_a_time:
+            await self._run.stop()
+            await self._start_again()
+
+    async def crash(self) -> None:
+        """Kill the broker, and start it again: what was not durable is lost, and whatever is transient."""
+        async with self._one_at_a_time:
+            self._run.kill()
+            await self._start_again()
+
+    async def _start_again(self) -> None:
+        self._run = Run(self._store, self._clock, self._faults)
+        await self.begin()
+
+    # ---- Connections ----
+
+    def lose_commit(self, when: When) -> None:
+        """The next COMMIT loses its connection, whosever it is: "before" it is carried out, so that nothing of it has
+        happened, or "after" it is durable. Its RECEIPT never leaves, and nothing behind it is carried out."""
+        if when not in ("before", "after"):
+            raise ValueError(f'a COMMIT is lost "before" or "after", not {when!r}')
+        self._faults.commit = when
+
+    def drop(self, connection: HasSession | str | None = None) -> None:
+        """Cut it: the client finds it reset, and nothing is said.
+
+        Raises: LookupError if it is not there
+        """
+        for one in self._named(connection):
+            one.drop("dropped by a test")
+
+    def freeze(self, connection: HasSession | str | None = None) -> None:
+        """Nothing is read from it nor written to it until `thaw`, and the client cannot see if the broker closes it.
+
+        Raises: LookupError if it is not there
+        """
+        for one in self._named(connection):
+            one.freeze()
+
+    def thaw(self, connection: HasSession | str | None = None) -> None:
+        """Raises: LookupError if it is not there"""
+        for one in self._named(connection):
+            one.thaw()
+
+    def _named(self, connection: HasSession | str | None) -> Collection[CuttableConnection]:
+        there = self._run.connections
+        if connection is None:
+            return list(there.values())
+        session = connection if isinstance(connection, str) else connection.session_id
+        if session not in there:
+            raise LookupError(f"the broker has no connection with session {session!r}")
+        return [there[session]]
+
+    # ---- The disk ----
+
+    def fill_disk(self) -> None:
+        """There is no room for what is sent, until `free_disk`."""
+        self._faults.is_disk_full = True
+
+    def free_disk(self) -> None:
+        self._faults.is_disk_full = False
+
+    def slow_disk(self, seconds: float) -> None:
+        """Each batch takes so long to be durable, by the broker's clock, from the next one on; with 0 seconds none
+        does, nor what is being written."""
+        if seconds < 0:
+            raise ValueError(f"a disk cannot take {seconds} seconds")
+        self._faults.disk_seconds = seconds
+        if not seconds:
+            self._run.disk.go_on()
+
+    # ---- Time ----
+
+    async def advance(self, *, seconds: float) -> None:
+        """Put the broker's clock forward.
+
+        Returns once all is carried out that clients had sent before and that became due, one after the other, and
+        written to sockets what comes of it.
+        """
+        if seconds < 0:
+            raise ValueError(f"time does not go back: {seconds} seconds")
+        async with self._one_at_a_time:
+            await self._run.advance(seconds)
+
+    # ---- A look ----
+
+    async def queue(self, name: str) -> QueueContents:
+        """What is in a queue, dead-letter queues (`DLQ.orders`) too, after all that clients had sent before."""
+        await self._run.settle()
+        return await contents(HOST, self._port, name)
+
+
+@asynccontextmanager
+async def broker() -> AsyncIterator[LocalBroker]:
+    """A broker in the running event loop, for as long as the context lasts.
+
+    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext
+    """
+    here = LocalBroker()
+    try:
+        await here.begin()
+        yield here
+    finally:
+        here.end()
+    here.check()

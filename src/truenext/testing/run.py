@@ -1,0 +1,148 @@
+"""One run of a broker in a test: from its start until it is stopped or killed."""
+
+import asyncio
+import logging
+from asyncio import AbstractEventLoop
+from typing import Any, cast
+
+from truenext import __version__
+from truenext.broker.recovery import recover
+from truenext.errors import TruenextError
+from truenext.policy import Policies
+from truenext.server.listener import Listener
+from truenext.store.memory import MemoryStore
+from truenext.testing.clock import Clock, Loop
+from truenext.testing.connection import CuttableConnection
+from truenext.testing.disk import Disk
+from truenext.testing.faults import Faults
+from truenext.testing.faulty import FaultyBroker
+from truenext.url import Address
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+STILL = 3
+"""So often the event loop must have found nothing to do: what is in a socket is seen one pass later, or two."""
+THREAD_SECONDS = 0.0005
+"""Time between two looks for what a thread is doing."""
+
+
+class Run:
+    def __init__(self, store: MemoryStore, clock: Clock, faults: Faults) -> None:
+        """To be followed by `start`."""
+        self._clock = clock
+        self._loop = Loop(asyncio.get_running_loop(), clock, self._on_bug)
+        self.disk = Disk(store, self._loop, faults)
+        engine, recovered = recover(self.disk, Policies())
+        self._identity, self._after_clean_stop = recovered.identity, recovered.clean_stop
+        self._broker = FaultyBroker(engine, self.disk, self._as_loop, clock, faults)
+        self._listener: Listener | None = None
+        self.connections: dict[str, CuttableConnection] = {}
+        """By session; those apart that the client has seen end."""
+
+    @property
+    def _as_loop(self) -> AbstractEventLoop:
+        return cast(AbstractEventLoop, self._loop)
+
+    async def start(self, port: int) -> str:
+        """Returns the URL at which it listens; port 0 picks a free one."""
+        await self._broker.start(after_clean_stop=self._after_clean_stop)
+        self._listener = Listener(
+            Address(host=HOST, port=port),
+            self._broker,
+            self._as_loop,
+            identity=self._identity,
+            server_name=f"truenext/{__version__}",
+            make_connection=self._connect,
+        )
+        self.disk.may_be_slow = True
+        return self._listener.url
+
+    def _connect(self, *arguments: Any, **others: Any) -> CuttableConnection:
+        connection = CuttableConnection(*arguments, on_gone=self._on_gone, **others)
+        self.connections[connection.session_id] = connection
+        return connection
+
+    def _on_gone(self, connection: CuttableConnection) -> None:
+        self.connections.pop(connection.session_id, None)
+
+    # ---- Going on ----
+
+    async def settle(self) -> None:
+        """Returns once nothing is under way but what waits for the clock, for a client, or for a slow disk.
+
+        Raises: TruenextError if the broker has failed
+        """
+        still = 0
+        while still < STILL:
+            done = self._loop.done
+            awaits_thread = self._awaits_thread
+            await asyncio.sleep(THREAD_SECONDS if awaits_thread else 0)
+            is_still = self._loop.done == done and not (awaits_thread or self._loop.soon)
+            still = still + 1 if is_still else 0
+        self.check()
+
+    @property
+    def _awaits_thread(self) -> bool:
+        if self._broker.failure.done():
+            return False
+        return self._broker.is_reading or (self._broker.is_writing and not self.disk.is_holding)
+
+    async def advance(self, seconds: float) -> None:
+        """Do one after the other what becomes due in so many seconds.
+
+        Raises: TruenextError if the broker has failed
+        """
+        await self.settle()
+        until = self._loop.time() + seconds
+        while (due := self._loop.next_due) is not None and due <= until:
+            self._clock.put_forward_to(due)
+            self._loop.ring()
+            # Most of what is due is a look at what has not changed.
+            await asyncio.sleep(0)
+            while self._loop.soon or self._awaits_thread:
+                await asyncio.sleep(THREAD_SECONDS if self._awaits_thread else 0)
+        self._clock.put_forward_to(until)
+        self._loop.ring()
+        await self.settle()
+
+    # ---- The end ----
+
+    async def stop(self) -> None:
+        """As by SIGTERM: what waits is there in the next run.
+
+        Raises: TruenextError if the broker has failed
+        """
+        for connection in list(self.connections.values()):
+            connection.thaw()
+        self.disk.may_be_slow = False
+        self.disk.go_on()
+        assert self._listener is not None
+        self._listener.stop_reading()
+        self.check()
+        await self._broker.stop()
+        await self._listener.close()
+        self._end()
+
+    def kill(self) -> None:
+        """As by SIGKILL; also what has failed, or has ended already."""
+        if self._listener is not None:
+            self._listener.stop_reading()
+        for connection in self.connections.values():
+            connection.close_socket()
+        self.connections.clear()
+        self.disk.die()
+        self._end()
+
+    def _end(self) -> None:
+        self._loop.end()
+        self._broker.close()
+
+    def check(self) -> None:
+        """Raises: TruenextError if the broker has failed: this is a bug of truenext"""
+        if self._broker.failure.done():
+            self._broker.failure.result()
+
+    def _on_bug(self, error: Exception) -> None:
+        logger.critical("internal error", exc_info=error)
+        self._broker.fail(TruenextError(f"internal error, the broker stops: {error!r}"))

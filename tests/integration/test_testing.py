@@ -1,0 +1,676 @@
+"""Does the broker for other people's tests keep the contract, and does each fault do what docs/testing.md says?"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import uvloop
+
+from tests.integration.raw_client import RawClient, bodies, numbered
+from truenext import testing
+from truenext.testing import BlockingBroker
+
+ROOT = Path(__file__).parent.parent.parent
+KEEP_OPEN = {"truenext-keep-open": "true"}
+
+
+class Clients:
+    """Of one broker; closed at the end."""
+
+    def __init__(self) -> None:
+        self._all: list[RawClient] = []
+
+    def connect(self, url: str, heart_beat: str = "0,0", headers: dict[str, str] | None = None) -> RawClient:
+        client = RawClient(int(url.rpartition(":")[2]))
+        self._all.append(client)
+        client.say_hello("1.2", heart_beat, headers=headers)
+        return client
+
+    def close(self) -> None:
+        for client in self._all:
+            client.close()
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    with contextlib.closing(Clients()) as clients:
+        yield clients
+
+
+@pytest.fixture
+def broker(clients: Clients) -> Iterator[BlockingBroker]:
+    with testing.blocking_broker() as broker:
+        yield broker
+
+
+def session_of(client: RawClient) -> str:
+    return client.connected.headers["session"]
+
+
+def is_silent(client: RawClient, seconds: float = 0.1) -> bool:
+    """Nothing comes for so long, not even the end."""
+    try:
+        client.read(seconds)
+    except TimeoutError:
+        return True
+    return False
+
+
+def open_files() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def lost(client: RawClient) -> bool:
+    """The connection ends, and nothing is said before."""
+    try:
+        client.next_frame(5)
+    except (EOFError, ConnectionError):
+        return True
+    return False
+
+
+# ---- What it is ----
+
+
+def test_it_hands_out_the_true_next_message(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    client.send("orders", b"low", persistent=True)
+    client.send("orders", b"high", priority=9, confirmed=True)
+    client.subscribe("orders")
+    assert bodies(client.only(2)) == ["high", "low"]
+
+
+def test_a_look_at_a_queue_shows_what_waits_in_order_and_counts_the_rest(
+    broker: BlockingBroker, clients: Clients
+) -> None:
+    client = clients.connect(broker.url)
+    client.send("orders", b"held", priority=9)
+    client.subscribe("orders", prefetch=1)
+    client.message()
+    client.send("orders", b"second")
+    client.send("orders", b"first", priority=5, headers={"color": "red"})
+    client.send("orders", b"later", headers={"AMQ_SCHEDULED_DELAY": "60000"})
+    look = broker.queue("orders")
+    assert look.bodies == [b"first", b"second"] and look.waiting == 2
+    assert look.messages[0].headers["color"] == "red"
+    assert (look.unacknowledged, look.scheduled) == (1, 1)
+
+
+def test_a_queue_that_is_not_there_is_empty_and_is_not_made(broker: BlockingBroker) -> None:
+    for _ in range(2):
+        look = broker.queue("nowhere")
+        assert (look.bodies, look.unacknowledged, look.scheduled) == ([], 0, 0)
+
+
+def test_a_name_that_no_queue_can_have_is_an_error(broker: BlockingBroker) -> None:
+    with pytest.raises(ValueError, match="destination"):
+        broker.queue("")
+
+
+# ---- COMMIT ----
+
+
+def test_a_commit_that_is_lost_before_has_not_happened(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    broker.lose_commit("before")
+    client.begin("t")
+    client.send("orders", b"in it", persistent=True, transaction="t")
+    client.say("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
+    client.send("orders", b"behind it")
+    assert lost(client)
+    assert broker.queue("orders").bodies == []
+    again = clients.connect(broker.url)
+    again.begin("t")
+    again.send("orders", b"in it", persistent=True, transaction="t")
+    again.say("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
+    assert "truenext-repeat" not in again.await_receipt("r").headers
+    assert broker.queue("orders").bodies == [b"in it"]
+
+
+def test_a_commit_that_is_lost_after_is_durable_and_nobody_was_told(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    broker.lose_commit("after")
+    client.begin("t")
+    client.send("orders", b"in it", persistent=True, transaction="t")
+    client.say("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
+    client.send("orders", b"behind it")
+    assert lost(client)
+    assert broker.queue("orders").bodies == [b"in it"]
+    broker.crash()
+    again = clients.connect(broker.url)
+    again.begin("t")
+    again.send("orders", b"in it", persistent=True, transaction="t")
+    again.say("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
+    assert again.await_receipt("r").headers["truenext-repeat"] == "true"
+    assert broker.queue("orders").bodies == [b"in it"]
+
+
+def test_receipts_before_a_commit_that_is_lost_still_come(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    broker.lose_commit("after")
+    client.send("orders", b"before it", persistent=True, headers={"receipt": "earlier"})
+    client.begin("t")
+    client.commit("t", confirmed=False, headers={"receipt": "r"})
+    client.await_receipt("earlier")
+    assert lost(client)
+
+
+def test_a_commit_that_is_lost_after_waits_for_a_slow_disk(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    broker.slow_disk(60)
+    broker.lose_commit("after")
+    client.begin("t")
+    client.send("orders", b"in it", persistent=True, transaction="t")
+    client.commit("t", confirmed=False)
+    assert is_silent(client)
+    broker.advance(seconds=60)
+    assert lost(client)
+    assert broker.queue("orders").bodies == [b"in it"]
+
+
+def test_a_commit_that_is_refused_does_not_use_up_the_fault(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url, headers=KEEP_OPEN)
+    broker.lose_commit("after")
+    client.say("COMMIT", {"transaction": "never begun"})
+    assert client.next_error().headers["truenext-code"] == "no-transaction"
+    client.begin("t")
+    client.commit("t", confirmed=False)
+    assert lost(client)
+
+
+def test_only_one_commit_is_lost(broker: BlockingBroker, clients: Clients) -> None:
+    for when in ("before", "after"):
+        broker.lose_commit("before" if when == "before" else "after")
+        client = clients.connect(broker.url)
+        client.begin("t")
+        client.commit("t", confirmed=False)
+        assert lost(client)
+        client = clients.connect(broker.url)
+        client.begin("t")
+        client.commit("t")
+
+
+def test_a_commit_is_lost_before_or_after_and_nowhere_else(broker: BlockingBroker) -> None:
+    with pytest.raises(ValueError, match="while"):
+        broker.lose_commit("while")  # type: ignore[arg-type]
+
+
+# ---- The network ----
+
+
+def test_a_connection_that_is_dropped_is_reset_and_no_other(broker: BlockingBroker, clients: Clients) -> None:
+    first, second = clients.connect(broker.url), clients.connect(broker.url)
+    first.subscribe("orders")
+    first.send("orders", b"1", confirmed=True)
+    broker.drop(SimpleNamespace(session_id=session_of(first)))
+    first.message()
+    assert lost(first)
+    assert second.arrived() == []
+    assert broker.queue("orders").messages[0].headers["truenext-attempts"] == "1"
+
+
+def test_all_connections_are_dropped_if_none_is_named(broker: BlockingBroker, clients: Clients) -> None:
+    both = [clients.connect(broker.url) for _ in range(2)]
+    broker.drop()
+    assert all(map(lost, both))
+
+
+@pytest.mark.parametrize("fault", ["drop", "freeze", "thaw"])
+def test_a_connection_that_is_not_there_is_an_error(broker: BlockingBroker, clients: Clients, fault: str) -> None:
+    client = clients.connect(broker.url)
+    client.disconnect()
+    with pytest.raises(LookupError, match=session_of(client)):
+        getattr(broker, fault)(session_of(client))
+
+
+def test_what_a_frozen_connection_says_is_carried_out_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
+    frozen, other = clients.connect(broker.url), clients.connect(broker.url)
+    broker.freeze(session_of(frozen))
+    frozen.send("orders", b"1", headers={"receipt": "r"})
+    assert is_silent(frozen)
+    assert other.arrived() == [] and broker.queue("orders").bodies == []
+    broker.thaw(session_of(frozen))
+    frozen.await_receipt("r")
+    assert broker.queue("orders").bodies == [b"1"]
+
+
+def test_what_is_for_a_frozen_connection_comes_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
+    frozen, other = clients.connect(broker.url), clients.connect(broker.url)
+    frozen.subscribe("orders", ack="auto")
+    broker.freeze()
+    broker.thaw(session_of(other))
+    other.send("orders", b"1", confirmed=True)
+    assert is_silent(frozen)
+    broker.thaw()
+    assert bodies(frozen.only(1)) == ["1"]
+
+
+def test_a_frozen_client_is_given_up_and_learns_it_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
+    frozen, other = clients.connect(broker.url, "10000,0"), clients.connect(broker.url)
+    frozen.subscribe("orders")
+    other.send("orders", b"1", confirmed=True)
+    frozen.message()
+    broker.freeze(session_of(frozen))
+    broker.advance(seconds=60)
+    assert broker.queue("orders").bodies == [b"1"]
+    assert is_silent(frozen)
+    broker.thaw(session_of(frozen))
+    assert lost(frozen)
+
+
+def test_a_frozen_connection_can_be_dropped(broker: BlockingBroker, clients: Clients) -> None:
+    silent, given_up = clients.connect(broker.url), clients.connect(broker.url, "10000,0")
+    broker.freeze()
+    broker.advance(seconds=60)
+    broker.drop()
+    assert lost(silent) and lost(given_up)
+    with pytest.raises(LookupError):
+        broker.thaw(session_of(given_up))
+
+
+# ---- The disk ----
+
+
+def test_on_a_full_disk_whoever_only_sends_waits_until_there_is_room(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    client.send("orders", b"0", persistent=True, confirmed=True)
+    broker.fill_disk()
+    client.send("orders", b"1", persistent=True, headers={"receipt": "r"})
+    assert is_silent(client)
+    broker.free_disk()
+    broker.advance(seconds=1)
+    client.await_receipt("r")
+
+
+def test_on_a_full_disk_whoever_does_not_wait_is_refused(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url, headers=KEEP_OPEN)
+    broker.fill_disk()
+    client.send("orders", b"1", persistent=True)
+    assert client.next_error().headers["truenext-code"] == "no-room"
+    broker.free_disk()
+    client.send("orders", b"2", persistent=True, confirmed=True)
+    assert broker.queue("orders").bodies == [b"2"]
+
+
+def test_on_a_full_disk_consumers_go_on(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    client.send("orders", b"1", persistent=True, confirmed=True)
+    broker.fill_disk()
+    client.subscribe("orders")
+    client.ack(client.message(), confirmed=True)
+
+
+def test_a_slow_disk_takes_its_time_by_the_brokers_clock(broker: BlockingBroker, clients: Clients) -> None:
+    client, other = clients.connect(broker.url), clients.connect(broker.url)
+    other.subscribe("orders")
+    broker.slow_disk(60)
+    client.send("orders", b"1", persistent=True, headers={"receipt": "r"})
+    broker.advance(seconds=59)
+    assert is_silent(client) and is_silent(other)
+    other.send("others", b"transient", confirmed=True)
+    broker.advance(seconds=2)
+    client.await_receipt("r")
+    assert bodies(other.only(1)) == ["1"]
+
+
+def test_a_slow_disk_takes_its_time_also_if_nobody_puts_the_clock_forward(
+    broker: BlockingBroker, clients: Clients
+) -> None:
+    client = clients.connect(broker.url)
+    broker.slow_disk(0.2)
+    begun = time.monotonic()
+    client.send("orders", b"1", persistent=True, confirmed=True)
+    assert time.monotonic() - begun >= 0.19
+
+
+def test_a_disk_that_is_not_slow_any_more_lets_go_what_it_was_writing(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    broker.slow_disk(600)
+    client.send("orders", b"1", persistent=True, headers={"receipt": "r"})
+    assert is_silent(client)
+    broker.slow_disk(0)
+    client.await_receipt("r")
+    client.send("orders", b"2", persistent=True, confirmed=True)
+
+
+def test_what_a_slow_disk_has_not_written_is_lost_by_a_crash(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    client.send("orders", b"1", persistent=True, confirmed=True)
+    broker.slow_disk(600)
+    client.send("orders", b"2", persistent=True)
+    assert is_silent(client)
+    broker.crash()
+    assert broker.queue("orders").bodies == [b"1"]
+
+
+# ---- Time ----
+
+
+def test_what_is_scheduled_comes_when_the_clock_was_put_forward(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    client.subscribe("orders")
+    client.send("orders", b"1", headers={"AMQ_SCHEDULED_DELAY": "3600000"})
+    broker.advance(seconds=3599)
+    assert client.arrived() == []
+    broker.advance(seconds=1)
+    assert bodies(client.only(1)) == ["1"]
+
+
+def test_what_repeats_comes_each_time(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    client.subscribe("orders")
+    repeats = {"AMQ_SCHEDULED_DELAY": "10000", "AMQ_SCHEDULED_PERIOD": "10000", "AMQ_SCHEDULED_REPEAT": "-1"}
+    client.send("orders", b"1", persistent=True, headers=repeats)
+    broker.advance(seconds=60.5)
+    assert len(client.arrived()) == 6
+
+
+def test_what_expires_has_gone(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    client.send("orders", b"1", headers={"truenext-ttl": "60000"})
+    broker.advance(seconds=55)
+    assert broker.queue("orders").bodies == [b"1"]
+    broker.advance(seconds=10)
+    assert broker.queue("orders").bodies == []
+
+
+def test_what_waits_for_its_next_try_is_tried(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    client.subscribe("orders")
+    client.send("orders", b"1")
+    client.nack(client.message(), headers={"truenext-delay": "60000"})
+    broker.advance(seconds=59)
+    assert client.arrived() == []
+    broker.advance(seconds=1)
+    assert client.only(1)[0].headers["truenext-attempts"] == "1"
+
+
+def test_heart_beats_go_by_the_clock(broker: BlockingBroker, clients: Clients) -> None:
+    speaks, listens = clients.connect(broker.url, "10000,0"), clients.connect(broker.url, "0,10000")
+    broker.advance(seconds=11)
+    assert listens.read() == b"\n"
+    assert is_silent(speaks)
+    broker.advance(seconds=60)
+    assert lost(speaks)
+
+
+def test_time_goes_on_by_itself(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    broker.advance(seconds=100)
+    client.subscribe("orders")
+    client.send("orders", b"1", headers={"AMQ_SCHEDULED_DELAY": "200"})
+    assert bodies([client.message()]) == ["1"]
+
+
+def test_time_outlives_a_restart(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    client.send("orders", b"1", persistent=True, headers={"AMQ_SCHEDULED_DELAY": "60000"}, confirmed=True)
+    broker.advance(seconds=30)
+    broker.crash()
+    broker.advance(seconds=29)
+    assert broker.queue("orders").bodies == []
+    broker.advance(seconds=2)
+    assert broker.queue("orders").bodies == [b"1"]
+
+
+def test_time_does_not_go_back(broker: BlockingBroker) -> None:
+    with pytest.raises(ValueError, match="-1"):
+        broker.advance(seconds=-1)
+    with pytest.raises(ValueError, match="-1"):
+        broker.slow_disk(-1)
+
+
+# ---- Runs ----
+
+
+def test_after_a_crash_what_was_persistent_is_there_at_the_same_address(
+    broker: BlockingBroker, clients: Clients
+) -> None:
+    client = clients.connect(broker.url)
+    client.send("orders", b"persistent", persistent=True, confirmed=True)
+    client.send("orders", b"transient", confirmed=True)
+    url = broker.url
+    broker.crash()
+    assert broker.url == url
+    assert lost(client)
+    look = broker.queue("orders")
+    assert look.bodies == [b"persistent"]
+    again = clients.connect(url)
+    again.subscribe("orders")
+    assert again.connected.headers["session"] != session_of(client)
+    assert bodies(again.only(1)) == ["persistent"]
+
+
+def test_after_a_restart_all_is_there(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    client.subscribe("orders")
+    client.send("orders", b"persistent", persistent=True)
+    client.send("orders", b"transient")
+    client.messages(2)
+    hangs_up = threading.Thread(target=client.await_silent_end)
+    hangs_up.start()
+    broker.restart()
+    hangs_up.join()
+    look = broker.queue("orders")
+    assert look.bodies == [b"persistent", b"transient"]
+    assert {message.headers["truenext-attempts"] for message in look.messages} == {"0"}
+
+
+def test_a_restart_waits_for_clients_to_hang_up(broker: BlockingBroker, clients: Clients) -> None:
+    broker.queue("orders")
+    client = clients.connect(broker.url)
+    ends_at = []
+
+    def hang_up_late() -> None:
+        while client.read():
+            pass
+        time.sleep(0.2)
+        ends_at.append(time.monotonic())
+        client.close()
+
+    hangs_up = threading.Thread(target=hang_up_late)
+    hangs_up.start()
+    broker.restart()
+    ended_at = time.monotonic()
+    hangs_up.join()
+    assert ends_at and ended_at >= ends_at[0]
+
+
+def test_a_restart_on_a_slow_and_full_disk_with_frozen_connections_takes_no_time(
+    broker: BlockingBroker, clients: Clients
+) -> None:
+    client = clients.connect(broker.url)
+    broker.slow_disk(600)
+    client.send("orders", b"1", persistent=True)
+    assert is_silent(client)
+    broker.fill_disk()
+    broker.freeze()
+    hangs_up = threading.Thread(target=client.await_silent_end)
+    hangs_up.start()
+    broker.restart()
+    hangs_up.join()
+    assert broker.queue("orders").bodies == [b"1"]
+    # The faults go on.
+    client = clients.connect(broker.url, headers=KEEP_OPEN)
+    client.send("orders", b"2")
+    assert client.next_error().headers["truenext-code"] == "no-room"
+
+
+# ---- In the running loop ----
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_it_runs_in_the_running_loop(clients: Clients, factory: type[asyncio.AbstractEventLoop]) -> None:
+    async def main() -> None:
+        async with testing.broker() as broker:
+            client = await asyncio.to_thread(clients.connect, broker.url)
+            client.send("orders", b"1", persistent=True, headers={"AMQ_SCHEDULED_DELAY": "60000"})
+            await broker.advance(seconds=60)
+            assert (await broker.queue("orders")).bodies == [b"1"]
+            await broker.crash()
+            assert (await broker.queue("orders")).bodies == [b"1"]
+            client = await asyncio.to_thread(clients.connect, broker.url)
+            broker.freeze(session_of(client))
+            client.send("orders", b"2", headers={"receipt": "r"})
+            await broker.advance(seconds=1)
+            assert (await broker.queue("orders")).bodies == [b"1"]
+            broker.thaw(session_of(client))
+            await asyncio.to_thread(client.await_receipt, "r")
+            broker.freeze()
+            client.crash()
+            await broker.advance(seconds=1)
+            broker.thaw()
+            await broker.advance(seconds=1)
+            with pytest.raises(LookupError):
+                broker.drop(session_of(client))
+            client = await asyncio.to_thread(clients.connect, broker.url)
+            broker.drop(session_of(client))
+            assert await asyncio.to_thread(lost, client)
+            client = await asyncio.to_thread(clients.connect, broker.url)
+            broker.lose_commit("after")
+            client.begin("t")
+            client.send("orders", b"3", persistent=True, transaction="t")
+            client.commit("t", confirmed=False)
+            assert await asyncio.to_thread(lost, client)
+            await asyncio.gather(broker.restart(), broker.advance(seconds=1), broker.advance(seconds=1))
+            assert (await broker.queue("orders")).bodies == [b"1", b"2", b"3"]
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+def test_two_puts_forward_at_once_add_up(clients: Clients) -> None:
+    async def main() -> None:
+        async with testing.broker() as broker:
+            client = await asyncio.to_thread(clients.connect, broker.url)
+            client.send("orders", b"1", headers={"AMQ_SCHEDULED_DELAY": "60000"})
+            await asyncio.gather(broker.advance(seconds=30), broker.advance(seconds=30))
+            assert (await broker.queue("orders")).bodies == [b"1"]
+
+    asyncio.run(main())
+
+
+# ---- The end ----
+
+
+class BodyFailed(Exception):
+    pass
+
+
+def wreck(broker: BlockingBroker, clients: Clients) -> None:
+    """Leave as much as possible to be tidied up."""
+    broker.slow_disk(600)
+    client, frozen = clients.connect(broker.url, "10000,10000"), clients.connect(broker.url)
+    frozen.subscribe("orders")
+    broker.freeze(session_of(frozen))
+    client.send("orders", b"1", persistent=True)
+    client.begin("t")
+    broker.lose_commit("after")
+    client.commit("t", confirmed=False)
+    broker.fill_disk()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_nothing_is_left_at_the_end(
+    clients: Clients, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder, raises: bool
+) -> None:
+    threads, files = set(threading.enumerate()), open_files()
+    begun = time.monotonic()
+    with contextlib.suppress(BodyFailed), testing.blocking_broker() as broker:
+        url = broker.url
+        wreck(broker, clients)
+        if raises:
+            raise BodyFailed
+    assert time.monotonic() - begun < 5
+    assert set(threading.enumerate()) == threads
+    clients.close()
+    assert open_files() == files
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not recwarn.list
+    caplog.clear()
+    with pytest.raises(ConnectionRefusedError):
+        RawClient(int(url.rpartition(":")[2]))
+    time.sleep(0.1)
+    assert not caplog.records
+
+
+def test_what_the_body_raises_comes_out(clients: Clients) -> None:
+    with pytest.raises(BodyFailed), testing.blocking_broker() as broker:
+        wreck(broker, clients)
+        raise BodyFailed
+
+
+def test_nothing_is_left_in_the_running_loop(clients: Clients) -> None:
+    async def main() -> None:
+        threads, tasks = set(threading.enumerate()), asyncio.all_tasks()
+        with pytest.raises(BodyFailed):
+            async with testing.broker() as broker:
+                broker.slow_disk(600)
+                sock = await asyncio.open_connection("127.0.0.1", int(broker.url.rpartition(":")[2]))
+                sock[1].close()
+                await broker.advance(seconds=1)
+                raise BodyFailed
+        assert set(threading.enumerate()) == threads and asyncio.all_tasks() == tasks
+
+    asyncio.run(main(), debug=True)
+
+
+def test_a_bug_of_the_broker_comes_out_at_the_end(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        pytest.raises(Exception, match="broken by a test"),
+        testing.blocking_broker() as broker,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("broken by a test")
+
+        patch.setattr("truenext.store.memory.MemoryStore._write", fail)
+        client = clients.connect(broker.url)
+        client.send("orders", b"1", persistent=True)
+        with pytest.raises(Exception, match="broken by a test"):
+            broker.advance(seconds=1)
+    assert "broken by a test" in caplog.text
+
+
+# ---- The fixture ----
+
+A_TEST = """
+import sys
+
+def test_without_a_broker():
+    assert not [name for name in sys.modules if name.partition(".")[0] == "truenext"]
+
+def test_with_a_broker(truenext_broker):
+    truenext_broker.advance(seconds=1)
+    assert truenext_broker.queue("orders").bodies == []
+"""
+
+
+def test_the_fixture_imports_nothing_before_it_is_used(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(A_TEST)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "pytest_truenext", "-p", "no:cacheprovider", "test_it.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_pytest_finds_the_fixture() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"]["pytest11"] == {"truenext": "pytest_truenext"}
+    assert project["tool"]["setuptools"]["py-modules"] == ["pytest_truenext"]
