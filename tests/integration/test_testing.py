@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -120,8 +121,11 @@ def test_a_name_that_no_queue_can_have_is_an_error(broker: BlockingBroker) -> No
 # ---- COMMIT ----
 
 
-def test_a_commit_that_is_lost_before_has_not_happened(broker: BlockingBroker, clients: Clients) -> None:
-    client = clients.connect(broker.url)
+@pytest.mark.parametrize("asked", [{}, KEEP_OPEN], ids=["plain", "keep open"])
+def test_a_commit_that_is_lost_before_has_not_happened(
+    broker: BlockingBroker, clients: Clients, asked: dict[str, str]
+) -> None:
+    client = clients.connect(broker.url, headers=asked)
     broker.lose_commit("before")
     client.begin("t")
     client.send("orders", b"in it", persistent=True, transaction="t")
@@ -158,11 +162,27 @@ def test_a_commit_that_is_lost_after_is_durable_and_nobody_was_told(broker: Bloc
 def test_receipts_before_a_commit_that_is_lost_still_come(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     broker.lose_commit("after")
+    broker.freeze()
     client.send("orders", b"before it", persistent=True, headers={"receipt": "earlier"})
     client.begin("t")
     client.commit("t", confirmed=False, headers={"receipt": "r"})
+    # All is read at once.
+    broker.thaw()
     client.await_receipt("earlier")
     assert lost(client)
+
+
+def test_a_commit_that_is_lost_after_is_not_told_by_its_messages_either(
+    broker: BlockingBroker, clients: Clients
+) -> None:
+    client = clients.connect(broker.url)
+    client.subscribe("orders")
+    broker.lose_commit("after")
+    client.begin("t")
+    client.send("orders", b"in it", transaction="t")
+    client.commit("t", confirmed=False)
+    assert lost(client)
+    assert broker.queue("orders").bodies == [b"in it"]
 
 
 def test_a_commit_that_is_lost_after_waits_for_a_slow_disk(broker: BlockingBroker, clients: Clients) -> None:
@@ -212,9 +232,10 @@ def test_a_connection_that_is_dropped_is_reset_and_no_other(broker: BlockingBrok
     first, second = clients.connect(broker.url), clients.connect(broker.url)
     first.subscribe("orders")
     first.send("orders", b"1", confirmed=True)
-    broker.drop(SimpleNamespace(session_id=session_of(first)))
     first.message()
-    assert lost(first)
+    broker.drop(SimpleNamespace(session_id=session_of(first)))
+    with pytest.raises(ConnectionResetError):
+        first._sock.recv(1)
     assert second.arrived() == []
     assert broker.queue("orders").messages[0].headers["truenext-attempts"] == "1"
 
@@ -261,11 +282,29 @@ def test_a_frozen_client_is_given_up_and_learns_it_when_it_thaws(broker: Blockin
     other.send("orders", b"1", confirmed=True)
     frozen.message()
     broker.freeze(session_of(frozen))
+    frozen.send("orders", b"2")
     broker.advance(seconds=60)
     assert broker.queue("orders").bodies == [b"1"]
     assert is_silent(frozen)
     broker.thaw(session_of(frozen))
     assert lost(frozen)
+
+
+def test_a_client_that_goes_while_it_is_frozen_is_missed_when_it_thaws(
+    broker: BlockingBroker, clients: Clients
+) -> None:
+    frozen, other = clients.connect(broker.url), clients.connect(broker.url)
+    frozen.subscribe("orders")
+    other.send("orders", b"1", confirmed=True)
+    frozen.ack(frozen.message())
+    other.send("orders", b"2", confirmed=True)
+    frozen.message()
+    broker.freeze(session_of(frozen))
+    frozen.crash()
+    broker.advance(seconds=60)
+    assert broker.queue("orders").unacknowledged == 1
+    broker.thaw(session_of(frozen))
+    assert broker.queue("orders").bodies == [b"2"]
 
 
 def test_a_frozen_connection_can_be_dropped(broker: BlockingBroker, clients: Clients) -> None:
@@ -560,6 +599,25 @@ def test_two_puts_forward_at_once_add_up(clients: Clients) -> None:
     asyncio.run(main())
 
 
+def test_a_crash_waits_until_the_clock_was_put_forward(clients: Clients) -> None:
+    async def main() -> None:
+        async with testing.broker() as broker:
+            client = await asyncio.to_thread(clients.connect, broker.url)
+            client.send("orders", b"1", persistent=True, headers={"AMQ_SCHEDULED_DELAY": "60000"})
+            await broker.advance(seconds=1)
+            broker.slow_disk(600)
+            client.send("orders", b"2", persistent=True)
+            await asyncio.sleep(0.1)
+            puts_forward = asyncio.create_task(broker.advance(seconds=60))
+            look = asyncio.create_task(broker.queue("orders"))
+            await asyncio.gather(broker.crash(), puts_forward, look)
+            broker.slow_disk(0)
+            await broker.advance(seconds=1)
+            assert (await broker.queue("orders")).bodies == [b"1"]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 # ---- The end ----
 
 
@@ -657,17 +715,28 @@ def test_with_a_broker(truenext_broker):
 """
 
 
-def test_the_fixture_imports_nothing_before_it_is_used(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(A_TEST)
+def pytest_says(folder: Path) -> str:
+    """Of test_it.py there."""
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "pytest_truenext", "-p", "no:cacheprovider", "test_it.py"],
-        cwd=tmp_path,
+        cwd=folder,
         env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def test_the_fixture_imports_nothing_before_it_is_used(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(A_TEST)
+    assert "2 passed" in pytest_says(tmp_path)
+
+
+def test_what_the_page_shows_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    (tmp_path / "test_it.py").write_text("\n\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
+    assert "2 passed" in pytest_says(tmp_path)
 
 
 def test_pytest_finds_the_fixture() -> None:

@@ -26,15 +26,12 @@ class FreezingSocket(socket.socket):
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
         self.setblocking(False)
         self.is_frozen = False
-        self._shut_down: int | None = None
         self._is_to_close = False
 
     def thaw(self) -> None:
         self.is_frozen = False
         if self._is_to_close:
             super().close()
-        elif self._shut_down is not None:
-            self.shutdown(self._shut_down)
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         if self.is_frozen:
@@ -47,9 +44,8 @@ class FreezingSocket(socket.socket):
         return super().send(data, flags)
 
     def shutdown(self, how: int, /) -> None:
-        if self.is_frozen:
-            self._shut_down = how
-        else:
+        # Who shuts it down closes it soon.
+        if not self.is_frozen:
             super().shutdown(how)
 
     def close(self) -> None:

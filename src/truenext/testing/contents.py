@@ -42,7 +42,6 @@ async def contents(host: str, port: int, queue: str) -> QueueContents:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         decoder = Decoder(FRAMES)
-        # Nothing of it is larger than a login, after which it is set in any case.
         frames: list[Frame] = []
 
         def say(command: str, headers: dict[str, str]) -> None:

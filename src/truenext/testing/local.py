@@ -149,8 +149,9 @@ class LocalBroker:
 
     async def queue(self, name: str) -> QueueContents:
         """What is in a queue, dead-letter queues (`DLQ.orders`) too, after all that clients had sent before."""
-        await self._run.settle()
-        return await contents(HOST, self._port, name)
+        async with self._one_at_a_time:
+            await self._run.settle()
+            return await contents(HOST, self._port, name)
 
 
 @asynccontextmanager
