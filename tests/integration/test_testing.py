@@ -107,6 +107,14 @@ def test_a_look_at_a_queue_shows_what_waits_in_order_and_counts_the_rest(
     assert (look.unacknowledged, look.scheduled) == (1, 1)
 
 
+def test_a_look_at_a_queue_is_behind_all_that_was_sent_before(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url)
+    broker.freeze()
+    client.write(b"SEND\ndestination:/queue/orders\n\n\0" * 5_000)
+    broker.thaw()
+    assert broker.queue("orders").waiting == 5_000
+
+
 def test_a_queue_that_is_not_there_is_empty_and_is_not_made(broker: BlockingBroker) -> None:
     for _ in range(2):
         look = broker.queue("nowhere")
@@ -127,10 +135,13 @@ def test_a_commit_that_is_lost_before_has_not_happened(
 ) -> None:
     client = clients.connect(broker.url, headers=asked)
     broker.lose_commit("before")
+    broker.freeze()
     client.begin("t")
     client.send("orders", b"in it", persistent=True, transaction="t")
     client.say("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
     client.send("orders", b"behind it")
+    # All is read at once.
+    broker.thaw()
     assert lost(client)
     assert broker.queue("orders").bodies == []
     again = clients.connect(broker.url)
@@ -144,10 +155,13 @@ def test_a_commit_that_is_lost_before_has_not_happened(
 def test_a_commit_that_is_lost_after_is_durable_and_nobody_was_told(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     broker.lose_commit("after")
+    broker.freeze()
     client.begin("t")
     client.send("orders", b"in it", persistent=True, transaction="t")
     client.say("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
     client.send("orders", b"behind it")
+    # All is read at once.
+    broker.thaw()
     assert lost(client)
     assert broker.queue("orders").bodies == [b"in it"]
     broker.crash()
@@ -305,6 +319,22 @@ def test_a_client_that_goes_while_it_is_frozen_is_missed_when_it_thaws(
     assert broker.queue("orders").unacknowledged == 1
     broker.thaw(session_of(frozen))
     assert broker.queue("orders").bodies == [b"2"]
+
+
+def test_a_client_that_has_taken_leave_does_not_see_its_end_while_it_is_frozen(
+    broker: BlockingBroker, clients: Clients
+) -> None:
+    client = clients.connect(broker.url)
+    broker.slow_disk(60)
+    client.send("orders", b"1", persistent=True)
+    client.say("DISCONNECT", {})
+    assert is_silent(client)
+    broker.freeze()
+    broker.advance(seconds=60)
+    assert is_silent(client)
+    broker.thaw()
+    broker.advance(seconds=3)
+    assert lost(client)
 
 
 def test_a_frozen_connection_can_be_dropped(broker: BlockingBroker, clients: Clients) -> None:
@@ -599,21 +629,17 @@ def test_two_puts_forward_at_once_add_up(clients: Clients) -> None:
     asyncio.run(main())
 
 
-def test_a_crash_waits_until_the_clock_was_put_forward(clients: Clients) -> None:
+@pytest.mark.parametrize("first", ["advance", "queue"])
+def test_a_crash_waits_until_what_was_begun_before_is_done(clients: Clients, first: str) -> None:
     async def main() -> None:
         async with testing.broker() as broker:
             client = await asyncio.to_thread(clients.connect, broker.url)
-            client.send("orders", b"1", persistent=True, headers={"AMQ_SCHEDULED_DELAY": "60000"})
-            await broker.advance(seconds=1)
             broker.slow_disk(600)
             client.send("orders", b"2", persistent=True)
             await asyncio.sleep(0.1)
-            puts_forward = asyncio.create_task(broker.advance(seconds=60))
-            look = asyncio.create_task(broker.queue("orders"))
-            await asyncio.gather(broker.crash(), puts_forward, look)
-            broker.slow_disk(0)
-            await broker.advance(seconds=1)
-            assert (await broker.queue("orders")).bodies == [b"1"]
+            begun = broker.advance(seconds=60) if first == "advance" else broker.queue("orders")
+            await asyncio.gather(begun, broker.crash())
+            assert (await broker.queue("orders")).bodies == []
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

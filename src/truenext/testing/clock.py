@@ -167,19 +167,12 @@ class Loop:
         self._hidden.discard(sock)
         for there, add in ((self._readers, self._loop.add_reader), (self._writers, self._loop.add_writer)):
             if sock in there:
-                try:
-                    add(sock, self._run, there[sock])
-                except RuntimeError:
-                    # uvloop's way to say that it has seen the socket break: whoever uses it finds that out.
-                    self.call_soon(there.pop(sock))
+                add(sock, self._run, there[sock])
 
     # ---- The end ----
 
     def end(self) -> None:
-        for sock in self._readers.keys() - self._hidden:
-            self._loop.remove_reader(sock)
-        for sock in self._writers.keys() - self._hidden:
-            self._loop.remove_writer(sock)
+        """No socket may be watched any more."""
         self._timers.clear()
         self._set_alarm()
         self._has_ended = True
