@@ -468,9 +468,24 @@ def test_heart_beats_go_by_the_clock(broker: BlockingBroker, clients: Clients) -
     speaks, listens = clients.connect(broker.url, "10000,0"), clients.connect(broker.url, "0,10000")
     broker.advance(seconds=11)
     assert listens.read() == b"\n"
-    assert is_silent(speaks)
+    broker.freeze(session_of(speaks))
     broker.advance(seconds=60)
+    broker.thaw(session_of(speaks))
     assert lost(speaks)
+
+
+def test_a_client_is_not_given_up_for_time_of_which_its_clock_knows_nothing(
+    broker: BlockingBroker, clients: Clients
+) -> None:
+    client = clients.connect(broker.url, "10000,0")
+    broker.advance(seconds=600)
+    client.send("orders", b"1", confirmed=True)
+
+
+def test_a_client_that_does_not_beat_is_given_up_in_its_own_time(broker: BlockingBroker, clients: Clients) -> None:
+    client = clients.connect(broker.url, "250,0")
+    broker.advance(seconds=600)
+    assert lost(client)
 
 
 def test_time_goes_on_by_itself(broker: BlockingBroker, clients: Clients) -> None:

@@ -102,6 +102,11 @@ class CuttableConnection(Connection):
             if self._is_closed:
                 self._on_gone(self)
 
+    def beat(self) -> None:
+        """The client has sent its heart-beats in time that was only put forward: its own clock knows nothing of it."""
+        if not self._socket.is_frozen:
+            self._heard_at = self._loop.time()
+
     def close_socket(self) -> None:
         """As the system does for a process that was killed."""
         self._socket.is_frozen = False

@@ -96,15 +96,19 @@ class Run:
         await self.settle()
         until = self._loop.time() + seconds
         while (due := self._loop.next_due) is not None and due <= until:
-            self._clock.put_forward_to(due)
-            self._loop.ring()
+            self._put_forward_to(due)
             # Most of what is due is a look at what has not changed.
             await asyncio.sleep(0)
             while self._loop.soon or self._awaits_thread:
                 await asyncio.sleep(THREAD_SECONDS if self._awaits_thread else 0)
-        self._clock.put_forward_to(until)
-        self._loop.ring()
+        self._put_forward_to(until)
         await self.settle()
+
+    def _put_forward_to(self, seconds: float) -> None:
+        self._clock.put_forward_to(seconds)
+        for connection in self.connections.values():
+            connection.beat()
+        self._loop.ring()
 
     # ---- The end ----
 
