@@ -47,6 +47,8 @@ DELAY_MAX_S = 15.0
 that comes back do not come at once."""
 STABLE_S = 5.0
 """A connection that lived for so long counts as a success."""
+QUICK_FAILURES_MAX = 3
+"""... and others count as failures, but not as so many that the pauses get long: the broker is there."""
 IDLE_S = 5.0
 """A buffer that nobody asks for goes back after so long, so that others get it."""
 CHECK_S = 15.0
@@ -271,8 +273,8 @@ class Client:
             self._login_timer.cancel()
         was_up = link.is_up
         if was_up:
-            # One that ends at once does not show that the broker is there.
-            self._failures = 0 if self.clock() - self.since >= STABLE_S else self._failures + 1
+            # One that ends at once, again and again, is no reason to try without a pause.
+            self._failures = 0 if self.clock() - self.since >= STABLE_S else min(self._failures + 1, QUICK_FAILURES_MAX)
             self.up = Signal()
             self.since = self.clock()
             if not self.is_closing:
@@ -283,7 +285,8 @@ class Client:
         # What the program has: it comes again, and may do so here while the program still has it.
         for subscription in self.subscriptions.values():
             for received in subscription.held.values():
-                self.foreign[received.key] = received
+                # What has come again while the program still had it is known by what the program has.
+                self.foreign.setdefault(received.key, received)
             subscription.begin_connection()
             subscription.has_missed |= was_up and subscription.wanted.is_lossy
             subscription.buffer.cleared()
@@ -351,6 +354,8 @@ class Client:
         for subscription in self.subscriptions.values():
             if not subscription.is_closed:
                 self._subscribe(subscription)
+                # Those that pull ask anew.
+                subscription.buffer.wake_all()
         self._begin_heart_beats(link)
         self.up.set()
         if not link.is_truenext:
@@ -778,8 +783,8 @@ class Client:
         return came[0]
 
     def wait_until_written(self, deadline: float | None = None) -> Flow[bool]:
-        """Until all frames so far are with the operating system."""
-        while not self.flush():
+        """Until all frames so far are with the operating system, or their connection has gone."""
+        while self.link is not None and not self.flush():
             signal = Signal()
             self._drained.append(signal)
             came = yield Wait(signal, deadline)
