@@ -55,7 +55,7 @@ def health(client: Client) -> Health:
                 len(each.held),
                 _state(each.is_closed, each.is_open, each.is_paused, each.rests),
             )
-            for each in client.subscriptions.values()
+            for each in client.subscriptions.by_id.values()
         ],
         error="" if client.error is None else str(client.error),
     )

@@ -67,7 +67,7 @@ class Link:
         """At least; 0 is never."""
         self.silent_after_s = 0.0
         """Without a byte from the broker; 0 is never."""
-        self.read_at = self.written_at = now
+        self.began_at = self.read_at = self.written_at = now
 
     # ---- Out ----
 

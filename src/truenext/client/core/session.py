@@ -181,10 +181,10 @@ class Session:
             if self.given:
                 self._acknowledge_given(received)
             else:
-                client.begin(received)
+                client.subscriptions.begin(received)
             self.given.append(received)
         else:
-            client.begin(received)
+            client.subscriptions.begin(received)
         client.flush()
         return received
 
@@ -200,9 +200,9 @@ class Session:
             if each.pulls and client.link is not None and client.link.is_truenext:
                 pulled.append(each)
                 if not each.wished:
-                    client.wish(each, min(most, PULLED_MAX), waits=not now)
+                    client.subscriptions.wish(each, min(most, PULLED_MAX), waits=not now)
             else:
-                client.wake(each)
+                client.subscriptions.wake(each)
         client.flush()
         if now:
             return (yield from self._wait_for_now(subscription, wanted, pulled, deadline))
@@ -222,7 +222,7 @@ class Session:
         for each in pulled:
             link = client.link
             if each.wished and link is not None and each.is_known and not self.buffer.is_waited_for:
-                client.wish(each, 0, waits=False)
+                client.subscriptions.wish(each, 0, waits=False)
                 client.flush()
                 while each.wished and client.link is link and not len(each):
                     signal = self.buffer.wait(each)
@@ -313,7 +313,7 @@ class Session:
         ]
         if pulled and not self.buffer.is_waited_for:
             # What was asked for may be on its way.
-            client.give_back(pulled)
+            client.subscriptions.give_back(pulled)
         client.flush()
 
     def _forget(self, taken: Iterable[Received]) -> None:
@@ -337,8 +337,8 @@ class Session:
         if received in self.given:
             self.given.remove(received)
         client = self.client
-        client.settle(received, verdict)
-        if not verdict.is_done and not verdict.is_poison and client.is_current(received):
+        client.subscriptions.settle(received, verdict)
+        if not verdict.is_done and not verdict.is_poison and client.subscriptions.is_current(received):
             self._give_back_buffered([received.subscription])
         self.buffer.ended([received])
         client.flush()
@@ -379,17 +379,17 @@ class Session:
     def _give_back_all(self, messages: Sequence[Received]) -> None:
         """All of them, in one step, and what is buffered."""
         client = self.client
-        current = [each for each in messages if client.is_current(each) and each.unit is None]
+        current = [each for each in messages if client.subscriptions.is_current(each) and each.unit is None]
         subscriptions = list(dict.fromkeys(each.subscription for each in current))
         again = [each.again for each in messages if each.again is not None]
         if subscriptions:
-            client.give_back(subscriptions, returning=current)
+            client.subscriptions.give_back(subscriptions, returning=current)
         for each in current:
             each.state = State.DONE
             each.subscription.held.pop(each.ack_id, None)
         for each in messages:
             if each not in current:
-                client.put_back(each)
+                client.subscriptions.put_back(each)
         del again
 
     def _give_back_buffered(self, subscriptions: Sequence[Subscription]) -> None:
@@ -401,7 +401,7 @@ class Session:
             and not (each.wanted.prefetch == 1 or (each.pulls and not each.wished and not len(each)))
         ]
         if returned:
-            self.client.give_back(returned)
+            self.client.subscriptions.give_back(returned)
 
     def _acknowledge_given(self, begun: Received | None) -> None:
         """In auto mode: what was handed out before is done; `begun` is what the program gets now."""
@@ -415,10 +415,10 @@ class Session:
 
     def _is_done(self, received: Received, begun: Received | None) -> None:
         if received.state is State.HELD:
-            self.client.settle(received, DONE, begun)
+            self.client.subscriptions.settle(received, DONE, begun)
             self.buffer.ended([received])
         elif begun is not None:
-            self.client.begin(begun)
+            self.client.subscriptions.begin(begun)
 
     def end_given(self, verdict: Verdict | None) -> None:
         """In auto mode the block that handles messages has ended; None gives them back without an attempt."""
@@ -439,7 +439,7 @@ class Session:
     def _unit(self, link: Link, owner: object) -> Unit:
         unit = self.unit
         if unit is None:
-            unit = self.unit = Unit(self.client.transaction_name(), link.number, owner)
+            unit = self.unit = Unit(self.client.world.name(), link.number, owner)
             self.client.units[unit] = None
             link.unanswered[link.write(frames.frame("BEGIN", {"transaction": unit.name}))] = InUnit(unit)
         return unit
@@ -557,7 +557,7 @@ class Session:
             for received in unit.failed:
                 link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = InUnit(unit)
         subscriptions = [each for each in self.buffer.subscriptions if not each.is_closed]
-        client.give_back(subscriptions, unit=unit, charges_all=charges_all)
+        client.subscriptions.give_back(subscriptions, unit=unit, charges_all=charges_all)
         client.flush()
 
     def _end(self, unit: Unit) -> None:
@@ -574,10 +574,10 @@ class Session:
         committed = unit.outcome is Outcome.COMMITTED
         for received in unit.given:
             if committed and received not in unit.failed:
-                client.foreign.pop(received.key, None)
+                client.subscriptions.foreign.pop(received.key, None)
                 received.state = State.DONE
             else:
-                client.put_back(received)
+                client.subscriptions.put_back(received)
         self.buffer.ended(unit.given)
         client.units.pop(unit, None)
         if self.unit is unit:
@@ -596,7 +596,7 @@ class Session:
         self.is_closed = True
         self.end_given(None)
         for subscription in list(self.buffer.subscriptions):
-            self.client.unsubscribe(subscription)
+            self.client.subscriptions.unsubscribe(subscription)
         if self._producer is not None and (unit is None or unit.outcome is not Outcome.IN_DOUBT):
             self.client.free_producer(self._producer)
         self.buffer.wake_all()

@@ -266,12 +266,12 @@ class Consumer:
     async def pause(self) -> None:
         """Take nothing until `resume`: what is buffered goes back to others."""
         self._driver.check_place()
-        self._core.client.pause(self._subscription)
+        self._core.client.subscriptions.pause(self._subscription)
 
     async def resume(self) -> None:
         """Go on."""
         self._driver.check_place()
-        self._core.client.resume(self._subscription)
+        self._core.client.subscriptions.resume(self._subscription)
 
     async def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
@@ -283,7 +283,7 @@ class Consumer:
             self._core.end_given(verdict)
             self._core.close(asyncio.current_task())
         else:
-            self._core.client.unsubscribe(self._subscription)
+            self._core.client.subscriptions.unsubscribe(self._subscription)
         await self._driver.run(self._core.client.wait_until_written())
 
     async def __aenter__(self) -> Self:
@@ -674,7 +674,7 @@ class Connection:
             await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             buffer.is_over = True
-            client.pause(subscription)
+            client.subscriptions.pause(subscription)
             buffer.wake_all()
             try:
                 await asyncio.wait(workers)
@@ -682,7 +682,7 @@ class Connection:
                 for worker in workers:
                     worker.cancel()
                 results = await asyncio.gather(*workers, return_exceptions=True)
-                client.unsubscribe(subscription)
+                client.subscriptions.unsubscribe(subscription)
         for result in results:
             if isinstance(result, Exception) and not (isinstance(result, ClosedError) and client.is_closed_by_program):
                 raise result
@@ -777,7 +777,7 @@ class Connection:
         for buffer in set(self._consuming.values()):
             buffer.is_over = True
             for subscription in buffer.subscriptions:
-                client.pause(subscription)
+                client.subscriptions.pause(subscription)
             buffer.wake_all()
         workers = [worker for worker in self._consuming if worker is not current]
         if workers:

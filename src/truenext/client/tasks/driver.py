@@ -124,7 +124,7 @@ class Driver:
         client = self.client
         try:
             while client.error is None:
-                address, delay = client.next_address()
+                address, delay = client.attempts.next()
                 if delay:
                     await asyncio.sleep(delay)
                 try:

@@ -1,0 +1,100 @@
+"""Does a client hold what it should: nothing that nobody asks for, and what the broker believes that it holds?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.client.core.holding import Subscription
+    from truenext.client.core.link import Link
+    from truenext.client.core.questions import Questions
+    from truenext.client.core.subscriptions import Subscriptions
+    from truenext.client.core.world import World
+
+IDLE_S = 5.0
+"""A buffer that nobody asks for goes back after so long, so that others get it."""
+CHECK_S = 15.0
+"""Between two looks at what the broker has of this connection, while both agree."""
+CHECK_AGAIN_S = 1.0
+CHECKS_MAX = 3
+"""Looks that differ in the same way, until that is no coincidence."""
+
+
+class Agreement:
+    def __init__(
+        self, world: World, subscriptions: Subscriptions, questions: Questions, end: Callable[[ConnectionLost], None]
+    ) -> None:
+        """`end` ends the connection."""
+        self._world = world
+        self._subscriptions = subscriptions
+        self._questions = questions
+        self._end = end
+        world.timers.at(world.clock() + IDLE_S, self._give_back_what_is_idle)
+
+    def _give_back_what_is_idle(self) -> None:
+        self._world.timers.at(self._world.clock() + IDLE_S, self._give_back_what_is_idle)
+        link = self._world.link
+        if link is None or not link.is_truenext:
+            return
+        for subscription in self._subscriptions.by_id.values():
+            buffer = subscription.buffer
+            was_asked, subscription.is_asked = subscription.is_asked, False
+            if not (was_asked or buffer.is_waited_for or subscription.rests or not len(subscription)):
+                self._subscriptions.give_back([subscription], rest=True)
+
+    def begin(self, link: Link) -> None:
+        if link.is_truenext:
+            differences: dict[str, tuple[int, int]] = {}
+            self._world.timers.at(self._world.clock() + CHECK_S, lambda: self._check(link, differences, 0))
+
+    def _check(self, link: Link, before: dict[str, tuple[int, int]], times: int) -> None:
+        """Ask the broker what it has of this connection. What comes meanwhile makes a difference for a moment; one that
+        stays means that something was lost on the way, and only a new connection can mend that."""
+        if self._world.link is not link:
+            return
+
+        def answered(answer: bytes) -> None:
+            if self._world.link is not link:
+                return
+            facts = msgspec.json.decode(answer, type=_Facts)
+            held = {each.id: each.held for each in facts.subscriptions}
+            both = {
+                each.id: (held.get(each.id, -1), _held(each))
+                for each in self._subscriptions.by_id.values()
+                if each.is_open and not each.is_closed
+            }
+            differences = {name: counts for name, counts in both.items() if counts[0] != counts[1]}
+            same = {name: counts for name, counts in differences.items() if before.get(name) == counts}
+            if same and times + 1 >= CHECKS_MAX:
+                self._end(ConnectionLost(f"the broker and this client disagree about what is held: {same}"))
+                return
+            self._world.timers.at(
+                self._world.clock() + (CHECK_AGAIN_S if differences else CHECK_S),
+                lambda: self._check(link, same or differences, times + 1 if same else 0),
+            )
+
+        if any(not each.is_closed for each in self._subscriptions.by_id.values()):
+            self._questions.ask(link, "connection", None, answered)
+            self._world.flush_soon()
+        else:
+            self._world.timers.at(self._world.clock() + CHECK_S, lambda: self._check(link, {}, 0))
+
+
+class _OfSubscription(msgspec.Struct):
+    id: str
+    held: int
+
+
+class _Facts(msgspec.Struct):
+    subscriptions: list[_OfSubscription]
+
+
+def _held(subscription: Subscription) -> int:
+    """Messages of a subscription that the broker should know it to hold."""
+    return len(subscription.held) + len(subscription) + subscription.buffer.parked

@@ -1,0 +1,46 @@
+"""Where to connect to next, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from truenext.url import Address
+
+DELAY_FIRST_S = 0.1
+DELAY_MAX_S = 15.0
+"""Between two rounds over all addresses: doubled with each, and shortened by chance, so that a thousand clients of a
+broker that comes back do not come at once."""
+STABLE_S = 5.0
+"""A connection that lived for so long was a success."""
+QUICK_FAILURES_MAX = 3
+"""Others count as failures, but not as so many that the pauses get long: the broker is there."""
+
+
+class Attempts:
+    def __init__(self, addresses: Sequence[Address], chance: Callable[[], float]) -> None:
+        self.addresses = addresses
+        self.failures = 0
+        """Since the last success."""
+        self._chance = chance
+        self._at = 0
+
+    def next(self) -> tuple[Address, float]:
+        """Where to, and after how many seconds."""
+        address = self.addresses[self._at % len(self.addresses)]
+        if not self.failures:
+            return address, 0.0
+        rounds = (self.failures - 1) // len(self.addresses)
+        longest = min(DELAY_FIRST_S * 2 ** min(rounds, 20), DELAY_MAX_S)
+        return address, longest * (0.5 + self._chance() / 2)
+
+    def failed(self) -> None:
+        """Nobody was there, or nobody who would have us: the next address is next."""
+        self.failures += 1
+        self._at += 1
+
+    def ended(self, lived_s: float) -> None:
+        """A connection has ended; its address is next."""
+        self.failures = 0 if lived_s >= STABLE_S else min(self.failures + 1, QUICK_FAILURES_MAX)

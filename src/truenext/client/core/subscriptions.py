@@ -1,0 +1,392 @@
+"""The subscriptions of a client: what is said of them on the connection that is there, and what comes.
+
+What a program has of a connection that was lost is *foreign*: it comes again, here or elsewhere. If it comes here while
+the program still has it, it is not handed out a second time: what the program says of it counts for the new dispatch.
+What the program has said of a message and the broker may not know is a verdict that waits for the message to come
+again.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from truenext.client.core import frames
+from truenext.client.core.holding import Buffer, Received, State, Subscription, Wanted
+from truenext.errors import ConnectionLost, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from truenext.client.core.link import Link
+    from truenext.client.core.unit import Unit
+    from truenext.client.core.verdict import Verdict
+    from truenext.client.core.world import World
+    from truenext.wire.stomp.frame import Frame
+
+VERDICTS_MAX = 100_000
+"""Messages that the program has settled and the broker may not know of."""
+ACKS_PER_RECEIPT = 256
+
+
+class Subscriptions:
+    def __init__(self, world: World, make: type[Received]) -> None:
+        """`make` makes messages."""
+        self.by_id: dict[str, Subscription] = {}
+        self.foreign: dict[str, Received] = {}
+        """Messages that the program still has, of connections that were lost, by message id."""
+        self.verdicts: dict[str, Verdict] = {}
+        self._world = world
+        self._make = make
+        self._arrivals = count(1)
+        self._acks = 0
+
+    # ---- What is said of them ----
+
+    def add(self, wanted: Wanted, buffer: Buffer) -> Subscription:
+        """A new one; the broker is told of it if there is a connection, and at each that comes."""
+        subscription = Subscription(self._world.name(), wanted, buffer)
+        self.by_id[subscription.id] = subscription
+        buffer.subscriptions.append(subscription)
+        link = self._world.link
+        if link is not None and link.is_up:
+            self.say(subscription)
+            self._world.flush_soon()
+        return subscription
+
+    def say(self, subscription: Subscription) -> None:
+        link = self._world.link
+        assert link is not None, "it is up"
+        wanted = subscription.wanted
+        headers = {"id": subscription.id, "destination": wanted.destination, "ack": "client-individual"}
+        is_truenext = link.is_truenext
+        if wanted.prefetch == 0:
+            if is_truenext:
+                headers["truenext-pull"] = "true"
+            else:
+                # The least that others know.
+                headers["activemq.prefetchSize"] = "1"
+        elif wanted.prefetch is not None:
+            headers["activemq.prefetchSize"] = str(wanted.prefetch)
+        if is_truenext and wanted.prefetch != 0 and _may_be_express(wanted.destination):
+            headers["truenext-express"] = "true"
+        if wanted.selector is not None:
+            headers["selector"] = wanted.selector
+        if wanted.priority:
+            headers["activemq.priority"] = str(wanted.priority)
+        if wanted.exclusive:
+            headers["activemq.exclusive"] = "true"
+        if wanted.durable is not None:
+            headers["activemq.subscriptionName"] = wanted.durable
+        headers |= wanted.headers
+        headers["receipt"] = str(link.frames + 1)
+        number = link.write(frames.frame("SUBSCRIBE", headers))
+        link.unanswered[number] = _Subscribing(subscription)
+        subscription.is_known = True
+        if subscription.is_paused and is_truenext:
+            self.give_back([subscription], rest=True)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """What it has goes back, without an attempt; what the program has of it, too."""
+        if self.by_id.pop(subscription.id, None) is None:
+            return
+        subscription.end(None)
+        subscription.buffer.subscriptions.remove(subscription)
+        link = self._world.link
+        if link is not None and link.is_up and subscription.is_known:
+            link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
+            for received in subscription.held.values():
+                received.state = State.DONE
+            self._world.flush_soon()
+        subscription.begin_connection()
+        subscription.buffer.cleared()
+        subscription.buffer.wake_all()
+
+    def pause(self, subscription: Subscription) -> None:
+        subscription.is_paused = True
+        if subscription.is_known and not subscription.rests:
+            self.give_back([subscription], rest=True)
+
+    def resume(self, subscription: Subscription) -> None:
+        subscription.is_paused = False
+        self.wake(subscription)
+        # Those that pull ask anew.
+        subscription.buffer.wake_all()
+
+    def wake(self, subscription: Subscription) -> None:
+        """The program asks for messages."""
+        link = self._world.link
+        if subscription.rests and link is not None and not subscription.is_paused:
+            subscription.rests = False
+            if not subscription.pulls:
+                link.write(frames.wake(subscription.id))
+                self._world.flush_soon()
+
+    def wish(self, subscription: Subscription, messages: int, *, waits: bool) -> None:
+        """Ask for messages; 0 withdraws what has not come."""
+        link = self._world.link
+        assert link is not None, "it is up"
+        # What is said of an earlier wish may still be on its way.
+        subscription.wish = str(link.frames)
+        link.write(frames.credit(subscription.id, messages, subscription.wish, waits=waits))
+        subscription.rests = subscription.rests and not messages
+        if messages:
+            subscription.wished += messages
+
+    def give_back(
+        self,
+        subscriptions: Sequence[Subscription],
+        *,
+        returning: Iterable[Received] = (),
+        rest: bool = False,
+        unit: Unit | None = None,
+        charges_all: bool = True,
+    ) -> None:
+        """What subscriptions hold returns in one step, but for what the program has, and not `returning`."""
+        link = self._world.link
+        if link is None or not link.is_up:
+            return
+        if not link.is_truenext:
+            self._resubscribe(link, subscriptions, unit)
+            return
+        going = set(returning)
+        keep = []
+        for subscription in subscriptions:
+            keep += [ack_id for ack_id, received in subscription.held.items() if received not in going]
+            subscription.clear()
+            subscription.buffer.cleared()
+            subscription.wished = 0
+            subscription.rests = rest or subscription.is_paused
+        link.rounds += 1
+        # Those that are paused stay so; they are named in a request of their own.
+        awake = [each.id for each in subscriptions if not each.rests]
+        resting = [each.id for each in subscriptions if each.rests]
+        abort = None if unit is None else unit.name
+        if resting and awake:
+            link.write(frames.give_back(resting, keep=keep, rest=True))
+            link.rounds += 1
+            resting = []
+        link.write(
+            frames.give_back(awake or resting, keep=keep, rest=bool(resting), abort=abort, charges_all=charges_all)
+        )
+        for subscription in subscriptions:
+            subscription.round_min = link.rounds
+        self._world.flush_soon()
+
+    def _resubscribe(self, link: Link, subscriptions: Sequence[Subscription], unit: Unit | None) -> None:
+        """The same where a broker knows no giving back: the subscriptions begin anew, under other names."""
+        if unit is not None:
+            link.write(frames.frame("ABORT", {"transaction": unit.name}))
+        for subscription in subscriptions:
+            link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
+            del self.by_id[subscription.id]
+            for received in subscription.held.values():
+                self.foreign[received.key] = received
+            subscription.begin_connection()
+            subscription.buffer.cleared()
+            subscription.id = self._world.name()
+            self.by_id[subscription.id] = subscription
+            self.say(subscription)
+        self._world.flush_soon()
+
+    # ---- What comes ----
+
+    def on_message(self, frame: Frame) -> bool:
+        """Whether it is for one of them."""
+        headers = frame.headers
+        link = self._world.link
+        assert link is not None, "it has just spoken"
+        subscription = self.by_id.get(headers.get("subscription", ""))
+        if subscription is None:
+            return False
+        if "truenext-unused" in headers:
+            if headers.get("correlation-id") == subscription.wish:
+                subscription.wished = 0
+                subscription.buffer.wake_all()
+            return True
+        try:
+            received = self._make(headers, frame.body, next(self._arrivals), subscription, link.number)
+            if link.is_truenext and int(headers["truenext-round"]) < subscription.round_min:
+                return True
+        except (KeyError, ValueError) as error:
+            self._reject_unreadable(link, headers, error)
+            return True
+        if subscription.wished:
+            subscription.wished -= 1
+        if subscription.has_missed:
+            subscription.has_missed = False
+            received.headers = headers | {"may-have-missed": "true"}
+        if self.foreign or self.verdicts:
+            key = received.key
+            verdict = self.verdicts.pop(key, None)
+            if verdict is not None:
+                self._tell(link, received, verdict)
+                self._world.flush_soon()
+                return True
+            earlier = self.foreign.get(key)
+            if earlier is not None:
+                # The program still has it.
+                earlier.again = received
+                subscription.held[received.ack_id] = received
+                received.state = State.HELD
+                self.begin(received)
+                self._world.flush_soon()
+                return True
+        subscription.buffer.push(received)
+        return True
+
+    def _reject_unreadable(self, link: Link, headers: dict[str, str], error: Exception) -> None:
+        self._world.report("a message cannot be read", {"error": repr(error), "message": headers.get("message-id", "")})
+        ack_id = headers.get("ack")
+        if ack_id is not None:
+            link.write(frames.frame("NACK", {"id": ack_id, "truenext-poison": "true"}))
+            self._world.flush_soon()
+
+    # ---- What the program says of it ----
+
+    def begin(self, received: Received) -> None:
+        """Say that the program has it."""
+        link = self._world.link
+        if link is not None and link.is_truenext and not received.is_begun:
+            received.is_begun = True
+            link.write(frames.begun(received.ack_id))
+
+    def is_current(self, received: Received) -> bool:
+        """Its connection is there."""
+        return self._world.link is not None and received.link == self._world.link.number
+
+    def settle(self, received: Received, verdict: Verdict, begun: Received | None = None) -> None:
+        """The program has said what became of a message; `begun` is the one that it gets instead."""
+        received.state = State.DONE
+        received.subscription.held.pop(received.ack_id, None)
+        link = self._world.link
+        if link is not None and received.link == link.number:
+            self._tell(link, received, verdict, begun)
+            return
+        self.foreign.pop(received.key, None)
+        again = received.again
+        if again is not None and self.is_current(again):
+            again.state = State.DONE
+            again.subscription.held.pop(again.ack_id, None)
+            assert link is not None, "it is current"
+            self._tell(link, again, verdict)
+        elif not received.subscription.is_closed:
+            self.remember(received.key, verdict)
+        if begun is not None:
+            self.begin(begun)
+
+    def _tell(self, link: Link, received: Received, verdict: Verdict, begun: Received | None = None) -> None:
+        if verdict.is_done:
+            self._acks += 1
+            ack_id = received.ack_id
+            begins = None if begun is None or begun.is_begun or not link.is_truenext else begun
+            if begins is not None:
+                begins.is_begun = True
+            if self._acks % ACKS_PER_RECEIPT == 0:
+                data = frames.ack_confirmed(ack_id, link.frames + 1, None if begins is None else begins.ack_id)
+            elif begins is not None:
+                data = frames.ack_and_begin(ack_id, begins.ack_id)
+            else:
+                data = frames.ack(ack_id)
+            number = link.write(data)
+        else:
+            number = link.write(frames.frame("NACK", _nack_headers(received, verdict)))
+        link.unanswered[number] = Answered(self, received.key, verdict)
+
+    def remember(self, key: str, verdict: Verdict) -> None:
+        """If the message comes again, that is what is said of it."""
+        self.verdicts[key] = verdict
+        if len(self.verdicts) > VERDICTS_MAX:
+            del self.verdicts[next(iter(self.verdicts))]
+
+    def put_back(self, received: Received) -> None:
+        """The program does not have a message any more, and nothing was said of it: what has come again waits."""
+        received.state = State.DONE
+        self.foreign.pop(received.key, None)
+        again, received.again = received.again, None
+        if again is not None and self.is_current(again) and again.state is State.HELD:
+            again.subscription.held.pop(again.ack_id, None)
+            again.state = State.BUFFERED
+            again.subscription.buffer.push(again)
+
+    # ---- Connections ----
+
+    def lost(self, link: Link, units: Iterable[Unit], *, was_up: bool) -> None:
+        """The connection has gone. What the program has comes again, and may do so here while the program has it."""
+        for subscription in self.by_id.values():
+            for received in subscription.held.values():
+                # What has come again while the program still had it is known by what the program has.
+                self.foreign.setdefault(received.key, received)
+            subscription.begin_connection()
+            subscription.has_missed |= was_up and subscription.wanted.is_lossy
+            subscription.buffer.cleared()
+        for unit in units:
+            for received in unit.given:
+                if received.link == link.number:
+                    self.foreign.setdefault(received.key, received)
+
+    def connected(self, *, is_another: bool) -> None:
+        """There is a new one, to another store perhaps, whose messages are others, whatever they are called."""
+        if is_another:
+            self.foreign.clear()
+            self.verdicts.clear()
+        for subscription in self.by_id.values():
+            if not subscription.is_closed:
+                self.say(subscription)
+                # Those that pull ask anew.
+                subscription.buffer.wake_all()
+
+
+class Answered:
+    """An acknowledgement that is under way."""
+
+    __slots__ = ("_key", "_subscriptions", "_verdict")
+
+    def __init__(self, subscriptions: Subscriptions, key: str, verdict: Verdict) -> None:
+        self._subscriptions = subscriptions
+        self._key = key
+        self._verdict = verdict
+
+    def confirmed(self, frame: Frame) -> None:
+        pass
+
+    def refused(self, error: Refused) -> None:
+        raise ConnectionLost(f"the broker refused an acknowledgement: {error}") from error
+
+    def lost(self) -> None:
+        self._subscriptions.remember(self._key, self._verdict)
+
+
+class _Subscribing:
+    __slots__ = ("_subscription",)
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+
+    def confirmed(self, frame: Frame) -> None:
+        self._subscription.is_open = True
+        self._subscription.opened.set()
+
+    def refused(self, error: Refused) -> None:
+        """Of a subscription that came back after a reconnect, too: then its consumer ends with that."""
+        self._subscription.is_known = False
+        self._subscription.end(error)
+        self._subscription.buffer.wake_all()
+
+    def lost(self) -> None:
+        pass
+
+
+def _nack_headers(received: Received, verdict: Verdict) -> dict[str, str]:
+    headers = {"id": received.ack_id}
+    if verdict.delay_ms is not None:
+        headers["truenext-delay"] = str(verdict.delay_ms)
+    if verdict.is_poison:
+        headers["truenext-poison"] = "true"
+    return headers
+
+
+def _may_be_express(destination: str) -> bool:
+    """A pattern of queues has no express lane."""
+    name = destination.partition("?")[0]
+    return name.startswith(("/topic/", "/temp-topic/")) or not any(sign in name for sign in "*>")

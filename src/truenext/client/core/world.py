@@ -1,0 +1,45 @@
+"""What the rooms of the core share: the connection that is there, and what whoever has the socket does for them."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from truenext.client.core.timers import Timers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.client.core.link import Link
+
+
+class World:
+    __slots__ = ("_names", "chance", "clock", "flush", "flush_soon", "link", "report", "timers")
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+        flush: Callable[[], bool],
+        flush_soon: Callable[[], None],
+        report: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        self.clock = clock
+        """Seconds, of a clock that does not jump."""
+        self.chance = chance
+        """Numbers from 0 to 1."""
+        self.flush = flush
+        """Writes what is to be written; whether all of it went."""
+        self.flush_soon = flush_soon
+        """The same, before long."""
+        self.report = report
+        """Tells whoever runs the program what has happened."""
+        self.link: Link | None = None
+        """The connection that is there, up or about to be."""
+        self.timers = Timers()
+        self._names = count(1)
+
+    def name(self) -> str:
+        """One that nothing else of this client has."""
+        return str(next(self._names))
