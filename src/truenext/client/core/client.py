@@ -307,12 +307,11 @@ class Client:
     def ask_for_outcome(self, unit: Unit) -> None:
         """What became of its COMMIT? What did not happen so far never will."""
         producer = unit.producer
-        assert producer is not None, "it has a COMMIT"
         link = self.link
         if link is None or not link.is_up:
             return
-        if not link.is_truenext or producer.store != link.store:
-            unit.settle(Outcome.UNKNOWN, ConnectionLost("the broker that was reconnected to is another one"))
+        if producer is None or not link.is_truenext or producer.store != link.store:
+            unit.settle(Outcome.UNKNOWN, ConnectionLost("nobody can be asked about it: it was another broker's"))
             return
 
         def answered(answer: bytes) -> None:

@@ -56,6 +56,9 @@ def request(
             raise ValueError(f"{name} of a request is the client's")
     head = said.head
     if said.ttl_s is not None:
+        client.check_open()
+        link = yield from client.wait_until_up(deadline, "send a request")
+        link.require_truenext("a ttl")
         head += f"truenext-ttl:{max(1, int(said.ttl_s * 1000))}\n".encode()
     frame = yield from client.request(head, body_of(body), deadline)
     return content_of(frame)
@@ -65,6 +68,9 @@ def ask(client: Client, verb: str, question: object, deadline: float) -> Flow[by
     """Raises: Refused, ConnectionLost, TimeoutError"""
     body = b"" if question is None else msgspec.json.encode(question)
     head = f"SEND\n{frames.lines({'destination': f'/control/{verb}'})}".encode()
+    client.check_open()
+    link = yield from client.wait_until_up(deadline, "ask the broker")
+    link.require_truenext("a question to the broker")
     frame = yield from client.request(head, body, deadline)
     return frame.body
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from truenext.client.core import frames
-from truenext.errors import ConnectionLost, Refused, RemoteProtocolError
+from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Protocol as Stomp
@@ -68,6 +68,11 @@ class Link:
         self.silent_after_s = 0.0
         """Without a byte from the broker; 0 is never."""
         self.began_at = self.read_at = self.written_at = now
+
+    def require_truenext(self, what: str) -> None:
+        """Raises: LocalProtocolError if the broker is another one, which cannot do this"""
+        if not self.is_truenext:
+            raise LocalProtocolError(f"{what} needs a truenext broker; this one is {self.server or 'another'}")
 
     # ---- Out ----
 

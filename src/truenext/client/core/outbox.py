@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from truenext.client.core.unit import Producer
 from truenext.client.core.waiting import Signal
-from truenext.errors import Code, ConnectionLost, Refused
+from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,6 +198,9 @@ class Outbox:
             if send.is_abandoned:
                 self._settle(send, None)
                 continue
+            if not self.is_numbered and (send.own or send.expires_at is not None):
+                self._settle(send, _not_there(link, "a ttl" if not send.own else "a producer of the caller's"))
+                continue
             ttl = ""
             if send.expires_at is not None:
                 left_ms = int((send.expires_at - self._clock()) * 1000)
@@ -289,6 +292,14 @@ class Outbox:
             room, self._room = self._room, []
             for signal in room:
                 signal.set()
+
+
+def _not_there(link: Link, what: str) -> LocalProtocolError | None:
+    try:
+        link.require_truenext(what)
+    except LocalProtocolError as error:
+        return error
+    return None
 
 
 _MAYBE = "the connection was lost before the message was confirmed; it may have arrived"

@@ -205,6 +205,8 @@ class Session:
                 client.subscriptions.wake(each)
         client.flush()
         if now:
+            if client.link is not None and client.link.is_up:
+                client.link.require_truenext("receive(0)")
             return (yield from self._wait_for_now(subscription, wanted, pulled, deadline))
         signal = self.buffer.wait(subscription)
         try:
@@ -334,9 +336,15 @@ class Session:
             raise LocalProtocolError(
                 f"{received!r} belongs to a transaction: commit or roll back, or name it as failed"
             )
+        client = self.client
+        if client.link is not None and not client.link.is_truenext and not (verdict.is_done or verdict.is_poison):
+            if verdict.delay_ms is not None:
+                client.link.require_truenext("nack with a delay")
+            # A NACK would make it a dead letter there.
+            self.give_back(received)
+            return
         if received in self.given:
             self.given.remove(received)
-        client = self.client
         client.subscriptions.settle(received, verdict)
         if not verdict.is_done and not verdict.is_poison and client.subscriptions.is_current(received):
             self._give_back_buffered([received.subscription])
@@ -453,6 +461,8 @@ class Session:
         link = yield from self.client.wait_until_up(deadline, "send")
         self.check_unit()
         unit = self._unit(link, owner)
+        if ttl_s is not None:
+            link.require_truenext("a ttl")
         ttl = "" if ttl_s is None else f"truenext-ttl:{max(1, int(ttl_s * 1000))}\n"
         said = f"{ttl}transaction:{unit.name}\ncontent-length:{len(body)}\n\n".encode()
         link.unanswered[link.write(b"".join((head, said, body, b"\0")))] = InUnit(unit)
@@ -476,6 +486,7 @@ class Session:
             link = client.link
             assert link is not None, "it would be doomed"
             if unit.failed:
+                link.require_truenext("a commit beside a message that has failed")
                 # What has failed does not happen with the rest of it.
                 for received in unit.failed:
                     link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = InUnit(unit)

@@ -147,7 +147,7 @@ class Subscriptions:
         if link is None or not link.is_up:
             return
         if not link.is_truenext:
-            self._resubscribe(link, subscriptions, unit)
+            self._resubscribe(link, subscriptions, set(returning), unit)
             return
         going = set(returning)
         keep = []
@@ -173,7 +173,9 @@ class Subscriptions:
             subscription.round_min = link.rounds
         self._world.flush_soon()
 
-    def _resubscribe(self, link: Link, subscriptions: Sequence[Subscription], unit: Unit | None) -> None:
+    def _resubscribe(
+        self, link: Link, subscriptions: Sequence[Subscription], going: set[Received], unit: Unit | None
+    ) -> None:
         """The same where a broker knows no giving back: the subscriptions begin anew, under other names."""
         if unit is not None:
             link.write(frames.frame("ABORT", {"transaction": unit.name}))
@@ -181,7 +183,10 @@ class Subscriptions:
             link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
             del self.by_id[subscription.id]
             for received in subscription.held.values():
-                self.foreign[received.key] = received
+                if received not in going:
+                    # What the program has comes again; this dispatch cannot be acknowledged any more.
+                    received.link = 0
+                    self.foreign.setdefault(received.key, received)
             subscription.begin_connection()
             subscription.buffer.cleared()
             subscription.id = self._world.name()
