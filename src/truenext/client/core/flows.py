@@ -8,14 +8,13 @@ import msgspec
 
 from truenext.client.core import frames
 from truenext.client.core.message import Content, content_of
-from truenext.client.core.sends import SendOptions, body_of, spoken
+from truenext.client.core.sends import SendOptions, Spoken, body_of, spoken
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
     from truenext.client.core.outbox import Send
-    from truenext.client.core.session import Session
 
 
 def first_connection(client: Client, deadline: float) -> Flow[None]:
@@ -26,14 +25,12 @@ def first_connection(client: Client, deadline: float) -> Flow[None]:
         raise ConnectionLost(f"no broker at {client.places()}: {client.last_error}") from None
 
 
-def send_in_transaction(
-    session: Session, destination: str, body: bytes | str, options: SendOptions, deadline: float, owner: object
-) -> Flow[None]:
-    """Raises: RolledBack, TimeoutError, ValueError"""
+def spoken_in_transaction(destination: str, options: SendOptions) -> Spoken:
+    """Raises: ValueError, TypeError"""
     said = spoken(destination, options)
     if said.producer is not None:
         raise ValueError("a send in a transaction has no number of its own: the COMMIT has")
-    yield from session.send(said.head, body_of(body), said.ttl_s, deadline, owner)
+    return said
 
 
 def await_send(client: Client, send: Send, deadline: float | None) -> Flow[None]:

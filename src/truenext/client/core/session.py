@@ -17,7 +17,7 @@ import msgspec
 
 from truenext.client.core import frames
 from truenext.client.core.holding import State
-from truenext.client.core.unit import Commit, InUnit, Outcome, Unit
+from truenext.client.core.unit import Commit, Outcome, Unit
 from truenext.client.core.verdict import DONE, FAILED
 from truenext.client.core.waiting import Flow, Wait
 from truenext.errors import (
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 CANCELLED_COMMIT_S = 5.0
 """Seconds for which whoever was cancelled waits for the outcome of a COMMIT that is under way."""
+GATHERED_MAX = 64
+"""Frames of a transaction that are written together."""
 NOTHING_NOW_S = 0.05
 """Seconds until the broker is asked again whether something is about to come."""
 
@@ -61,6 +63,8 @@ class Session:
         """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
         self.given: list[Received] = []
         """In auto mode: what was handed out last, and not acknowledged."""
+        self._told: list[Received] = []
+        """What is to be handed out as soon as the broker was told of it."""
         self._producer = client.new_producer() if mode is Mode.TRANSACTED else None
 
     def check_open(self) -> None:
@@ -84,7 +88,12 @@ class Session:
         subscription = received.subscription
         if subscription.is_paused or (subscription.pulls and subscription.wished):
             return None
-        return self._hand_out(received, owner)
+        received = self._hand_out(received, owner)
+        if client.flush():
+            return received
+        # The program gets it once the broker was told: `receive` waits for that.
+        self._told.append(received)
+        return None
 
     def receive(
         self, subscription: Subscription | None, most: int, deadline: float | None, owner: object, *, now: bool = False
@@ -104,7 +113,8 @@ class Session:
                     return []
                 self.check_unit()
                 yield from self.client.wait_until_written()
-                taken = self._take(subscription, most, owner)
+                taken, self._told = self._told, []
+                taken += self._take(subscription, most - len(taken), owner)
                 if taken:
                     if not self.client.flush():
                         # The program gets nothing before the broker was told that it has it.
@@ -173,8 +183,7 @@ class Session:
             unit = self._unit(link, owner)
             received.unit = unit
             unit.given.append(received)
-            link.unanswered[link.write(frames.ack_in(unit.name, received.ack_id))] = InUnit(unit)
-            client.flush()
+            link.unanswered[link.write(frames.ack_in(unit.name, received.ack_id))] = unit.frame
             return received
         subscription.held[received.ack_id] = received
         if self.mode is Mode.AUTO:
@@ -185,7 +194,6 @@ class Session:
             self.given.append(received)
         else:
             client.subscriptions.begin(received)
-        client.flush()
         return received
 
     def _wait(self, subscription: Subscription | None, most: int, deadline: float | None, *, now: bool) -> Flow[bool]:
@@ -449,25 +457,48 @@ class Session:
         if unit is None:
             unit = self.unit = Unit(self.client.world.name(), link.number, owner)
             self.client.units[unit] = None
-            link.unanswered[link.write(frames.frame("BEGIN", {"transaction": unit.name}))] = InUnit(unit)
+            link.unanswered[link.write(frames.frame("BEGIN", {"transaction": unit.name}))] = unit.frame
         return unit
 
+    def send_now(self, head: bytes, body: bytes, ttl_s: float | None, owner: object) -> bool:
+        """Send in the transaction, if nothing has to be waited for: the short way of `send`."""
+        client = self.client
+        link = client.link
+        if (
+            self.is_closed
+            or client.is_closing
+            or link is None
+            or not link.is_up
+            or (self.unit is not None and self.unit.outcome is not Outcome.OPEN)
+            or (len(link.out) >= GATHERED_MAX and not client.flush())
+        ):
+            return False
+        self._send(link, head, body, ttl_s, owner)
+        client.flush_soon()
+        return True
+
     def send(self, head: bytes, body: bytes, ttl_s: float | None, deadline: float | None, owner: object) -> Flow[None]:
-        """Send in the transaction. It is written, and what the broker says of it is known at the commit.
+        """Send in the transaction. What the broker says of it is known at the commit.
 
         Raises: RolledBack, TimeoutError
         """
         yield from self._before(owner)
+        yield from self.client.wait_until_up(deadline, "send")
+        if not (yield from self.client.wait_until_written(deadline)):
+            raise TimeoutError("the broker has not taken what was sent before in time")
         link = yield from self.client.wait_until_up(deadline, "send")
         self.check_unit()
-        unit = self._unit(link, owner)
+        self._send(link, head, body, ttl_s, owner)
+        self.client.flush_soon()
+
+    def _send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, owner: object) -> None:
+        ttl = ""
         if ttl_s is not None:
             link.require_truenext("a ttl")
-        ttl = "" if ttl_s is None else f"truenext-ttl:{max(1, int(ttl_s * 1000))}\n"
+            ttl = f"truenext-ttl:{max(1, int(ttl_s * 1000))}\n"
+        unit = self._unit(link, owner)
         said = f"{ttl}transaction:{unit.name}\ncontent-length:{len(body)}\n\n".encode()
-        link.unanswered[link.write(b"".join((head, said, body, b"\0")))] = InUnit(unit)
-        yield from self.client.wait_until_written(deadline)
-        self.check_unit()
+        link.unanswered[link.write(b"".join((head, said, body, b"\0")))] = unit.frame
 
     def commit(self, deadline: float | None, owner: object) -> Flow[None]:
         """All of it happens, or nothing. Returns once it is durable.
@@ -489,7 +520,7 @@ class Session:
                 link.require_truenext("a commit beside a message that has failed")
                 # What has failed does not happen with the rest of it.
                 for received in unit.failed:
-                    link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = InUnit(unit)
+                    link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = unit.frame
             producer = self._producer
             assert producer is not None, "it is a transacted session"
             headers = {"transaction": unit.name}
@@ -566,7 +597,7 @@ class Session:
         charges_all = charge is Charge.ALL and not unit.failed
         if link.is_truenext and charge is not Charge.NONE:
             for received in unit.failed:
-                link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = InUnit(unit)
+                link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = unit.frame
         subscriptions = [each for each in self.buffer.subscriptions if not each.is_closed]
         client.subscriptions.give_back(subscriptions, unit=unit, charges_all=charges_all)
         client.flush()

@@ -52,7 +52,19 @@ class Producer:
 
 
 class Unit:
-    __slots__ = ("cause", "failed", "given", "link", "name", "number", "outcome", "owner", "producer", "settled")
+    __slots__ = (
+        "cause",
+        "failed",
+        "frame",
+        "given",
+        "link",
+        "name",
+        "number",
+        "outcome",
+        "owner",
+        "producer",
+        "settled",
+    )
 
     def __init__(self, name: str, link: int, owner: object) -> None:
         self.name = name
@@ -71,6 +83,8 @@ class Unit:
         self.producer: Producer | None = None
         self.number = 0
         """That of its COMMIT."""
+        self.frame = InUnit(self)
+        """Hears of each of its frames."""
         self.settled = Signal()
         """The outcome of its COMMIT is known."""
 

@@ -26,7 +26,7 @@ from truenext.client.core.holding import Buffer, Received, SharedBuffer, State, 
 from truenext.client.core.message import Content
 from truenext.client.core.outbox import Batch, Send
 from truenext.client.core.sending import await_room, enqueue, prepare, send, settled
-from truenext.client.core.sends import Outgoing, SendOptions
+from truenext.client.core.sends import Outgoing, SendOptions, body_of
 from truenext.client.core.session import Charge, Mode, charge_for
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
@@ -153,7 +153,8 @@ class Message(Received):
         source = self._session
         source.driver.check_place()
         source.core.settle(self, verdict)
-        await source.driver.run(source.core.client.wait_until_written())
+        if not source.driver.flush():
+            await source.driver.run(source.core.client.wait_until_written())
 
     def process(self) -> Processing:
         """`async with message.process():` says what became of it: acknowledged at the end of the block, failed by an
@@ -388,8 +389,12 @@ class Session:
         if core.mode is not Mode.TRANSACTED:
             await self._connection.send(destination, body, timeout=timeout, **options)
             return
-        deadline = driver.loop.time() + timeout
-        await driver.run(flows.send_in_transaction(core, destination, body, options, deadline, asyncio.current_task()))
+        driver.check_place()
+        said = flows.spoken_in_transaction(destination, options)
+        data = body_of(body)
+        owner = asyncio.current_task()
+        if not core.send_now(said.head, data, said.ttl_s, owner):
+            await driver.run(core.send(said.head, data, said.ttl_s, driver.loop.time() + timeout, owner))
 
     async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Answer a request, as `send`."""
