@@ -79,15 +79,19 @@ class Client:
         flush: Callable[[], bool],
         flush_soon: Callable[[], None],
         report: Callable[[str, dict[str, object]], None],
+        has_ended: Callable[[object], bool],
         make: type[Received] = Received,
     ) -> None:
         """`name` is nobody else's, and names producers. `clock` gives seconds and does not jump, `chance` numbers from
         0 to 1. `flush` writes what is in `outgoing`, and says whether all of it went; `flush_soon` does so before long.
-        `report` tells whoever runs the program what happened; `make` makes messages.
+        `report` tells whoever runs the program what happened, `has_ended` says whether a task or thread will do nothing
+        any more; `make` makes messages.
         """
         self.login = login
         self.name = name
-        self.world = world = World(clock=clock, chance=chance, flush=flush, flush_soon=flush_soon, report=report)
+        self.world = world = World(
+            clock=clock, chance=chance, flush=flush, flush_soon=flush_soon, report=report, has_ended=has_ended
+        )
         self.clock, self.flush, self.flush_soon, self.timers = clock, flush, flush_soon, world.timers
         self.attempts = Attempts(login.addresses, chance)
         self.outbox = Outbox(name, world.timers, clock)

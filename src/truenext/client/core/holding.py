@@ -73,8 +73,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 class Subscription:
     __slots__ = (
-        *("_heap", "buffer", "error", "has_missed", "held", "id", "is_asked", "is_closed", "is_known", "is_open"),
-        *("is_paused", "opened", "rests", "round_min", "wanted", "wish", "wished"),
+        *("_heap", "buffer", "error", "has_missed", "held", "id", "is_asked", "is_closed", "is_dry", "is_known"),
+        *("is_open", "is_paused", "opened", "rests", "round_min", "wanted", "wish", "wished"),
     )
 
     def __init__(self, name: str, wanted: Wanted, buffer: Buffer) -> None:
@@ -89,6 +89,8 @@ class Subscription:
         """What comes of an earlier round was given back."""
         self.wished = 0
         """Messages that were asked for, if it pulls, and have not come."""
+        self.is_dry = False
+        """The broker had not as many as were asked for last."""
         self.wish = ""
         """The name of what was asked for last."""
         self.rests = False

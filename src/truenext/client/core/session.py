@@ -17,9 +17,10 @@ import msgspec
 
 from truenext.client.core import frames
 from truenext.client.core.holding import State
+from truenext.client.core.outbox import NO_ROOM_S
 from truenext.client.core.unit import Commit, Outcome, Unit
 from truenext.client.core.verdict import DONE, FAILED
-from truenext.client.core.waiting import Flow, Wait
+from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import (
     ClosedError,
     Code,
@@ -61,10 +62,12 @@ class Session:
         self.is_closed = False
         self.unit: Unit | None = None
         """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
-        self.given: list[Received] = []
-        """In auto mode: what was handed out last, and not acknowledged."""
+        self._given: dict[object, list[Received]] = {}
+        """In auto mode: what each task or thread was handed last, and not acknowledged."""
         self._told: list[Received] = []
         """What is to be handed out as soon as the broker was told of it."""
+        self._not_before = 0.0
+        """The broker has no room for a transaction, and is not asked again before."""
         self._producer = client.new_producer() if mode is Mode.TRANSACTED else None
 
     def check_open(self) -> None:
@@ -80,7 +83,7 @@ class Session:
         client = self.client
         if self.is_closed or client.error is not None or client.is_closing:
             return None
-        if self.mode is Mode.TRANSACTED and (self.unit is None or self.unit.outcome is not Outcome.OPEN):
+        if self.mode is Mode.TRANSACTED and not self._may_go_on():
             return None
         received = self.buffer.first(subscription)
         if received is None or self.buffer.is_over or not client.flush():
@@ -103,8 +106,8 @@ class Session:
 
         Raises: RolledBack, Refused, ClosedError, ConnectionLost
         """
-        yield from self._before(owner)
-        self._acknowledge_given(None)
+        yield from self._before()
+        self._acknowledge_given(owner, None)
         taken: list[Received] = []
         try:
             while True:
@@ -131,15 +134,24 @@ class Session:
             self._not_received(subscription, taken)
             raise
 
-    def _before(self, owner: object) -> Flow[None]:
+    def _may_go_on(self) -> bool:
+        """A unit is open, or may begin at once."""
+        unit = self.unit
+        return (not self._not_before) if unit is None else unit.outcome is Outcome.OPEN
+
+    def _before(self) -> Flow[None]:
         """See that a unit may go on or begin."""
+        self.check_unit()
         self.check_open()
         if self.mode is Mode.TRANSACTED:
             unit = self.unit
             if unit is not None and unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
                 # Another task, or a commit that was cancelled: its outcome is needed first.
                 yield from self._await_outcome(unit, None)
-                self.unit = None
+                self._end(unit)
+            elif unit is None and self._not_before:
+                yield Wait(Signal(), self._not_before)
+                self._not_before = 0.0
             self.check_unit()
 
     def check_unit(self) -> None:
@@ -151,6 +163,10 @@ class Session:
     def _check_usable(self, subscription: Subscription | None) -> None:
         """Raises: ClosedError; what has ended it"""
         self.check_open()
+        if not self.buffer.subscriptions and not self.buffer.is_over:
+            if subscription is not None:
+                raise ClosedError("the consumer is closed")
+            raise LocalProtocolError("the session has no consumer, so nothing can come")
         for each in self.buffer.subscriptions if subscription is None else (subscription,):
             if each.error is not None:
                 raise _copy(each.error)
@@ -187,11 +203,11 @@ class Session:
             return received
         subscription.held[received.ack_id] = received
         if self.mode is Mode.AUTO:
-            if self.given:
-                self._acknowledge_given(received)
+            if owner in self._given:
+                self._acknowledge_given(owner, received)
             else:
                 client.subscriptions.begin(received)
-            self.given.append(received)
+            self._given.setdefault(owner, []).append(received)
         else:
             client.subscriptions.begin(received)
         return received
@@ -256,7 +272,8 @@ class Session:
             if self.buffer.first(subscription) is not None:
                 return True
             if pulled and not any(each.wished for each in pulled):
-                return False
+                # The broker has said so, or what was asked for was given back with the rest, and is to be asked again.
+                return not all(each.is_dry for each in pulled)
             if pulled:
                 signal = self.buffer.wait(subscription)
                 try:
@@ -328,8 +345,7 @@ class Session:
 
     def _forget(self, taken: Iterable[Received]) -> None:
         for received in taken:
-            if received.unit is None and received in self.given:
-                self.given.remove(received)
+            self._is_settled(received)
 
     # ---- What becomes of a message ----
 
@@ -351,8 +367,7 @@ class Session:
             # A NACK would make it a dead letter there.
             self.give_back(received)
             return
-        if received in self.given:
-            self.given.remove(received)
+        self._is_settled(received)
         client.subscriptions.settle(received, verdict)
         if not verdict.is_done and not verdict.is_poison and client.subscriptions.is_current(received):
             self._give_back_buffered([received.subscription])
@@ -363,8 +378,7 @@ class Session:
         """The program did not get to handle it: it returns without an attempt, and what is buffered with it."""
         if received.state is not State.HELD or received.unit is not None:
             return
-        if received in self.given:
-            self.given.remove(received)
+        self._is_settled(received)
         self._give_back_all([received])
         self.buffer.ended([received])
         self.client.flush()
@@ -419,11 +433,19 @@ class Session:
         if returned:
             self.client.subscriptions.give_back(returned)
 
-    def _acknowledge_given(self, begun: Received | None) -> None:
+    def _is_settled(self, received: Received) -> None:
+        """What becomes of it was said, before the next one was asked for."""
+        for given in self._given.values():
+            if received in given:
+                given.remove(received)
+
+    def _acknowledge_given(self, owner: object, begun: Received | None) -> None:
         """In auto mode: what was handed out before is done; `begun` is what the program gets now."""
-        if not self.given:
+        given = self._given.pop(owner, None)
+        if not given:
+            if begun is not None:
+                self.client.subscriptions.begin(begun)
             return
-        given, self.given = self.given, []
         last = given.pop()
         for received in given:
             self._is_done(received, None)
@@ -438,7 +460,8 @@ class Session:
 
     def end_given(self, verdict: Verdict | None) -> None:
         """In auto mode the block that handles messages has ended; None gives them back without an attempt."""
-        given, self.given = self.given, []
+        given = [received for each in self._given.values() for received in each]
+        self._given.clear()
         if verdict is None:
             held = [each for each in given if each.state is State.HELD]
             if held:
@@ -469,7 +492,7 @@ class Session:
             or client.is_closing
             or link is None
             or not link.is_up
-            or (self.unit is not None and self.unit.outcome is not Outcome.OPEN)
+            or not self._may_go_on()
             or (len(link.out) >= GATHERED_MAX and not client.flush())
         ):
             return False
@@ -482,7 +505,7 @@ class Session:
 
         Raises: RolledBack, TimeoutError
         """
-        yield from self._before(owner)
+        yield from self._before()
         yield from self.client.wait_until_up(deadline, "send")
         if not (yield from self.client.wait_until_written(deadline)):
             raise TimeoutError("the broker has not taken what was sent before in time")
@@ -577,7 +600,7 @@ class Session:
             return
         if unit.outcome is Outcome.OPEN:
             self._abort(unit, charge)
-            if unit.owner is not owner:
+            if unit.owner is not owner and not self.client.world.has_ended(unit.owner):
                 # Its own code does not know yet.
                 unit.outcome = Outcome.DOOMED
                 unit.cause = RolledBack("another task has rolled back or closed the session")
@@ -586,7 +609,7 @@ class Session:
             unit.outcome = Outcome.ROLLED_BACK
         if unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
             raise LocalProtocolError("the transaction is being committed")
-        if unit.owner is owner:
+        if unit.owner is owner or self.client.world.has_ended(unit.owner):
             self._end(unit)
 
     def _abort(self, unit: Unit, charge: Charge) -> None:
@@ -605,6 +628,8 @@ class Session:
     def _end(self, unit: Unit) -> None:
         """The code of a unit has ended."""
         client = self.client
+        if isinstance(unit.cause, Refused) and unit.cause.code == Code.NO_ROOM:
+            self._not_before = client.clock() + NO_ROOM_S
         if unit.outcome is Outcome.DOOMED:
             # What a lost connection had is with the broker already.
             if client.link is not None and client.link.number == unit.link and not isinstance(unit.cause, RolledBack):
@@ -628,8 +653,8 @@ class Session:
 
     # ---- The end ----
 
-    def close(self, owner: object) -> None:
-        """What is buffered goes back, and what is open is rolled back without an attempt."""
+    def leave(self, owner: object) -> None:
+        """What is open is rolled back without an attempt. Others go on with the same buffer."""
         if self.is_closed:
             return
         unit = self.unit
@@ -637,11 +662,16 @@ class Session:
             self.rollback(owner, charge=Charge.NONE)
         self.is_closed = True
         self.end_given(None)
-        for subscription in list(self.buffer.subscriptions):
-            self.client.subscriptions.unsubscribe(subscription)
         if self._producer is not None and (unit is None or unit.outcome is not Outcome.IN_DOUBT):
             self.client.free_producer(self._producer)
         self.buffer.wake_all()
+        self.client.flush()
+
+    def close(self, owner: object) -> None:
+        """The same, and what is buffered goes back."""
+        self.leave(owner)
+        for subscription in list(self.buffer.subscriptions):
+            self.client.subscriptions.unsubscribe(subscription)
         self.client.flush()
 
 

@@ -99,6 +99,7 @@ class Subscriptions:
                 received.state = State.DONE
             self._world.flush_soon()
         subscription.begin_connection()
+        self.foreign = {key: each for key, each in self.foreign.items() if each.subscription is not subscription}
         subscription.buffer.cleared()
         subscription.buffer.wake_all()
 
@@ -130,6 +131,7 @@ class Subscriptions:
         subscription.wish = str(link.frames)
         link.write(frames.credit(subscription.id, messages, subscription.wish, waits=waits))
         subscription.rests = subscription.rests and not messages
+        subscription.is_dry = False
         if messages:
             subscription.wished += messages
 
@@ -171,6 +173,9 @@ class Subscriptions:
         )
         for subscription in subscriptions:
             subscription.round_min = link.rounds
+            if subscription.pulls:
+                # Nothing that was asked for comes any more.
+                subscription.buffer.wake_all()
         self._world.flush_soon()
 
     def _resubscribe(
@@ -207,6 +212,7 @@ class Subscriptions:
         if "truenext-unused" in headers:
             if headers.get("correlation-id") == subscription.wish:
                 subscription.wished = 0
+                subscription.is_dry = True
                 subscription.buffer.wake_all()
             return True
         try:

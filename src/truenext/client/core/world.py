@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class World:
-    __slots__ = ("_names", "chance", "clock", "flush", "flush_soon", "link", "report", "timers")
+    __slots__ = ("_names", "chance", "clock", "flush", "flush_soon", "has_ended", "link", "report", "timers")
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class World:
         flush: Callable[[], bool],
         flush_soon: Callable[[], None],
         report: Callable[[str, dict[str, object]], None],
+        has_ended: Callable[[object], bool],
     ) -> None:
         self.clock = clock
         """Seconds, of a clock that does not jump."""
@@ -35,6 +36,8 @@ class World:
         """The same, before long."""
         self.report = report
         """Tells whoever runs the program what has happened."""
+        self.has_ended = has_ended
+        """Whether a task or thread will do nothing any more."""
         self.link: Link | None = None
         """The connection that is there, up or about to be."""
         self.timers = Timers()

@@ -725,7 +725,7 @@ class Connection:
                     core.ended(message, error)
                     raise
         finally:
-            core.close(owner)
+            core.leave(owner)
 
     def browse(self, destination: str, *, selector: str | None = None) -> AsyncIterator[Content]:
         """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of

@@ -47,6 +47,7 @@ class Driver:
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=_report,
+            has_ended=_has_ended,
             make=make,
         )
         self._sock: socket.socket | None = None
@@ -318,6 +319,10 @@ class Driver:
             self._after()
         except Exception as error:
             self._fail(error)
+
+
+def _has_ended(owner: object) -> bool:
+    return isinstance(owner, asyncio.Task) and owner.done()
 
 
 def _report(what: str, facts: dict[str, object]) -> None:
