@@ -58,6 +58,8 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
     """For durable subscriptions."""
     heart_beat_s: float = 10.0
     """0 is none."""
+    reconnects: bool = True
+    """What is lost is connected anew; else it is the end, and so is it if nobody is there at first."""
 
 
 class Browsing(Protocol):
@@ -135,10 +137,16 @@ class Client:
         """Nobody was there."""
         self.attempts.failed()
         self.last_error = error
-        self.world.report("cannot connect", {"error": str(error), "attempt": self.attempts.failures})
+        if not self.login.reconnects and self.attempts.failures >= len(self.login.addresses):
+            self.fail(self.not_there())
+        else:
+            self.world.report("cannot connect", {"error": str(error), "attempt": self.attempts.failures})
 
-    def places(self) -> str:
-        return ", ".join(f"stomp://{each.host}:{each.port}" for each in self.login.addresses)
+    def not_there(self) -> ConnectionLost:
+        """No broker could be connected to, and why."""
+        places = ", ".join(f"stomp://{each.host}:{each.port}" for each in self.login.addresses)
+        reason = (self.last_error.strerror if isinstance(self.last_error, OSError) else None) or self.last_error
+        return ConnectionLost(f"no broker at {places}: {reason}")
 
     def opened(self, address: Address) -> None:
         """A socket is connected: say who we are."""
@@ -236,7 +244,7 @@ class Client:
         self._wake_drained()
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
-        if self.is_closing and self.error is None:
+        if (self.is_closing or (link.is_up and not self.login.reconnects)) and self.error is None:
             self.fail(why)
 
     def fail(self, error: TruenextError) -> None:

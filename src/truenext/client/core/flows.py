@@ -10,7 +10,6 @@ from truenext.client.core import frames
 from truenext.client.core.message import Content, content_of
 from truenext.client.core.sends import SendOptions, Spoken, body_of, spoken
 from truenext.client.core.waiting import Flow, Signal, Wait
-from truenext.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
@@ -22,7 +21,7 @@ def first_connection(client: Client, deadline: float) -> Flow[None]:
     try:
         yield from client.wait_until_up(deadline, "begin")
     except TimeoutError:
-        raise ConnectionLost(f"no broker at {client.places()}: {client.last_error}") from None
+        raise client.not_there() from None
 
 
 def spoken_in_transaction(destination: str, options: SendOptions) -> Spoken:

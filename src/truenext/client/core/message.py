@@ -17,7 +17,7 @@ _RANKS = {str(priority): rank(priority) for priority in range(PRIORITY_MAX + 1)}
 class Content:
     """Headers and body as they were sent; the broker's own headers stand among them."""
 
-    __slots__ = ("body", "headers", "key", "rank", "sequence")
+    __slots__ = ("arrival", "body", "headers", "key", "rank", "sequence")
 
     def __init__(self, headers: dict[str, str], body: bytes, arrival: int) -> None:
         """`arrival` counts what comes, for brokers that do not say where a message stands.
@@ -26,6 +26,8 @@ class Content:
         """
         self.headers = headers
         self.body = body
+        self.arrival = arrival
+        """Rises with each message that comes to this client."""
         self.key = headers["message-id"]
         """The same however often it is dispatched."""
         said = headers.get("priority", "4")

@@ -89,11 +89,13 @@ def connect(
     password: str | None = None,
     client_id: str | None = None,
     heart_beat: float = 10.0,
+    reconnect: bool = True,
     timeout: float = CLOSE_S,
 ) -> Opening[Connection]:
     """Connect to a broker, or to the first of several that is there. To be awaited, or used in an `async with`.
 
-    What is lost is connected anew, for as long as it takes. `client_id` names this client for durable subscriptions.
+    What is lost is connected anew, for as long as it takes; without `reconnect` that is the end, and so is it if nobody
+    is there at first. `client_id` names this client for durable subscriptions.
     Within two `heart_beat`s (seconds; 0 is none) each side sees that the other has gone. `timeout` is for the first
     connection, in seconds.
 
@@ -101,7 +103,14 @@ def connect(
     wrong credentials
     """
     addresses = [parse_url(url) for url in urls or (DEFAULT_URL,)]
-    login = Login(addresses=addresses, user=user, password=password, client_id=client_id, heart_beat_s=heart_beat)
+    login = Login(
+        addresses=addresses,
+        user=user,
+        password=password,
+        client_id=client_id,
+        heart_beat_s=heart_beat,
+        reconnects=reconnect,
+    )
 
     async def make() -> Connection:
         connection = Connection(login)
