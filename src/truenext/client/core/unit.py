@@ -137,7 +137,11 @@ class Commit:
         self._unit.settle(Outcome.UNKNOWN if is_repeat else Outcome.COMMITTED)
 
     def refused(self, error: Refused) -> None:
-        self._unit.settle(Outcome.ROLLED_BACK, error)
+        unit = self._unit
+        if unit.producer is not None:
+            # It was not used.
+            unit.producer.number = unit.number - 1
+        unit.settle(Outcome.ROLLED_BACK, error)
 
     def lost(self) -> None:
         if self._unit.outcome is Outcome.COMMITTING:
