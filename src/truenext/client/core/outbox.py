@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from truenext.client.core import frames
 from truenext.client.core.unit import Producer
 from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
@@ -43,7 +44,7 @@ class Send:
 
     __slots__ = (
         *("batch", "body", "error", "expires_at", "frame", "head", "is_abandoned", "is_done", "number", "outbox"),
-        *("own", "settled", "size"),
+        *("asks_receipt", "own", "settled", "size"),
     )
 
     def __init__(self, head: bytes, body: bytes, expires_at: float | None, own: str = "") -> None:
@@ -58,6 +59,8 @@ class Send:
         self.number = 0
         self.frame = 0
         """Which frame of the connection it is; 0 while it waits."""
+        self.asks_receipt = False
+        """Of this frame and all before it."""
         self.is_done = False
         self.error: Exception | None = None
         self.is_abandoned = False
@@ -93,13 +96,13 @@ class Send:
 class Batch:
     """Sends of which somebody wants to know when all are settled."""
 
-    __slots__ = ("error", "open", "settled")
+    __slots__ = ("error", "open", "waiting")
 
     def __init__(self) -> None:
         self.open = 0
         self.error: Exception | None = None
-        """The first."""
-        self.settled: Signal | None = None
+        """The first of which nobody was told."""
+        self.waiting: list[Awaited] = []
 
     def add(self, send: Send) -> None:
         send.batch = self
@@ -109,14 +112,29 @@ class Batch:
         self.open -= 1
         if error is not None and self.error is None:
             self.error = error
-        if not self.open and self.settled is not None:
-            self.settled.set()
+        if not self.open and self.waiting:
+            for awaited in self.waiting:
+                awaited.error = self.error
+                awaited.settled.set()
+            self.waiting.clear()
+            self.error = None
+
+
+class Awaited:
+    """Somebody who waits for a batch."""
+
+    __slots__ = ("error", "settled")
+
+    def __init__(self) -> None:
+        self.settled = Signal()
+        self.error: Exception | None = None
 
 
 class Outbox:
-    def __init__(self, name: str, timers: Timers, clock: Callable[[], float]) -> None:
-        """`name` is the producer's."""
+    def __init__(self, name: str, timers: Timers, clock: Callable[[], float], *, pump_soon: Callable[[], None]) -> None:
+        """`name` is the producer's; `pump_soon` has `pump` called before long, and what it writes sent."""
         self.producer = Producer(name)
+        self._pump_soon = pump_soon
         self._timers = timers
         self._clock = clock
         self._link: Link | None = None
@@ -210,7 +228,8 @@ class Outbox:
                 ttl = f"truenext-ttl:{left_ms}\n"
             self._tail += send.size
             receipt = ""
-            if not waiting or self._tail >= RECEIPT_BYTES:
+            send.asks_receipt = not waiting or self._tail >= RECEIPT_BYTES
+            if send.asks_receipt:
                 receipt = f"receipt:{link.frames + 1}\n"
                 self._tail = 0
             numbered = send.own
@@ -221,12 +240,24 @@ class Outbox:
             send.frame = link.write(b"".join((send.head, said, send.body, b"\0")))
             link.unanswered[send.frame] = send
             self._under_way += 1
+        if self._tail:
+            # The last that waited was not written.
+            self._ask_for_receipt(link)
+
+    def _ask_for_receipt(self, link: Link) -> None:
+        """Of all that was written: by a transaction in which nothing is done."""
+        self._tail = 0
+        link.write(frames.frame("BEGIN", {"transaction": _NOTHING}))
+        link.write(frames.frame("ABORT", {"transaction": _NOTHING, "receipt": str(link.frames + 1)}))
 
     # ---- What became of them ----
 
     def confirmed(self, send: Send) -> None:
         self._under_way -= 1
         self._settle(send, None)
+        if self._behind is not None and not self._under_way:
+            # What has a number of its caller's own may go behind a refused one.
+            self._refusals_end(self._behind)
 
     def refused(self, send: Send, error: Refused) -> None:
         self._under_way -= 1
@@ -245,17 +276,24 @@ class Outbox:
             else:
                 self._settle(send, error)
         if not self._under_way:
-            # All that went behind it was refused as well.
-            self._behind = None
-            self._waiting.extendleft(reversed(behind))
-            if self._pause:
-                self._timers.at(self._clock() + NO_ROOM_S, self._resume)
-            else:
-                self.pump()
+            self._refusals_end(behind)
+        elif send.asks_receipt and self._link is not None:
+            # There is none of a refused frame; those before it wait for another.
+            self._ask_for_receipt(self._link)
+            self._pump_soon()
+
+    def _refusals_end(self, behind: list[Send]) -> None:
+        """What went behind a refused send was answered as well."""
+        self._behind = None
+        self._waiting.extendleft(reversed(behind))
+        if self._pause:
+            self._timers.at(self._clock() + NO_ROOM_S, self._resume)
+        else:
+            self._pump_soon()
 
     def _resume(self) -> None:
         self._pause = False
-        self.pump()
+        self._pump_soon()
 
     def lost(self, send: Send) -> None:
         if self._behind:
@@ -302,4 +340,5 @@ def _not_there(link: Link, what: str) -> LocalProtocolError | None:
     return None
 
 
+_NOTHING = "nothing"
 _MAYBE = "the connection was lost before the message was confirmed; it may have arrived"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.client.core.frames import value
-from truenext.client.core.outbox import Batch, Send
+from truenext.client.core.outbox import Awaited, Batch, Send
 from truenext.client.core.sends import SendOptions, body_of, spoken
 from truenext.client.core.waiting import Flow, Signal, Wait
 
@@ -61,10 +61,17 @@ def await_room(client: Client, deadline: float | None) -> Flow[None]:
 def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
     """Until all of a batch are confirmed. Raises: the first error; TimeoutError"""
     if batch.open:
-        batch.settled = Signal()
-        came = yield Wait(batch.settled, deadline)
+        awaited = Awaited()
+        batch.waiting.append(awaited)
+        try:
+            came = yield Wait(awaited.settled, deadline)
+        finally:
+            if not awaited.settled.is_set:
+                batch.waiting.remove(awaited)
         if not came:
             raise TimeoutError(f"the broker has not confirmed {batch.open} messages in time; they may have arrived")
-    error, batch.error = batch.error, None
+        error = awaited.error
+    else:
+        error, batch.error = batch.error, None
     if error is not None:
         raise error
