@@ -29,6 +29,7 @@ class Browse:
         self._headers = {"id": "browse", "destination": destination, "browser": "true", "ack": "auto"}
         if selector is not None:
             self._headers["selector"] = selector
+        frames.check(self._headers)
         self._shown: deque[Frame] = deque()
         self._is_asked = False
         self._is_over = False

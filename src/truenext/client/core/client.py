@@ -48,6 +48,12 @@ PROMPT_S = 4.0
 """A login that is refused so soon was not refused for its slowness."""
 
 
+_FOR_LOGIN = frozenset("\r\n\0")
+"""What CONNECT cannot say, for its headers are not escaped."""
+LOGIN_BYTES_EACH_MAX = 2048
+"""Of user, password and client id; a CONNECT may have 8 KiB."""
+
+
 class Login(msgspec.Struct, frozen=True, kw_only=True):
     """How a client presents itself."""
 
@@ -60,6 +66,13 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
     """0 is none."""
     reconnects: bool = True
     """What is lost is connected anew; else it is the end, and so is it if nobody is there at first."""
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError, without what was said: it may be a password"""
+        for name in ("user", "password", "client_id"):
+            said = getattr(self, name) or ""
+            if not _FOR_LOGIN.isdisjoint(said) or len(said.encode()) > LOGIN_BYTES_EACH_MAX:
+                raise ValueError(f"{name} has a line feed, a carriage return or a NUL in it, or is too long")
 
 
 class Browsing(Protocol):
@@ -96,7 +109,7 @@ class Client:
         )
         self.clock, self.flush, self.flush_soon, self.timers = clock, flush, flush_soon, world.timers
         self.attempts = Attempts(login.addresses, chance)
-        self.outbox = Outbox(name, world.timers, clock)
+        self.outbox = Outbox(name, world.timers, clock, pump_soon=self.pump_soon)
         self.questions = Questions()
         self.subscriptions = Subscriptions(world, make)
         self.units: dict[Unit, None] = {}
@@ -408,6 +421,7 @@ class Client:
 
     def end_durable(self, name: str, deadline: float | None) -> Flow[None]:
         """End a durable subscription; what waits in it goes."""
+        frames.check({"id": name})
         yield from self._confirmed(
             "UNSUBSCRIBE", {"id": name, "activemq.subscriptionName": name, "durable": "true"}, deadline
         )

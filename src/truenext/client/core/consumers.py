@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
+from truenext.client.core import frames
 from truenext.client.core.holding import Wanted
 from truenext.limits import CONSUMER_PRIORITY_MAX, WINDOW_MAX
 
@@ -47,12 +48,16 @@ def wanted(destination: str, options: ConsumerOptions) -> Wanted:
     for name in headers:
         if name in _RESERVED or name.startswith("truenext-"):
             raise ValueError(f"{name} is no header for a program to set; there may be an option for it")
+    frames.check({"destination": destination, "selector": options.get("selector", "")} | headers)
+    durable = options.get("durable")
+    if durable is not None:
+        frames.check({"durable": durable})
     return Wanted(
         destination=destination,
         prefetch=prefetch,
         selector=options.get("selector"),
         priority=priority,
         exclusive=options.get("exclusive", False),
-        durable=options.get("durable"),
+        durable=durable,
         headers=headers,
     )

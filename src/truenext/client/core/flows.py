@@ -63,7 +63,9 @@ def request(
 def ask(client: Client, verb: str, question: object, deadline: float) -> Flow[bytes]:
     """Raises: Refused, ConnectionLost, TimeoutError"""
     body = b"" if question is None else msgspec.json.encode(question)
-    head = f"SEND\n{frames.lines({'destination': f'/control/{verb}'})}".encode()
+    headers = {"destination": f"/control/{verb}"}
+    frames.check(headers)
+    head = f"SEND\n{frames.lines(headers)}".encode()
     client.check_open()
     link = yield from client.wait_until_up(deadline, "ask the broker")
     link.require_truenext("a question to the broker")

@@ -7,9 +7,31 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.envelope import escape, must_escape
+from truenext.limits import HEADER_BYTES_MAX, HEADERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+_OUR_HEADERS = 16
+_OUR_HEADER_BYTES = 1024
+"""Room for what a frame says beside what its caller asks for."""
+
+
+def check(headers: Mapping[str, str]) -> None:
+    """What is no frame ends the connection, and would end the next one when it is said again.
+
+    Raises: ValueError if no frame can say so
+    """
+    size = 0
+    for name, said in headers.items():
+        if not name or "\0" in name or "\0" in said:
+            raise ValueError(f"header {name!r} is {said!r}: a header has a name, and no NUL in it")
+        size += len(escape(name).encode()) + len(escape(said).encode()) + 2
+    if len(headers) > HEADERS_MAX - _OUR_HEADERS:
+        raise ValueError(f"{len(headers)} headers are too many: at most {HEADERS_MAX - _OUR_HEADERS}")
+    if size > HEADER_BYTES_MAX - _OUR_HEADER_BYTES:
+        raise ValueError(f"{size} bytes of headers are too many: at most {HEADER_BYTES_MAX - _OUR_HEADER_BYTES}")
 
 
 def lines(headers: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import msgspec
 
 from truenext.client.core import frames
-from truenext.limits import PRODUCER_NUMBER_MAX, SCHEDULE_MS_MAX, TTL_MS_MAX
+from truenext.limits import BODY_BYTES_MAX, PRODUCER_NUMBER_MAX, SCHEDULE_MS_MAX, TTL_MS_MAX
 from truenext.order import PRIORITY_MAX
 
 if TYPE_CHECKING:
@@ -129,6 +129,9 @@ def _speak(destination: str, options: SendOptions) -> Spoken:
     ttl = options.get("ttl")
     if ttl is not None:
         _milliseconds("ttl", ttl, TTL_MS_MAX)
+    frames.check(headers)
+    if producer is not None:
+        frames.check({"truenext-producer": producer})
     return Spoken(f"SEND\n{frames.lines(headers)}".encode(), ttl, producer, number)
 
 
@@ -153,12 +156,15 @@ def _milliseconds(name: str, seconds: float, most_ms: int) -> int:
 def body_of(body: bytes | bytearray | memoryview | str) -> bytes:
     """Text is sent as UTF-8.
 
-    Raises: TypeError
+    Raises: TypeError; ValueError if it is too large
     """
-    if type(body) is bytes:
-        return body
-    if isinstance(body, str):
-        return body.encode()
-    if isinstance(body, bytearray | memoryview):
-        return bytes(body)
-    raise TypeError(f"a body is bytes or text, not {type(body).__name__}: encode it first, as JSON for example")
+    if type(body) is not bytes:
+        if isinstance(body, str):
+            body = body.encode()
+        elif isinstance(body, bytearray | memoryview):
+            body = bytes(body)
+        else:
+            raise TypeError(f"a body is bytes or text, not {type(body).__name__}: encode it first, as JSON for example")
+    if len(body) > BODY_BYTES_MAX:
+        raise ValueError(f"a body of {len(body)} bytes is too large: at most {BODY_BYTES_MAX}")
+    return body

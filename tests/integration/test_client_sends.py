@@ -1,0 +1,313 @@
+"""What becomes of what a client sends: refused, behind a refused one, on a full disk, too late, too much at once?
+
+Source of what is expected: docs/client.md, "Sends".
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from unittest.mock import patch
+
+import pytest
+
+from truenext import testing
+from truenext.client.core import outbox
+from truenext.client.core.consumers import ConsumerOptions
+from truenext.client.core.sends import SendOptions
+from truenext.client.tasks.connection import Connection, connect
+from truenext.errors import ClosedError, Refused, RolledBack
+from truenext.limits import BODY_BYTES_MAX
+from truenext.testing.local import LocalBroker
+
+PATIENCE_S = 5.0
+NOWHERE = "/queue/"
+"""A destination that no broker takes."""
+
+
+def on_a_connection(work: Callable[[LocalBroker, Connection], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with testing.broker() as broker, connect(broker.url) as connection:
+            await work(broker, connection)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+async def bodies(broker: LocalBroker, queue: str) -> list[str]:
+    return [body.decode() for body in (await broker.queue(queue)).bodies]
+
+
+# ---- Refused ----
+
+
+def test_a_refused_message_is_raised_to_its_sender_and_those_around_it_arrive_in_order() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        def send(number: int) -> Awaitable[None]:
+            return connection.send(NOWHERE if number % 3 == 1 else "/queue/q", f"{number}", timeout=PATIENCE_S)
+
+        results = await asyncio.gather(*map(send, range(20)), return_exceptions=True)
+        assert [index for index, result in enumerate(results) if isinstance(result, Refused)] == list(range(1, 20, 3))
+        assert all(result is None or isinstance(result, Refused) for result in results)
+        assert await bodies(broker, "q") == [str(number) for number in range(20) if number % 3 != 1]
+
+    on_a_connection(work)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"headers": {"long": "x" * 70_000}},
+        {"headers": {f"{number}": "" for number in range(200)}},
+        {"headers": {"": "no name"}},
+        {"headers": {"a": "NUL \0"}},
+        {"headers": {"a": "half a character \ud800"}},
+        {"correlation_id": "\0"},
+        {"producer": "\0", "number": 1},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_would_be_no_frame_is_said_to_its_sender_and_ends_no_connection(options: SendOptions) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True) as session:
+            for sends in (connection.send, session.send, connection.request):
+                with pytest.raises(ValueError):
+                    await sends("/queue/q", "1", timeout=PATIENCE_S, **options)
+            await session.commit()
+        await connection.send("/queue/q", "2", timeout=PATIENCE_S)
+        assert await bodies(broker, "q") == ["2"]
+        assert connection.health().reconnects == 0
+
+    on_a_connection(work)
+
+
+def test_a_body_that_is_too_large_is_said_to_its_sender() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        with pytest.raises(ValueError, match="too large"):
+            await connection.send("/queue/q", bytes(BODY_BYTES_MAX + 1))
+        await connection.send("/queue/q", bytes(BODY_BYTES_MAX))
+        assert connection.health().reconnects == 0
+
+    on_a_connection(work)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"selector": "\0"}, {"durable": "\0"}, {"headers": {"": "x"}}, {"headers": {"x": "x" * 70_000}}],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_consumer_that_no_frame_can_ask_for_ends_no_connection(options: ConsumerOptions) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        with pytest.raises(ValueError):
+            await connection.consumer("/topic/t", **options)
+        with pytest.raises(ValueError):
+            await anext(aiter(connection.browse("/queue/\0")))
+        with pytest.raises(ValueError):
+            await connection.ask("\0")
+        with pytest.raises(ValueError):
+            await connection.unsubscribe("\0")
+        assert connection.health().reconnects == 0
+
+    on_a_connection(work)
+
+
+@pytest.mark.parametrize("name", ["user", "password", "client_id"])
+def test_nobody_logs_in_with_header_lines_of_his_own(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        connect(**{name: "a\nclient-id:b"})  # type: ignore[arg-type]
+
+
+def test_a_refused_one_with_its_callers_own_number_holds_up_none_behind_it() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        results = await asyncio.gather(
+            connection.send(NOWHERE, "1", producer="p", number=1, timeout=PATIENCE_S),
+            connection.send("/queue/q", "2", timeout=PATIENCE_S),
+            connection.send("/queue/q", "3", producer="p", number=2, timeout=PATIENCE_S),
+            return_exceptions=True,
+        )
+        assert isinstance(results[0], Refused) and results[1] is results[2] is None, results
+        await connection.send("/queue/q", "4", timeout=PATIENCE_S)
+        assert await bodies(broker, "q") == ["2", "3", "4"]
+
+    on_a_connection(work)
+
+
+def test_what_the_caller_numbers_itself_is_accepted_once_whatever_is_sent_beside_it() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        for _ in range(2):
+            for number in range(1, 4):
+                await connection.send("/queue/q", f"mine {number}", producer="p", number=number)
+                await connection.send("/queue/other", "x")
+        assert await bodies(broker, "q") == ["mine 1", "mine 2", "mine 3"]
+        assert len(await bodies(broker, "other")) == 6
+
+    on_a_connection(work)
+
+
+# ---- A full disk ----
+
+
+def test_senders_wait_for_a_full_disk_and_their_messages_arrive_in_order() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send("/queue/full", "held")
+        async with connection.consumer("/queue/full", ack="individual", prefetch=1) as consumer:
+            held = await consumer.receive(PATIENCE_S)
+            assert held is not None
+            broker.fill_disk()
+            sending = [
+                asyncio.create_task(connection.send("/queue/q", f"{number}", timeout=PATIENCE_S))
+                for number in range(50)
+            ]
+            await asyncio.sleep(0.4)
+            assert not any(task.done() for task in sending)
+            # The consumer of the same connection goes on.
+            await held.nack()
+            again = await consumer.receive(PATIENCE_S)
+            assert again is not None and again.attempts == 1
+            await again.ack()
+            broker.free_disk()
+            await asyncio.gather(*sending)
+        assert await bodies(broker, "q") == [str(number) for number in range(50)]
+        assert await bodies(broker, "full") == []
+        assert connection.health().reconnects == 0
+
+    on_a_connection(work)
+
+
+def test_a_send_is_confirmed_though_the_one_behind_it_was_given_up_before_both_were_written() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.consumer("/queue/other"):
+            broker.fill_disk()
+            first = asyncio.create_task(connection.send("/queue/q", "1", timeout=PATIENCE_S))
+            second = asyncio.create_task(connection.send("/queue/q", "2", timeout=PATIENCE_S))
+            await asyncio.sleep(0.1)
+            second.cancel()
+            broker.free_disk()
+            await first
+        assert second.cancelled()
+        assert await bodies(broker, "q") == ["1"]
+
+    on_a_connection(work)
+
+
+def test_a_transaction_on_a_full_disk_is_rolled_back_and_nobody_is_charged() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send("/queue/q", "work")
+        async with connection.session(transacted=True) as session, session.consumer("/queue/q"):
+            broker.fill_disk()
+            with pytest.raises(RolledBack):
+                async with session.transaction(timeout=PATIENCE_S):
+                    assert await session.receive(PATIENCE_S)
+                    await session.send("/queue/done", "result")
+            broker.free_disk()
+            async with session.transaction(timeout=PATIENCE_S):
+                again = await session.receive(PATIENCE_S)
+                assert again is not None and again.attempts == 0
+                await session.send("/queue/done", "result")
+        assert await bodies(broker, "done") == ["result"]
+        assert await bodies(broker, "q") == []
+
+    on_a_connection(work)
+
+
+# ---- Too late, too much ----
+
+
+def test_the_time_to_live_counts_from_the_call() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.consumer("/queue/other"):
+            broker.fill_disk()
+            short = asyncio.create_task(connection.send("/queue/q", "short", ttl=0.2, timeout=PATIENCE_S))
+            long = asyncio.create_task(connection.send("/queue/q", "long", ttl=60.0, timeout=PATIENCE_S))
+            await asyncio.sleep(0.4)
+            broker.free_disk()
+            await long
+            with pytest.raises(TimeoutError, match="time to live"):
+                await short
+        (message,) = (await broker.queue("q")).messages
+        lives_ms = int(message.headers["expires"]) - int(message.headers["timestamp"])
+        assert message.body == b"long" and 50_000 < lives_ms < 59_800
+
+    on_a_connection(work)
+
+
+def test_senders_wait_while_too_much_is_under_way_and_send_nowait_says_so() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        with patch.object(outbox, "MESSAGES_MAX", 10):
+            broker.slow_disk(1000)
+            for number in range(10):
+                connection.send_nowait("/queue/q", f"{number}")
+            with pytest.raises(BlockingIOError):
+                connection.send_nowait("/queue/q", "too much")
+            with pytest.raises(TimeoutError):
+                await connection.send("/queue/q", "too late", timeout=0.05)
+            waits = [asyncio.create_task(connection.send("/queue/q", f"{number}")) for number in range(10, 30)]
+            await asyncio.sleep(0.05)
+            assert connection.health().unconfirmed == 10
+            broker.slow_disk(0)
+            await asyncio.gather(*waits, connection.flush(timeout=PATIENCE_S))
+        assert await bodies(broker, "q") == [str(number) for number in range(30)]
+
+    on_a_connection(work)
+
+
+def test_what_takes_too_many_bytes_waits_but_one_larger_message_goes_alone() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        with patch.object(outbox, "BYTES_MAX", 1000):
+            await connection.send("/queue/q", "x" * 5000, timeout=PATIENCE_S)
+            await connection.send_many("/queue/q", ["x" * 600] * 20, timeout=PATIENCE_S)
+        assert len(await bodies(broker, "q")) == 21
+
+    on_a_connection(work)
+
+
+# ---- Flush ----
+
+
+def test_everybody_who_flushes_is_told() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        for number in range(20):
+            connection.send_nowait("/queue/q", f"{number}")
+        await asyncio.gather(*(connection.flush(timeout=PATIENCE_S) for _ in range(3)))
+        refused = connection.send_nowait(NOWHERE, "")
+        results = await asyncio.gather(
+            *(connection.flush(timeout=PATIENCE_S) for _ in range(3)), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [Refused] * 3
+        with pytest.raises(Refused):
+            await refused
+        await connection.flush()
+
+    on_a_connection(work)
+
+
+def test_a_flush_that_was_given_up_keeps_the_error_for_the_next() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        broker.slow_disk(1000)
+        connection.send_nowait("/queue/q", "1")
+        with pytest.raises(TimeoutError):
+            await connection.flush(timeout=0.05)
+        connection.send_nowait(NOWHERE, "2")
+        await asyncio.sleep(0.05)
+        broker.slow_disk(0)
+        with pytest.raises(Refused):
+            await connection.flush(timeout=PATIENCE_S)
+
+    on_a_connection(work)
+
+
+def test_nothing_waits_on_a_closed_connection() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        broker.slow_disk(1000)
+        sent = connection.send_nowait("/queue/q", "1")
+        sending = asyncio.create_task(connection.send("/queue/q", "2"))
+        flushing = asyncio.create_task(connection.flush())
+        await asyncio.sleep(0.05)
+        await connection.close(timeout=0.05)
+        for waiting in (sending, flushing, sent):
+            with pytest.raises(ClosedError):
+                await waiting
+        with pytest.raises(ClosedError):
+            connection.send_nowait("/queue/q", "3")
+        with contextlib.suppress(ClosedError):
+            await connection.send("/queue/q", "4")
+
+    on_a_connection(work)
