@@ -441,6 +441,10 @@ class Session:
 
     def _acknowledge_given(self, owner: object, begun: Received | None) -> None:
         """In auto mode: what was handed out before is done; `begun` is what the program gets now."""
+        for other in [each for each in self._given if each is not owner and self.client.world.has_ended(each)]:
+            # It asks for nothing any more, such as the task that `asyncio.wait_for` makes for each call.
+            for received in self._given.pop(other):
+                self._is_done(received, None)
         given = self._given.pop(owner, None)
         if not given:
             if begun is not None:
@@ -668,8 +672,13 @@ class Session:
         self.client.flush()
 
     def close(self, owner: object) -> None:
-        """The same, and what is buffered goes back."""
+        """The same, and what is buffered goes back. If others go on with the same buffer, it is over: whoever shares it
+        ends what they have begun."""
         self.leave(owner)
+        if self.buffer.is_shared:
+            self.buffer.is_over = True
+            self.buffer.wake_all()
+            return
         for subscription in list(self.buffer.subscriptions):
             self.client.subscriptions.unsubscribe(subscription)
         self.client.flush()

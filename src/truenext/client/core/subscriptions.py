@@ -94,7 +94,9 @@ class Subscriptions:
         subscription.buffer.subscriptions.remove(subscription)
         link = self._world.link
         if link is not None and link.is_up and subscription.is_known:
-            link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
+            number = link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
+            if not subscription.is_open:
+                link.unanswered[number] = _Withdrawn()
             for received in subscription.held.values():
                 received.state = State.DONE
             self._world.flush_soon()
@@ -383,6 +385,19 @@ class _Subscribing:
         self._subscription.is_known = False
         self._subscription.end(error)
         self._subscription.buffer.wake_all()
+
+    def lost(self) -> None:
+        pass
+
+
+class _Withdrawn:
+    """The UNSUBSCRIBE of a subscription that was not confirmed yet: if that was refused, so is this."""
+
+    def confirmed(self, frame: Frame) -> None:
+        pass
+
+    def refused(self, error: Refused) -> None:
+        pass
 
     def lost(self) -> None:
         pass

@@ -695,18 +695,21 @@ class Connection:
             finally:
                 for worker in workers:
                     worker.cancel()
-                results = await asyncio.gather(*workers, return_exceptions=True)
-                client.subscriptions.unsubscribe(subscription)
-        for result in results:
-            if isinstance(result, Exception) and not (isinstance(result, ClosedError) and client.is_closed_by_program):
-                raise result
+                try:
+                    await asyncio.wait(workers)
+                finally:
+                    client.subscriptions.unsubscribe(subscription)
+                    errors = [worker.exception() for worker in workers if worker.done() and not worker.cancelled()]
+        for error in errors:
+            if error is not None and not (isinstance(error, ClosedError) and client.is_closed_by_program):
+                raise error
 
     async def _work(self, core: CoreSession, handler: Callable[[Message, Session], Awaitable[None]]) -> None:
         driver = self._driver
         session = Session(self, core)
         owner = asyncio.current_task()
         try:
-            while True:
+            while not core.is_closed:
                 try:
                     got = cast("list[Message]", await driver.run(core.receive(None, 1, None, owner)))
                 except RolledBack:
@@ -718,7 +721,9 @@ class Connection:
                 message._session = session._source
                 try:
                     await handler(message, session)
-                    if core.mode is Mode.TRANSACTED:
+                    if core.is_closed:
+                        core.give_back(message)
+                    elif core.mode is Mode.TRANSACTED:
                         await session.commit()
                     elif message.state is State.HELD:
                         core.settle(message, DONE)
@@ -732,7 +737,13 @@ class Connection:
                         )
                 except BaseException as error:
                     core.ended(message, error)
-                    raise
+                    if not isinstance(error, asyncio.CancelledError) or (owner is not None and owner.cancelling()):
+                        raise
+                    # Nobody has cancelled the handlers: something that this one has waited for was.
+                    logger.warning(
+                        "a handler was cancelled",
+                        extra={"message_id": message.key, "destination": message.destination},
+                    )
         finally:
             core.leave(owner)
 
@@ -794,12 +805,15 @@ class Connection:
                 client.subscriptions.pause(subscription)
             buffer.wake_all()
         workers = [worker for worker in self._consuming if worker is not current]
-        if workers:
-            await asyncio.wait(workers, timeout=max(0.0, timeout))
+        try:
+            if workers:
+                await asyncio.wait(workers, timeout=max(0.0, timeout))
             for worker in workers:
                 worker.cancel()
-        try:
             await driver.run(client.close(deadline))
+        except BaseException:
+            driver.leave()
+            raise
         finally:
             await driver.stop()
 

@@ -7,7 +7,6 @@ and what was read is taken in at once. Writing is tried at once; what the socket
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -183,6 +182,13 @@ class Driver:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
+    def leave(self) -> None:
+        """Take leave, and wait for nothing."""
+        flow = self.client.close(None)
+        for _ in flow:
+            self.flush()
+            flow.close()
+
     async def stop(self) -> None:
         """Nothing is left of it: neither socket nor task nor timer."""
         self._end()
@@ -191,8 +197,8 @@ class Driver:
             self._timer = None
         if self._connecting is not None and self._connecting is not asyncio.current_task():
             self._connecting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._connecting
+            # Not awaited itself: its cancellation is not that of whoever waits here.
+            await asyncio.wait({self._connecting})
 
     def _fail(self, error: Exception) -> None:
         """An error of our own: whoever waits gets it."""

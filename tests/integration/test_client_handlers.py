@@ -1,0 +1,471 @@
+"""What may a handler do, and what becomes of its message and of the others?
+
+Source of what is expected: docs/client.md, "Handlers", "What is next".
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from unittest.mock import patch
+
+import pytest
+
+from truenext import testing
+from truenext.client.core import agreement
+from truenext.client.tasks.connection import Connection, Message, Session, connect
+from truenext.errors import ClosedError
+from truenext.testing.local import LocalBroker
+
+PATIENCE_S = 5.0
+Handler = Callable[[Message, Session], Awaitable[None]]
+
+
+def on_a_connection(work: Callable[[LocalBroker, Connection], Awaitable[None]], *, heart_beat: float = 10.0) -> None:
+    async def main() -> None:
+        async with testing.broker() as broker, connect(broker.url, heart_beat=heart_beat) as connection:
+            await work(broker, connection)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+async def left(broker: LocalBroker, queue: str = "q") -> list[tuple[str, int]]:
+    """Bodies and attempts."""
+    contents = await broker.queue(queue)
+    assert contents.unacknowledged == 0
+    return [(each.body.decode(), int(each.headers["truenext-attempts"])) for each in contents.messages]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def stopped(consuming: "asyncio.Task[None]") -> None:
+    consuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consuming
+
+
+# ---- Cancelled ----
+
+
+@pytest.mark.parametrize("transacted", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 1, 10, None])
+def test_a_first_cancellation_waits_for_the_handlers_that_run(transacted: bool, prefetch: int | None) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/q", [f"{number}" for number in range(6)])
+        begun: list[str] = []
+        ended: list[str] = []
+        go_on = asyncio.Event()
+
+        async def handle(message: Message, session: Session) -> None:
+            begun.append(message.text)
+            await go_on.wait()
+            await session.send("/queue/done", message.body)
+            ended.append(message.text)
+
+        consuming = asyncio.create_task(
+            connection.consume("/queue/q", handle, transacted=transacted, concurrency=3, prefetch=prefetch)
+        )
+        others = asyncio.create_task(connection.consume("/queue/none", handle, concurrency=2))
+        await until(lambda: len(begun) == (1 if prefetch == 1 and not transacted else 3))
+        consuming.cancel()
+        others.cancel()
+        await asyncio.sleep(0.05)
+        assert not consuming.done() and others.cancelled()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await consuming
+        assert sorted(ended) == sorted(begun)
+        assert [body for body, _ in await left(broker)] == [f"{each}" for each in range(6) if f"{each}" not in begun]
+        assert {attempts for _, attempts in await left(broker)} == {0}
+        assert sorted(body for body, _ in await left(broker, "done")) == sorted(begun)
+
+    on_a_connection(work)
+
+
+@pytest.mark.parametrize("transacted", [False, True])
+def test_a_second_cancellation_ends_the_handlers_and_charges_nobody(transacted: bool) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/q", ["0", "1", "2"])
+        begun: list[str] = []
+        cancelled: list[str] = []
+
+        async def handle(message: Message, session: Session) -> None:
+            begun.append(message.text)
+            await session.send("/queue/done", message.body)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(message.text)
+                raise
+
+        consuming = asyncio.create_task(connection.consume("/queue/q", handle, transacted=transacted, concurrency=2))
+        await until(lambda: len(begun) == 2)
+        consuming.cancel()
+        await asyncio.sleep(0.02)
+        assert not cancelled
+        await stopped(consuming)
+        assert sorted(cancelled) == ["0", "1"]
+        assert await left(broker) == [("0", 0), ("1", 0), ("2", 0)]
+        if transacted:
+            assert await left(broker, "done") == []
+        assert not connection.health().consumers
+
+    on_a_connection(work)
+
+
+def test_a_handler_for_which_something_else_was_cancelled_gives_its_message_back_and_the_next_follow() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/q", ["0", "1"])
+        seen: list[tuple[str, int]] = []
+
+        async def handle(message: Message, session: Session) -> None:
+            seen.append((message.text, message.attempts))
+            if len(seen) == 1:
+                other = asyncio.create_task(asyncio.sleep(60))
+                other.cancel()
+                await other
+
+        consuming = asyncio.create_task(connection.consume("/queue/q", handle))
+        await until(lambda: len(seen) == 3)
+        assert seen == [("0", 0), ("0", 0), ("1", 0)]
+        await stopped(consuming)
+        assert await left(broker) == []
+
+    on_a_connection(work)
+
+
+# ---- Ended from inside ----
+
+
+@pytest.mark.parametrize("transacted", [False, True])
+def test_a_handler_that_closes_its_session_ends_its_consume_and_no_other_handler(transacted: bool) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/q", ["closes", "goes on", "waits"])
+        go_on = asyncio.Event()
+        begun: list[str] = []
+
+        async def handle(message: Message, session: Session) -> None:
+            begun.append(message.text)
+            await session.send("/queue/done", message.body)
+            if message.text == "closes":
+                await until(lambda: len(begun) == 2)
+                await session.close()
+                with pytest.raises(ClosedError):
+                    await session.receive()
+                go_on.set()
+            await go_on.wait()
+
+        await asyncio.wait_for(connection.consume("/queue/q", handle, transacted=transacted, concurrency=2), PATIENCE_S)
+        assert await left(broker) == [("closes", 0), ("waits", 0)]
+        if transacted:
+            assert await left(broker, "done") == [("goes on", 0)]
+        await connection.send("/queue/q", "usable")
+
+    on_a_connection(work)
+
+
+@pytest.mark.parametrize("transacted", [False, True])
+def test_a_handler_may_close_the_connection(transacted: bool) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connect(broker.url) as other:
+            await connection.send_many("/queue/q", ["closes", "goes on", "waits"])
+            begun: list[str] = []
+            ended: list[str] = []
+
+            async def handle(message: Message, session: Session) -> None:
+                begun.append(message.text)
+                if message.text == "closes":
+                    await until(lambda: len(begun) == 2)
+                    await message.ack() if not transacted else await session.commit()
+                    await other.close(timeout=PATIENCE_S)
+                await asyncio.sleep(0.1)
+                ended.append(message.text)
+
+            await asyncio.wait_for(other.consume("/queue/q", handle, transacted=transacted, concurrency=2), PATIENCE_S)
+            assert sorted(ended) == ["closes", "goes on"]
+            assert await left(broker) == [("waits", 0)]
+
+    on_a_connection(work)
+
+
+def test_a_handler_may_commit_and_roll_back_as_often_as_it_wants() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/q", ["0", "1"])
+        seen: list[tuple[str, int]] = []
+
+        async def handle(message: Message, session: Session) -> None:
+            seen.append((message.text, message.attempts))
+            await session.send("/queue/done", "not this")
+            if len(seen) == 1:
+                await session.rollback()
+                await session.send("/queue/done", "this")
+            else:
+                await session.rollback(failed=False) if len(seen) == 2 else await session.commit()
+                async with session.transaction():
+                    await session.send("/queue/done", "and this")
+
+        consuming = asyncio.create_task(connection.consume("/queue/q", handle, transacted=True))
+        await until(lambda: len(seen) == 4)
+        await stopped(consuming)
+        assert seen == [("0", 0), ("0", 1), ("0", 1), ("1", 0)]
+        assert await left(broker) == []
+        done = [body for body, _ in await left(broker, "done")]
+        assert done == ["this", "and this", "not this", "and this", "not this", "and this"]
+
+    on_a_connection(work)
+
+
+class Odd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("transacted", [False, True])
+def test_an_exception_that_is_no_error_ends_consume_and_is_raised(transacted: bool) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/q", ["0", "1", "2"])
+        ended: list[str] = []
+
+        async def handle(message: Message, session: Session) -> None:
+            if message.text == "1":
+                raise Odd
+            await asyncio.sleep(0.05)
+            ended.append(message.text)
+
+        with pytest.raises(Odd):
+            await asyncio.wait_for(
+                connection.consume("/queue/q", handle, transacted=transacted, concurrency=2), PATIENCE_S
+            )
+        assert ended == ["0"]
+        assert await left(broker) == [("1", 0), ("2", 0)]
+
+    on_a_connection(work)
+
+
+# ---- Several at once ----
+
+
+def test_never_two_messages_of_a_group_run_at_once() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        for number in range(120):
+            connection.send_nowait("/queue/q", f"{number}", group=f"group {number % 5}")
+        await connection.flush()
+        running: set[str] = set()
+        most = 0
+        seen: dict[str, list[int]] = {}
+
+        async def handle(message: Message, session: Session) -> None:
+            nonlocal most
+            assert message.group not in running
+            running.add(message.group)
+            most = max(most, len(running))
+            await asyncio.sleep(0.001)
+            running.discard(message.group)
+            seen.setdefault(message.group, []).append(int(message.text))
+
+        with patch("logging.Logger.warning") as warned:
+            consuming = asyncio.create_task(connection.consume("/queue/q", handle, concurrency=8))
+            await until(lambda: sum(map(len, seen.values())) == 120)
+        await stopped(consuming)
+        assert not warned.called
+        assert most > 1
+        assert all(numbers == sorted(numbers) for numbers in seen.values())
+        assert await left(broker) == []
+
+    on_a_connection(work)
+
+
+def test_sixteen_tasks_on_one_connection_handle_each_message_once() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        seen: list[int] = []
+
+        async def task(number: int) -> None:
+            ack = "individual" if number % 2 else "auto"
+            async with connection.consumer("/queue/q", ack=ack, prefetch=(0, 1, 10, None)[number % 4]) as consumer:
+                while (message := await consumer.receive(0.3)) is not None:
+                    seen.append(int(message.text))
+                    if number % 2:
+                        await message.ack()
+                    await connection.send("/queue/done", message.body)
+
+        tasks = [asyncio.create_task(task(number)) for number in range(16)]
+        await connection.send_many("/queue/q", [f"{number}" for number in range(500)])
+        await asyncio.gather(*tasks)
+        assert sorted(seen) == list(range(500))
+        assert len(await left(broker, "done")) == 500
+
+    on_a_connection(work)
+
+
+def test_sixteen_tasks_share_one_consumer_and_what_each_was_handed_is_acknowledged() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/q", [f"{number}" for number in range(200)])
+        seen: list[int] = []
+        async with connection.consumer("/queue/q", prefetch=20) as consumer:
+
+            async def task() -> None:
+                while (message := await consumer.receive(0.2)) is not None:
+                    seen.append(int(message.text))
+
+            await asyncio.gather(*(task() for _ in range(16)))
+        assert sorted(seen) == list(range(200))
+        assert await left(broker) == []
+
+    on_a_connection(work)
+
+
+def test_what_a_task_of_its_own_was_handed_is_acknowledged_when_the_next_is_asked_for() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/q", [f"{number}" for number in range(10)])
+        async with connection.consumer("/queue/q", prefetch=2) as consumer:
+            for number in range(10):
+                (message,) = await asyncio.gather(asyncio.create_task(consumer.receive(1)))
+                assert message is not None and message.text == f"{number}"
+
+    on_a_connection(work)
+
+
+# ---- The event loop ----
+
+
+def test_a_handler_that_blocks_the_loop_beyond_the_heart_beat_is_reported_and_loses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        with testing.blocking_broker() as broker:
+            async with connect(broker.url, heart_beat=0.3) as connection:
+                await connection.send_many("/queue/q", ["0", "1", "2"])
+                seen: list[str] = []
+
+                async def handle(message: Message, session: Session) -> None:
+                    if not seen:
+                        seen.append(message.text)
+                        time.sleep(2.5)
+                        return
+                    seen.append(message.text)
+
+                consuming = asyncio.create_task(connection.consume("/queue/q", handle, prefetch=1))
+                await until(lambda: len(seen) == 3)
+                await stopped(consuming)
+                assert seen == ["0", "1", "2"]
+                assert connection.health().reconnects == 1
+            assert broker.queue("q").bodies == []
+
+    with caplog.at_level(logging.WARNING, "truenext.client"):
+        asyncio.run(asyncio.wait_for(work(), 30))
+    assert "the event loop was blocked" in caplog.messages
+    assert "connection lost" in caplog.messages
+
+
+# ---- Buffers ----
+
+
+def test_what_is_paused_goes_to_others_and_comes_back() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/q", [f"{number}" for number in range(10)])
+        async with connection.consumer("/queue/q", prefetch=10) as first, connect(broker.url) as other:
+            message = await first.receive(PATIENCE_S)
+            assert message is not None and message.text == "0"
+            await first.pause()
+            async with other.consumer("/queue/q", prefetch=3) as second:
+                assert await first.receive(0.05) is None
+                for number in range(1, 4):
+                    message = await second.receive(PATIENCE_S)
+                    assert message is not None and message.text == f"{number}"
+                await second.pause()
+                await first.resume()
+                for number in range(4, 10):
+                    message = await first.receive(PATIENCE_S)
+                    assert message is not None and message.text == f"{number}" and message.attempts == 0
+        assert await left(broker) == []
+
+    on_a_connection(work)
+
+
+def test_a_receive_that_waits_while_it_is_paused_goes_on_when_it_is_resumed() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        for prefetch in (0, 1, 10, None):
+            async with connection.consumer("/queue/q", prefetch=prefetch) as consumer:
+                await consumer.pause()
+                receiving = asyncio.create_task(consumer.receive(PATIENCE_S))
+                await connection.send("/queue/q", "1")
+                await asyncio.sleep(0.05)
+                assert not receiving.done(), prefetch
+                await consumer.resume()
+                message = await receiving
+                assert message is not None and message.text == "1", prefetch
+
+    on_a_connection(work)
+
+
+def test_an_idle_buffer_goes_back_and_comes_again_when_the_program_asks() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/q", [f"{number}" for number in range(10)])
+        with patch.object(agreement, "IDLE_S", 0.1):
+            async with connect(broker.url) as other, other.consumer("/queue/q", prefetch=10) as consumer:
+                message = await consumer.receive(PATIENCE_S)
+                assert message is not None and message.text == "0"
+
+                async def has_gone_back() -> bool:
+                    contents = await broker.queue("q")
+                    return contents.unacknowledged == 1 and contents.waiting == 9
+
+                async with asyncio.timeout(PATIENCE_S):
+                    while not await has_gone_back():
+                        await asyncio.sleep(0.01)
+                for number in range(1, 10):
+                    message = await consumer.receive(PATIENCE_S)
+                    assert message is not None and message.text == f"{number}" and message.attempts == 0
+        assert await left(broker) == []
+
+    on_a_connection(work)
+
+
+# ---- What there is at this moment ----
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 10, None])
+def test_receive_0_returns_what_the_broker_can_give_and_none_only_if_nothing_is_ready(prefetch: int | None) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        for number in range(300):
+            connection.send_nowait("/queue/q", f"{number}", headers={"colour": "red" if number % 100 == 99 else "blue"})
+        await connection.flush()
+        async with connection.consumer("/queue/q", prefetch=prefetch, selector="colour = 'red'") as red:
+            for number in (99, 199, 299):
+                message = await red.receive(0)
+                assert message is not None and message.text == f"{number}"
+            assert await red.receive(0) is None
+        async with connection.consumer("/queue/q", prefetch=prefetch, ack="individual") as consumer:
+            first = await consumer.receive(0)
+            assert first is not None and first.text == "0"
+            await first.nack(delay=60)
+            second = await consumer.receive(0)
+            assert second is not None and second.text == "1"
+            await second.ack()
+            for _ in range(295):
+                message = await consumer.receive(0)
+                assert message is not None
+                await message.ack()
+            assert await consumer.receive(0) is None
+            await broker.advance(seconds=61)
+            message = await consumer.receive(0)
+            assert message is not None and message.text == "0" and message.attempts == 1
+            await message.ack()
+        for number in range(4):
+            await connection.send("/queue/groups", f"{number}", group="g" if number % 2 == 0 else "")
+        async with (
+            connection.consumer("/queue/groups", prefetch=1, ack="individual") as owner,
+            connection.consumer("/queue/groups", prefetch=prefetch, ack="individual") as consumer,
+        ):
+            mine = await owner.receive(PATIENCE_S)
+            assert mine is not None and mine.group == "g"
+            for text in ("1", "3"):
+                message = await consumer.receive(0)
+                assert message is not None and message.text == text
+                await message.ack()
+            assert await consumer.receive(0) is None
+
+    on_a_connection(work)
