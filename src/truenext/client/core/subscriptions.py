@@ -220,7 +220,9 @@ class Subscriptions:
             if link.is_truenext and int(headers["truenext-round"]) < subscription.round_min:
                 return True
         except (KeyError, ValueError) as error:
+            subscription.wished = max(0, subscription.wished - 1)
             self._reject_unreadable(link, headers, error)
+            self._was_not_handed_out(subscription)
             return True
         if subscription.wished:
             subscription.wished -= 1
@@ -232,7 +234,7 @@ class Subscriptions:
             verdict = self.verdicts.pop(key, None)
             if verdict is not None:
                 self._tell(link, received, verdict)
-                self._world.flush_soon()
+                self._was_not_handed_out(subscription)
                 return True
             earlier = self.foreign.get(key)
             if earlier is not None:
@@ -241,17 +243,22 @@ class Subscriptions:
                 subscription.held[received.ack_id] = received
                 received.state = State.HELD
                 self.begin(received)
-                self._world.flush_soon()
+                self._was_not_handed_out(subscription)
                 return True
         subscription.buffer.push(received)
         return True
+
+    def _was_not_handed_out(self, subscription: Subscription) -> None:
+        """What has come was asked for, and is not for whoever waits: that one asks anew."""
+        if subscription.pulls:
+            subscription.buffer.wake_all()
+        self._world.flush_soon()
 
     def _reject_unreadable(self, link: Link, headers: dict[str, str], error: Exception) -> None:
         self._world.report("a message cannot be read", {"error": repr(error), "message": headers.get("message-id", "")})
         ack_id = headers.get("ack")
         if ack_id is not None:
             link.write(frames.frame("NACK", {"id": ack_id, "truenext-poison": "true"}))
-            self._world.flush_soon()
 
     # ---- What the program says of it ----
 
