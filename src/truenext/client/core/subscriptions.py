@@ -35,7 +35,8 @@ class Subscriptions:
         self.by_id: dict[str, Subscription] = {}
         self.foreign: dict[str, Received] = {}
         """Messages that the program still has, of connections that were lost, by message id."""
-        self.verdicts: dict[str, Verdict] = {}
+        self.verdicts: dict[str, tuple[Verdict, int]] = {}
+        """What the program has said and the broker may not know, with the attempts that the message had then."""
         self._world = world
         self._make = make
         self._arrivals = count(1)
@@ -231,9 +232,10 @@ class Subscriptions:
             received.headers = headers | {"may-have-missed": "true"}
         if self.foreign or self.verdicts:
             key = received.key
-            verdict = self.verdicts.pop(key, None)
-            if verdict is not None:
-                self._tell(link, received, verdict)
+            said = self.verdicts.pop(key, None)
+            # If it has failed once more since, that was counted.
+            if said is not None and (said[0].is_done or received.attempts == said[1]):
+                self._tell(link, received, said[0])
                 self._was_not_handed_out(subscription)
                 return True
             earlier = self.foreign.get(key)
@@ -289,7 +291,7 @@ class Subscriptions:
             assert link is not None, "it is current"
             self._tell(link, again, verdict)
         elif not received.subscription.is_closed:
-            self.remember(received.key, verdict)
+            self.remember(received, verdict)
         if begun is not None:
             self.begin(begun)
 
@@ -309,11 +311,11 @@ class Subscriptions:
             number = link.write(data)
         else:
             number = link.write(frames.frame("NACK", _nack_headers(received, verdict)))
-        link.unanswered[number] = Answered(self, received.key, verdict)
+        link.unanswered[number] = Answered(self, received, verdict)
 
-    def remember(self, key: str, verdict: Verdict) -> None:
+    def remember(self, received: Received, verdict: Verdict) -> None:
         """If the message comes again, that is what is said of it."""
-        self.verdicts[key] = verdict
+        self.verdicts[received.key] = verdict, received.attempts
         if len(self.verdicts) > VERDICTS_MAX:
             del self.verdicts[next(iter(self.verdicts))]
 
@@ -358,11 +360,11 @@ class Subscriptions:
 class Answered:
     """An acknowledgement that is under way."""
 
-    __slots__ = ("_key", "_subscriptions", "_verdict")
+    __slots__ = ("_received", "_subscriptions", "_verdict")
 
-    def __init__(self, subscriptions: Subscriptions, key: str, verdict: Verdict) -> None:
+    def __init__(self, subscriptions: Subscriptions, received: Received, verdict: Verdict) -> None:
         self._subscriptions = subscriptions
-        self._key = key
+        self._received = received
         self._verdict = verdict
 
     def confirmed(self, frame: Frame) -> None:
@@ -372,7 +374,7 @@ class Answered:
         raise ConnectionLost(f"the broker refused an acknowledgement: {error}") from error
 
     def lost(self) -> None:
-        self._subscriptions.remember(self._key, self._verdict)
+        self._subscriptions.remember(self._received, self._verdict)
 
 
 class _Subscribing:
