@@ -4,6 +4,8 @@ test. For faults that take a certain order of frames."""
 from collections import deque
 from typing import Any, NamedTuple, cast
 
+import msgspec
+
 from truenext.client.core.client import Client, Login
 from truenext.client.core.consumers import ConsumerOptions, wanted
 from truenext.client.core.holding import Buffer, Received, Subscription
@@ -62,6 +64,7 @@ class Script:
             flush=self.flush,
             flush_soon=lambda: None,
             report=lambda what, facts: None,
+            has_ended=lambda owner: False,
         )
 
     def flush(self) -> bool:
@@ -120,6 +123,15 @@ class Script:
             if "receipt" in frame.headers:
                 self.hear("RECEIPT", **{"receipt-id": frame.headers["receipt"]})
         return said
+
+    def answer(self, question: Said, said: object) -> None:
+        """The broker answers a question."""
+        self.hear(
+            "MESSAGE",
+            msgspec.json.encode(said).decode(),
+            subscription="replies",
+            **{"correlation-id": question.headers["correlation-id"]},
+        )
 
     def refuse(self, frame: int, code: str) -> None:
         self.hear("ERROR", **{"truenext-code": code, "truenext-frame": str(frame)})

@@ -1,8 +1,12 @@
 """What the core of a client does when connections are lost at an unlucky moment. Source: docs/client.md, "Lost
 connections". Each of these was once a fault."""
 
-from tests.client.scripted import Script, named, one, receive
+import pytest
+
+from tests.client.scripted import Running, Script, named, one, receive
+from truenext.client.core.session import Mode
 from truenext.client.core.verdict import DONE, FAILED
+from truenext.errors import InDoubt
 
 
 def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
@@ -73,3 +77,62 @@ def test_a_refusal_that_the_broker_has_not_carried_out_is_repeated() -> None:
     script = Script()
     script.connect()
     assert nacked(script, attempts=0) == ["1.2@1"]
+
+
+@pytest.mark.parametrize("waits", ["another transaction", "nobody"])
+def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_back(waits: str) -> None:
+    """Its code was told InDoubt and has ended. What came again was kept for that code, for ever."""
+    script = Script()
+    script.connect()
+    session = script.session(Mode.TRANSACTED)
+    subscription = script.consumer(session, prefetch=1)
+    receiving = receive(session)
+    script.message(subscription, 1)
+    one(receiving)
+    committing = Running(session.commit(1.0, "the task"))
+    script.lose()
+    with pytest.raises(InDoubt):
+        committing.is_too_late()
+    script.said.clear()
+    script.connect()
+    script.message(subscription, 1, deliveries=2)
+    receiving = receive(session) if waits == "another transaction" else None
+    (question,) = named(script.all_said(), "SEND", "/control/producer")
+    script.answer(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
+    assert one(receiving or receive(session)).sequence == 1
+    assert script.client.subscriptions.foreign == {} and list(script.client.units) == [session.unit]
+
+
+def test_what_a_closed_consumer_had_is_handed_out_by_another() -> None:
+    """The program has it no more: nobody was to get it as long as its first consumer was thought to have it."""
+    script = Script()
+    script.connect()
+    closing, other = script.session(), script.session()
+    first = script.consumer(closing, prefetch=1)
+    receiving = receive(closing)
+    script.message(first, 1)
+    one(receiving)
+    script.reconnect()
+    script.confirm()
+    closing.close("the task")
+    second = script.consumer(other, prefetch=1)
+    receiving = receive(other)
+    script.message(second, 1, deliveries=2)
+    assert one(receiving).sequence == 1
+
+
+def test_what_has_come_again_to_another_consumer_is_handed_out_when_the_first_is_closed() -> None:
+    script = Script()
+    script.connect()
+    closing, other = script.session(), script.session()
+    first, second = script.consumer(closing, prefetch=1), script.consumer(other, prefetch=1)
+    receiving = receive(closing)
+    script.message(first, 1)
+    one(receiving)
+    script.reconnect()
+    script.confirm()
+    receiving = receive(other)
+    script.message(second, 1, deliveries=2)
+    assert not receiving.again().is_done
+    closing.close("the task")
+    assert one(receiving).sequence == 1

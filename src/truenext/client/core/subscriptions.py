@@ -100,7 +100,10 @@ class Subscriptions:
                 received.state = State.DONE
             self._world.flush_soon()
         subscription.begin_connection()
-        self.foreign = {key: each for key, each in self.foreign.items() if each.subscription is not subscription}
+        for received in [each for each in self.foreign.values() if each.subscription is subscription]:
+            if received.unit is None:
+                # It goes back as well: if it has come again to another consumer, that one gets it.
+                self.put_back(received)
         subscription.buffer.cleared()
         subscription.buffer.wake_all()
 
