@@ -85,6 +85,7 @@ class Script:
 
     def connect(self, store: str = "here") -> None:
         self.client.opened(ADDRESS)
+        assert self.said.pop().command == "CONNECT"
         self.hear("CONNECTED", version="1.2", **{"truenext-store": store, "truenext-secret": "0" * 32})
 
     def lose(self) -> None:
@@ -134,7 +135,7 @@ class Script:
         )
 
     def refuse(self, frame: int, code: str) -> None:
-        self.hear("ERROR", **{"truenext-code": code, "truenext-frame": str(frame)})
+        self.hear("ERROR", code, **{"truenext-code": code, "truenext-frame": str(frame)})
 
     def session(self, mode: Mode = Mode.INDIVIDUAL) -> Session:
         return Session(self.client, mode, Buffer())

@@ -4,9 +4,10 @@ connections". Each of these was once a fault."""
 import pytest
 
 from tests.client.scripted import Running, Script, named, one, receive
+from truenext.client.core.holding import Wanted
 from truenext.client.core.session import Mode
 from truenext.client.core.verdict import DONE, FAILED
-from truenext.errors import InDoubt
+from truenext.errors import InDoubt, Refused
 
 
 def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
@@ -96,10 +97,13 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
     script.said.clear()
     script.connect()
     script.message(subscription, 1, deliveries=2)
-    receiving = receive(session) if waits == "another transaction" else None
+    if waits == "another transaction":
+        receiving = receive(session)
     (question,) = named(script.all_said(), "SEND", "/control/producer")
     script.answer(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
-    assert one(receiving or receive(session)).sequence == 1
+    if waits == "nobody":
+        receiving = receive(session)
+    assert one(receiving).sequence == 1
     assert script.client.subscriptions.foreign == {} and list(script.client.units) == [session.unit]
 
 
@@ -136,3 +140,33 @@ def test_what_has_come_again_to_another_consumer_is_handed_out_when_the_first_is
     assert not receiving.again().is_done
     closing.close("the task")
     assert one(receiving).sequence == 1
+
+
+def test_a_pulling_subscription_that_is_refused_when_it_comes_back_ends_nothing_else() -> None:
+    """It was asked for messages before its refusal came; that was refused, too, and ended the whole connection."""
+    script = Script()
+    script.connect()
+    session = script.session()
+    script.consumer(session, prefetch=0)
+    receiving = receive(session)
+    script.reconnect()
+    said = script.all_said()
+    assert [each.command for each in said] == ["SUBSCRIBE"]
+    script.refuse(int(said[0].headers["receipt"]), "taken")
+    with pytest.raises(Refused, match="taken"):
+        receiving.again()
+    assert script.client.link is not None
+
+
+def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() -> None:
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscribing = Running(script.client.subscribe(Wanted(destination="/queue/a"), session.buffer, 1.0))
+    with pytest.raises(TimeoutError):
+        subscribing.is_too_late()
+    said = script.all_said()
+    assert [each.command for each in said] == ["SUBSCRIBE", "UNSUBSCRIBE"]
+    script.refuse(2, "destination")
+    script.refuse(3, "missing")
+    assert script.client.link is not None

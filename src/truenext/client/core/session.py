@@ -219,7 +219,8 @@ class Session:
         pulled = []
         for each in wanted:
             each.is_asked = True
-            if each.is_paused or not each.is_known:
+            if each.is_paused or not each.is_open:
+                # One that comes back may be refused: whoever asks of it before that is known would be refused as well.
                 continue
             if each.pulls and client.link is not None and client.link.is_truenext:
                 pulled.append(each)

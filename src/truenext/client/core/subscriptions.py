@@ -95,7 +95,9 @@ class Subscriptions:
         subscription.buffer.subscriptions.remove(subscription)
         link = self._world.link
         if link is not None and link.is_up and subscription.is_known:
-            link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
+            number = link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
+            if not subscription.is_open:
+                link.unanswered[number] = _Unsubscribing()
             for received in subscription.held.values():
                 received.state = State.DONE
             self._world.flush_soon()
@@ -356,8 +358,6 @@ class Subscriptions:
         for subscription in self.by_id.values():
             if not subscription.is_closed:
                 self.say(subscription)
-                # Those that pull ask anew.
-                subscription.buffer.wake_all()
 
 
 class Answered:
@@ -389,12 +389,29 @@ class _Subscribing:
     def confirmed(self, frame: Frame) -> None:
         self._subscription.is_open = True
         self._subscription.opened.set()
+        # Those that pull ask anew.
+        self._subscription.buffer.wake_all()
 
     def refused(self, error: Refused) -> None:
         """Of a subscription that came back after a reconnect, too: then its consumer ends with that."""
         self._subscription.is_known = False
         self._subscription.end(error)
         self._subscription.buffer.wake_all()
+
+    def lost(self) -> None:
+        pass
+
+
+class _Unsubscribing:
+    """The end of a subscription that may yet be refused: then there is none to end."""
+
+    __slots__ = ()
+
+    def confirmed(self, frame: Frame) -> None:
+        pass
+
+    def refused(self, error: Refused) -> None:
+        pass
 
     def lost(self) -> None:
         pass
