@@ -5,9 +5,11 @@ import pytest
 
 from tests.client.scripted import Running, Script, named, one, receive
 from truenext.client.core.holding import Wanted
-from truenext.client.core.session import Mode
+from truenext.client.core.outbox import MESSAGES_MAX
+from truenext.client.core.sending import prepare, send
+from truenext.client.core.session import Charge, Mode
 from truenext.client.core.verdict import DONE, FAILED
-from truenext.errors import InDoubt, Refused
+from truenext.errors import ClosedError, InDoubt, Refused
 
 
 def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
@@ -150,6 +152,7 @@ def test_a_pulling_subscription_that_is_refused_when_it_comes_back_ends_nothing_
     script.consumer(session, prefetch=0)
     receiving = receive(session)
     script.reconnect()
+    receiving.again()
     said = script.all_said()
     assert [each.command for each in said] == ["SUBSCRIBE"]
     script.refuse(int(said[0].headers["receipt"]), "taken")
@@ -170,3 +173,45 @@ def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() ->
     script.refuse(2, "destination")
     script.refuse(3, "missing")
     assert script.client.link is not None
+
+
+def test_the_first_message_of_a_topic_that_the_program_gets_says_that_others_may_be_missing() -> None:
+    """Not the first that came: a cancelled receive gives that back, and nobody would have been told."""
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscription = script.consumer(session, "/topic/a")
+    script.message(subscription, 1)
+    assert not one(receive(session)).may_have_missed
+    script.reconnect()
+    script.confirm()
+    script.message(subscription, 2)
+    session.rollback(None, charge=Charge.NONE)
+    script.message(subscription, 2, deliveries=2)
+    script.message(subscription, 3)
+    got = receive(session, 2).result
+    assert [(each.sequence, each.may_have_missed) for each in got] == [(2, True), (3, False)]
+
+
+@pytest.mark.parametrize("options", [{"durable": "d"}, {}])
+def test_nothing_is_missing_where_all_is_kept(options: dict[str, str]) -> None:
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscription = script.consumer(session, "/topic/a" if options else "/queue/a", **options)
+    script.reconnect()
+    script.confirm()
+    script.message(subscription, 2)
+    assert not one(receive(session)).may_have_missed
+
+
+def test_who_waits_for_room_to_send_is_told_that_the_connection_was_closed() -> None:
+    """Its message stood in a row that nobody served any more, until its time was over."""
+    script = Script()
+    client = script.client
+    sent = [prepare(client, "/queue/a", b"x", {}) for _ in range(MESSAGES_MAX + 1)]
+    waiting = [Running(send(client, each, 60.0)) for each in sent]
+    client.fail(ClosedError("the connection is closed"))
+    for each in waiting[:1] + waiting[-1:]:
+        with pytest.raises(ClosedError):
+            each.again()

@@ -52,10 +52,10 @@ def enqueue(client: Client, send: Send) -> None:
 def await_room(client: Client, deadline: float | None) -> Flow[None]:
     """Until one more may be under way."""
     while not client.outbox.has_room:
-        client.check_open()
         came = yield Wait(client.outbox.room(), deadline)
         if not came:
             raise TimeoutError("too many messages wait for their confirmation, and none was confirmed in time")
+        client.check_open()
 
 
 def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:

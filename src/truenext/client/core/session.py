@@ -195,6 +195,9 @@ class Session:
         subscription = received.subscription
         subscription.is_asked = True
         received.state = State.HELD
+        if subscription.has_missed:
+            subscription.has_missed = False
+            received.may_have_missed = True
         if self.mode is Mode.TRANSACTED:
             unit = self._unit(link, owner)
             received.unit = unit
@@ -346,6 +349,7 @@ class Session:
 
     def _forget(self, taken: Iterable[Received]) -> None:
         for received in taken:
+            received.subscription.has_missed |= received.may_have_missed
             self._is_settled(received)
 
     # ---- What becomes of a message ----

@@ -232,9 +232,6 @@ class Subscriptions:
             return True
         if subscription.wished:
             subscription.wished -= 1
-        if subscription.has_missed:
-            subscription.has_missed = False
-            received.headers = headers | {"may-have-missed": "true"}
         if self.foreign or self.verdicts:
             key = received.key
             said = self.verdicts.pop(key, None)
