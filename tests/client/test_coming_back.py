@@ -5,8 +5,8 @@ import pytest
 
 from tests.client.scripted import Running, Script, named, one, receive
 from truenext.client.core.holding import Wanted
-from truenext.client.core.outbox import MESSAGES_MAX
-from truenext.client.core.sending import prepare, send
+from truenext.client.core.outbox import MESSAGES_MAX, Batch
+from truenext.client.core.sending import enqueue, prepare, send, settled
 from truenext.client.core.session import Charge, Mode
 from truenext.client.core.verdict import DONE, FAILED
 from truenext.errors import ClosedError, InDoubt, Refused
@@ -215,3 +215,27 @@ def test_who_waits_for_room_to_send_is_told_that_the_connection_was_closed() -> 
     for each in waiting[:1] + waiting[-1:]:
         with pytest.raises(ClosedError):
             each.again()
+
+
+def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_timeout() -> None:
+    script = Script()
+    client = script.client
+    script.connect()
+    batch = Batch()
+    sent = [prepare(client, "/queue/a", b"x", {}) for _ in range(2)]
+    for each in sent:
+        batch.add(each)
+        enqueue(client, each)
+    assert len(named(script.all_said(), "SEND")) == 2
+    waiting = Running(settled(client, batch, 1.0))
+    script.lose()
+    with pytest.raises(TimeoutError):
+        waiting.is_too_late()
+    script.said.clear()
+    script.connect()
+    (question,) = script.all_said()[-1:]
+    script.answer(question, {"sends": 0, "commits": 0})
+    assert named(script.all_said(), "SEND", "/queue/a") == []
+    # Nobody is told that they were confirmed, and the next to flush waits for none of them.
+    assert [type(each.error) for each in sent] == [TimeoutError, TimeoutError]
+    assert Running(settled(client, batch, 1.0)).is_done

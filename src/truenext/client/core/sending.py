@@ -64,7 +64,9 @@ def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
         batch.settled = Signal()
         came = yield Wait(batch.settled, deadline)
         if not came:
-            raise TimeoutError(f"the broker has not confirmed {batch.open} messages in time; they may have arrived")
+            count = batch.open
+            client.outbox.abandon_all(batch)
+            raise TimeoutError(f"the broker has not confirmed {count} messages in time; they may have arrived")
     error, batch.error = batch.error, None
     if error is not None:
         raise error
