@@ -239,3 +239,45 @@ def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_ti
     # Nobody is told that they were confirmed, and the next to flush waits for none of them.
     assert [type(each.error) for each in sent] == [TimeoutError, TimeoutError]
     assert Running(settled(client, batch, 1.0)).is_done
+
+
+def test_numbers_that_one_broker_knows_are_not_used_again_after_a_time_with_another() -> None:
+    """They would be repeats there: confirmed, and never accepted."""
+    script = Script()
+    client = script.client
+    script.connect("here")
+
+    def sent() -> tuple[str, str]:
+        enqueue(client, prepare(client, "/queue/a", b"x", {}))
+        (frame,) = named(script.confirm(), "SEND", "/queue/a")
+        return frame.headers["truenext-producer"], frame.headers["truenext-number"]
+
+    def committed() -> tuple[str, str]:
+        sending = Running(session.send(b"SEND\ndestination:/queue/a\n", b"x", None, None, "the task"))
+        assert sending.is_done
+        committing = Running(session.commit(None, "the task"))
+        (frame,) = named(script.confirm(), "COMMIT")
+        assert committing.again().is_done
+        return frame.headers["truenext-producer"], frame.headers["truenext-number"]
+
+    session = script.session(Mode.TRANSACTED)
+    used = [sent(), committed()]
+    script.reconnect("there")
+    used += [committed()]
+    script.reconnect("here")
+    used += [sent(), committed()]
+    assert len(set(used)) == len(used)
+
+
+def test_what_was_acknowledged_is_acknowledged_again_after_a_time_with_another_broker() -> None:
+    script = Script()
+    script.connect("here")
+    session = script.session()
+    subscription = script.consumer(session)
+    script.message(subscription, 1)
+    session.settle(one(receive(session)), DONE)
+    script.reconnect("there")
+    script.reconnect("here")
+    script.confirm()
+    script.message(subscription, 1, deliveries=2)
+    assert len(named(script.all_said(), "ACK")) == 1

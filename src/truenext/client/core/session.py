@@ -553,8 +553,10 @@ class Session:
             assert producer is not None, "it is a transacted session"
             headers = {"transaction": unit.name}
             if link.is_truenext:
-                if producer.store != link.store:
-                    producer.store, producer.number = link.store, 0
+                if producer.store not in ("", link.store):
+                    # The first broker knows the numbers that were used there: back with it they would be repeats.
+                    producer = self._producer = client.another_producer()
+                producer.store = link.store
                 unit.producer = producer
                 unit.number = producer.number = producer.number + 1
                 headers |= {

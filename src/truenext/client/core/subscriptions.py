@@ -347,11 +347,9 @@ class Subscriptions:
                 if received.link == link.number:
                     self.foreign.setdefault(received.key, received)
 
-    def connected(self, *, is_another: bool) -> None:
-        """There is a new one, to another store perhaps, whose messages are others, whatever they are called."""
-        if is_another:
-            self.foreign.clear()
-            self.verdicts.clear()
+    def connected(self) -> None:
+        """There is a new one. If it is to another store, what the program has of the first one stays known: it may come
+        again when that is back."""
         for subscription in self.by_id.values():
             if not subscription.is_closed:
                 self.say(subscription)
