@@ -304,13 +304,13 @@ class Client:
             self.outbox.fail_returned(
                 ConnectionLost("the broker that was reconnected to is another one; the message may have arrived")
             )
-        self.subscriptions.connected(is_another=is_another)
+            # The first broker knows the numbers that were used there: back with it they would be repeats.
+            self.outbox.producer = self.another_producer()
+        self.subscriptions.connected()
         self._begin_heart_beats(link)
         self.up.set()
-        if not link.is_truenext:
-            self.outbox.is_numbered = False
-            self.outbox.begin(link, 0)
-        elif self.outbox.producer.number:
+        self.outbox.is_numbered = link.is_truenext
+        if link.is_truenext and self.outbox.producer.number:
             self._ask_for_highest(link)
         else:
             self.outbox.begin(link, 0)
@@ -380,8 +380,10 @@ class Client:
     # ---- Producers and transactions ----
 
     def new_producer(self) -> Producer:
-        if self._free:
-            return self._free.popleft()
+        return self._free.popleft() if self._free else self.another_producer()
+
+    def another_producer(self) -> Producer:
+        """One that no broker knows."""
         self._producers += 1
         return Producer(f"{self.name}-{self._producers}")
 

@@ -32,7 +32,7 @@ class State(IntEnum):
 class Received(Content):
     """One dispatch of a message."""
 
-    __slots__ = ("ack_id", "again", "is_begun", "link", "state", "subscription", "unit")
+    __slots__ = ("ack_id", "again", "is_begun", "link", "may_have_missed", "state", "subscription", "unit")
 
     def __init__(
         self, headers: dict[str, str], body: bytes, arrival: int, subscription: Subscription, link: int
@@ -49,6 +49,8 @@ class Received(Content):
         """The transaction that has acknowledged it."""
         self.again: Received | None = None
         """A later dispatch of the same message, which has come while the program still has this one."""
+        self.may_have_missed = False
+        """It is the first of a topic after the connection was lost: what was sent meanwhile did not come here."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

@@ -179,6 +179,16 @@ class Outbox:
         if not send.is_done:
             send.is_abandoned = True
 
+    def abandon_all(self, batch: Batch) -> None:
+        """The same of those of a batch that are not settled."""
+        link = self._link
+        under_way = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, Send)]
+        for send in (*self._waiting, *self._returned, *(self._behind or ()), *under_way):
+            if send.batch is batch:
+                send.batch = None
+                send.is_abandoned = True
+                batch.ended(None)
+
     @property
     def open(self) -> int:
         """Sends that are not confirmed."""
@@ -214,7 +224,7 @@ class Outbox:
         while waiting:
             send = waiting.popleft()
             if send.is_abandoned:
-                self._settle(send, None)
+                self._settle(send, TimeoutError(_ABANDONED))
                 continue
             if not self.is_numbered and (send.own or send.expires_at is not None):
                 self._settle(send, _not_there(link, "a ttl" if not send.own else "a producer of the caller's"))
@@ -303,7 +313,7 @@ class Outbox:
             self._returned.extend(self._behind)
             self._behind = []
         if send.is_abandoned or not self.is_numbered:
-            self._settle(send, None if send.is_abandoned else ConnectionLost(_MAYBE))
+            self._settle(send, TimeoutError(_ABANDONED) if send.is_abandoned else ConnectionLost(_MAYBE))
         else:
             self._returned.append(send)
 
@@ -342,3 +352,4 @@ def _not_there(link: Link, what: str) -> LocalProtocolError | None:
 
 _NOTHING = "nothing"
 _MAYBE = "the connection was lost before the message was confirmed; it may have arrived"
+_ABANDONED = "the broker has not confirmed the message in time; it may have arrived, and is not sent again"

@@ -52,10 +52,10 @@ def enqueue(client: Client, send: Send) -> None:
 def await_room(client: Client, deadline: float | None) -> Flow[None]:
     """Until one more may be under way."""
     while not client.outbox.has_room:
-        client.check_open()
         came = yield Wait(client.outbox.room(), deadline)
         if not came:
             raise TimeoutError("too many messages wait for their confirmation, and none was confirmed in time")
+        client.check_open()
 
 
 def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
@@ -69,7 +69,9 @@ def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
             if not awaited.settled.is_set:
                 batch.waiting.remove(awaited)
         if not came:
-            raise TimeoutError(f"the broker has not confirmed {batch.open} messages in time; they may have arrived")
+            count = batch.open
+            client.outbox.abandon_all(batch)
+            raise TimeoutError(f"the broker has not confirmed {count} messages in time; they may have arrived")
         error = awaited.error
     else:
         error, batch.error = batch.error, None

@@ -18,7 +18,7 @@ import msgspec
 from truenext.client.core import frames
 from truenext.client.core.holding import State
 from truenext.client.core.outbox import NO_ROOM_S
-from truenext.client.core.unit import Commit, Outcome, Unit
+from truenext.client.core.unit import ENDED, Commit, Outcome, Unit
 from truenext.client.core.verdict import DONE, FAILED
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import (
@@ -145,7 +145,7 @@ class Session:
         self.check_open()
         if self.mode is Mode.TRANSACTED:
             unit = self.unit
-            if unit is not None and unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
+            if unit is not None and unit.outcome not in (Outcome.OPEN, Outcome.DOOMED):
                 # Another task, or a commit that was cancelled: its outcome is needed first.
                 yield from self._await_outcome(unit, None)
                 self._end(unit)
@@ -195,6 +195,9 @@ class Session:
         subscription = received.subscription
         subscription.is_asked = True
         received.state = State.HELD
+        if subscription.has_missed:
+            subscription.has_missed = False
+            received.may_have_missed = True
         if self.mode is Mode.TRANSACTED:
             unit = self._unit(link, owner)
             received.unit = unit
@@ -219,7 +222,8 @@ class Session:
         pulled = []
         for each in wanted:
             each.is_asked = True
-            if each.is_paused or not each.is_known:
+            if each.is_paused or not each.is_open:
+                # One that comes back may be refused: whoever asks of it before that is known would be refused as well.
                 continue
             if each.pulls and client.link is not None and client.link.is_truenext:
                 pulled.append(each)
@@ -345,6 +349,7 @@ class Session:
 
     def _forget(self, taken: Iterable[Received]) -> None:
         for received in taken:
+            received.subscription.has_missed |= received.may_have_missed
             self._is_settled(received)
 
     # ---- What becomes of a message ----
@@ -552,8 +557,10 @@ class Session:
             assert producer is not None, "it is a transacted session"
             headers = {"transaction": unit.name}
             if link.is_truenext:
-                if producer.store != link.store:
-                    producer.store, producer.number = link.store, 0
+                if producer.store not in ("", link.store):
+                    # The first broker knows the numbers that were used there: back with it they would be repeats.
+                    producer = self._producer = client.another_producer()
+                producer.store = link.store
                 unit.producer = producer
                 unit.number = producer.number = producer.number + 1
                 headers |= {
@@ -582,11 +589,19 @@ class Session:
             if unit.outcome is Outcome.COMMITTING:
                 latest = self.client.clock() + CANCELLED_COMMIT_S
                 yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
-                if unit.settled.is_set:
-                    self._end(unit)
+            self._free_later(unit)
             raise
         if not came or unit.outcome is Outcome.IN_DOUBT:
+            self._free_later(unit)
             raise self._in_doubt(unit, "whether the transaction happened could not be found out in time")
+
+    def _free_later(self, unit: Unit) -> None:
+        """Its code does not wait any more: what it was given is free as soon as its outcome is known, which the next
+        call of this session still asks for."""
+        if unit.outcome in ENDED:
+            self._free(unit)
+        else:
+            unit.settled.call(lambda: self._free(unit))
 
     def _in_doubt(self, unit: Unit, reason: str) -> InDoubt:
         producer = unit.producer
@@ -631,7 +646,15 @@ class Session:
 
     def _end(self, unit: Unit) -> None:
         """The code of a unit has ended."""
+        self._free(unit)
+        if self.unit is unit:
+            self.unit = None
+
+    def _free(self, unit: Unit) -> None:
+        """Nothing of what a unit was given is its own any more."""
         client = self.client
+        if unit not in client.units:
+            return
         if isinstance(unit.cause, Refused) and unit.cause.code == Code.NO_ROOM:
             self._not_before = client.clock() + NO_ROOM_S
         if unit.outcome is Outcome.DOOMED:
@@ -650,9 +673,7 @@ class Session:
             else:
                 client.subscriptions.put_back(received)
         self.buffer.ended(unit.given)
-        client.units.pop(unit, None)
-        if self.unit is unit:
-            self.unit = None
+        del client.units[unit]
         client.flush()
 
     # ---- The end ----
@@ -666,7 +687,7 @@ class Session:
             self.rollback(owner, charge=Charge.NONE)
         self.is_closed = True
         self.end_given(None)
-        if self._producer is not None and (unit is None or unit.outcome is not Outcome.IN_DOUBT):
+        if self._producer is not None and (unit is None or unit.outcome not in (Outcome.COMMITTING, Outcome.IN_DOUBT)):
             self.client.free_producer(self._producer)
         self.buffer.wake_all()
         self.client.flush()

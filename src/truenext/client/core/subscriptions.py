@@ -35,7 +35,8 @@ class Subscriptions:
         self.by_id: dict[str, Subscription] = {}
         self.foreign: dict[str, Received] = {}
         """Messages that the program still has, of connections that were lost, by message id."""
-        self.verdicts: dict[str, Verdict] = {}
+        self.verdicts: dict[str, tuple[Verdict, int]] = {}
+        """What the program has said and the broker may not know, with the attempts that the message had then."""
         self._world = world
         self._make = make
         self._arrivals = count(1)
@@ -96,12 +97,15 @@ class Subscriptions:
         if link is not None and link.is_up and subscription.is_known:
             number = link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
             if not subscription.is_open:
-                link.unanswered[number] = _Withdrawn()
+                link.unanswered[number] = _Unsubscribing()
             for received in subscription.held.values():
                 received.state = State.DONE
             self._world.flush_soon()
         subscription.begin_connection()
-        self.foreign = {key: each for key, each in self.foreign.items() if each.subscription is not subscription}
+        for received in [each for each in self.foreign.values() if each.subscription is subscription]:
+            if received.unit is None:
+                # It goes back as well: if it has come again to another consumer, that one gets it.
+                self.put_back(received)
         subscription.buffer.cleared()
         subscription.buffer.wake_all()
 
@@ -222,19 +226,19 @@ class Subscriptions:
             if link.is_truenext and int(headers["truenext-round"]) < subscription.round_min:
                 return True
         except (KeyError, ValueError) as error:
+            subscription.wished = max(0, subscription.wished - 1)
             self._reject_unreadable(link, headers, error)
+            self._was_not_handed_out(subscription)
             return True
         if subscription.wished:
             subscription.wished -= 1
-        if subscription.has_missed:
-            subscription.has_missed = False
-            received.headers = headers | {"may-have-missed": "true"}
         if self.foreign or self.verdicts:
             key = received.key
-            verdict = self.verdicts.pop(key, None)
-            if verdict is not None:
-                self._tell(link, received, verdict)
-                self._world.flush_soon()
+            said = self.verdicts.pop(key, None)
+            # If it has failed once more since, that was counted.
+            if said is not None and (said[0].is_done or received.attempts == said[1]):
+                self._tell(link, received, said[0])
+                self._was_not_handed_out(subscription)
                 return True
             earlier = self.foreign.get(key)
             if earlier is not None:
@@ -243,17 +247,22 @@ class Subscriptions:
                 subscription.held[received.ack_id] = received
                 received.state = State.HELD
                 self.begin(received)
-                self._world.flush_soon()
+                self._was_not_handed_out(subscription)
                 return True
         subscription.buffer.push(received)
         return True
+
+    def _was_not_handed_out(self, subscription: Subscription) -> None:
+        """What has come was asked for, and is not for whoever waits: that one asks anew."""
+        if subscription.pulls:
+            subscription.buffer.wake_all()
+        self._world.flush_soon()
 
     def _reject_unreadable(self, link: Link, headers: dict[str, str], error: Exception) -> None:
         self._world.report("a message cannot be read", {"error": repr(error), "message": headers.get("message-id", "")})
         ack_id = headers.get("ack")
         if ack_id is not None:
             link.write(frames.frame("NACK", {"id": ack_id, "truenext-poison": "true"}))
-            self._world.flush_soon()
 
     # ---- What the program says of it ----
 
@@ -284,7 +293,7 @@ class Subscriptions:
             assert link is not None, "it is current"
             self._tell(link, again, verdict)
         elif not received.subscription.is_closed:
-            self.remember(received.key, verdict)
+            self.remember(received, verdict)
         if begun is not None:
             self.begin(begun)
 
@@ -304,11 +313,11 @@ class Subscriptions:
             number = link.write(data)
         else:
             number = link.write(frames.frame("NACK", _nack_headers(received, verdict)))
-        link.unanswered[number] = Answered(self, received.key, verdict)
+        link.unanswered[number] = Answered(self, received, verdict)
 
-    def remember(self, key: str, verdict: Verdict) -> None:
+    def remember(self, received: Received, verdict: Verdict) -> None:
         """If the message comes again, that is what is said of it."""
-        self.verdicts[key] = verdict
+        self.verdicts[received.key] = verdict, received.attempts
         if len(self.verdicts) > VERDICTS_MAX:
             del self.verdicts[next(iter(self.verdicts))]
 
@@ -338,26 +347,22 @@ class Subscriptions:
                 if received.link == link.number:
                     self.foreign.setdefault(received.key, received)
 
-    def connected(self, *, is_another: bool) -> None:
-        """There is a new one, to another store perhaps, whose messages are others, whatever they are called."""
-        if is_another:
-            self.foreign.clear()
-            self.verdicts.clear()
+    def connected(self) -> None:
+        """There is a new one. If it is to another store, what the program has of the first one stays known: it may come
+        again when that is back."""
         for subscription in self.by_id.values():
             if not subscription.is_closed:
                 self.say(subscription)
-                # Those that pull ask anew.
-                subscription.buffer.wake_all()
 
 
 class Answered:
     """An acknowledgement that is under way."""
 
-    __slots__ = ("_key", "_subscriptions", "_verdict")
+    __slots__ = ("_received", "_subscriptions", "_verdict")
 
-    def __init__(self, subscriptions: Subscriptions, key: str, verdict: Verdict) -> None:
+    def __init__(self, subscriptions: Subscriptions, received: Received, verdict: Verdict) -> None:
         self._subscriptions = subscriptions
-        self._key = key
+        self._received = received
         self._verdict = verdict
 
     def confirmed(self, frame: Frame) -> None:
@@ -367,7 +372,7 @@ class Answered:
         raise ConnectionLost(f"the broker refused an acknowledgement: {error}") from error
 
     def lost(self) -> None:
-        self._subscriptions.remember(self._key, self._verdict)
+        self._subscriptions.remember(self._received, self._verdict)
 
 
 class _Subscribing:
@@ -379,6 +384,8 @@ class _Subscribing:
     def confirmed(self, frame: Frame) -> None:
         self._subscription.is_open = True
         self._subscription.opened.set()
+        # Those that pull ask anew.
+        self._subscription.buffer.wake_all()
 
     def refused(self, error: Refused) -> None:
         """Of a subscription that came back after a reconnect, too: then its consumer ends with that."""
@@ -390,8 +397,10 @@ class _Subscribing:
         pass
 
 
-class _Withdrawn:
-    """The UNSUBSCRIBE of a subscription that was not confirmed yet: if that was refused, so is this."""
+class _Unsubscribing:
+    """The end of a subscription that may yet be refused: then there is none to end."""
+
+    __slots__ = ()
 
     def confirmed(self, frame: Frame) -> None:
         pass

@@ -1,0 +1,283 @@
+"""What the core of a client does when connections are lost at an unlucky moment. Source: docs/client.md, "Lost
+connections". Each of these was once a fault."""
+
+import pytest
+
+from tests.client.scripted import Running, Script, named, one, receive
+from truenext.client.core.holding import Wanted
+from truenext.client.core.outbox import MESSAGES_MAX, Batch
+from truenext.client.core.sending import enqueue, prepare, send, settled
+from truenext.client.core.session import Charge, Mode
+from truenext.client.core.verdict import DONE, FAILED
+from truenext.errors import ClosedError, InDoubt, Refused
+
+
+def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
+    """The wish was spent on it, and nothing else would ever have come."""
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscription = script.consumer(session, prefetch=0)
+    waiting = receive(session)
+    script.message(subscription, 1)
+    session.settle(one(waiting), DONE)
+    script.reconnect()
+    script.confirm()
+    waiting = receive(session)
+    script.message(subscription, 1, deliveries=2)
+    assert not waiting.again().is_done
+    said = script.all_said()
+    assert [each.headers["id"] for each in named(said, "ACK")] == [f"1.2@{subscription.id}"]
+    assert len(named(said, "SEND", "/control/credit")) == 2
+    script.message(subscription, 2)
+    assert one(waiting).sequence == 2
+
+
+def test_who_pulls_asks_anew_when_what_came_is_still_with_the_program() -> None:
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscription = script.consumer(session, prefetch=0)
+    waiting = receive(session)
+    script.message(subscription, 1)
+    first = one(waiting)
+    script.reconnect()
+    script.confirm()
+    waiting = receive(session)
+    script.message(subscription, 1, deliveries=2)
+    assert not waiting.again().is_done
+    assert len(named(script.all_said(), "SEND", "/control/credit")) == 2
+    script.message(subscription, 2)
+    assert one(waiting).sequence == 2
+    session.settle(first, DONE)
+    assert [each.headers["id"] for each in named(script.all_said(), "ACK")] == [f"1.2@{subscription.id}"]
+
+
+def nacked(script: Script, attempts: int) -> list[str]:
+    """A message was refused, the connection lost before that was confirmed, and it comes again: what is said of it."""
+    session = script.session()
+    subscription = script.consumer(session, prefetch=1)
+    waiting = receive(session)
+    script.message(subscription, 1)
+    session.settle(one(waiting), FAILED)
+    script.reconnect()
+    script.confirm()
+    waiting = receive(session)
+    script.message(subscription, 1, deliveries=2, **{"truenext-attempts": str(attempts)})
+    waiting.again()
+    assert waiting.is_done == (attempts > 0)
+    return [each.headers["id"] for each in named(script.all_said(), "NACK")]
+
+
+def test_a_refusal_that_the_broker_has_carried_out_is_not_repeated() -> None:
+    """It came again because it was refused: to refuse it once more would count twice."""
+    script = Script()
+    script.connect()
+    assert nacked(script, attempts=1) == []
+
+
+def test_a_refusal_that_the_broker_has_not_carried_out_is_repeated() -> None:
+    script = Script()
+    script.connect()
+    assert nacked(script, attempts=0) == ["1.2@1"]
+
+
+@pytest.mark.parametrize("waits", ["another transaction", "nobody"])
+def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_back(waits: str) -> None:
+    """Its code was told InDoubt and has ended. What came again was kept for that code, for ever."""
+    script = Script()
+    script.connect()
+    session = script.session(Mode.TRANSACTED)
+    subscription = script.consumer(session, prefetch=1)
+    receiving = receive(session)
+    script.message(subscription, 1)
+    one(receiving)
+    committing = Running(session.commit(1.0, "the task"))
+    script.lose()
+    with pytest.raises(InDoubt):
+        committing.is_too_late()
+    script.said.clear()
+    script.connect()
+    script.message(subscription, 1, deliveries=2)
+    if waits == "another transaction":
+        receiving = receive(session)
+    (question,) = named(script.all_said(), "SEND", "/control/producer")
+    script.answer(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
+    if waits == "nobody":
+        receiving = receive(session)
+    assert one(receiving).sequence == 1
+    assert script.client.subscriptions.foreign == {} and list(script.client.units) == [session.unit]
+
+
+def test_what_a_closed_consumer_had_is_handed_out_by_another() -> None:
+    """The program has it no more: nobody was to get it as long as its first consumer was thought to have it."""
+    script = Script()
+    script.connect()
+    closing, other = script.session(), script.session()
+    first = script.consumer(closing, prefetch=1)
+    receiving = receive(closing)
+    script.message(first, 1)
+    one(receiving)
+    script.reconnect()
+    script.confirm()
+    closing.close("the task")
+    second = script.consumer(other, prefetch=1)
+    receiving = receive(other)
+    script.message(second, 1, deliveries=2)
+    assert one(receiving).sequence == 1
+
+
+def test_what_has_come_again_to_another_consumer_is_handed_out_when_the_first_is_closed() -> None:
+    script = Script()
+    script.connect()
+    closing, other = script.session(), script.session()
+    first, second = script.consumer(closing, prefetch=1), script.consumer(other, prefetch=1)
+    receiving = receive(closing)
+    script.message(first, 1)
+    one(receiving)
+    script.reconnect()
+    script.confirm()
+    receiving = receive(other)
+    script.message(second, 1, deliveries=2)
+    assert not receiving.again().is_done
+    closing.close("the task")
+    assert one(receiving).sequence == 1
+
+
+def test_a_pulling_subscription_that_is_refused_when_it_comes_back_ends_nothing_else() -> None:
+    """It was asked for messages before its refusal came; that was refused, too, and ended the whole connection."""
+    script = Script()
+    script.connect()
+    session = script.session()
+    script.consumer(session, prefetch=0)
+    receiving = receive(session)
+    script.reconnect()
+    receiving.again()
+    said = script.all_said()
+    assert [each.command for each in said] == ["SUBSCRIBE"]
+    script.refuse(int(said[0].headers["receipt"]), "taken")
+    with pytest.raises(Refused, match="taken"):
+        receiving.again()
+    assert script.client.link is not None
+
+
+def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() -> None:
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscribing = Running(script.client.subscribe(Wanted(destination="/queue/a"), session.buffer, 1.0))
+    with pytest.raises(TimeoutError):
+        subscribing.is_too_late()
+    said = script.all_said()
+    assert [each.command for each in said] == ["SUBSCRIBE", "UNSUBSCRIBE"]
+    script.refuse(2, "destination")
+    script.refuse(3, "missing")
+    assert script.client.link is not None
+
+
+def test_the_first_message_of_a_topic_that_the_program_gets_says_that_others_may_be_missing() -> None:
+    """Not the first that came: a cancelled receive gives that back, and nobody would have been told."""
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscription = script.consumer(session, "/topic/a")
+    script.message(subscription, 1)
+    assert not one(receive(session)).may_have_missed
+    script.reconnect()
+    script.confirm()
+    script.message(subscription, 2)
+    session.rollback(None, charge=Charge.NONE)
+    script.message(subscription, 2, deliveries=2)
+    script.message(subscription, 3)
+    got = receive(session, 2).result
+    assert [(each.sequence, each.may_have_missed) for each in got] == [(2, True), (3, False)]
+
+
+@pytest.mark.parametrize("options", [{"durable": "d"}, {}])
+def test_nothing_is_missing_where_all_is_kept(options: dict[str, str]) -> None:
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscription = script.consumer(session, "/topic/a" if options else "/queue/a", **options)
+    script.reconnect()
+    script.confirm()
+    script.message(subscription, 2)
+    assert not one(receive(session)).may_have_missed
+
+
+def test_who_waits_for_room_to_send_is_told_that_the_connection_was_closed() -> None:
+    """Its message stood in a row that nobody served any more, until its time was over."""
+    script = Script()
+    client = script.client
+    sent = [prepare(client, "/queue/a", b"x", {}) for _ in range(MESSAGES_MAX + 1)]
+    waiting = [Running(send(client, each, 60.0)) for each in sent]
+    client.fail(ClosedError("the connection is closed"))
+    for each in waiting[:1] + waiting[-1:]:
+        with pytest.raises(ClosedError):
+            each.again()
+
+
+def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_timeout() -> None:
+    script = Script()
+    client = script.client
+    script.connect()
+    batch = Batch()
+    sent = [prepare(client, "/queue/a", b"x", {}) for _ in range(2)]
+    for each in sent:
+        batch.add(each)
+        enqueue(client, each)
+    assert len(named(script.all_said(), "SEND")) == 2
+    waiting = Running(settled(client, batch, 1.0))
+    script.lose()
+    with pytest.raises(TimeoutError):
+        waiting.is_too_late()
+    script.said.clear()
+    script.connect()
+    (question,) = script.all_said()[-1:]
+    script.answer(question, {"sends": 0, "commits": 0})
+    assert named(script.all_said(), "SEND", "/queue/a") == []
+    # Nobody is told that they were confirmed, and the next to flush waits for none of them.
+    assert [type(each.error) for each in sent] == [TimeoutError, TimeoutError]
+    assert Running(settled(client, batch, 1.0)).is_done
+
+
+def test_numbers_that_one_broker_knows_are_not_used_again_after_a_time_with_another() -> None:
+    """They would be repeats there: confirmed, and never accepted."""
+    script = Script()
+    client = script.client
+    script.connect("here")
+
+    def sent() -> tuple[str, str]:
+        enqueue(client, prepare(client, "/queue/a", b"x", {}))
+        (frame,) = named(script.confirm(), "SEND", "/queue/a")
+        return frame.headers["truenext-producer"], frame.headers["truenext-number"]
+
+    def committed() -> tuple[str, str]:
+        sending = Running(session.send(b"SEND\ndestination:/queue/a\n", b"x", None, None, "the task"))
+        assert sending.is_done
+        committing = Running(session.commit(None, "the task"))
+        (frame,) = named(script.confirm(), "COMMIT")
+        assert committing.again().is_done
+        return frame.headers["truenext-producer"], frame.headers["truenext-number"]
+
+    session = script.session(Mode.TRANSACTED)
+    used = [sent(), committed()]
+    script.reconnect("there")
+    used += [committed()]
+    script.reconnect("here")
+    used += [sent(), committed()]
+    assert len(set(used)) == len(used)
+
+
+def test_what_was_acknowledged_is_acknowledged_again_after_a_time_with_another_broker() -> None:
+    script = Script()
+    script.connect("here")
+    session = script.session()
+    subscription = script.consumer(session)
+    script.message(subscription, 1)
+    session.settle(one(receive(session)), DONE)
+    script.reconnect("there")
+    script.reconnect("here")
+    script.confirm()
+    script.message(subscription, 1, deliveries=2)
+    assert len(named(script.all_said(), "ACK")) == 1
