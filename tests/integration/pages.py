@@ -24,7 +24,7 @@ from typing import NamedTuple
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, dying_with_us
 
 ROOT = Path(__file__).parents[2]
-URL = "stomp://127.0.0.1:61613"
+PORT = "61613"
 _PROMPT = "@ready@"
 _FENCE = re.compile(r"((?:[^\n]+\n)*)\n?```([a-z]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"[Ss]ave[^.]*? as\s+`([a-z_]+\.py)`")
@@ -93,13 +93,19 @@ class Folder:
             "COLUMNS": "80",
         }
 
+    def here(self, text: str) -> str:
+        return text.replace(PORT, self.url.rpartition(":")[2])
+
+    def there(self, text: str) -> str:
+        return text.replace(self.url, f"stomp://127.0.0.1:{PORT}")
+
     def save(self, name: str, program: str) -> None:
-        (self.path / name).write_text(program.replace(URL, self.url))
+        (self.path / name).write_text(self.here(program))
 
     def run(self, program: str) -> str:
         """What it prints. It fails if the program does."""
         done = subprocess.run(
-            [sys.executable, "-c", program.replace(URL, self.url)],
+            [sys.executable, "-c", self.here(program)],
             cwd=self.path,
             env=self.environment(),
             capture_output=True,
@@ -161,7 +167,7 @@ class Terminal:
                 break
             if select.select([self._hand], [], [], left)[0]:
                 came = os.read(self._hand, 65536).decode().replace("\r\n", "\n")
-                read = (read + came).replace(self._folder.url, URL)
+                read = self._folder.there(read + came)
         return read.replace(_PROMPT, "")
 
     def close(self) -> None:

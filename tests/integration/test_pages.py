@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.pages import Folder, follow
+from tests.integration.pages import Folder, blocks_of, follow
+from truenext.testing import QueueContents, blocking_broker
 
 
 @pytest.fixture
@@ -18,3 +19,16 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_the_tutorial(folder: Folder) -> None:
     follow("docs/tutorial.md", folder)
+
+
+def test_moving_from_stomp_py(folder: Folder) -> None:
+    """Both sides print the same."""
+    blocks = [block.text for block in blocks_of("docs/moving-from-stomp-py.md")]
+    printed = []
+    for side in ("# stomp.py\n", "# truenext\n"):
+        with blocking_broker() as broker:
+            folder.url = broker.url
+            printed.append(folder.run("\n\n".join(block for block in blocks if block.startswith(side))))
+            assert broker.queue("invoices").bodies == [b"7 pears"]
+            assert broker.queue("orders") == QueueContents(messages=(), unacknowledged=0, scheduled=0)
+    assert printed == ["9 urgent\nHOW?\n"] * 2
