@@ -82,7 +82,7 @@ class Folder:
     def environment(self) -> dict[str, str]:
         return os.environ | {
             "PATH": f"{self._programs}:{os.environ['PATH']}",
-            "PYTHONPATH": os.environ.get("FACE", str(ROOT / "src")),
+            "PYTHONPATH": str(ROOT / "src"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
