@@ -1,0 +1,205 @@
+"""Does what a page of docs/ says: its commands in a terminal, its programs in a folder, one after the other.
+
+    ```console    commands behind `$ `, and what they print; `^C` is Ctrl-C, once what stands before it has come
+    ```python     a program; if the text before it names its file, as `take.py`, it is saved there, else it runs at once
+    ```text       behind a program that runs at once: what it prints
+
+Port 61613 is another one here. Of what is printed numbers of processes, times and what a broker makes up may differ.
+"""
+
+import difflib
+import fcntl
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, dying_with_us
+
+ROOT = Path(__file__).parents[2]
+PORT = "61613"
+_PROMPT = "@ready@"
+_FENCE = re.compile(r"((?:[^\n]+\n)*)\n?```([a-z]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"[Ss]ave[^.]*? as\s+`([a-z_]+\.py)`")
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    file: str
+    """That the paragraph before it names; empty if it names none."""
+
+
+def blocks_of(page: str) -> list[Block]:
+    found = _FENCE.finditer((ROOT / page).read_text())
+    return [Block(each[2], each[3], (_FILE.findall(each[1]) or [""])[-1]) for each in found]
+
+
+def comparable(text: str) -> str:
+    """Without what differs from run to run."""
+    for pattern, instead in (
+        (r"^(\[\d+\]) \d+$", r"\1 PROCESS"),
+        (r"\d\d:\d\d:\d\d", "TIME"),
+        (r"\b\d+\.\d+s\b", "SECONDS"),
+        (r"truenext-[0-9a-f]{8}-", "truenext-STORE-"),
+        (r"\b\d{6,}\b", "NUMBER"),
+        (r"^[ \t]*\n|[ \t]+$", ""),
+    ):
+        text = re.sub(pattern, instead, text, flags=re.MULTILINE)
+    return text
+
+
+class Folder:
+    """Where a reader is: a folder, and a broker whose URL is not the one that the page says."""
+
+    def __init__(self, path: Path, url: str) -> None:
+        self.path = path
+        self.url = url
+        self._programs = path.parent / f"{path.name}.bin"
+        path.mkdir()
+        self._programs.mkdir()
+        place = [sys.executable, TRUENEXT]
+        self._write_program("python", f'exec {shlex.join(dying_with_us([sys.executable]))} "$@"')
+        self._write_program("pytest", f'exec {shlex.join(dying_with_us([sys.executable, "-m", "pytest"]))} "$@"')
+        self._write_program(
+            "truenext",
+            f'case $1 in\nserve) set -- "$@" --listen {url};;\n*) set -- "$@" --url {url};;\nesac\n'
+            f'exec {shlex.join(dying_with_us(place))} "$@"',
+        )
+
+    def _write_program(self, name: str, text: str) -> None:
+        program = self._programs / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {
+            "PATH": f"{self._programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_ADDOPTS": "-p pytest_truenext -p no:cacheprovider",
+            "PS1": _PROMPT,
+            "PS2": "",
+            "TERM": "dumb",
+            "COLUMNS": "80",
+        }
+
+    def here(self, text: str) -> str:
+        return text.replace(PORT, self.url.rpartition(":")[2])
+
+    def there(self, text: str) -> str:
+        return text.replace(self.url, f"stomp://127.0.0.1:{PORT}")
+
+    def save(self, name: str, program: str) -> None:
+        (self.path / name).write_text(self.here(program))
+
+    def run(self, program: str) -> str:
+        """What it prints. It fails if the program does."""
+        done = subprocess.run(
+            [sys.executable, "-c", self.here(program)],
+            cwd=self.path,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, f"{program}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+
+class Terminal:
+    """A shell as a person has it: Ctrl-C reaches the program in front."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._hand, ours = os.openpty()
+        # What is typed is not shown again, and Ctrl-C is no text.
+        modes = termios.tcgetattr(ours)
+        modes[3] &= ~termios.ECHO
+        termios.tcsetattr(ours, termios.TCSANOW, modes)
+        self._shell = subprocess.Popen(
+            ["bash", "--norc", "--noprofile", "--noediting", "-i"],
+            stdin=ours,
+            stdout=ours,
+            stderr=ours,
+            cwd=folder.path,
+            env=folder.environment(),
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(ours)
+        self._read()
+
+    def do(self, text: str) -> str:
+        """All that a block shows, as it comes out here."""
+        shown = ""
+        commands = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
+        for command, expected in (each.split("\n", 1) for each in commands):
+            shown += f"$ {command}\n"
+            os.write(self._hand, f"{command}\n".encode())
+            before, interrupt, after = expected.rpartition("^C\n")
+            if interrupt:
+                shown += self._read(before, has_prompt=False) + interrupt
+                os.write(self._hand, b"\x03")
+            # Of a program in the background the prompt comes at once, and what it says a moment later.
+            shown += self._read(after if command.endswith("&") else None)
+        return shown
+
+    def _read(self, expected: str | None = None, *, has_prompt: bool = True) -> str:
+        """What comes, until the prompt has come or what is expected; or until nothing comes any more, so that whoever
+        compares it sees why."""
+        read = ""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            text = read.replace(_PROMPT, "")
+            is_all = expected is None or comparable(text) == comparable(expected)
+            if is_all and (_PROMPT in read or not has_prompt):
+                break
+            if select.select([self._hand], [], [], left)[0]:
+                came = os.read(self._hand, 65536).decode().replace("\r\n", "\n")
+                read = self._folder.there(read + came)
+        return read.replace(_PROMPT, "")
+
+    def close(self) -> None:
+        """What still runs in it is killed with it."""
+        self._shell.send_signal(signal.SIGKILL)
+        self._shell.wait()
+        os.close(self._hand)
+
+
+def compare(shown: str, block: Block) -> None:
+    page, here = (comparable(each).splitlines() for each in (block.text, shown))
+    assert page == here, "\n".join(difflib.unified_diff(page, here, "the page", "here", n=20, lineterm=""))
+
+
+def follow(page: str, folder: Folder) -> None:
+    """Do all that a page says. It fails where something else comes out than it shows."""
+    terminal = Terminal(folder)
+    try:
+        printed: str | None = None
+        for block in blocks_of(page):
+            match block.language:
+                case "python" if block.file:
+                    folder.save(block.file, block.text)
+                case "python":
+                    printed = folder.run(block.text)
+                case "text":
+                    assert printed is not None, f"nothing ran before:\n{block.text}"
+                    compare(printed, block)
+                    printed = None
+                case "console":
+                    compare(terminal.do(block.text), block)
+                case _:
+                    pass
+    finally:
+        terminal.close()

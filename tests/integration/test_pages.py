@@ -1,0 +1,40 @@
+"""Does what the pages for users say happen, when it is done as they say it?"""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.integration.pages import Folder, blocks_of, follow
+from truenext.testing import QueueContents, blocking_broker
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Where no broker runs yet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return Folder(tmp_path / "folder", f"stomp://127.0.0.1:{free.getsockname()[1]}")
+
+
+def test_the_tutorial(folder: Folder) -> None:
+    follow("docs/tutorial.md", folder)
+
+
+def test_moving_from_stomp_py(tmp_path: Path) -> None:
+    """Both sides print the same."""
+    blocks = [block.text for block in blocks_of("docs/moving-from-stomp-py.md")]
+    printed = []
+    for side in ("# stomp.py\n", "# truenext\n"):
+        with blocking_broker() as broker:
+            folder = Folder(tmp_path / side[2:-1], broker.url)
+            printed.append(folder.run("\n\n".join(block for block in blocks if block.startswith(side))))
+            assert broker.queue("invoices").bodies == [b"7 pears"]
+            assert broker.queue("orders") == QueueContents(messages=(), unacknowledged=0, scheduled=0)
+    assert printed == ["9 urgent\nHOW?\n"] * 2
+
+
+@pytest.mark.parametrize("page", ["client", "who-is-charged", "shutdown"])
+def test_the_examples_of(page: str, tmp_path: Path) -> None:
+    with blocking_broker() as broker:
+        follow(f"docs/{page}.md", Folder(tmp_path / "folder", broker.url))
