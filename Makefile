@@ -81,6 +81,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.stages
 	$(BIN)/python -m bench.selectors
 	$(BIN)/python -m bench.many
+	$(BIN)/python -m bench.extensions
 	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.topics
 	$(BIN)/python -m bench.wildcards

@@ -31,6 +31,10 @@ from tests.integration.broker_process import dying_with_us
             r"\nscheduled +500 +[\d,]+ +\d+\.\d\d s +[\d,]+ +\d+ MiB +<= 256 MiB +yes",
         ),
         (("bench.due", "--messages", "500", "--within", "2", "--only", "expiring"), r"\nexpiring +500 .* yes"),
+        (
+            ("bench.client", "--messages", "400", "--runs", "1"),
+            r"raw, a message: 2\.0[\s\S]* of the rate of stomp\.py \(at least 4\)",
+        ),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )

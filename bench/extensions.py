@@ -7,7 +7,7 @@
     give back    the time from a request to give back 1000 messages until its receipt, less that of a receipt alone:
                  medians, with the subscription at rest, so that nothing comes behind it
 
-python -m bench.client --runs 5
+python -m bench.extensions --runs 5
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ACK_VALUE = re.compile(rb"\nack:([^\r\n]+)\r?\n")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.client", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.extensions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--messages", type=positive, default=200_000, metavar="N", help="in each run of begun")
     parser.add_argument("--trips", type=positive, default=5000, metavar="N", help="in each run of one more")

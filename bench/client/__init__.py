@@ -1,0 +1,1 @@
+"""How fast is truenext's own client? `python -m bench.client`"""
