@@ -155,6 +155,9 @@ class Subscription:
 class Buffer:
     """One for each session, or for all that handle what one `consume` gets."""
 
+    is_shared = False
+    """Its subscriptions are for several sessions."""
+
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []
         self._waiting: dict[Signal, Subscription | None] = {}
@@ -224,6 +227,8 @@ class Buffer:
 class SharedBuffer(Buffer):
     """That of several handlers: never two messages of a group at once, and with a message whose last attempt was a lost
     connection nothing else, so that what ends a process takes no neighbour along."""
+
+    is_shared = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ class Session:
                 if not came:
                     return []
         except BaseException:
-            self._not_received(subscription, taken)
+            self.not_received(subscription, taken)
             raise
 
     def _may_go_on(self) -> bool:
@@ -327,12 +327,18 @@ class Session:
                 self.buffer.leave(pause)
         return about
 
-    def _not_received(self, subscription: Subscription | None, taken: list[Received]) -> None:
-        """Whoever asked was cancelled. What it was about to get goes back as if it had not been asked for."""
+    def not_received(self, subscription: Subscription | None, taken: list[Received]) -> None:
+        """Whoever asked was interrupted. What it was about to get goes back as if it had not been asked for."""
         client = self.client
         if taken:
             self._forget(taken)
             self._give_back_all(taken)
+            self.buffer.ended([each for each in taken if each.unit is None])
+        unit = self.unit
+        if unit is not None and unit.outcome is Outcome.OPEN and any(each.unit is unit for each in taken):
+            # It was given what its code has not seen, and must not commit that.
+            self._abort(unit, Charge.NONE)
+            unit.doom(RolledBack("receiving was interrupted when the transaction had a message already"))
         pulled = [
             each
             for each in ([subscription] if subscription is not None else self.buffer.subscriptions)
@@ -578,8 +584,9 @@ class Session:
             if unit.outcome is Outcome.COMMITTING:
                 latest = self.client.clock() + CANCELLED_COMMIT_S
                 yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
-                if unit.settled.is_set:
-                    self._end(unit)
+            if unit.settled.is_set:
+                # It may have been settled before the interruption came, too.
+                self._end(unit)
             raise
         if not came or unit.outcome is Outcome.IN_DOUBT:
             raise self._in_doubt(unit, "whether the transaction happened could not be found out in time")
@@ -628,6 +635,8 @@ class Session:
     def _end(self, unit: Unit) -> None:
         """The code of a unit has ended."""
         client = self.client
+        if unit not in client.units:
+            return
         if isinstance(unit.cause, Refused) and unit.cause.code == Code.NO_ROOM:
             self._not_before = client.clock() + NO_ROOM_S
         if unit.outcome is Outcome.DOOMED:
@@ -670,8 +679,9 @@ class Session:
     def close(self, owner: object) -> None:
         """The same, and what is buffered goes back."""
         self.leave(owner)
-        for subscription in list(self.buffer.subscriptions):
-            self.client.subscriptions.unsubscribe(subscription)
+        if not self.buffer.is_shared:
+            for subscription in list(self.buffer.subscriptions):
+                self.client.subscriptions.unsubscribe(subscription)
         self.client.flush()
 
 
