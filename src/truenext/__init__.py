@@ -1,3 +1,92 @@
-"""A message broker that always hands out the true next message."""
+"""A message broker that always hands out the true next message.
 
-__version__ = "0.1.0"
+`connect` is its client for asyncio, `truenext.blocking` that for threads (docs/client.md).
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from truenext.version import VERSION
+
+if TYPE_CHECKING:
+    from truenext.client.core.health import ConsumerHealth, Health
+    from truenext.client.core.message import Content
+    from truenext.client.core.sends import Outgoing
+    from truenext.client.core.unit import Outcome
+    from truenext.client.tasks.connection import (
+        Connection,
+        Consumer,
+        Message,
+        Processing,
+        Sent,
+        Session,
+        Transaction,
+        connect,
+    )
+    from truenext.errors import (
+        ClosedError,
+        Code,
+        ConfigurationError,
+        ConnectionLost,
+        InDoubt,
+        LocalProtocolError,
+        Refused,
+        RolledBack,
+        TruenextError,
+    )
+
+__version__ = VERSION
+
+__all__ = [
+    "ClosedError",
+    "Code",
+    "ConfigurationError",
+    "Connection",
+    "ConnectionLost",
+    "Consumer",
+    "ConsumerHealth",
+    "Content",
+    "Health",
+    "InDoubt",
+    "LocalProtocolError",
+    "Message",
+    "Outcome",
+    "Outgoing",
+    "Processing",
+    "Refused",
+    "RolledBack",
+    "Sent",
+    "Session",
+    "Transaction",
+    "TruenextError",
+    "__version__",
+    "connect",
+]
+
+_HOMES = {
+    "truenext.client.core.health": ("ConsumerHealth", "Health"),
+    "truenext.client.core.message": ("Content",),
+    "truenext.client.core.sends": ("Outgoing",),
+    "truenext.client.core.unit": ("Outcome",),
+    "truenext.client.tasks.connection": (
+        *("Connection", "Consumer", "Message", "Processing", "Sent", "Session", "Transaction", "connect"),
+    ),
+    "truenext.errors": (
+        *("ClosedError", "Code", "ConfigurationError", "ConnectionLost", "InDoubt", "LocalProtocolError", "Refused"),
+        *("RolledBack", "TruenextError"),
+    ),
+}
+"""Modules that are loaded when one of their names is asked for: the broker does not need the client."""
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            found: object = getattr(importlib.import_module(home), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from truenext import __version__
 from truenext.limits import (
     DISK_LIMIT_MIN,
     HISTORY_BYTES_MAX,
@@ -24,6 +23,7 @@ from truenext.limits import (
 from truenext.policy import WhenFull
 from truenext.setting import setting
 from truenext.url import DEFAULT_URL
+from truenext.version import VERSION
 
 _AT_START = "it is laid down when the broker starts"
 _WITH_CONNECTIONS = "clients are connected already"
@@ -48,7 +48,7 @@ class BrokerSettings:
         reason="The usual port of STOMP, and nobody on another machine: there are no users yet.",
     )
     server_name: str = setting(
-        f"truenext/{__version__}",
+        f"truenext/{VERSION}",
         "What CONNECTED says in its header `server`: NAME or NAME/VERSION, at most 255 characters.",
         fixed=_WITH_CONNECTIONS,
         reason="What it is; a client that only talks to brokers it knows by name can be told another.",

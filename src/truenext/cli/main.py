@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-import truenext
 from truenext.broker.config import configure
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs
@@ -29,12 +28,13 @@ from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE
 from truenext.policy import StoreAndDispatch, WhenFull
 from truenext.size import said
 from truenext.url import DEFAULT_URL
+from truenext.version import VERSION
 
 logger = logging.getLogger(__name__)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(truenext.__version__, prog_name="truenext")
+@click.version_option(VERSION, prog_name="truenext")
 def main() -> None:
     """A message broker that always hands out the true next message."""
 
@@ -57,7 +57,7 @@ def main() -> None:
 @click.option(
     "--server-name",
     type=ServerName(),
-    show_default=f"truenext/{truenext.__version__}",
+    show_default=f"truenext/{VERSION}",
     help="What CONNECTED says in its header `server`.",
 )
 @click.option(

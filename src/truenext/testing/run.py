@@ -5,7 +5,6 @@ import logging
 from asyncio import AbstractEventLoop
 from typing import Any, cast
 
-from truenext import __version__
 from truenext.broker.recovery import recover
 from truenext.errors import TruenextError
 from truenext.policy import Policies
@@ -17,6 +16,7 @@ from truenext.testing.disk import Disk
 from truenext.testing.faults import Faults
 from truenext.testing.faulty import FaultyBroker
 from truenext.url import Address
+from truenext.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Run:
             self._broker,
             self._as_loop,
             identity=self._identity,
-            server_name=f"truenext/{__version__}",
+            server_name=f"truenext/{VERSION}",
             make_connection=self._connect,
         )
         self.disk.may_be_slow = True

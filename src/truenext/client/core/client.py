@@ -258,7 +258,12 @@ class Client:
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
         if (self.is_closing or (link.is_up and not self.login.reconnects)) and self.error is None:
-            self.fail(why)
+            end: TruenextError = why
+            if self.is_closing:
+                # The broker closes it, too, once it has confirmed that we take leave.
+                end = ClosedError("the connection is closed")
+                end.__cause__ = why
+            self.fail(end)
 
     def fail(self, error: TruenextError) -> None:
         """There will be no connection any more."""

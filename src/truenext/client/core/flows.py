@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.client.core import frames
+from truenext.client.core.holding import Buffer, State
 from truenext.client.core.message import Content, content_of
 from truenext.client.core.sends import SendOptions, Spoken, body_of, spoken
+from truenext.client.core.session import Charge, Mode, Session, charge_for
+from truenext.client.core.unit import Outcome
+from truenext.client.core.verdict import DONE, FAILED, Verdict
 from truenext.client.core.waiting import Flow, Signal, Wait
+from truenext.errors import LocalProtocolError
 
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
+    from truenext.client.core.holding import Received, Subscription, Wanted
     from truenext.client.core.outbox import Send
+
+TIMEOUT_S = 60.0
+"""Until something is confirmed, unless told otherwise."""
+CLOSE_S = 10.0
+"""For handlers that run when a connection is closed."""
 
 
 def first_connection(client: Client, deadline: float) -> Flow[None]:
@@ -24,12 +35,151 @@ def first_connection(client: Client, deadline: float) -> Flow[None]:
         raise client.not_there() from None
 
 
+# ---- Receiving ----
+
+
+def open_session(client: Client, *, is_transacted: bool) -> Session:
+    """Raises: ClosedError, or what ended the connection"""
+    client.check_open()
+    return Session(client, Mode.TRANSACTED if is_transacted else Mode.INDIVIDUAL, Buffer())
+
+
+def mode_of(ack: str) -> Mode:
+    """Raises: ValueError"""
+    modes = {"auto": Mode.AUTO, "individual": Mode.INDIVIDUAL}
+    if ack not in modes:
+        raise ValueError(f'ack is "auto" or "individual", not {ack!r}')
+    return modes[ack]
+
+
+def subscribe(session: Session, wanted: Wanted) -> Flow[Subscription]:
+    """Raises: Refused, ClosedError, TimeoutError"""
+    session.check_open()
+    client = session.client
+    return (yield from client.subscribe(wanted, session.buffer, client.clock() + TIMEOUT_S))
+
+
+def receive(
+    session: Session, subscription: Subscription | None, count: int, timeout: float | None, owner: object
+) -> Flow[list[Received]]:
+    """Raises: ValueError; as Session.receive"""
+    if count < 1:
+        raise ValueError(f"count is at least 1, not {count}")
+    deadline = None if timeout is None else session.client.clock() + (timeout or TIMEOUT_S)
+    return (yield from session.receive(subscription, count, deadline, owner, now=timeout == 0))
+
+
+def settle(session: Session, received: Received, verdict: Verdict) -> Flow[None]:
+    """Raises: LocalProtocolError"""
+    session.settle(received, verdict)
+    yield from session.client.wait_until_written()
+
+
+def failed_for(delay: float | None) -> Verdict:
+    """`delay` in seconds, until it is tried again."""
+    return FAILED if delay is None else Verdict(False, delay_ms=round(delay * 1000))
+
+
+def give_back(session: Session, received: Received) -> Flow[None]:
+    session.give_back(received)
+    yield from session.client.wait_until_written()
+
+
+def leave_message(session: Session, received: Received, error: BaseException | None) -> Flow[None]:
+    """The block that handles one message has ended."""
+    if received.state is not State.HELD:
+        return
+    if received.unit is not None:
+        if error is not None and charge_for(error) is Charge.ALL:
+            session.fail(received)
+    elif error is None:
+        yield from settle(session, received, DONE)
+    else:
+        session.ended(received, error)
+
+
+def close_consumer(
+    session: Session, subscription: Subscription, owner: object, verdict: Verdict | None = None, *, is_own: bool
+) -> Flow[None]:
+    """`is_own`: the session is there for this consumer only; then `verdict` is for what was handed out."""
+    if is_own:
+        session.end_given(verdict)
+        session.close(owner)
+    else:
+        session.client.subscriptions.unsubscribe(subscription)
+    yield from session.client.wait_until_written()
+
+
+def leave_consumer(
+    session: Session, subscription: Subscription, owner: object, error: BaseException | None, *, is_own: bool
+) -> Flow[None]:
+    """The block of a consumer has ended."""
+    verdict: Verdict | None = DONE
+    if error is not None:
+        verdict = FAILED if charge_for(error) is Charge.ALL else None
+    yield from close_consumer(session, subscription, owner, verdict, is_own=is_own)
+
+
+def close_session(session: Session, owner: object) -> Flow[None]:
+    session.close(owner)
+    yield from session.client.wait_until_written()
+
+
+# ---- Transactions ----
+
+
+def check_transacted(session: Session) -> None:
+    """Raises: LocalProtocolError"""
+    if session.mode is not Mode.TRANSACTED:
+        raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
+
+
+def commit(session: Session, timeout: float, owner: object) -> Flow[None]:
+    """Raises: RolledBack, InDoubt"""
+    check_transacted(session)
+    yield from session.commit(session.client.clock() + timeout, owner)
+
+
+def rollback(session: Session, owner: object, charge: Charge) -> Flow[None]:
+    check_transacted(session)
+    session.rollback(owner, charge=charge)
+    yield from session.client.wait_until_written()
+
+
+class Block:
+    """The block of a transaction."""
+
+    def __init__(self, session: Session, timeout: float) -> None:
+        """Raises: LocalProtocolError"""
+        check_transacted(session)
+        self.session = session
+        self.outcome = Outcome.OPEN
+        self._timeout = timeout
+
+    def leave(self, error: BaseException | None, owner: object) -> Flow[None]:
+        """Raises: RolledBack, InDoubt"""
+        session = self.session
+        unit = session.unit
+        try:
+            if error is None:
+                yield from commit(session, self._timeout, owner)
+            else:
+                yield from rollback(session, owner, charge_for(error))
+        finally:
+            self.outcome = Outcome.COMMITTED if unit is None and error is None else Outcome.ROLLED_BACK
+            if unit is not None:
+                self.outcome = unit.outcome
+
+
 def spoken_in_transaction(destination: str, options: SendOptions) -> Spoken:
     """Raises: ValueError, TypeError"""
     said = spoken(destination, options)
     if said.producer is not None:
         raise ValueError("a send in a transaction has no number of its own: the COMMIT has")
     return said
+
+
+# ---- Sending and asking ----
 
 
 def await_send(client: Client, send: Send, deadline: float | None) -> Flow[None]:

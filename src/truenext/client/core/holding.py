@@ -158,6 +158,7 @@ class Buffer:
     """One for each session, or for all that handle what one `consume` gets."""
 
     is_shared = False
+    """Its subscriptions are for several sessions."""
 
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from truenext.client.core.frames import value
 from truenext.client.core.outbox import Awaited, Batch, Send
-from truenext.client.core.sends import SendOptions, body_of, spoken
+from truenext.client.core.sends import Outgoing, SendOptions, body_of, spoken
 from truenext.client.core.waiting import Flow, Signal, Wait
 
 if TYPE_CHECKING:
@@ -22,6 +22,22 @@ def prepare(client: Client, destination: str, body: bytes | str, options: SendOp
     if said.producer is not None:
         own = f"truenext-producer:{value(said.producer)}\ntruenext-number:{said.number}\n"
     return Send(said.head, body_of(body), expires_at, own)
+
+
+def prepare_one(client: Client, destination: str, message: bytes | str | Outgoing, options: SendOptions) -> Send:
+    """One of many, which may say itself how it differs from the others. Raises: as `prepare`"""
+    if isinstance(message, Outgoing):
+        return prepare(client, destination, message.body, cast("SendOptions", {**options, **message.options}))
+    return prepare(client, destination, message, options)
+
+
+def enqueue_if_room(client: Client, batch: Batch, made: Send) -> bool:
+    """False if too many wait for their confirmation."""
+    if not client.outbox.has_room:
+        return False
+    batch.add(made)
+    enqueue(client, made)
+    return True
 
 
 def send(client: Client, send: Send, deadline: float | None) -> Flow[None]:

@@ -131,7 +131,7 @@ class Session:
                 if not came:
                     return []
         except BaseException:
-            self._not_received(subscription, taken)
+            self.not_received(subscription, taken)
             raise
 
     def _may_go_on(self) -> bool:
@@ -331,12 +331,18 @@ class Session:
                 self.buffer.leave(pause)
         return about
 
-    def _not_received(self, subscription: Subscription | None, taken: list[Received]) -> None:
-        """Whoever asked was cancelled. What it was about to get goes back as if it had not been asked for."""
+    def not_received(self, subscription: Subscription | None, taken: list[Received]) -> None:
+        """Whoever asked was interrupted. What it was about to get goes back as if it had not been asked for."""
         client = self.client
         if taken:
             self._forget(taken)
             self._give_back_all(taken)
+            self.buffer.ended([each for each in taken if each.unit is None])
+        unit = self.unit
+        if unit is not None and unit.outcome is Outcome.OPEN and any(each.unit is unit for each in taken):
+            # It was given what its code has not seen, and must not commit that.
+            self._abort(unit, Charge.NONE)
+            unit.doom(RolledBack("receiving was interrupted when the transaction had a message already"))
         pulled = [
             each
             for each in ([subscription] if subscription is not None else self.buffer.subscriptions)
@@ -589,7 +595,11 @@ class Session:
             if unit.outcome is Outcome.COMMITTING:
                 latest = self.client.clock() + CANCELLED_COMMIT_S
                 yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
-            self._free_later(unit)
+            if unit.settled.is_set:
+                # It may have been settled before the interruption came, too.
+                self._end(unit)
+            else:
+                self._free_later(unit)
             raise
         if not came or unit.outcome is Outcome.IN_DOUBT:
             self._free_later(unit)

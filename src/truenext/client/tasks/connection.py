@@ -12,27 +12,29 @@ Every method has its twin of the same name, without `await`, in `truenext.blocki
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, cast
 
+from truenext.client import log
 from truenext.client.core import flows
 from truenext.client.core.browse import Browse
 from truenext.client.core.client import Login
 from truenext.client.core.consumers import ConsumerOptions, wanted
+from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
+from truenext.client.core.handling import Consuming
 from truenext.client.core.health import Health, health
-from truenext.client.core.holding import Buffer, Received, SharedBuffer, State, Subscription
+from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.message import Content
 from truenext.client.core.outbox import Batch, Send
-from truenext.client.core.sending import await_room, enqueue, prepare, send, settled
+from truenext.client.core.sending import await_room, enqueue_if_room, prepare, prepare_one, send, settled
 from truenext.client.core.sends import Outgoing, SendOptions, body_of
-from truenext.client.core.session import Charge, Mode, charge_for
+from truenext.client.core.session import Charge, Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
-from truenext.client.core.verdict import DONE, FAILED, POISON, Verdict
+from truenext.client.core.verdict import DONE, POISON, Verdict
 from truenext.client.tasks.driver import Driver
-from truenext.errors import ClosedError, InDoubt, LocalProtocolError, RolledBack
+from truenext.errors import ClosedError, InDoubt
 from truenext.url import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:
@@ -40,13 +42,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-
-logger = logging.getLogger("truenext.client")
-
-TIMEOUT_S = 60.0
-"""Until something is confirmed, unless told otherwise."""
-CLOSE_S = 10.0
-"""For handlers that run when a connection is closed."""
 
 T = TypeVar("T")
 
@@ -139,7 +134,7 @@ class Message(Received):
 
         Raises: LocalProtocolError
         """
-        await self._settle(FAILED if delay is None else Verdict(False, delay_ms=round(delay * 1000)))
+        await self._settle(flows.failed_for(delay))
 
     async def reject(self) -> None:
         """It will never do: it is a dead letter from now on.
@@ -149,14 +144,9 @@ class Message(Received):
         await self._settle(POISON)
 
     async def give_back(self) -> None:
-        """It was not handled, and nobody has failed: it returns without an attempt.
-
-        Raises: LocalProtocolError
-        """
-        source = self._session
-        source.driver.check_place()
-        source.core.give_back(self)
-        await source.driver.run(source.core.client.wait_until_written())
+        """It was not handled, and nobody has failed: it returns without an attempt. Nothing happens if something was
+        said of it already, or it belongs to a transaction."""
+        await self._session.driver.run(flows.give_back(self._session.core, self))
 
     async def _settle(self, verdict: Verdict) -> None:
         source = self._session
@@ -184,17 +174,9 @@ class Processing:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        message = self._message
-        source = message._session
-        if os.getpid() != source.driver.process or message.state is not State.HELD:
-            return
-        if message.unit is not None:
-            if error is not None and charge_for(error) is Charge.ALL:
-                source.core.fail(message)
-        elif error is None:
-            await message.ack()
-        else:
-            source.core.ended(message, error)
+        source = self._message._session
+        if os.getpid() == source.driver.process:
+            await source.driver.run(flows.leave_message(source.core, self._message, error))
 
 
 class _Source:
@@ -235,8 +217,6 @@ class Consumer:
 
         Raises: as `receive`
         """
-        if count < 1:
-            raise ValueError(f"count is at least 1, not {count}")
         return await self._receive(count, timeout)
 
     def __aiter__(self) -> Self:
@@ -265,9 +245,7 @@ class Consumer:
         return message
 
     async def _receive(self, count: int, timeout: float | None) -> list[Message]:
-        deadline = None if timeout is None else self._driver.loop.time() + (timeout or TIMEOUT_S)
-        owner = asyncio.current_task()
-        flow = self._core.receive(self._subscription, count, deadline, owner, now=timeout == 0)
+        flow = flows.receive(self._core, self._subscription, count, timeout, asyncio.current_task())
         got = cast("list[Message]", await self._driver.run(flow))
         for message in got:
             message._session = self._source
@@ -285,16 +263,8 @@ class Consumer:
 
     async def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
-        await self._close(None)
-
-    async def _close(self, verdict: Verdict | None) -> None:
-        self._driver.check_place()
-        if self._is_own:
-            self._core.end_given(verdict)
-            self._core.close(asyncio.current_task())
-        else:
-            self._core.client.subscriptions.unsubscribe(self._subscription)
-        await self._driver.run(self._core.client.wait_until_written())
+        owner = asyncio.current_task()
+        await self._driver.run(flows.close_consumer(self._core, self._subscription, owner, is_own=self._is_own))
 
     async def __aenter__(self) -> Self:
         return self
@@ -302,27 +272,32 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._driver.process:
-            return
-        if error is None:
-            verdict: Verdict | None = DONE
-        else:
-            verdict = FAILED if charge_for(error) is Charge.ALL else None
-        await self._close(verdict)
+        if os.getpid() == self._driver.process:
+            owner = asyncio.current_task()
+            flow = flows.leave_consumer(self._core, self._subscription, owner, error, is_own=self._is_own)
+            await self._driver.run(flow)
 
 
 class Transaction:
     """The block of `Session.transaction`: all of it happens, or nothing."""
 
-    def __init__(self, session: Session, timeout: float) -> None:
-        self._session = session
-        self._timeout = timeout
-        self.outcome = Outcome.OPEN
+    def __init__(self, source: _Source, timeout: float) -> None:
+        """Only by `Session.transaction`."""
+        self._driver = source.driver
+        self._block = flows.Block(source.core, timeout)
+
+    @property
+    def outcome(self) -> Outcome:
         """What became of it, also if the block was cancelled while it was committed."""
+        return self._block.outcome
 
     def failed(self, message: Message) -> None:
-        """Name the message that made it fail: it alone is charged with an attempt."""
-        self._session._source.core.fail(message)
+        """Name the message that made it fail: it alone is charged with an attempt.
+
+        Raises: LocalProtocolError if it is not one of the transaction's
+        """
+        self._driver.check_place()
+        self._block.session.fail(message)
 
     async def __aenter__(self) -> Self:
         return self
@@ -330,21 +305,8 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        session = self._session
-        if os.getpid() != session._source.driver.process:
-            return
-        core = session._source.core
-        unit = core.unit
-        try:
-            if error is None:
-                await session.commit(timeout=self._timeout)
-            else:
-                core.rollback(asyncio.current_task(), charge=charge_for(error))
-                await session._source.driver.run(core.client.wait_until_written())
-        finally:
-            self.outcome = Outcome.COMMITTED if unit is None and error is None else Outcome.ROLLED_BACK
-            if unit is not None:
-                self.outcome = unit.outcome
+        if os.getpid() == self._driver.process:
+            await self._driver.run(self._block.leave(error, asyncio.current_task()))
 
 
 class Session:
@@ -362,10 +324,7 @@ class Session:
         asked = wanted(destination, options)
 
         async def make() -> Consumer:
-            core, driver = self._source.core, self._source.driver
-            core.check_open()
-            deadline = driver.loop.time() + TIMEOUT_S
-            subscription = await driver.run(core.client.subscribe(asked, core.buffer, deadline))
+            subscription = await self._source.driver.run(flows.subscribe(self._source.core, asked))
             return Consumer(self._source, subscription, is_own=False)
 
         return Opening(make)
@@ -377,12 +336,8 @@ class Session:
 
     async def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
         """The next messages of all consumers, as `Consumer.receive_many`."""
-        if count < 1:
-            raise ValueError(f"count is at least 1, not {count}")
-        core, driver = self._source.core, self._source.driver
-        deadline = None if timeout is None else driver.loop.time() + (timeout or TIMEOUT_S)
-        flow = core.receive(None, count, deadline, asyncio.current_task(), now=timeout == 0)
-        got = cast("list[Message]", await driver.run(flow))
+        flow = flows.receive(self._source.core, None, count, timeout, asyncio.current_task())
+        got = cast("list[Message]", await self._source.driver.run(flow))
         for message in got:
             message._session = self._source
         return got
@@ -415,37 +370,24 @@ class Session:
 
         Raises: RolledBack, InDoubt at its end
         """
-        self._check_transacted()
-        return Transaction(self, timeout)
+        return Transaction(self._source, timeout)
 
     async def commit(self, *, timeout: float = TIMEOUT_S) -> None:
         """All of it happens, or nothing. Returns once it is durable.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out within `timeout` seconds
         """
-        self._check_transacted()
-        core, driver = self._source.core, self._source.driver
-        await driver.run(core.commit(driver.loop.time() + timeout, asyncio.current_task()))
+        await self._source.driver.run(flows.commit(self._source.core, timeout, asyncio.current_task()))
 
     async def rollback(self, *, failed: bool = True) -> None:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
         whether that counts as an attempt."""
-        self._check_transacted()
-        core, driver = self._source.core, self._source.driver
-        driver.check_place()
-        core.rollback(asyncio.current_task(), charge=Charge.ALL if failed else Charge.NONE)
-        await driver.run(core.client.wait_until_written())
-
-    def _check_transacted(self) -> None:
-        if self._source.core.mode is not Mode.TRANSACTED:
-            raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
+        charge = Charge.ALL if failed else Charge.NONE
+        await self._source.driver.run(flows.rollback(self._source.core, asyncio.current_task(), charge))
 
     async def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""
-        driver = self._source.driver
-        driver.check_place()
-        self._source.core.close(asyncio.current_task())
-        await driver.run(self._source.core.client.wait_until_written())
+        await self._source.driver.run(flows.close_session(self._source.core, asyncio.current_task()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -485,8 +427,8 @@ class Connection:
         self._driver = Driver(login, secrets.token_urlsafe(9), Message)
         self._pending = Batch()
         """What was sent with `send_nowait`."""
-        self._consuming: dict[asyncio.Task[None], SharedBuffer] = {}
-        """Tasks that run handlers."""
+        self._consuming: dict[Consuming, set[asyncio.Task[None]]] = {}
+        """With the tasks that run handlers."""
         self._browsing: set[Connection] = set()
 
     async def _open(self, timeout: float) -> None:
@@ -544,14 +486,9 @@ class Connection:
 
         async def add(message: bytes | str | Outgoing) -> None:
             nonlocal count
-            said, body = options, message
-            if isinstance(message, Outgoing):
-                said, body = cast("SendOptions", {**options, **message.options}), message.body
-            made = prepare(client, destination, cast("bytes | str", body), said)
-            if not client.outbox.has_room:
+            made = prepare_one(client, destination, message, options)
+            while not enqueue_if_room(client, batch, made):
                 await driver.run(await_room(client, driver.loop.time() + timeout))
-            batch.add(made)
-            enqueue(client, made)
             count += 1
             if batch.error is not None:
                 raise batch.error
@@ -573,10 +510,8 @@ class Connection:
         self._driver.check_place()
         client = self._driver.client
         made = prepare(client, destination, body, options)
-        if not client.outbox.has_room:
+        if not enqueue_if_room(client, self._pending, made):
             raise BlockingIOError("too many messages wait for their confirmation: flush first")
-        self._pending.add(made)
-        enqueue(client, made)
         return Sent(self, made)
 
     async def flush(self, *, timeout: float = TIMEOUT_S) -> None:
@@ -618,12 +553,10 @@ class Connection:
     def session(self, *, transacted: bool = False) -> Opening[Session]:
         """Consumers that share one buffer; `transacted`: and one transaction after the other. Without that the program
         says of each message what became of it. To be awaited, or used in an `async with`."""
-        mode = Mode.TRANSACTED if transacted else Mode.INDIVIDUAL
 
         async def make() -> Session:
             self._driver.check_place()
-            self._driver.client.check_open()
-            return Session(self, CoreSession(self._driver.client, mode, Buffer()))
+            return Session(self, flows.open_session(self._driver.client, is_transacted=transacted))
 
         return Opening(make)
 
@@ -635,16 +568,13 @@ class Connection:
 
         Raises: Refused, TimeoutError, ValueError
         """
-        modes = {"auto": Mode.AUTO, "individual": Mode.INDIVIDUAL}
-        if ack not in modes:
-            raise ValueError(f'ack is "auto" or "individual", not {ack!r}')
+        mode = flows.mode_of(ack)
         asked = wanted(destination, options)
 
         async def make() -> Consumer:
-            driver = self._driver
-            core = CoreSession(driver.client, modes[ack], Buffer())
-            subscription = await driver.run(driver.client.subscribe(asked, core.buffer, driver.loop.time() + TIMEOUT_S))
-            return Consumer(_Source(core, driver), subscription, is_own=True)
+            core = CoreSession(self._driver.client, mode, Buffer())
+            subscription = await self._driver.run(flows.subscribe(core, asked))
+            return Consumer(_Source(core, self._driver), subscription, is_own=True)
 
         return Opening(make)
 
@@ -673,79 +603,55 @@ class Connection:
         if concurrency < 1:
             raise ValueError(f"concurrency is at least 1, not {concurrency}")
         driver = self._driver
-        client = driver.client
-        buffer = SharedBuffer()
+        consuming = Consuming(driver.client, is_transacted=transacted)
         asked = wanted(destination, options)
-        subscription = await driver.run(client.subscribe(asked, buffer, driver.loop.time() + TIMEOUT_S))
-        mode = Mode.TRANSACTED if transacted else Mode.INDIVIDUAL
-        workers = {
-            driver.loop.create_task(self._work(CoreSession(client, mode, buffer), handler)) for _ in range(concurrency)
-        }
-        for worker in workers:
-            self._consuming[worker] = buffer
-            worker.add_done_callback(lambda done: self._consuming.pop(done, None) and None)
+        tasks = self._consuming[consuming] = set()
         try:
-            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            await driver.run(consuming.subscribe(asked))
+            for _ in range(concurrency):
+                tasks.add(driver.loop.create_task(self._work(consuming, consuming.session(), handler)))
+            await driver.run(consuming.until_over())
         finally:
-            buffer.is_over = True
-            client.subscriptions.pause(subscription)
-            buffer.wake_all()
+            consuming.stop()
             try:
-                await asyncio.wait(workers)
+                await driver.run(consuming.until_handled())
             finally:
-                for worker in workers:
-                    worker.cancel()
-                try:
-                    await asyncio.wait(workers)
-                finally:
-                    client.subscriptions.unsubscribe(subscription)
-                    errors = [worker.exception() for worker in workers if worker.done() and not worker.cancelled()]
-        for error in errors:
-            if error is not None and not (isinstance(error, ClosedError) and client.is_closed_by_program):
-                raise error
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                consuming.leave()
+                del self._consuming[consuming]
+        if consuming.error is not None:
+            raise consuming.error
 
-    async def _work(self, core: CoreSession, handler: Callable[[Message, Session], Awaitable[None]]) -> None:
+    async def _work(
+        self, consuming: Consuming, core: CoreSession, handler: Callable[[Message, Session], Awaitable[None]]
+    ) -> None:
         driver = self._driver
         session = Session(self, core)
         owner = asyncio.current_task()
+        ended: Exception | None = None
         try:
-            while not core.is_closed:
-                try:
-                    got = cast("list[Message]", await driver.run(core.receive(None, 1, None, owner)))
-                except RolledBack:
-                    core.rollback(owner, charge=Charge.NONE)
-                    continue
-                if not got:
-                    return
-                message = got[0]
+            while (got := await driver.run(consuming.next(core, owner))) is not None:
+                message = cast("Message", got)
                 message._session = session._source
                 try:
                     await handler(message, session)
-                    if core.is_closed:
-                        core.give_back(message)
-                    elif core.mode is Mode.TRANSACTED:
-                        await session.commit()
-                    elif message.state is State.HELD:
-                        core.settle(message, DONE)
+                    await driver.run(consuming.handled(core, message, owner))
                 except Exception as error:
                     core.ended(message, error)
-                    if not isinstance(error, RolledBack):
-                        logger.warning(
-                            "a handler has failed",
-                            exc_info=error,
-                            extra={"message_id": message.key, "destination": message.destination},
-                        )
+                    if consuming.is_failure(error):
+                        log.handler_failed(message, error)
                 except BaseException as error:
                     core.ended(message, error)
                     if not isinstance(error, asyncio.CancelledError) or (owner is not None and owner.cancelling()):
                         raise
                     # Nobody has cancelled the handlers: something that this one has waited for was.
-                    logger.warning(
-                        "a handler was cancelled",
-                        extra={"message_id": message.key, "destination": message.destination},
-                    )
+                    log.handler_failed(message, error)
+        except Exception as error:
+            ended = error
         finally:
-            core.leave(owner)
+            consuming.ended(core, ended)
 
     def browse(self, destination: str, *, selector: str | None = None) -> AsyncIterator[Content]:
         """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
@@ -799,17 +705,13 @@ class Connection:
         for other in list(self._browsing):
             other._driver.client.fail(ClosedError("the connection is closed"))
         current = asyncio.current_task()
-        for buffer in set(self._consuming.values()):
-            buffer.is_over = True
-            for subscription in buffer.subscriptions:
-                client.subscriptions.pause(subscription)
-            buffer.wake_all()
-        workers = [worker for worker in self._consuming if worker is not current]
+        for consuming in self._consuming:
+            consuming.stop()
+        for consuming, tasks in list(self._consuming.items()):
+            if not await driver.run(consuming.until_handled(deadline, current)):
+                for task in tasks - {current}:
+                    task.cancel()
         try:
-            if workers:
-                await asyncio.wait(workers, timeout=max(0.0, timeout))
-            for worker in workers:
-                worker.cancel()
             await driver.run(client.close(deadline))
         except BaseException:
             driver.leave()

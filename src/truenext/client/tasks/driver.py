@@ -7,14 +7,15 @@ and what was read is taken in at once. Writing is tried at once; what the socket
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import os
 import random
 import socket
 from typing import TYPE_CHECKING, TypeVar
 
+from truenext.client import log
 from truenext.client.core.client import Client, Login
-from truenext.errors import ClosedError, ConnectionLost, TruenextError
+from truenext.errors import ClosedError, ConnectionLost
 from truenext.limits import READ_BYTES
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from truenext.client.core.link import Link
     from truenext.client.core.waiting import Flow, Wait
     from truenext.url import Address
-
-logger = logging.getLogger("truenext.client")
 
 CONNECT_S = 10.0
 """Until a broker has taken a connection."""
@@ -45,7 +44,7 @@ class Driver:
             chance=random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
-            report=_report,
+            report=log.report,
             has_ended=_has_ended,
             make=make,
         )
@@ -177,6 +176,9 @@ class Driver:
         if os.getpid() == self.process:
             self.loop.remove_reader(sock)
             self.loop.remove_writer(sock)
+            with contextlib.suppress(OSError):
+                # Also if a process that was forked from this one has it, too.
+                sock.shutdown(socket.SHUT_RDWR)
         sock.close()
         self._rest = None
         if self._wake is not None and not self._wake.done():
@@ -202,10 +204,7 @@ class Driver:
 
     def _fail(self, error: Exception) -> None:
         """An error of our own: whoever waits gets it."""
-        logger.critical("internal error of the client", exc_info=error)
-        ours = TruenextError(f"internal error of the client: {error!r}")
-        ours.__cause__ = error
-        self.client.fail(ours)
+        self.client.fail(log.internal_error(error))
         self._end()
 
     # ---- Reading and writing ----
@@ -319,7 +318,7 @@ class Driver:
         timer, self._timer = self._timer, None
         late = 0.0 if timer is None else self.loop.time() - timer.when()
         if late > BLOCKED_S:
-            _report("the event loop was blocked", {"seconds": round(late, 1)})
+            log.report("the event loop was blocked", {"seconds": round(late, 1)})
         try:
             self.client.tick()
             self._after()
@@ -329,8 +328,3 @@ class Driver:
 
 def _has_ended(owner: object) -> bool:
     return isinstance(owner, asyncio.Task) and owner.done()
-
-
-def _report(what: str, facts: dict[str, object]) -> None:
-    level = logging.INFO if what == "connected" else logging.WARNING
-    logger.log(level, what, extra=facts)

@@ -1,0 +1,44 @@
+"""truenext for programs with threads.
+
+    from truenext import blocking
+
+    with blocking.connect("stomp://127.0.0.1:61613") as connection:
+        connection.send("/queue/orders", b"{}", priority=9)
+        with connection.consumer("/queue/orders") as orders:
+            for message in orders:
+                print(message.text)
+
+What it promises is in docs/client.md. Its names are those of `truenext.connect`, without `await`. Several threads may
+use one connection at once.
+"""
+
+from truenext.client.core.health import ConsumerHealth, Health
+from truenext.client.core.message import Content
+from truenext.client.core.sends import Outgoing
+from truenext.client.core.unit import Outcome
+from truenext.client.threads.connection import (
+    Connection,
+    Consumer,
+    Message,
+    Processing,
+    Sent,
+    Session,
+    Transaction,
+    connect,
+)
+
+__all__ = [
+    "Connection",
+    "Consumer",
+    "ConsumerHealth",
+    "Content",
+    "Health",
+    "Message",
+    "Outcome",
+    "Outgoing",
+    "Processing",
+    "Sent",
+    "Session",
+    "Transaction",
+    "connect",
+]

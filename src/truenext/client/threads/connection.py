@@ -1,0 +1,654 @@
+"""truenext for threads: `truenext.blocking`, whose names and promises are those of `truenext.connect`, without `await`.
+
+What is promised stands in each place as `client.tasks.connection` says it; a test compares them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import secrets
+from threading import Thread, get_ident
+from time import monotonic
+from typing import TYPE_CHECKING, Unpack, cast
+
+from truenext.client import log
+from truenext.client.core import flows
+from truenext.client.core.browse import Browse
+from truenext.client.core.client import Login
+from truenext.client.core.consumers import ConsumerOptions, wanted
+from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
+from truenext.client.core.handling import Consuming
+from truenext.client.core.health import Health, health
+from truenext.client.core.holding import Buffer, Received, Subscription
+from truenext.client.core.message import Content
+from truenext.client.core.outbox import Batch, Send
+from truenext.client.core.sending import await_room, enqueue_if_room, prepare, prepare_one, send, settled
+from truenext.client.core.sends import Outgoing, SendOptions
+from truenext.client.core.session import Charge, Mode
+from truenext.client.core.session import Session as CoreSession
+from truenext.client.core.unit import Outcome
+from truenext.client.core.verdict import DONE, POISON, Verdict
+from truenext.client.threads.driver import Driver
+from truenext.errors import ClosedError, InDoubt
+from truenext.url import DEFAULT_URL, parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+    from typing import Self
+
+
+def connect(
+    *urls: str,
+    user: str | None = None,
+    password: str | None = None,
+    client_id: str | None = None,
+    heart_beat: float = 10.0,
+    timeout: float = CLOSE_S,
+) -> Connection:
+    """Connect to a broker, or to the first of several that is there. To be used in a `with`, or closed.
+
+    What is lost is connected anew, for as long as it takes. `client_id` names this client for durable subscriptions.
+    Within two `heart_beat`s (seconds; 0 is none) each side sees that the other has gone. `timeout` is for the first
+    connection, in seconds.
+
+    Raises: ConfigurationError if a URL is none; ConnectionLost if no broker is there in time; Refused, such as for
+    wrong credentials
+    """
+    addresses = [parse_url(url) for url in urls or (DEFAULT_URL,)]
+    login = Login(addresses=addresses, user=user, password=password, client_id=client_id, heart_beat_s=heart_beat)
+    connection = Connection(login)
+    connection._open(timeout)
+    return connection
+
+
+class Message(Received):
+    """A message that a consumer was handed."""
+
+    __slots__ = ("_session",)
+    _session: _Source
+
+    def ack(self) -> None:
+        """It was handled. If the connection is lost before the broker knows, and the message comes again here, it is
+        acknowledged again and not handed out.
+
+        Raises: LocalProtocolError if something was said of it already, or it belongs to a transaction
+        """
+        self._settle(DONE)
+
+    def nack(self, *, delay: float | None = None) -> None:
+        """It has failed, which counts as an attempt: it is tried again, at once or after so many seconds.
+
+        Raises: LocalProtocolError
+        """
+        self._settle(flows.failed_for(delay))
+
+    def reject(self) -> None:
+        """It will never do: it is a dead letter from now on.
+
+        Raises: LocalProtocolError
+        """
+        self._settle(POISON)
+
+    def give_back(self) -> None:
+        """It was not handled, and nobody has failed: it returns without an attempt. Nothing happens if something was
+        said of it already, or it belongs to a transaction."""
+        self._session.driver.run(flows.give_back(self._session.core, self))
+
+    def _settle(self, verdict: Verdict) -> None:
+        self._session.driver.run(flows.settle(self._session.core, self, verdict))
+
+    def process(self) -> Processing:
+        """`with message.process():` says what became of it: acknowledged at the end of the block, failed by an
+        exception, given back without an attempt by Ctrl-C, or if the connection was lost. In a transaction an
+        exception names this message as the one that failed."""
+        return Processing(self)
+
+
+class Processing:
+    """The block of `Message.process`."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+    def __enter__(self) -> Message:
+        return self._message
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        source = self._message._session
+        if os.getpid() == source.driver.process:
+            source.driver.run(flows.leave_message(source.core, self._message, error))
+
+
+class _Source:
+    """What hands out messages: a session and its driver."""
+
+    __slots__ = ("core", "driver")
+
+    def __init__(self, core: CoreSession, driver: Driver) -> None:
+        self.core = core
+        self.driver = driver
+
+    def receive(self, subscription: Subscription | None, count: int, timeout: float | None) -> list[Message]:
+        core = self.core
+
+        def unseen(taken: list[Received]) -> None:
+            core.not_received(subscription, taken)
+
+        flow = flows.receive(core, subscription, count, timeout, get_ident())
+        got = cast("list[Message]", self.driver.run(flow, unseen))
+        for message in got:
+            message._session = self
+        return got
+
+
+class Consumer:
+    """Messages of one destination, the true next first."""
+
+    def __init__(self, source: _Source, subscription: Subscription, *, is_own: bool) -> None:
+        self._source = source
+        self._core = source.core
+        self._driver = source.driver
+        self._subscription = subscription
+        self._is_own = is_own
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None if none comes within `timeout` seconds. 0 asks what there is at this moment.
+
+        Raises: RolledBack in a transaction that was ended from elsewhere; Refused if the broker has ended the
+        subscription; ClosedError
+        """
+        message = self._take()
+        if message is None:
+            got = self._receive(1, timeout)
+            return got[0] if got else None
+        return message
+
+    def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
+        """Up to `count` messages that are here; waits for the first, `timeout` seconds at most. A message that has
+        failed before comes alone, so that no neighbour is charged with it again.
+
+        Raises: as `receive`
+        """
+        return self._receive(count, timeout)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        message = self._take()
+        if message is None:
+            try:
+                got = self._receive(1, None)
+            except ClosedError:
+                if self._subscription.error is None and self._core.client.is_closed_by_program:
+                    raise StopIteration from None
+                raise
+            if not got:
+                raise StopIteration
+            message = got[0]
+        return message
+
+    def _take(self) -> Message | None:
+        got = self._driver.take(self._core, self._subscription, get_ident())
+        if got is None:
+            return None
+        message = cast("Message", got)
+        message._session = self._source
+        return message
+
+    def _receive(self, count: int, timeout: float | None) -> list[Message]:
+        return self._source.receive(self._subscription, count, timeout)
+
+    def pause(self) -> None:
+        """Take nothing until `resume`: what is buffered goes back to others."""
+        self._driver.call(self._core.client.pause, self._subscription)
+
+    def resume(self) -> None:
+        """Go on."""
+        self._driver.call(self._core.client.resume, self._subscription)
+
+    def close(self) -> None:
+        """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
+        owner = get_ident()
+        self._driver.run(flows.close_consumer(self._core, self._subscription, owner, is_own=self._is_own))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() == self._driver.process:
+            owner = get_ident()
+            flow = flows.leave_consumer(self._core, self._subscription, owner, error, is_own=self._is_own)
+            self._driver.run(flow)
+
+
+class Transaction:
+    """The block of `Session.transaction`: all of it happens, or nothing."""
+
+    def __init__(self, source: _Source, timeout: float) -> None:
+        """Only by `Session.transaction`."""
+        self._driver = source.driver
+        self._block = flows.Block(source.core, timeout)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of it, also if the block was interrupted while it was committed."""
+        return self._block.outcome
+
+    def failed(self, message: Message) -> None:
+        """Name the message that made it fail: it alone is charged with an attempt.
+
+        Raises: LocalProtocolError if it is not one of the transaction's
+        """
+        self._driver.call(self._block.session.fail, message)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() == self._driver.process:
+            self._driver.run(self._block.leave(error, get_ident()))
+
+
+class Session:
+    """Consumers that share one buffer, in one order; if it is transacted, one transaction after the other."""
+
+    def __init__(self, connection: Connection, core: CoreSession) -> None:
+        self._connection = connection
+        self._source = _Source(core, connection._driver)
+
+    def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> Consumer:
+        """Take messages of a destination; to be used in a `with`, or closed.
+
+        Raises: Refused, TimeoutError, ValueError
+        """
+        asked = wanted(destination, options)
+        subscription = self._source.driver.run(flows.subscribe(self._source.core, asked))
+        return Consumer(self._source, subscription, is_own=False)
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message of all consumers, as `Consumer.receive`."""
+        got = self.receive_many(1, timeout)
+        return got[0] if got else None
+
+    def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
+        """The next messages of all consumers, as `Consumer.receive_many`."""
+        return self._source.receive(None, count, timeout)
+
+    def send(
+        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+    ) -> None:
+        """Send a message; in a transacted session with its transaction, whose commit says whether the broker took it.
+
+        Raises: RolledBack if the transaction was ended from elsewhere; otherwise as `Connection.send`
+        """
+        core, driver = self._source.core, self._source.driver
+        if core.mode is not Mode.TRANSACTED:
+            self._connection.send(destination, body, timeout=timeout, **options)
+            return
+        deadline = monotonic() + timeout
+        driver.run(flows.send_in_transaction(core, destination, body, options, deadline, get_ident()))
+
+    def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
+        """Answer a request, as `send`."""
+        self.send(*flows.reply_to(message), body, **(flows.reply_options(message) | options))
+
+    def transaction(self, *, timeout: float = TIMEOUT_S) -> Transaction:
+        """`with session.transaction():` commits at the end of the block, and rolls back if it raises. Of what
+        failed says `Message.process` or `Transaction.failed`; if nothing does, all messages of it have.
+
+        Raises: RolledBack, InDoubt at its end
+        """
+        return Transaction(self._source, timeout)
+
+    def commit(self, *, timeout: float = TIMEOUT_S) -> None:
+        """All of it happens, or nothing. Returns once it is durable.
+
+        Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out within `timeout` seconds
+        """
+        self._source.driver.run(flows.commit(self._source.core, timeout, get_ident()))
+
+    def rollback(self, *, failed: bool = True) -> None:
+        """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
+        whether that counts as an attempt."""
+        charge = Charge.ALL if failed else Charge.NONE
+        self._source.driver.run(flows.rollback(self._source.core, get_ident(), charge))
+
+    def close(self) -> None:
+        """What is open is rolled back, and what is buffered goes back, without an attempt."""
+        self._source.driver.run(flows.close_session(self._source.core, get_ident()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() == self._source.driver.process:
+            self.close()
+
+
+class Sent:
+    """A message that was sent with `send_nowait`; `wait` until it is confirmed."""
+
+    __slots__ = ("_connection", "_send")
+
+    def __init__(self, connection: Connection, send: Send) -> None:
+        self._connection = connection
+        self._send = send
+
+    @property
+    def is_done(self) -> bool:
+        """It was confirmed, or will never be."""
+        return self._send.is_done
+
+    def wait(self) -> None:
+        """Until it is confirmed.
+
+        Raises: as `Connection.send`
+        """
+        driver = self._connection._driver
+        driver.run(flows.await_send(driver.client, self._send, None))
+
+
+class Connection:
+    """A program's connection. It outlives those to the broker: what is lost is connected anew."""
+
+    def __init__(self, login: Login) -> None:
+        """Only by `connect`."""
+        self._login = login
+        self._driver = Driver(login, secrets.token_urlsafe(9), Message)
+        self._pending = Batch()
+        """What was sent with `send_nowait`."""
+        self._consuming: set[Consuming] = set()
+        self._browsing: set[Connection] = set()
+
+    def _open(self, timeout: float) -> None:
+        driver = self._driver
+        driver.start()
+        try:
+            driver.run(flows.first_connection(driver.client, monotonic() + timeout))
+        except BaseException:
+            driver.fail(ClosedError("it was never connected"))
+            driver.stop()
+            raise
+
+    @property
+    def session_id(self) -> str:
+        """What the broker calls the connection that is there; empty if none is."""
+        link = self._driver.client.link
+        return "" if link is None else link.session_id
+
+    def health(self) -> Health:
+        """How it is: state, reconnects, consumers."""
+        return self._driver.call(health, self._driver.client)
+
+    # ---- Sending ----
+
+    def send(
+        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+    ) -> None:
+        """Send a message. Returns once the broker has it as safe as it will be: durable, if it is persistent.
+
+        Raises: Refused with the broker's code; TimeoutError if that is not known in time: it may have arrived;
+        ValueError, TypeError if it cannot be said so
+        """
+        driver = self._driver
+        made = prepare(driver.client, destination, body, options)
+        driver.run(send(driver.client, made, monotonic() + timeout))
+
+    def send_many(
+        self,
+        destination: str,
+        messages: Iterable[bytes | str | Outgoing],
+        *,
+        timeout: float = TIMEOUT_S,
+        **options: Unpack[SendOptions],
+    ) -> int:
+        """Send messages, many at once; how many. Returns once all are as safe as they will be. Each has `options`, but
+        where an `Outgoing` says otherwise. `timeout` is for each step on.
+
+        Raises: as `send`, the first error; what was sent behind it may have arrived
+        """
+        driver = self._driver
+        client = driver.client
+        driver.check_place()
+        batch = Batch()
+        count = 0
+        for message in messages:
+            made = prepare_one(client, destination, message, options)
+            while not driver.call_many(enqueue_if_room, client, batch, made):
+                driver.run(await_room(client, monotonic() + timeout))
+            count += 1
+            if batch.error is not None:
+                raise batch.error
+        driver.run(settled(client, batch, monotonic() + timeout))
+        return count
+
+    def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
+        """Send a message and go on; `wait` for what this returns, or `flush`, to know that it was confirmed.
+
+        Raises: BlockingIOError if too much waits for its confirmation: flush first; ValueError, TypeError, ClosedError
+        """
+        driver = self._driver
+        made = prepare(driver.client, destination, body, options)
+        if not driver.call_many(enqueue_if_room, driver.client, self._pending, made):
+            raise BlockingIOError("too many messages wait for their confirmation: flush first")
+        return Sent(self, made)
+
+    def flush(self, *, timeout: float = TIMEOUT_S) -> None:
+        """Wait until all that was sent with `send_nowait` is confirmed.
+
+        Raises: the first error of those; TimeoutError
+        """
+        driver = self._driver
+        driver.run(settled(driver.client, self._pending, monotonic() + timeout))
+
+    def request(
+        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+    ) -> Content:
+        """Send a message and wait for the reply to it. It is not persistent unless told: nobody could answer it after a
+        crash.
+
+        Raises: TimeoutError; ConnectionLost, for then a reply has nowhere to go; Refused
+        """
+        driver = self._driver
+        return driver.run(flows.request(driver.client, destination, body, options, monotonic() + timeout))
+
+    def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
+        """Answer a request: `message.reply_to` says where to. Not persistent unless told.
+
+        Raises: ValueError if no reply is wanted; otherwise as `send`
+        """
+        self.send(*flows.reply_to(message), body, **(flows.reply_options(message) | options))
+
+    def ask(self, verb: str, question: object = None, *, timeout: float = TIMEOUT_S) -> bytes:
+        """The broker's answer to a question, JSON (docs/control.md).
+
+        Raises: Refused, TimeoutError, ConnectionLost
+        """
+        driver = self._driver
+        return driver.run(flows.ask(driver.client, verb, question, monotonic() + timeout))
+
+    # ---- Receiving ----
+
+    def session(self, *, transacted: bool = False) -> Session:
+        """Consumers that share one buffer; `transacted`: and one transaction after the other. Without that the program
+        says of each message what became of it. To be used in a `with`, or closed."""
+        core = self._driver.call(flows.open_session, self._driver.client, is_transacted=transacted)
+        return Session(self, core)
+
+    def consumer(self, destination: str, *, ack: str = "auto", **options: Unpack[ConsumerOptions]) -> Consumer:
+        """Take messages of a destination; to be used in a `with`, or closed.
+
+        `ack` is "auto": a message is acknowledged when the next one is asked for, or the block ends; an exception that
+        leaves the block fails it. Or "individual": the program says of each message what became of it.
+
+        Raises: Refused, TimeoutError, ValueError
+        """
+        mode = flows.mode_of(ack)
+        asked = wanted(destination, options)
+        core = CoreSession(self._driver.client, mode, Buffer())
+        subscription = self._driver.run(flows.subscribe(core, asked))
+        return Consumer(_Source(core, self._driver), subscription, is_own=True)
+
+    def consume(
+        self,
+        destination: str,
+        handler: Callable[[Message, Session], None],
+        *,
+        transacted: bool = False,
+        concurrency: int = 1,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        """Hand each message to `handler`, several at once in as many threads, until Ctrl-C or closed.
+
+        A message is acknowledged when its handler returns, with all that it has sent through its session if
+        `transacted`. It has failed if the handler raises, which is logged. Never two messages of a group run at once,
+        and beside one whose last attempt was a lost connection runs nothing. Ctrl-C waits for the handlers that run,
+        and is raised again; a second one ends at once, and what they have goes back.
+
+        Raises: Refused, ClosedError if the connection ends for good
+        """
+        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004
+        ):
+            raise TypeError("handler is an async function: truenext.connect has tasks for those")
+        if concurrency < 1:
+            raise ValueError(f"concurrency is at least 1, not {concurrency}")
+        driver = self._driver
+        consuming = Consuming(driver.client, is_transacted=transacted)
+        asked = wanted(destination, options)
+        self._consuming.add(consuming)
+        try:
+            driver.run(consuming.subscribe(asked))
+            for number in range(concurrency):
+                core = driver.call(consuming.session)
+                name = f"truenext handler {number}"
+                # Those that run when the program ends do not keep it.
+                thread = Thread(target=self._work, args=(consuming, core, handler), name=name, daemon=True)
+                try:
+                    thread.start()
+                except BaseException as error:
+                    if not thread.is_alive():
+                        driver.call(consuming.ended, core, error)
+                    raise
+            driver.run(consuming.until_over())
+        finally:
+            try:
+                driver.call(consuming.stop)
+                driver.run(consuming.until_handled())
+            finally:
+                driver.call(consuming.leave)
+                self._consuming.discard(consuming)
+        if consuming.error is not None:
+            raise consuming.error
+
+    def _work(self, consuming: Consuming, core: CoreSession, handler: Callable[[Message, Session], None]) -> None:
+        driver = self._driver
+        session = Session(self, core)
+        owner = get_ident()
+        ended: BaseException | None = None
+        try:
+            while (got := driver.run(consuming.next(core, owner))) is not None:
+                message = cast("Message", got)
+                message._session = session._source
+                try:
+                    handler(message, session)
+                    driver.run(consuming.handled(core, message, owner))
+                except BaseException as error:
+                    driver.call(core.ended, message, error)
+                    if not isinstance(error, Exception):
+                        raise
+                    if consuming.is_failure(error):
+                        log.handler_failed(message, error)
+        except BaseException as error:
+            # Whoever consumes raises it.
+            ended = error
+        finally:
+            driver.call(consuming.ended, core, ended)
+
+    def browse(self, destination: str, *, selector: str | None = None) -> Iterator[Content]:
+        """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
+        its own, so that who looks slowly holds up nobody.
+
+        Raises: Refused, ConnectionLost
+        """
+        return self._browse(destination, selector)
+
+    def _browse(self, destination: str, selector: str | None) -> Iterator[Content]:
+        self._driver.check_place()
+        self._driver.client.check_open()
+        with connect_as(self._login) as other:
+            self._browsing.add(other)
+            driver = other._driver
+            try:
+                looking = Browse(driver.client, destination, selector)
+                while (shown := driver.run(looking.next())) is not None:
+                    yield shown
+            finally:
+                self._browsing.discard(other)
+
+    def unsubscribe(self, name: str, *, timeout: float = TIMEOUT_S) -> None:
+        """End a durable subscription that nobody uses: what waits in it goes.
+
+        Raises: Refused, TimeoutError
+        """
+        driver = self._driver
+        driver.run(driver.client.end_durable(name, monotonic() + timeout))
+
+    def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> str:
+        """What became of a transaction that was in doubt, by its error or the token of that: "committed", "rolled back"
+        or "unknown". What has not happened by now never will.
+
+        Raises: TimeoutError, ConnectionLost; ValueError if the token is none
+        """
+        driver = self._driver
+        token = doubt.token if isinstance(doubt, InDoubt) else doubt
+        return driver.run(flows.outcome(driver.client, token, monotonic() + timeout))
+
+    # ---- The end ----
+
+    def close(self, *, timeout: float = CLOSE_S) -> None:
+        """Hand out no more, give back at once what is buffered, wait `timeout` seconds for handlers of `consume`, and
+        take leave. A handler may call it: it does not wait for itself."""
+        driver = self._driver
+        driver.check_place()
+        client = driver.client
+        deadline = monotonic() + timeout
+        for other in list(self._browsing):
+            other._driver.fail(ClosedError("the connection is closed"))
+        current = get_ident()
+        for consuming in list(self._consuming):
+            driver.call(consuming.stop)
+        for consuming in list(self._consuming):
+            if not driver.run(consuming.until_handled(deadline, current)):
+                driver.call(consuming.leave)
+        try:
+            driver.run(client.close(deadline))
+        finally:
+            driver.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() == self._driver.process:
+            self.close(timeout=CLOSE_S if error is None else 0.0)
+
+
+def connect_as(login: Login) -> Connection:
+    """Another connection of the same kind."""
+    connection = Connection(login)
+    connection._open(CLOSE_S)
+    return connection

@@ -1,0 +1,106 @@
+"""Ctrl-C, put off while the state of a connection is in hand.
+
+Python runs signal handlers in the main thread, between any two steps of the program. One that raises there, as that of
+Ctrl-C does, would leave the state of a connection half changed; one that calls the connection would wait for the lock
+that its own thread has. So the main thread takes the lock with this: a handler that is due runs when the lock has been
+given back, or at once while the thread waits.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import Lock
+    from types import FrameType, TracebackType
+
+    Handler = Callable[[int, FrameType | None], object]
+
+SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
+"""Those that a program handles by ending."""
+
+# What `signal` is made of: its own functions take ten times as long, to make enumeration members.
+_raw = importlib.import_module("_signal")
+_set_handler = cast("Callable[[int, Handler], object]", _raw.signal)
+_handler = cast("Callable[[int], object]", _raw.getsignal)
+
+
+class Interruptible:
+    """The lock of a connection, for the main thread. For one `with` block."""
+
+    __slots__ = ("_handlers", "_is_waiting", "_lock", "_put_off")
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._handlers: dict[int, Handler] = {}
+        """Those that were replaced."""
+        self._is_waiting = False
+        self._put_off: list[int] = []
+
+    def __enter__(self) -> None:
+        put_off = self._on_signal
+        try:
+            for number in SIGNALS:
+                handler = _handler(number)
+                # One that was set in C, or is none, does not run between two steps.
+                if callable(handler):
+                    self._handlers[number] = cast("Handler", handler)
+                    _set_handler(number, put_off)
+        except BaseException:
+            # A handler that was not replaced yet.
+            self._restore()
+            raise
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+        try:
+            self._restore()
+        except BaseException:
+            # A handler that is back already.
+            self._restore()
+            raise
+        self._run_put_off()
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            if _handler(number) == self._on_signal:
+                _set_handler(number, handler)
+
+    def wait(self, waiter: Lock, timeout: float) -> None:
+        """Give the lock back until `waiter` can be had, and take it again. A handler may raise meanwhile."""
+        self._lock.release()
+        try:
+            self._is_waiting = True
+            self._run_put_off()
+            waiter.acquire(True, timeout)
+        finally:
+            self._is_waiting = False
+            self._lock.acquire()
+
+    def catch_up(self) -> None:
+        """Run the handlers that are due, without the lock. They may raise."""
+        if self._put_off:
+            self._lock.release()
+            try:
+                self._is_waiting = True
+                self._run_put_off()
+            finally:
+                self._is_waiting = False
+                self._lock.acquire()
+
+    def _run_put_off(self) -> None:
+        while self._put_off:
+            number = self._put_off.pop(0)
+            self._handlers[number](number, None)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_waiting:
+            self._handlers[number](number, frame)
+        else:
+            self._put_off.append(number)

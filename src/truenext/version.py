@@ -1,0 +1,3 @@
+"""What this version is called."""
+
+VERSION = "0.1.0"

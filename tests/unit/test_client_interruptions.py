@@ -1,0 +1,80 @@
+"""Is what a program was interrupted in settled all the same?"""
+
+import pytest
+
+from truenext.client.core.client import Client, Login
+from truenext.client.core.holding import Buffer
+from truenext.client.core.link import Link
+from truenext.client.core.outbox import Batch
+from truenext.client.core.sending import settled
+from truenext.client.core.session import Charge, Mode, Session
+from truenext.client.core.unit import Outcome
+from truenext.errors import ClosedError, ConnectionLost
+from truenext.url import Address
+
+ME = "the program"
+
+
+@pytest.fixture
+def client() -> Client:
+    client = Client(
+        Login(addresses=[Address(host="127.0.0.1", port=1)]),
+        "name",
+        clock=lambda: 0.0,
+        chance=lambda: 0.0,
+        flush=lambda: True,
+        flush_soon=lambda: None,
+        report=lambda what, facts: None,
+    )
+    client.link = Link(1, 0.0, 0.0, heard=lambda frame: None)
+    return client
+
+
+def test_a_commit_that_is_interrupted_when_it_has_just_happened_is_over(client: Client) -> None:
+    """What comes next is no part of it: it would never be committed."""
+    session = Session(client, Mode.TRANSACTED, Buffer())
+    assert client.link is not None
+    client.link.is_up = True
+    sending = session.send(b"SEND\ndestination:/queue/q\n", b"", None, None, ME)
+    with pytest.raises(StopIteration):
+        next(sending)
+    unit = session.unit
+    assert unit is not None
+    committing = session.commit(None, ME)
+    next(committing)
+    unit.settle(Outcome.COMMITTED)
+    with pytest.raises(KeyboardInterrupt):
+        committing.throw(KeyboardInterrupt())
+    assert session.unit is None and not client.units
+
+
+def test_the_owner_of_a_transaction_is_known_by_what_it_is_equal_to(client: Client) -> None:
+    """A thread's number is another object each time."""
+    session = Session(client, Mode.TRANSACTED, Buffer())
+    assert client.link is not None
+    session._unit(client.link, int("1234567890123"))
+    session.rollback(int("1234567890123"), charge=Charge.NONE)
+    assert session.unit is None
+
+
+def test_nothing_is_waited_for_that_a_lost_connection_would_have_written(client: Client) -> None:
+    client.flush = lambda: False
+    client.lost(ConnectionLost("gone"))
+    with pytest.raises(StopIteration) as ended:
+        next(client.wait_until_written())
+    assert ended.value.value is True
+
+
+def test_a_broker_that_hangs_up_first_while_we_take_leave_leaves_us_closed(client: Client) -> None:
+    client.is_closing = True
+    client.lost(ConnectionLost("the broker has closed it"))
+    assert isinstance(client.error, ClosedError)
+
+
+def test_all_who_flush_wait_for_the_same(client: Client) -> None:
+    batch = Batch()
+    batch.open = 1
+    first, second = settled(client, batch, None), settled(client, batch, None)
+    signals = {next(first).signal, next(second).signal}
+    batch.ended(None)
+    assert all(signal.is_set for signal in signals)
