@@ -7,7 +7,7 @@ from truenext.client.core.holding import Buffer
 from truenext.client.core.link import Link
 from truenext.client.core.outbox import Batch
 from truenext.client.core.sending import settled
-from truenext.client.core.session import Charge, Mode, Session
+from truenext.client.core.session import Mode, Session
 from truenext.client.core.unit import Outcome
 from truenext.errors import ClosedError, ConnectionLost
 from truenext.url import Address
@@ -25,8 +25,9 @@ def client() -> Client:
         flush=lambda: True,
         flush_soon=lambda: None,
         report=lambda what, facts: None,
+        has_ended=lambda owner: False,
     )
-    client.link = Link(1, 0.0, 0.0, heard=lambda frame: None)
+    client.world.link = Link(1, 0.0, 0.0, heard=lambda frame: None)
     return client
 
 
@@ -46,15 +47,6 @@ def test_a_commit_that_is_interrupted_when_it_has_just_happened_is_over(client: 
     with pytest.raises(KeyboardInterrupt):
         committing.throw(KeyboardInterrupt())
     assert session.unit is None and not client.units
-
-
-def test_the_owner_of_a_transaction_is_known_by_what_it_is_equal_to(client: Client) -> None:
-    """A thread's number is another object each time."""
-    session = Session(client, Mode.TRANSACTED, Buffer())
-    assert client.link is not None
-    session._unit(client.link, int("1234567890123"))
-    session.rollback(int("1234567890123"), charge=Charge.NONE)
-    assert session.unit is None
 
 
 def test_nothing_is_waited_for_that_a_lost_connection_would_have_written(client: Client) -> None:

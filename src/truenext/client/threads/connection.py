@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
-from threading import Thread, get_ident
+from threading import Thread, current_thread
 from time import monotonic
 from typing import TYPE_CHECKING, Unpack, cast
 
@@ -24,7 +24,7 @@ from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.message import Content
 from truenext.client.core.outbox import Batch, Send
 from truenext.client.core.sending import await_room, enqueue_if_room, prepare, prepare_one, send, settled
-from truenext.client.core.sends import Outgoing, SendOptions
+from truenext.client.core.sends import Outgoing, SendOptions, body_of
 from truenext.client.core.session import Charge, Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
@@ -45,11 +45,13 @@ def connect(
     password: str | None = None,
     client_id: str | None = None,
     heart_beat: float = 10.0,
+    reconnect: bool = True,
     timeout: float = CLOSE_S,
 ) -> Connection:
     """Connect to a broker, or to the first of several that is there. To be used in a `with`, or closed.
 
-    What is lost is connected anew, for as long as it takes. `client_id` names this client for durable subscriptions.
+    What is lost is connected anew, for as long as it takes; without `reconnect` that is the end, and so is it if nobody
+    is there at first. `client_id` names this client for durable subscriptions.
     Within two `heart_beat`s (seconds; 0 is none) each side sees that the other has gone. `timeout` is for the first
     connection, in seconds.
 
@@ -57,7 +59,14 @@ def connect(
     wrong credentials
     """
     addresses = [parse_url(url) for url in urls or (DEFAULT_URL,)]
-    login = Login(addresses=addresses, user=user, password=password, client_id=client_id, heart_beat_s=heart_beat)
+    login = Login(
+        addresses=addresses,
+        user=user,
+        password=password,
+        client_id=client_id,
+        heart_beat_s=heart_beat,
+        reconnects=reconnect,
+    )
     connection = Connection(login)
     connection._open(timeout)
     return connection
@@ -138,7 +147,7 @@ class _Source:
         def unseen(taken: list[Received]) -> None:
             core.not_received(subscription, taken)
 
-        flow = flows.receive(core, subscription, count, timeout, get_ident())
+        flow = flows.receive(core, subscription, count, timeout, current_thread())
         got = cast("list[Message]", self.driver.run(flow, unseen))
         for message in got:
             message._session = self
@@ -193,7 +202,7 @@ class Consumer:
         return message
 
     def _take(self) -> Message | None:
-        got = self._driver.take(self._core, self._subscription, get_ident())
+        got = self._driver.take(self._core, self._subscription, current_thread())
         if got is None:
             return None
         message = cast("Message", got)
@@ -205,15 +214,15 @@ class Consumer:
 
     def pause(self) -> None:
         """Take nothing until `resume`: what is buffered goes back to others."""
-        self._driver.call(self._core.client.pause, self._subscription)
+        self._driver.call(self._core.client.subscriptions.pause, self._subscription)
 
     def resume(self) -> None:
         """Go on."""
-        self._driver.call(self._core.client.resume, self._subscription)
+        self._driver.call(self._core.client.subscriptions.resume, self._subscription)
 
     def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
-        owner = get_ident()
+        owner = current_thread()
         self._driver.run(flows.close_consumer(self._core, self._subscription, owner, is_own=self._is_own))
 
     def __enter__(self) -> Self:
@@ -223,7 +232,7 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._driver.process:
-            owner = get_ident()
+            owner = current_thread()
             flow = flows.leave_consumer(self._core, self._subscription, owner, error, is_own=self._is_own)
             self._driver.run(flow)
 
@@ -255,7 +264,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._driver.process:
-            self._driver.run(self._block.leave(error, get_ident()))
+            self._driver.run(self._block.leave(error, current_thread()))
 
 
 class Session:
@@ -294,8 +303,11 @@ class Session:
         if core.mode is not Mode.TRANSACTED:
             self._connection.send(destination, body, timeout=timeout, **options)
             return
-        deadline = monotonic() + timeout
-        driver.run(flows.send_in_transaction(core, destination, body, options, deadline, get_ident()))
+        said = flows.spoken_in_transaction(destination, options)
+        data = body_of(body)
+        owner = current_thread()
+        if not driver.call_many(core.send_now, said.head, data, said.ttl_s, owner):
+            driver.run(core.send(said.head, data, said.ttl_s, monotonic() + timeout, owner))
 
     def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Answer a request, as `send`."""
@@ -314,17 +326,17 @@ class Session:
 
         Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out within `timeout` seconds
         """
-        self._source.driver.run(flows.commit(self._source.core, timeout, get_ident()))
+        self._source.driver.run(flows.commit(self._source.core, timeout, current_thread()))
 
     def rollback(self, *, failed: bool = True) -> None:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
         whether that counts as an attempt."""
         charge = Charge.ALL if failed else Charge.NONE
-        self._source.driver.run(flows.rollback(self._source.core, get_ident(), charge))
+        self._source.driver.run(flows.rollback(self._source.core, current_thread(), charge))
 
     def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""
-        self._source.driver.run(flows.close_session(self._source.core, get_ident()))
+        self._source.driver.run(flows.close_session(self._source.core, current_thread()))
 
     def __enter__(self) -> Self:
         return self
@@ -555,7 +567,7 @@ class Connection:
     def _work(self, consuming: Consuming, core: CoreSession, handler: Callable[[Message, Session], None]) -> None:
         driver = self._driver
         session = Session(self, core)
-        owner = get_ident()
+        owner = current_thread()
         ended: BaseException | None = None
         try:
             while (got := driver.run(consuming.next(core, owner))) is not None:
@@ -626,7 +638,7 @@ class Connection:
         deadline = monotonic() + timeout
         for other in list(self._browsing):
             other._driver.fail(ClosedError("the connection is closed"))
-        current = get_ident()
+        current = current_thread()
         for consuming in list(self._consuming):
             driver.call(consuming.stop)
         for consuming in list(self._consuming):

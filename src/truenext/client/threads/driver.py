@@ -58,6 +58,7 @@ class Driver:
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=self._report,
+            has_ended=_has_ended,
             make=make,
         )
         self._lock = threading.Lock()
@@ -127,7 +128,7 @@ class Driver:
             finally:
                 self._wake()
 
-    def take(self, session: Session, subscription: Subscription, owner: int) -> Received | None:
+    def take(self, session: Session, subscription: Subscription, owner: object) -> Received | None:
         """What is next, if it is here: the short way of receiving."""
         self.check_place()
         hold = self.hold()
@@ -246,7 +247,7 @@ class Driver:
     def _connect_once(self) -> None:
         client = self.client
         with self._lock:
-            address, delay = client.next_address()
+            address, delay = client.attempts.next()
         until = monotonic() + delay
         while client.error is None and (now := monotonic()) < until:
             self._select(None, 0, until - now)
@@ -428,6 +429,10 @@ class Driver:
     def _log(self) -> None:
         while self._reports:
             log.report(*self._reports.popleft())
+
+
+def _has_ended(owner: object) -> bool:
+    return isinstance(owner, threading.Thread) and not owner.is_alive()
 
 
 _UNDER_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EALREADY, errno.EINTR})
