@@ -630,7 +630,7 @@ class Connection:
         driver = self._driver
         session = Session(self, core)
         owner = asyncio.current_task()
-        ended: Exception | None = None
+        ended: BaseException | None = None
         try:
             while (got := await driver.run(consuming.next(core, owner))) is not None:
                 message = cast("Message", got)
@@ -648,7 +648,10 @@ class Connection:
                         raise
                     # Nobody has cancelled the handlers: something that this one has waited for was.
                     log.handler_failed(message, error)
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            # Whoever has called `consume` gets it.
             ended = error
         finally:
             consuming.ended(core, ended)
