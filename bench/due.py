@@ -30,7 +30,7 @@ from bench.memory import MEMORY_TARGET, MemoryWatch
 from bench.options import positive, sizes
 from bench.progress import guarded, mib, phase, say, work
 from bench.workers import Counter, Gate, end_in_order
-from truenext.client.connection import Connection
+from truenext import blocking
 
 KINDS = ("scheduled", "expiring")
 
@@ -180,7 +180,7 @@ def _left(plan: Plan) -> float:
 
 def count_of(plan: Plan, port: int) -> int:
     """Those whose time has not come, or that wait."""
-    with Connection(f"stomp://127.0.0.1:{port}") as connection:
+    with blocking.connect(f"stomp://127.0.0.1:{port}", reconnect=False) as connection:
         queues = json.loads(connection.ask("queues"))
     return sum(each["waiting"] + each["scheduled"] for each in queues if each["name"] == _QUEUE)
 

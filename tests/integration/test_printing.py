@@ -1,5 +1,6 @@
 """What do the commands print on a terminal, into a pipe, onto a full disk, and to nobody?"""
 
+import base64
 import json
 import os
 import pty
@@ -60,13 +61,14 @@ def test_a_body_is_harmless_on_a_terminal_raw_in_a_pipe_and_escaped_in_json(brok
     told = on_a_terminal(broker, "browse", queue)
     assert SHOWN in told and is_harmless(told)
     for line in (
-        piped(broker, "browse", queue, "--headers").decode(),
-        on_a_terminal(broker, "browse", queue, "--headers"),
+        piped(broker, "browse", queue, "--json").decode(),
+        on_a_terminal(broker, "browse", queue, "--json"),
     ):
         assert is_harmless(line)
         message = json.loads(line)
         assert message["headers"]["note"] == "\x1b[31m \u202e"
-        assert message["body"] == EVIL.decode(errors="replace")
+        # What is no UTF-8 can stand in no JSON text.
+        assert base64.b64decode(message["body_base64"]) == EVIL
     told = on_a_terminal(broker, "receive", queue)
     assert SHOWN in told and is_harmless(told)
     assert broker.what_is_left(queue) == []
@@ -90,7 +92,7 @@ def test_what_is_scheduled_and_who_subscribed_are_harmless_too(own_broker: Broke
 
 
 @pytest.mark.parametrize(
-    "words", [["receive"], ["receive", "--headers"], ["receive", "--all", "--timeout", "0.2"], ["browse"]], ids=" ".join
+    "words", [["receive"], ["receive", "--json"], ["receive", "--all", "--timeout", "0.2"], ["browse"]], ids=" ".join
 )
 def test_what_cannot_be_printed_is_said_and_not_acknowledged(
     broker: BrokerProcess, queue: str, words: list[str]
@@ -140,7 +142,7 @@ CLOSED = "truenext: cannot write to standard output: it is closed, or open for r
 FULL = "truenext: cannot write to standard output: No space left on device\n"
 OF_THE_BROKER = [
     *(["queues"], ["queues", "--json"], ["status"], ["browse", "QUEUE"], ["receive", "QUEUE"]),
-    *(["receive", "QUEUE", "--headers"], ["scheduled"], ["scheduled", "QUEUE", "--json"]),
+    *(["receive", "QUEUE", "--json"], ["scheduled"], ["scheduled", "QUEUE", "--json"]),
     *(["move", "QUEUE", "elsewhere", "--dry-run"], ["move", "QUEUE", "elsewhere", "--dry-run", "--json"]),
     *(["purge", "QUEUE", "--dry-run"], ["unschedule", "QUEUE", "--dry-run"]),
 ]

@@ -2,7 +2,7 @@
 
 import click
 
-from truenext.cli.client import url_option
+from truenext.cli.connecting import url_option
 from truenext.cli.values import COUNT, QueueName
 from truenext.cli.work import Work, id_option, json_option, selector_option
 

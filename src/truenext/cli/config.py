@@ -3,16 +3,14 @@
 from pathlib import Path
 
 import click
-import msgspec
 from rich.table import Column, Table
 
 from truenext.broker.config import Configuration, configure, shown
 from truenext.cli import terminal
-from truenext.cli.client import url_option
+from truenext.cli.connecting import ask, connected, url_option
 from truenext.cli.ending import Failure, Unasked
 from truenext.cli.serve import fault_of_memory_limit
 from truenext.cli.values import Place, QueueName
-from truenext.client.connection import Connection
 from truenext.errors import ConfigurationError, FaultyFileError, TruenextError
 from truenext.policy import Policy
 from truenext.setting import settings_of
@@ -62,11 +60,8 @@ def reload(url: str) -> None:
 
     Exits 0 if it took it over, 1 if it refused to and changed nothing, 2 if it could not be asked.
     """
-    try:
-        with Connection(url) as connection:
-            outcome = msgspec.json.decode(connection.ask("reload"))
-    except TruenextError as error:
-        raise Unasked(error) from error
+    with connected(url, failure=Unasked) as connection:
+        outcome = ask(connection, "reload")
     if outcome["refused"]:
         raise Failure(TruenextError("\n".join(["nothing was changed:", *outcome["refused"]])))
     for change in outcome["changed"]:

@@ -18,8 +18,7 @@ from typing import Any
 import click
 
 from truenext.cli import terminal
-from truenext.client.connection import ConnectionLost
-from truenext.errors import ConfigurationError, RemoteProtocolError
+from truenext.errors import ConfigurationError, ConnectionLost, RemoteProtocolError
 
 COMPLAINT_MAX = 4000
 """Characters: who hands over a wrong value of a megabyte need not see all of it again."""

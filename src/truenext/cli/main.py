@@ -12,11 +12,12 @@ from truenext.broker.settings import LogLevel
 from truenext.cli import logs
 from truenext.cli.audit import audit
 from truenext.cli.bulk import move, purge, redrive
-from truenext.cli.client import browse, queues, receive, send, status
 from truenext.cli.config import config as config_command
 from truenext.cli.config import reload
 from truenext.cli.ending import Commands, Failure
 from truenext.cli.history import history as history_command
+from truenext.cli.looking import queues, status
+from truenext.cli.messages import browse, receive, send
 from truenext.cli.pause import pause, resume
 from truenext.cli.record import record
 from truenext.cli.schedule import scheduled, unschedule

@@ -3,14 +3,10 @@
 from typing import Any
 
 import click
-import msgspec
 
 from truenext.cli import terminal
-from truenext.cli.client import url_option
-from truenext.cli.ending import Failure
+from truenext.cli.connecting import ask, connected, url_option
 from truenext.cli.values import QueueName
-from truenext.client.connection import Connection
-from truenext.errors import TruenextError
 
 
 @click.command()
@@ -35,9 +31,6 @@ def resume(queue: str, url: str) -> None:
 
 def _ask(verb: str, queue: str, url: str) -> dict[str, Any]:
     """The broker's answer."""
-    try:
-        with Connection(url) as connection:
-            answer: dict[str, Any] = msgspec.json.decode(connection.ask(verb, msgspec.json.encode({"queue": queue})))
-    except TruenextError as error:
-        raise Failure(error) from error
+    with connected(url) as connection:
+        answer: dict[str, Any] = ask(connection, verb, {"queue": queue})
     return answer

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from truenext.cli import terminal
-from truenext.cli.client import url_option
+from truenext.cli.connecting import url_option
 from truenext.cli.ending import Failure
 from truenext.cli.values import Place, Text
 from truenext.client.recorder import MESSAGES_MAX, Recorder

@@ -6,17 +6,14 @@ from heapq import nsmallest
 from typing import Any
 
 import click
-import msgspec
 from rich.table import Table
 
+from truenext.blocking import Connection
 from truenext.cli import terminal
-from truenext.cli.client import url_option
-from truenext.cli.ending import Failure
+from truenext.cli.connecting import ask, connected, url_option
 from truenext.cli.values import COUNT, Address
 from truenext.cli.work import Work, id_option, json_option, pieces, selector_option
-from truenext.client.connection import Connection
 from truenext.destination import Kind, accepted_address
-from truenext.errors import TruenextError
 from truenext.schedule import FOR_EVER
 
 DAMAGED = "their records are damaged"
@@ -39,16 +36,13 @@ def scheduled(destination: str | None, selector: str | None, limit: int, as_json
     """
     shown: list[dict[str, Any]] = []
     count = damaged = 0
-    try:
-        with Connection(url) as connection:
-            for piece in _pieces(connection, destination, selector):
-                count += piece["moved"]
-                damaged += piece["left"]
-                shown += piece["sends"]
-                if len(shown) >= 2 * limit:
-                    shown = nsmallest(limit, shown, key=_due)
-    except TruenextError as error:
-        raise Failure(error) from error
+    with connected(url) as connection:
+        for piece in _pieces(connection, destination, selector):
+            count += piece["moved"]
+            damaged += piece["left"]
+            shown += piece["sends"]
+            if len(shown) >= 2 * limit:
+                shown = nsmallest(limit, shown, key=_due)
     shown = nsmallest(limit, shown, key=_due)
     if as_json:
         for send in shown:
@@ -103,7 +97,7 @@ def _place(destination: str) -> dict[str, str]:
 
 
 def _pieces(connection: Connection, destination: str | None, selector: str | None) -> Iterator[dict[str, Any]]:
-    facts = msgspec.json.decode(connection.ask("queues"))
+    facts = ask(connection, "queues")
     counts = {each["name"]: each["scheduled"] for each in facts}
     if destination is not None:
         places = [_place(destination)]

@@ -189,10 +189,16 @@ class Size(click.ParamType[int]):
 class Place(click.Path):
     """A file or folder, there or not; never the empty text, which would be the folder that one is in."""
 
-    def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
+    def __init__(
+        self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True, may_be_dash: bool = False
+    ) -> None:
+        """If it `may_be_dash`, that is standard input."""
         super().__init__(exists=exists, file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+        self._may_be_dash = may_be_dash
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self._may_be_dash and os.fspath(value) == "-":
+            return Path("-")
         if not os.fspath(value):
             self.fail("must be named", param, ctx)
         try:

@@ -7,15 +7,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from truenext.blocking import Connection
 from truenext.cli import terminal
+from truenext.cli.connecting import ask, connected
 from truenext.cli.ending import Failure
 from truenext.cli.values import COUNT, SELECTOR
-from truenext.client.connection import Connection
-from truenext.errors import TruenextError
 from truenext.limits import QUESTION_SEQUENCES_MAX as NUMBERS_MAX
 
 PROGRESS_SECONDS = 2.0
@@ -56,8 +55,7 @@ def pieces(
     until: dict[str, int] = {}
     with bar or nullcontext():
         while after is not None:
-            body = msgspec.json.encode(question | until | {"after": after})
-            answer = msgspec.json.decode(connection.ask(verb, body))
+            answer = ask(connection, verb, question | until | {"after": after})
             count += answer["moved"]
             after, until = answer["next"], {"until": answer["until"]}
             if bar is not None and task is not None:
@@ -70,7 +68,7 @@ def pieces(
 
 def count_of(connection: Connection, queue: str, name: str) -> int | None:
     """`waiting` or `scheduled` of a queue; None if there is none."""
-    facts = msgspec.json.decode(connection.ask("queues"))
+    facts = ask(connection, "queues")
     return next((each[name] for each in facts if each["name"] == queue), None)
 
 
@@ -113,12 +111,12 @@ class Work:
     def run(self, url: str, *, as_json: bool) -> None:
         """Exits 1 if a message that was named was not moved, or there is no such queue any more."""
         try:
-            with Connection(url) as connection:
+            with connected(url) as connection:
                 self._do(connection)
-        except TruenextError as error:
+        except Failure:
             if self._count and not self._is_dry:
                 terminal.say(f"{self._count:,} {self._done}; the same command goes on", err=True)
-            raise Failure(error) from error
+            raise
         if as_json:
             facts = {"count": self._count, "to": dict(self._to), "left": self._left}
             terminal.write_json(facts | {"ended": dict(self._ended), "dry_run": self._is_dry})

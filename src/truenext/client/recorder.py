@@ -1,17 +1,18 @@
 """What does any STOMP broker do with a workload, as its client sees it, in the words of docs/history.md?
 
 A client sees when a message arrives, not when it was dispatched. So everything is sent and confirmed before the one
-consumer subscribes, on one connection: then nothing arrives in between, and the order of arrival is that of dispatch.
+consumer subscribes: then nothing arrives in between, and the order of arrival is that of dispatch. That is the order in
+which messages are noted, whatever the order in which the client would hand them out.
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
-from truenext.client.connection import Connection
+from truenext.client.core.sends import Outgoing
+from truenext.client.threads.connection import Connection, Message, connect
 from truenext.client.workload import Sent
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.limits import WINDOW_MAX
@@ -98,56 +99,56 @@ class Recorder:
         self._receive(len(messages), queue, window, report)
         return self._events
 
-    @contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        with Connection(self._url, login=self._login, passcode=self._passcode) as connection:
-            yield connection
+    def _connect(self) -> Connection:
+        return connect(self._url, user=self._login, password=self._passcode, reconnect=False)
 
     def _send(self, messages: Sequence[Sent], queue: str, report: Report) -> None:
-        confirmed = 0
-        with self._connected() as connection:
-            for sequence, message in enumerate(messages, 1):
-                headers = {
-                    "priority": str(message.priority),
-                    "persistent": "true" if message.persistent else "false",
-                    IDENTITY: f"{self._name}-{sequence}",
-                }
-                is_confirmed = sequence % CONFIRM_EVERY == 0 or sequence == len(messages)
-                connection.send(f"/queue/{queue}", _body(sequence), headers, is_confirmed=is_confirmed)
-                if not is_confirmed:
-                    continue
-                # A broker takes the frames of a connection one after the other: a receipt speaks for all before it.
-                for earlier in range(confirmed + 1, sequence + 1):
+        with self._connect() as connection:
+            for first in range(0, len(messages), CONFIRM_EVERY):
+                some = messages[first : first + CONFIRM_EVERY]
+                connection.send_many(f"/queue/{queue}", map(self._outgoing, some, range(first + 1, len(messages) + 1)))
+                for sequence, message in enumerate(some, first + 1):
                     self._note(
                         "accepted",
                         queue=queue,
-                        sequence=earlier,
-                        priority=messages[earlier - 1].priority,
-                        persistent=messages[earlier - 1].persistent,
-                        size=len(_body(earlier)),
+                        sequence=sequence,
+                        priority=message.priority,
+                        persistent=message.persistent,
+                        size=len(_body(sequence)),
                         batch=0,
                     )
-                confirmed = sequence
-                report("sent", sequence)
+                report("sent", first + len(some))
+
+    def _outgoing(self, message: Sent, sequence: int) -> Outgoing:
+        return Outgoing(
+            _body(sequence),
+            priority=message.priority,
+            persistent=message.persistent,
+            headers={IDENTITY: f"{self._name}-{sequence}"},
+        )
 
     def _receive(self, count: int, queue: str, window: int, report: Report) -> None:
         deliveries: dict[int, int] = {}
         taken = 0
-        with self._connected() as connection:
-            # Noted before, since the first messages may arrive before the receipt does.
+        with self._connect() as connection:
+            # Noted before, since the first messages may arrive before the subscription is confirmed.
             self._note("subscribed", queue=queue, consumer=1, mode="client-individual", window=window)
-            connection.subscribe(f"/queue/{queue}", subscription="1", window=window)
-            while message := connection.receive(ARRIVAL_SECONDS if len(deliveries) < count else QUIET_SECONDS):
-                sequence = self._identify(message.headers.get(IDENTITY, ""), count, queue)
-                deliveries[sequence] = deliveries.get(sequence, 0) + 1
-                self._note("dispatched", queue=queue, sequence=sequence, consumer=1, deliveries=deliveries[sequence])
-                taken += 1
-                # The last one is confirmed, and with it the broker has read all before it.
-                connection.acknowledge(message, is_confirmed=taken >= count)
-                self._note("acknowledged", queue=queue, sequence=sequence, consumer=1)
-                report("received", taken)
-                if taken > 2 * count:
-                    raise RemoteProtocolError(f"{self._url} delivers what was acknowledged again and again")
+            with connection.consumer(f"/queue/{queue}", ack="individual", prefetch=window) as consumer:
+                # All that is here, so that none that came before stays behind one that came after.
+                while some := consumer.receive_many(
+                    window, ARRIVAL_SECONDS if len(deliveries) < count else QUIET_SECONDS
+                ):
+                    for message in sorted(some, key=_arrival):
+                        sequence = self._identify(message.headers.get(IDENTITY, ""), count, queue)
+                        deliveries[sequence] = deliveries.get(sequence, 0) + 1
+                        said = deliveries[sequence]
+                        self._note("dispatched", queue=queue, sequence=sequence, consumer=1, deliveries=said)
+                        taken += 1
+                        message.ack()
+                        self._note("acknowledged", queue=queue, sequence=sequence, consumer=1)
+                        report("received", taken)
+                        if taken > 2 * count:
+                            raise RemoteProtocolError(f"{self._url} delivers what was acknowledged again and again")
             self._note("drained", queue=queue)
 
     def _identify(self, identity: str, count: int, queue: str) -> int:
@@ -163,3 +164,7 @@ class Recorder:
 
 def _body(sequence: int) -> bytes:
     return f"message {sequence}".encode()
+
+
+def _arrival(message: Message) -> int:
+    return message.arrival

@@ -69,13 +69,11 @@ _KEPT_MAX = 1000
 _kept: dict[tuple[str, tuple[tuple[str, object], ...]], Spoken] = {}
 _RESERVED = frozenset(
     {
-        *("destination", "receipt", "transaction", "content-length", "priority", "persistent", "expires", "reply-to"),
-        *("correlation-id", "content-type", "message-id", "subscription", "ack", "timestamp", "redelivered"),
-        *("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"),
-        *("JMSXGroupID", "JMSXGroupSeq"),
+        *("destination", "receipt", "transaction", "content-length", "priority", "persistent"),
+        *("message-id", "subscription", "ack", "timestamp", "redelivered"),
     }
 )
-"""Headers that have an option, or are not the program's."""
+"""Headers that are always said, or are not the program's. Others that have an option may be said as headers, too."""
 
 
 def spoken(destination: str, options: SendOptions) -> Spoken:
@@ -116,8 +114,8 @@ def _speak(destination: str, options: SendOptions) -> Spoken:
         if said:
             headers[name.replace("_", "-")] = str(said)
     for name, value in options.get("headers", {}).items():
-        if name in _RESERVED or name.startswith("truenext-"):
-            raise ValueError(f"{name} is no header of a program; there may be an option for it")
+        if name in _RESERVED or name in headers or name.startswith("truenext-"):
+            raise ValueError(f"{name} is no header of a program, or has been said by an option")
         if not isinstance(value, str):
             raise TypeError(f"header {name} is {value!r}: headers are text")
         headers[name] = value

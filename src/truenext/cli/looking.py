@@ -1,0 +1,77 @@
+"""`truenext queues` and `truenext status`: how a running broker is."""
+
+from typing import Any
+
+import click
+import msgspec
+from rich.table import Table
+
+from truenext.cli import terminal
+from truenext.cli.connecting import ask, connected, url_option
+from truenext.cli.ending import Unasked
+from truenext.cli.terminal import counted
+
+COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@url_option
+def queues(as_json: bool, url: str) -> None:
+    """List the queues: what waits, what consumers hold, who consumes.
+
+    What ends with its connection, as a subscription to a topic that is not durable, is in `truenext status`.
+    """
+    with connected(url) as connection:
+        answer = connection.ask("queues")
+    if as_json:
+        terminal.write_json_text(answer)
+        return
+    table = Table("queue", *COUNTS, box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for queue in msgspec.json.decode(answer):
+        name = f"{queue['name']} (paused)" if queue["paused"] else queue["name"]
+        table.add_row(terminal.cell(name), *(str(queue[name]) for name in COUNTS))
+    terminal.show(table)
+
+
+def _held_for(facts: dict[str, Any]) -> str:
+    return f"{facts['waiting']:,} waiting, {facts['unacknowledged']:,} unacknowledged, {facts['bytes']:,} bytes"
+
+
+@click.command()
+@url_option
+def status(url: str) -> None:
+    """Say how the broker is: whether a queue is stuck, what its memory and disk are used for, and for which clients it
+    keeps what ends with their connections.
+
+    A queue is stuck if a message is ready, a consumer has credit for it, and nothing happens: a fault of the broker's.
+    Exits 0 if none is, 1 if one is, 2 if the broker could not be asked.
+    """
+    with connected(url, failure=Unasked) as connection:
+        facts = ask(connection, "status")
+    memory = facts["memory"]
+    held_in = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
+    of_queues = counted(facts["queues"], "queue")
+    terminal.say(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
+    subscriptions = facts["subscriptions"]
+    durable = counted(subscriptions["durable"], "durable subscription")
+    terminal.say(f"topics     {durable}, {counted(subscriptions['others'], 'other')}")
+    terminal.say(f"temporary  {_held_for(facts['temporary'])}, in what ends with its connection")
+    for each in facts["temporary"]["largest"]:
+        called = f" ({terminal.line(each['client_id'])})" if each["client_id"] else ""
+        of_whom = f"{terminal.line(each['destination'])} of {each['client']}{called}"
+        terminal.say(f"           {of_whom}: {_held_for(each)}")
+    scheduled = counted(facts["scheduled"], "send")
+    terminal.say(
+        f"scheduled  {scheduled}, {facts['scheduled_for_topics']:,} of them for topics or several destinations"
+    )
+    limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
+    terminal.say(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
+    terminal.say(f"disk       room: {facts['room']}; {counted(facts['page_reads'], 'page read')} under way")
+    for stuck in facts["stuck"]:
+        terminal.say(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
+    if facts["stuck"]:
+        raise SystemExit(1)
+    terminal.say("stuck      none")

@@ -1,0 +1,204 @@
+"""`truenext send`, `receive` and `browse`: messages in and out, as any client sends and takes them."""
+
+import base64
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import click
+
+from truenext.blocking import Content
+from truenext.cli import terminal
+from truenext.cli.connecting import connected, url_option
+from truenext.cli.values import COUNT, SELECTOR, Address, Body, Header, Place, Seconds
+from truenext.client.core.consumers import ConsumerOptions
+from truenext.errors import TruenextError
+
+PROGRESS_SECONDS = 2.0
+"""Time between two lines of progress."""
+LOOK_SECONDS = 1.0
+"""Time between two looks at a queue, at least."""
+
+selector_option = click.option(
+    "--selector",
+    type=SELECTOR,
+    help="Only what this JMS selector wants, such as \"colour = 'red' AND JMSPriority > 6\".",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line: headers and body.")
+
+
+@click.command()
+@click.argument("queue", type=Address())
+@click.argument("body", type=Body(), required=False)
+@click.option(
+    "--file",
+    "files",
+    type=Place(exists=True, dir_okay=False, may_be_dash=True),
+    multiple=True,
+    help="Send what is in this file; - is standard input. May be repeated.",
+)
+@click.option("--lines", is_flag=True, help="Send each line of the files, or of standard input, as a message.")
+@click.option("--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="9 is served first.")
+@click.option("--transient", is_flag=True, help="Do not write it to disk; a crash of the broker loses it.")
+@click.option(
+    "--header", "headers", type=Header(), multiple=True, metavar="NAME=VALUE", help="One of your own. May be repeated."
+)
+@url_option
+def send(
+    queue: str,
+    body: bytes | None,
+    files: tuple[Path, ...],
+    lines: bool,
+    priority: int,
+    transient: bool,
+    headers: tuple[tuple[str, str], ...],
+    url: str,
+) -> None:
+    """Send BODY, or what is in files, or what comes on standard input, to QUEUE.
+
+    Each file is a message, or each of its lines. Returns once the broker has all of it safe.
+    """
+    if body is not None and (lines or files):
+        raise click.UsageError("either BODY, or --file and --lines")
+    bodies = [body] if body is not None else _bodies(files or (Path("-"),), lines=lines)
+    progress = Progress("sent")
+    with connected(url) as connection:
+        try:
+            connection.send_many(
+                queue,
+                progress.counted(bodies),
+                priority=priority,
+                persistent=not transient,
+                headers=dict(headers),
+            )
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+    if lines or len(files) > 1:
+        terminal.say(f"{progress.count:,} sent", err=True)
+
+
+def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
+    """Of each file all, or its lines. Raises: TruenextError"""
+    for file in files:
+        is_input = str(file) == "-"
+        name = "standard input" if is_input else str(file)
+        if is_input and sys.stdin is None:
+            raise TruenextError("cannot read standard input: it is closed")
+        try:
+            with open(sys.stdin.fileno() if is_input else file, "rb", closefd=not is_input) as opened:
+                if lines:
+                    yield from (line.removesuffix(b"\n") for line in opened)
+                else:
+                    yield opened.read()
+        except OSError as error:
+            raise TruenextError(f"cannot read {name}: {error.strerror}") from error
+
+
+@click.command()
+@click.argument("queue", type=Address())
+@click.option("--count", type=COUNT, show_default="1", help="Messages to take.")
+@click.option("--all", "takes_all", is_flag=True, help="Take what is there, until none comes within the timeout.")
+@click.option("--follow", is_flag=True, help="Take what comes until Ctrl-C, also after the broker was away.")
+@click.option("--timeout", type=Seconds(), default=2.0, show_default=True, help="Seconds to wait for a message.")
+@selector_option
+@json_option
+@url_option
+def receive(
+    queue: str,
+    count: int | None,
+    takes_all: bool,
+    follow: bool,
+    timeout: float,
+    selector: str | None,
+    as_json: bool,
+    url: str,
+) -> None:
+    """Take messages from QUEUE, the true next first, and print their bodies.
+
+    A message is acknowledged once it is printed. Exits 1 if fewer than --count came.
+    """
+    if (count is not None) + takes_all + follow > 1:
+        raise click.UsageError("--count, --all or --follow")
+    wanted = None if takes_all or follow else count or 1
+    taken = 0
+    with connected(url, reconnect=follow) as connection:
+        # What is printed is what was taken: nothing is to be ahead of that.
+        options: ConsumerOptions = {"prefetch": 1}
+        if selector is not None:
+            options["selector"] = selector
+        with connection.consumer(queue, ack="individual", **options) as messages:
+            while wanted is None or taken < wanted:
+                message = messages.receive(None if follow else timeout)
+                if message is None:
+                    break
+                taken += 1
+                _print(message, as_json=as_json)
+                sys.stdout.buffer.flush()
+                message.ack()
+    if wanted is not None and taken < wanted:
+        terminal.say(f"truenext: {taken} of {wanted} messages came within {timeout:g} seconds", err=True)
+        raise SystemExit(1)
+
+
+@click.command()
+@click.argument("queue", type=Address())
+@selector_option
+@click.option("--limit", type=COUNT, help="Messages to show at most.")
+@click.option("--follow", is_flag=True, help="Then show what comes, until Ctrl-C.")
+@json_option
+@url_option
+def browse(queue: str, selector: str | None, limit: int | None, follow: bool, as_json: bool, url: str) -> None:
+    """Print the bodies of what waits in QUEUE, the true next first. Everything stays where it is."""
+    with connected(url) as connection:
+        shown = connection.browse(queue, selector=selector)
+        if follow:
+            shown = _followed(lambda: connection.browse(queue, selector=selector))
+        for message in islice(shown, limit):
+            _print(message, as_json=as_json)
+            if follow:
+                sys.stdout.buffer.flush()
+
+
+def _followed(look: Callable[[], Iterable[Content]]) -> Iterator[Content]:
+    """What waits, and then again and again what has come since; it is looked at all of the queue for that."""
+    highest = -1
+    while True:
+        began = time.monotonic()
+        seen = highest
+        for message in look():
+            if message.sequence > seen:
+                highest = max(highest, message.sequence)
+                yield message
+        # A long queue is not looked at all the time.
+        time.sleep(max(LOOK_SECONDS, 4 * (time.monotonic() - began)))
+
+
+def _print(message: Content, *, as_json: bool) -> None:
+    if not as_json:
+        terminal.write_body(message.body)
+        return
+    said: dict[str, object] = {"headers": message.headers}
+    try:
+        said["body"] = message.text
+    except UnicodeDecodeError:
+        said["body_base64"] = base64.b64encode(message.body).decode()
+    terminal.write_json(said)
+
+
+class Progress:
+    """Says on standard error, now and then, how many there were."""
+
+    def __init__(self, done: str) -> None:
+        self.count = 0
+        self._done = done
+        self._said_at = time.monotonic()
+
+    def counted(self, things: Iterable[bytes]) -> Iterator[bytes]:
+        for thing in things:
+            yield thing
+            self.count += 1
+            if self.count % 1000 == 0 and time.monotonic() - self._said_at > PROGRESS_SECONDS:
+                self._said_at = time.monotonic()
+                terminal.say(f"{self.count:,} {self._done} so far", err=True)
