@@ -1,0 +1,22 @@
+"""Does docs/reference.md have each public name of the client, and say what the docstrings say?"""
+
+import re
+
+import truenext
+from tests.unit import reference
+
+
+def test_the_page_is_what_the_docstrings_say() -> None:
+    assert reference.PAGE.read_text() == reference.page(), "it is stale: say `make reference`"
+
+
+def test_the_page_has_every_public_name() -> None:
+    headings = set(re.findall(r"^##+ (\w+)$", reference.page(), re.MULTILINE))
+    assert set(truenext.__all__) - headings == {"Code", "__version__"}
+
+
+def test_every_public_name_is_explained() -> None:
+    page = reference.page()
+    assert not re.findall(r"^\| .* \|  \|$", page, re.MULTILINE)
+    assert not re.findall(r"^## .*\n+## .*$", page, re.MULTILINE)
+    assert not re.findall(r"^```\n+#+ .*$", page, re.MULTILINE)
