@@ -18,6 +18,7 @@ from typing import NamedTuple
 import truenext
 from truenext import blocking
 from truenext.client.core.consumers import ConsumerOptions
+from truenext.client.core.holding import Received
 from truenext.client.core.sends import SendOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -36,23 +37,25 @@ What returns `Opening[X]` is to be awaited, which gives an X; or it is used in a
 
 This page is made from the docstrings: `make reference`.
 """
-_CLASSES: tuple[tuple[type, tuple[type, ...]], ...] = (
-    (truenext.Connection, ()),
-    (SendOptions, ()),
-    (ConsumerOptions, ()),
-    (truenext.Outgoing, ()),
-    (truenext.Sent, ()),
-    (truenext.Session, ()),
-    (truenext.Consumer, ()),
-    (truenext.Message, (truenext.Content,)),
-    (truenext.Content, ()),
-    (truenext.Processing, ()),
-    (truenext.Transaction, ()),
-    (truenext.Outcome, ()),
-    (truenext.Health, ()),
-    (truenext.ConsumerHealth, ()),
+_CLASSES: tuple[type, ...] = (
+    truenext.Connection,
+    SendOptions,
+    ConsumerOptions,
+    truenext.Outgoing,
+    truenext.Sent,
+    truenext.Session,
+    truenext.Consumer,
+    truenext.Message,
+    truenext.Content,
+    truenext.Processing,
+    truenext.Transaction,
+    truenext.Outcome,
+    truenext.Health,
+    truenext.ConsumerHealth,
 )
-"""In the order of the page; behind each the class that has the rest of its members."""
+"""In the order of the page."""
+_OF_MESSAGE = {"may_have_missed"}
+"""What a program sees of `Received`, of which a message is made."""
 _ERRORS: tuple[type, ...] = (
     truenext.TruenextError,
     truenext.ClosedError,
@@ -75,11 +78,11 @@ class Member(NamedTuple):
 
 
 def page() -> str:
-    names = [cls.__name__ for cls, _ in _CLASSES]
+    names = [cls.__name__ for cls in _CLASSES]
     index = " · ".join(f"[{name}](#{name.lower()})" for name in ("connect", *names, "Errors", "Codes"))
     parts = [_HEAD, _wrapped(index), "## connect", *_call(_function_of(truenext.connect))]
-    for cls, rest in _CLASSES:
-        parts += _class(cls, rest)
+    for cls in _CLASSES:
+        parts += _class(cls)
     parts += ["## Errors", "All are in `truenext`, and are a `TruenextError`."]
     for error in _ERRORS:
         if error is not truenext.Code:
@@ -170,16 +173,18 @@ def _split(arguments: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _class(cls: type, rest: tuple[type, ...]) -> Iterator[str]:
+def _class(cls: type) -> Iterator[str]:
     yield f"## {cls.__name__}"
     if cls is truenext.Outgoing:
         yield "```python\nOutgoing(body: bytes | str, **options: SendOptions)\n```"
     # Not that of a class from which it is made.
     yield from _text(inspect.cleandoc(cls.__doc__ or ""))
     members = list(members_of(cls))
+    if cls is truenext.Message:
+        members += [each for each in members_of(Received) if each.name in _OF_MESSAGE]
     yield from _table([each for each in members if not each.is_call])
-    for base in rest:
-        yield _wrapped(f"It also has everything that [{base.__name__}](#{base.__name__.lower()}) has.")
+    if cls is truenext.Message:
+        yield "It also has everything that [Content](#content) has."
     for member in members:
         if member.is_call:
             yield f"### {cls.__name__}.{member.name}"
@@ -219,7 +224,7 @@ def _wrapped(text: str) -> str:
 def _differences() -> Iterator[str]:
     """What `truenext.blocking` has and says otherwise."""
     yield from _difference("connect", _function_of(truenext.connect), _function_of(blocking.connect))
-    for cls, _ in _CLASSES:
+    for cls in _CLASSES:
         twin = getattr(blocking, cls.__name__, cls)
         if twin is cls:
             continue
