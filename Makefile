@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two processes more than there are processors, for many tests wait; Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
 
-.PHONY: help setup demo check test simulate faults load freeze kill crash bench bench-backlog bench-due lock clean
+.PHONY: help setup demo reference check test simulate faults load freeze kill crash bench bench-backlog bench-due lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -37,6 +37,9 @@ setup: .venv/core ## Make .venv, with the truenext command in it
 
 demo: .venv/spark ## Run the production case that broke ActiveMQ, against a broker of our own, and show what came out
 	$(BIN)/python -m examples.demo
+
+reference: .venv/test ## Write docs/reference.md anew, from the client's docstrings
+	$(BIN)/python -m tests.unit.reference
 
 check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(BIN)/ruff format --check .

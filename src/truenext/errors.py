@@ -111,7 +111,7 @@ class Refused(TruenextError):
 
     def __init__(self, reason: str, code: str = "") -> None:
         super().__init__(reason)
-        self.code = code
+        self.code: str = code
         """One of `Code`; empty if the broker names none, as others than truenext do."""
 
 
@@ -127,5 +127,5 @@ class InDoubt(TruenextError):
 
     def __init__(self, reason: str, token: str) -> None:
         super().__init__(reason)
-        self.token = token
+        self.token: str = token
         """For `outcome` of any connection to the same broker, in another process as well."""

@@ -777,7 +777,7 @@ def test_the_fixture_imports_nothing_before_it_is_used(tmp_path: Path) -> None:
 def test_what_the_page_shows_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "testing.md").read_text()
     (tmp_path / "test_it.py").write_text("\n\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
-    assert "2 passed" in pytest_says(tmp_path)
+    assert "3 passed" in pytest_says(tmp_path)
 
 
 def test_pytest_finds_the_fixture() -> None:

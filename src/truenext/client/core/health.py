@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 class ConsumerHealth(msgspec.Struct, frozen=True):
     destination: str
+    """Where it takes from."""
     buffered: int
     """Messages that have come and nobody has taken."""
     held: int
@@ -26,6 +27,7 @@ class Health(msgspec.Struct, frozen=True):
     since_s: float
     """For so many seconds."""
     reconnects: int
+    """How often a connection that was lost was connected anew."""
     silent_s: float
     """Seconds since anything came from the broker."""
     unconfirmed: int
@@ -33,6 +35,7 @@ class Health(msgspec.Struct, frozen=True):
     transactions: int
     """That have not ended."""
     consumers: list[ConsumerHealth]
+    """Those that are not closed."""
     error: str
     """Why it is closed, if something else than the program has closed it."""
 

@@ -49,7 +49,7 @@ class Received(Content):
         """The transaction that has acknowledged it."""
         self.again: Received | None = None
         """A later dispatch of the same message, which has come while the program still has this one."""
-        self.may_have_missed = False
+        self.may_have_missed: bool = False
         """It is the first of a topic after the connection was lost: what was sent meanwhile did not come here."""
 
 

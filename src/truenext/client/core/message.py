@@ -24,16 +24,20 @@ class Content:
 
         Raises: KeyError, ValueError if the broker has left out what it must say
         """
-        self.headers = headers
-        self.body = body
-        self.arrival = arrival
+        self.headers: dict[str, str] = headers
+        """All of them, those of STOMP and of the broker among them."""
+        self.body: bytes = body
+        """As it was sent."""
+        self.arrival: int = arrival
         """Rises with each message that comes to this client."""
-        self.key = headers["message-id"]
+        self.key: str = headers["message-id"]
         """The same however often it is dispatched."""
         said = headers.get("priority", "4")
         known = _RANKS.get(said)
-        self.rank = rank(min(max(int(said), 0), PRIORITY_MAX)) if known is None else known
-        self.sequence = int(headers.get("truenext-sequence", arrival))
+        self.rank: int = rank(min(max(int(said), 0), PRIORITY_MAX)) if known is None else known
+        """9 - priority."""
+        self.sequence: int = int(headers.get("truenext-sequence", arrival))
+        """Its place in the broker's order, behind `rank`; from a broker that does not say it, `arrival`."""
 
     @property
     def text(self) -> str:
@@ -95,6 +99,7 @@ class Content:
 
     @property
     def correlation_id(self) -> str:
+        """By which whoever sent a question knows its answer; empty if its sender gave none."""
         return self.headers.get("correlation-id", "")
 
     @property
@@ -104,6 +109,7 @@ class Content:
 
     @property
     def content_type(self) -> str:
+        """What its sender says that the body is; empty if it says nothing."""
         return self.headers.get("content-type", "")
 
     @property

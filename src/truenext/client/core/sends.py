@@ -22,28 +22,32 @@ class SendOptions(TypedDict, total=False):
     persistent: bool
     """It survives a crash of the broker; True unless told."""
     ttl: float
-    """It expires so long after the call. What has expired before it could be sent is not sent."""
+    """It expires so long after the call. What has expired before it could be sent is not sent: TimeoutError."""
     delay: float
-    """It is sent so much later."""
+    """The broker keeps it so long before it becomes a message."""
     period: float
     """It is sent again after each period, `repeat` times."""
     repeat: int
     """How often more it is sent; -1 is for ever."""
     cron: str
-    """It is sent at these times: five fields, in UTC."""
+    """It is sent at each of these times: five fields of cron, in UTC."""
     group: str
     """Messages of one group go to one consumer, one after the other."""
     closes_group: bool
     """With this message its group becomes free for another consumer."""
     reply_to: str
+    """Where an answer is to be sent to, such as /queue/answers. `request` has one of its own."""
     correlation_id: str
+    """By which whoever sent a question knows its answer."""
     content_type: str
+    """What the body is, such as application/json; the broker does not look at it."""
     headers: Mapping[str, str]
-    """Headers of the program's own."""
+    """Headers of the program's own. A selector can name them."""
     producer: str
-    """A name of the caller's for repeats: what it has sent under the same or a higher number is accepted once."""
+    """A name of the caller's for repeats, with `number`: a message whose number is not higher than one that the broker
+    has accepted under this name is not accepted again, and no error."""
     number: int
-    """Rises with each send of `producer`."""
+    """Rises with each send of `producer`; needs that."""
 
 
 class Outgoing:

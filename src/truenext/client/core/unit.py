@@ -25,12 +25,20 @@ if TYPE_CHECKING:
 
 
 class Outcome(Enum):
+    """What became of a transaction, or is about to."""
+
     OPEN = "open"
+    """It has not ended, or not begun."""
     COMMITTING = "committing"
+    """The broker was told, and has not answered."""
     IN_DOUBT = "in doubt"
+    """The connection was lost meanwhile, and the broker has not said yet whether it happened."""
     DOOMED = "doomed"
+    """Something but its own code has ended it, and its code has not noticed yet."""
     COMMITTED = "committed"
+    """All of it has happened."""
     ROLLED_BACK = "rolled back"
+    """Nothing of it has happened."""
     UNKNOWN = "unknown"
     """Nobody will ever know: it is another broker's, or the broker has forgotten it."""
 

@@ -1,0 +1,29 @@
+"""Does docs/reference.md have each public name of the client, and say what the docstrings say?"""
+
+import re
+
+import truenext
+from tests.unit import reference
+
+
+def test_the_page_is_what_the_docstrings_say() -> None:
+    assert reference.PAGE.read_text() == reference.page(), "it is stale: say `make reference`"
+
+
+def test_the_page_has_every_public_name() -> None:
+    headings = set(re.findall(r"^##+ (\w+)$", reference.page(), re.MULTILINE))
+    assert set(truenext.__all__) - headings == {"Code", "__version__"}
+
+
+def test_every_public_name_is_explained() -> None:
+    page = reference.page()
+    assert not re.findall(r"^\| .* \|  \|$", page, re.MULTILINE)
+    assert not re.findall(r"^## .*\n+## .*$", page, re.MULTILINE)
+    assert not re.findall(r"^```\n+#+ .*$", page, re.MULTILINE)
+
+
+def test_a_message_has_what_its_page_of_promises_names() -> None:
+    """Its attributes are in three classes, and the page is not to lose one of them."""
+    of_messages = reference.page().split("\n## Message\n")[1].split("\n## Processing\n")[0]
+    for name in ("text", "body", "headers", "attempts", "deliveries", "was_lost", "may_have_missed", "process", "nack"):
+        assert re.search(rf"^(\| `{name}`|### Message\.{name}$)", of_messages, re.MULTILINE), name
