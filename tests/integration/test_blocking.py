@@ -729,6 +729,37 @@ def test_a_program_that_is_interrupted_ends_cleanly(
     assert [shown.text for shown in connection.browse(done)] == ["0"]
 
 
+@pytest.mark.parametrize("after", [0.0, 0.002, 0.005, 0.01])
+def test_ctrl_c_while_consume_begins_ends_it(connection: blocking.Connection, place: str, after: float) -> None:
+    """Also between one of its threads and the next."""
+
+    def handle(message: blocking.Message, session: blocking.Session) -> None: ...
+
+    with pytest.raises(KeyboardInterrupt), interrupted(delay=after):
+        connection.consume(place, handle, concurrency=200)
+    assert connection.health().consumers == []
+
+
+def test_ctrl_c_in_close_ends_it_at_once(
+    broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str
+) -> None:
+    fill(connection, place, 1)
+    begun, lets_go = threading.Event(), threading.Event()
+    other = blocking.connect(url(broker))
+
+    def handle(message: blocking.Message, session: blocking.Session) -> None:
+        begun.set()
+        lets_go.wait()
+
+    with in_thread(lambda: other.consume(place, handle)):
+        assert begun.wait(PATIENCE_SECONDS)
+        with pytest.raises(KeyboardInterrupt), interrupted():
+            other.close(timeout=60)
+        broker.await_facts(queue, waiting=1, unacknowledged=0, consumers=0)
+        assert [shown.attempts for shown in connection.browse(place)] == [0]
+        lets_go.set()
+
+
 # ---- Lost connections ----
 
 

@@ -40,13 +40,12 @@ class Consuming:
 
     def session(self) -> Session:
         """For one more worker."""
-        session = Session(self.client, self._mode, self._buffer)
-        self._working[session] = None
-        return session
+        return Session(self.client, self._mode, self._buffer)
 
     def next(self, session: Session, owner: object) -> Flow[Received | None]:
         """What a worker is to handle. None: it has ended. Raises: Refused, ClosedError, ConnectionLost"""
-        self._working[session] = owner
+        if not self._buffer.is_over:
+            self._working[session] = owner
         while not session.is_closed:
             try:
                 got = yield from session.receive(None, 1, None, owner)
@@ -74,7 +73,7 @@ class Consuming:
         return not isinstance(error, RolledBack)
 
     def ended(self, session: Session, error: BaseException | None) -> None:
-        """A worker has ended."""
+        """A worker has ended, for there is nothing more to do, or by an error: then no other goes on."""
         owner = self._working.pop(session, None)
         unit = session.unit
         if unit is not None and unit.outcome is Outcome.DOOMED:
@@ -84,7 +83,7 @@ class Consuming:
             error = None
         if self.error is None:
             self.error = error
-        self._change()
+        self.stop()
 
     # ---- The end ----
 
@@ -94,15 +93,16 @@ class Consuming:
         if self._subscription is not None:
             self.client.subscriptions.pause(self._subscription)
         self._buffer.wake_all()
+        self._change()
 
-    def until_over(self) -> Flow[None]:
-        """Until one has failed, or all have ended."""
-        while self._working and self.error is None:
+    def until_stopped(self) -> Flow[None]:
+        """Until no handler begins any more."""
+        while not self._buffer.is_over:
             yield Wait(self._changed)
 
     def until_handled(self, deadline: float | None = None, but: object = None) -> Flow[bool]:
         """Until no handler runs any more; `but` is who asks, if that is one. False if that was not in time."""
-        while any(owner is None or owner != but for owner in self._working.values()):
+        while any(owner is not but for owner in self._working.values()):
             came = yield Wait(self._changed, deadline)
             if not came:
                 return False

@@ -32,11 +32,11 @@ def prepare_one(client: Client, destination: str, message: bytes | str | Outgoin
 
 
 def enqueue_if_room(client: Client, batch: Batch, made: Send) -> bool:
-    """False if too many wait for their confirmation."""
+    """False if too many wait for their confirmation. Raises: as `enqueue`"""
     if not client.outbox.has_room:
         return False
-    batch.add(made)
     enqueue(client, made)
+    batch.add(made)
     return True
 
 
@@ -61,6 +61,8 @@ def send(client: Client, send: Send, deadline: float | None) -> Flow[None]:
 
 
 def enqueue(client: Client, send: Send) -> None:
+    """Raises: ClosedError, or what has ended the connection meanwhile: another thread may have"""
+    client.check_open()
     client.outbox.add(send)
     client.pump_soon()
 

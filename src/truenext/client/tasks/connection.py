@@ -610,7 +610,7 @@ class Connection:
             await driver.run(consuming.subscribe(asked))
             for _ in range(concurrency):
                 tasks.add(driver.loop.create_task(self._work(consuming, consuming.session(), handler)))
-            await driver.run(consuming.until_over())
+            await driver.run(consuming.until_stopped())
         finally:
             consuming.stop()
             try:
@@ -618,9 +618,12 @@ class Connection:
             finally:
                 for task in tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                consuming.leave()
-                del self._consuming[consuming]
+                try:
+                    if tasks:
+                        await asyncio.wait(tasks)
+                finally:
+                    consuming.leave()
+                    del self._consuming[consuming]
         if consuming.error is not None:
             raise consuming.error
 
@@ -710,11 +713,11 @@ class Connection:
         current = asyncio.current_task()
         for consuming in self._consuming:
             consuming.stop()
-        for consuming, tasks in list(self._consuming.items()):
-            if not await driver.run(consuming.until_handled(deadline, current)):
-                for task in tasks - {current}:
-                    task.cancel()
         try:
+            for consuming, tasks in list(self._consuming.items()):
+                if not await driver.run(consuming.until_handled(deadline, current)):
+                    for task in tasks - {current}:
+                        task.cancel()
             await driver.run(client.close(deadline))
         except BaseException:
             driver.leave()

@@ -546,14 +546,8 @@ class Connection:
                 core = driver.call(consuming.session)
                 name = f"truenext handler {number}"
                 # Those that run when the program ends do not keep it.
-                thread = Thread(target=self._work, args=(consuming, core, handler), name=name, daemon=True)
-                try:
-                    thread.start()
-                except BaseException as error:
-                    if not thread.is_alive():
-                        driver.call(consuming.ended, core, error)
-                    raise
-            driver.run(consuming.until_over())
+                Thread(target=self._work, args=(consuming, core, handler), name=name, daemon=True).start()
+            driver.run(consuming.until_stopped())
         finally:
             try:
                 driver.call(consuming.stop)
@@ -641,11 +635,16 @@ class Connection:
         current = current_thread()
         for consuming in list(self._consuming):
             driver.call(consuming.stop)
-        for consuming in list(self._consuming):
-            if not driver.run(consuming.until_handled(deadline, current)):
-                driver.call(consuming.leave)
         try:
+            for consuming in list(self._consuming):
+                if not driver.run(consuming.until_handled(deadline, current)):
+                    driver.call(consuming.leave)
             driver.run(client.close(deadline))
+        except BaseException:
+            for consuming in list(self._consuming):
+                driver.call(consuming.leave)
+            driver.leave()
+            raise
         finally:
             driver.stop()
 

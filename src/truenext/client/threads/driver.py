@@ -196,6 +196,16 @@ class Driver:
             signal.forget(wake)
         return signal.is_set
 
+    def leave(self) -> None:
+        """Take leave, and wait for nothing."""
+        self.call(self._leave)
+
+    def _leave(self) -> None:
+        flow = self.client.close(None)
+        for _ in flow:
+            self.flush()
+            flow.close()
+
     def fail(self, error: TruenextError) -> None:
         """There will be no connection any more."""
         self.call(self.client.fail, error)
