@@ -710,11 +710,11 @@ class Connection:
         current = asyncio.current_task()
         for consuming in self._consuming:
             consuming.stop()
-        for consuming, tasks in list(self._consuming.items()):
-            if not await driver.run(consuming.until_handled(deadline, current)):
-                for task in tasks - {current}:
-                    task.cancel()
         try:
+            for consuming, tasks in list(self._consuming.items()):
+                if not await driver.run(consuming.until_handled(deadline, current)):
+                    for task in tasks - {current}:
+                        task.cancel()
             await driver.run(client.close(deadline))
         except BaseException:
             driver.leave()
