@@ -540,7 +540,7 @@ class Client:
             asked = Asked()
             headers["receipt"] = str(link.frames + 1)
             link.unanswered[link.write(frames.frame("DISCONNECT", headers))] = asked
-            self.flush_soon()
+            self.flush()
             try:
                 yield Wait(asked.settled, deadline)
             finally:

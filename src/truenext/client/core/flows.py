@@ -155,11 +155,16 @@ class Block:
         self.session = session
         self.outcome = Outcome.OPEN
         self._timeout = timeout
+        self._before = session.last
+        """The unit that had ended before."""
 
     def leave(self, error: BaseException | None, owner: object) -> Flow[None]:
         """Raises: RolledBack, InDoubt"""
         session = self.session
         unit = session.unit
+        if unit is None and session.last is not self._before:
+            # Its code has ended it by itself.
+            unit = session.last
         try:
             if error is None:
                 yield from commit(session, self._timeout, owner)

@@ -66,6 +66,8 @@ class Session:
         """In auto mode: what each task or thread was handed last, and not acknowledged."""
         self._told: list[Received] = []
         """What is to be handed out as soon as the broker was told of it."""
+        self.last: Unit | None = None
+        """The last that has ended."""
         self._not_before = 0.0
         """The broker has no room for a transaction, and is not asked again before."""
         self._producer = client.new_producer() if mode is Mode.TRANSACTED else None
@@ -91,10 +93,11 @@ class Session:
         subscription = received.subscription
         if subscription.is_paused or (subscription.pulls and subscription.wished):
             return None
-        received = self._hand_out(received, owner)
+        received = self._hand_out(received, owner, acknowledges=True)
         if client.flush():
             return received
         # The program gets it once the broker was told: `receive` waits for that.
+        self._is_settled(received)
         self._told.append(received)
         return None
 
@@ -117,16 +120,18 @@ class Session:
                 self.check_unit()
                 yield from self.client.wait_until_written()
                 taken, self._told = self._told, []
+                if taken and self.mode is Mode.AUTO:
+                    self._given.setdefault(owner, []).extend(taken)
                 taken += self._take(subscription, most - len(taken), owner)
                 if taken:
                     if not self.client.flush():
                         # The program gets nothing before the broker was told that it has it.
                         yield from self.client.wait_until_written()
-                    if any(each.state is State.DONE and each.unit is None for each in taken):
-                        # It was given back meanwhile.
-                        taken = []
-                        continue
-                    return taken
+                    # Some may have been given back meanwhile.
+                    taken = [each for each in taken if each.unit is not None or each.state is not State.DONE]
+                    if taken:
+                        return taken
+                    continue
                 came = yield from self._wait(subscription, most, deadline, now=now)
                 if not came:
                     return []
@@ -187,7 +192,8 @@ class Session:
                 break
         return taken
 
-    def _hand_out(self, received: Received, owner: object) -> Received:
+    def _hand_out(self, received: Received, owner: object, *, acknowledges: bool = False) -> Received:
+        """`acknowledges`, in auto mode: with what was handed out before."""
         client = self.client
         link = client.link
         assert link is not None, "what is buffered is of a connection that is there"
@@ -206,7 +212,7 @@ class Session:
             return received
         subscription.held[received.ack_id] = received
         if self.mode is Mode.AUTO:
-            if owner in self._given:
+            if acknowledges:
                 self._acknowledge_given(owner, received)
             else:
                 client.subscriptions.begin(received)
@@ -550,6 +556,11 @@ class Session:
         if unit.outcome is Outcome.DOOMED:
             self._end(unit)
             raise unit.rolled_back()
+        if unit.outcome is Outcome.OPEN and self._told:
+            self._abort(unit, Charge.NONE)
+            unit.settle(Outcome.ROLLED_BACK, ClosedError("it has a message whose receive was cancelled"))
+            self._end(unit)
+            raise unit.rolled_back()
         if unit.outcome is Outcome.OPEN:
             client = self.client
             link = client.link
@@ -683,6 +694,8 @@ class Session:
             else:
                 client.subscriptions.put_back(received)
         self.buffer.ended(unit.given)
+        self._told.clear()
+        self.last = unit
         del client.units[unit]
         client.flush()
 

@@ -1,0 +1,565 @@
+"""What becomes of a call that is cancelled, at each moment at which it can be?
+
+Each call is made anew and cancelled at its first suspension, its second, and so on, until it ends before: as it begins
+to wait, and (*late*) as it is about to go on with what it has waited for. Source of what is expected: docs/client.md,
+"Cancellation and the end".
+"""
+
+import asyncio
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.integration.broker_process import PATIENCE_SECONDS
+from truenext import testing
+from truenext.client.tasks.connection import Connection, Consumer, Message, Session, connect
+from truenext.errors import ClosedError, RolledBack
+from truenext.testing.local import LocalBroker
+
+PATIENCE_S = 5.0
+STEPS_MAX = 60
+"""Suspensions that no call has."""
+
+
+class Cancels:
+    """Cancels a call at one of its suspensions."""
+
+    def __init__(self, at: int, *, late: bool) -> None:
+        self._at = at
+        self._late = late
+        self.has_reached = False
+
+    @types.coroutine
+    def _drive(self, call: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        value: Any = None
+        step = 0
+        try:
+            waits = call.send(None)
+            while True:
+                if step == self._at:
+                    self.has_reached = True
+                    if self._late:
+                        yield waits
+                    elif waits is not None:
+                        waits._asyncio_future_blocking = False
+                    step += 1
+                    waits = call.throw(asyncio.CancelledError())
+                else:
+                    step += 1
+                    value = yield waits
+                    waits = call.send(value)
+        except StopIteration as ended:
+            return ended.value
+
+    async def run(self, call: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await self._drive(call)
+        except asyncio.CancelledError:
+            assert self.has_reached
+        else:
+            assert not self.has_reached, "a cancelled call has returned"
+
+
+class World:
+    """A broker, a connection to it, and a queue of the case's own in which 0 to 4 wait."""
+
+    def __init__(self, broker: LocalBroker, connection: Connection, queue: str) -> None:
+        self.broker = broker
+        self.connection = connection
+        self.name = queue
+        self.queue = f"/queue/{queue}"
+
+    async def left(self) -> list[tuple[str, int]]:
+        contents = await self.broker.queue(self.name)
+        return [(each.body.decode(), int(each.headers["truenext-attempts"])) for each in contents.messages]
+
+    async def all_are_there(self, numbers: str = "01234", attempts: dict[str, int] | None = None) -> None:
+        """What the case's consumers have not settled, each once, in order, without an attempt."""
+        expected = [(each, (attempts or {}).get(each, 0)) for each in numbers]
+        assert await self.left() == expected
+        assert (await self.broker.queue(self.name)).unacknowledged == 0
+
+    async def is_usable(self) -> None:
+        """The connection is the first one, and works."""
+        await self.connection.send("/queue/usable", "x", timeout=PATIENCE_S)
+        assert self.connection.health().reconnects == 0
+
+
+Case = Callable[[World, Cancels], Awaitable[None]]
+
+
+@asynccontextmanager
+async def in_a_world(queue: str) -> AsyncIterator[World]:
+    async with testing.broker() as broker, connect(broker.url) as connection:
+        await connection.send_many(f"/queue/{queue}", list("01234"))
+        yield World(broker, connection, queue)
+
+
+async def at_every_suspension(case: Case) -> None:
+    tasks = len(asyncio.all_tasks())
+    for late in (False, True):
+        for step in range(STEPS_MAX):
+            cancels = Cancels(step, late=late)
+            async with in_a_world("q") as world:
+                await case(world, cancels)
+            if not cancels.has_reached:
+                break
+        else:
+            raise AssertionError(f"it has more than {STEPS_MAX} suspensions")
+        assert step, "it has none"
+    await asyncio.sleep(0.01)
+    assert len(asyncio.all_tasks()) == tasks, "tasks are left behind"
+
+
+def check(case: Case) -> None:
+    asyncio.run(asyncio.wait_for(at_every_suspension(case), PATIENCE_SECONDS))
+
+
+async def texts(receive: Callable[[float], Awaitable[Message | None]], count: int) -> list[str]:
+    got = []
+    for _ in range(count):
+        message = await receive(PATIENCE_S)
+        assert message is not None and message.attempts == 0
+        got.append(message.text)
+    return got
+
+
+PREFETCHES = pytest.mark.parametrize("prefetch", [0, 1, 10, None])
+
+
+# ---- Receiving ----
+
+
+@PREFETCHES
+@pytest.mark.parametrize("ack", ["auto", "individual"])
+@pytest.mark.parametrize("how", ["receive", "receive(0)", "receive(1)", "receive_many", "iteration"])
+def test_a_cancelled_receive_has_taken_nothing(prefetch: int | None, ack: str, how: str) -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async with world.connection.consumer(world.queue, ack=ack, prefetch=prefetch) as consumer:
+            await nothing_is_here(world, consumer)
+            calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+                "receive": consumer.receive,
+                "receive(0)": lambda: consumer.receive(0),
+                "receive(1)": lambda: consumer.receive(PATIENCE_S),
+                "receive_many": lambda: consumer.receive_many(3),
+                "iteration": lambda: _next(consumer),
+            }
+            await cancels.run(calls[how]())
+            if not cancels.has_reached:
+                return
+            got = []
+            for _ in range(5):
+                message = await consumer.receive(PATIENCE_S)
+                assert message is not None and message.attempts == 0
+                got.append(message.text)
+                if ack == "individual":
+                    await message.ack()
+            assert got == list("01234")
+            assert await consumer.receive(0) is None
+        await world.all_are_there("")
+        await world.is_usable()
+
+    check(case)
+
+
+async def nothing_is_here(world: World, consumer: Consumer) -> None:
+    """So that who receives has to wait."""
+    await consumer.pause()
+    await world.all_are_there()
+    await consumer.resume()
+
+
+async def _next(consumer: Consumer) -> Message:
+    return await anext(consumer)
+
+
+@PREFETCHES
+def test_a_receive_that_is_cancelled_while_nothing_is_there_takes_nothing_that_comes(prefetch: int | None) -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async with world.connection.consumer("/queue/later", prefetch=prefetch) as consumer:
+            asyncio.get_running_loop().call_soon(world.connection.send_nowait, "/queue/later", "0")
+            await cancels.run(consumer.receive())
+            if cancels.has_reached:
+                async with world.connection.consumer("/queue/later", prefetch=prefetch) as other:
+                    await consumer.pause()
+                    assert await texts(other.receive, 1) == ["0"]
+        await world.is_usable()
+
+    check(case)
+
+
+@PREFETCHES
+@pytest.mark.parametrize("many", [False, True])
+def test_a_cancelled_receive_in_a_transaction_leaves_nothing_in_it(prefetch: int | None, many: bool) -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async with (
+            world.connection.session(transacted=True) as session,
+            session.consumer(world.queue, prefetch=prefetch) as consumer,
+        ):
+            await nothing_is_here(world, consumer)
+            await cancels.run(session.receive_many(3) if many else consumer.receive())
+            if cancels.has_reached:
+                await session.send("/queue/done", "x")
+                await session.commit()
+                assert await texts(session.receive, 5) == list("01234")
+                await session.commit()
+                await world.all_are_there("")
+        await world.is_usable()
+
+    check(case)
+
+
+@PREFETCHES
+def test_a_cancelled_subscribe_leaves_no_consumer(prefetch: int | None) -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async def subscribe() -> None:
+            await world.connection.consumer(world.queue, prefetch=prefetch)
+
+        await cancels.run(subscribe())
+        if cancels.has_reached:
+            assert not world.connection.health().consumers
+            await world.all_are_there()
+        await world.is_usable()
+
+    check(case)
+
+
+def test_a_cancelled_subscribe_that_would_be_refused_ends_nothing() -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async def subscribe() -> None:
+            try:
+                await world.connection.consumer(world.queue, selector="((")
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                assert not cancels.has_reached
+
+        await cancels.run(subscribe())
+        await world.all_are_there()
+        await world.is_usable()
+
+    check(case)
+
+
+# ---- What becomes of a message ----
+
+
+@pytest.mark.parametrize("how", ["ack", "nack", "reject", "give_back"])
+@PREFETCHES
+def test_what_is_said_of_a_message_holds_though_the_call_is_cancelled(prefetch: int | None, how: str) -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async with world.connection.consumer(world.queue, ack="individual", prefetch=prefetch) as consumer:
+            message = await consumer.receive(PATIENCE_S)
+            assert message is not None
+            flush, world.connection._driver.flush = (  # type: ignore[method-assign]
+                world.connection._driver.flush,
+                lambda: False,
+            )
+            asyncio.get_running_loop().call_later(0.01, _restore, world.connection, flush)
+            await cancels.run(getattr(message, how)())
+            _restore(world.connection, flush)
+        comes_again = how in ("nack", "give_back")
+        await world.all_are_there("01234" if comes_again else "1234", {"0": 1 if how == "nack" else 0})
+        await world.is_usable()
+
+    asyncio.run(asyncio.wait_for(_at_the_first(case), PATIENCE_SECONDS))
+
+
+def _restore(connection: Connection, flush: Callable[[], bool]) -> None:
+    client, driver = connection._driver.client, connection._driver
+    driver.flush = flush  # type: ignore[method-assign]
+    if flush():
+        client.has_drained()
+
+
+async def _at_the_first(case: Case) -> None:
+    """Most of these calls wait only while the socket takes nothing."""
+    for late in (False, True):
+        async with in_a_world("q") as world:
+            await case(world, Cancels(0, late=late))
+
+
+# ---- Transactions ----
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_a_commit_that_is_cancelled_keeps_its_outcome(is_block: bool) -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async with world.connection.session(transacted=True) as session, session.consumer(world.queue):
+            transaction = session.transaction()
+
+            async def block() -> None:
+                async with transaction:
+                    assert await texts(session.receive, 2) == list("01")
+                    await session.send("/queue/done", "x")
+                    if not is_block:
+                        await cancels.run(session.commit())
+                        if cancels.has_reached:
+                            raise asyncio.CancelledError
+
+            if is_block:
+                await cancels.run(block())
+            else:
+                try:
+                    await block()
+                except asyncio.CancelledError:
+                    assert cancels.has_reached
+            outcome = transaction.outcome.value
+            # The next one begins.
+            async with session.transaction():
+                message = await session.receive(PATIENCE_S)
+                assert message is not None and message.attempts == 0
+                assert message.text == ("2" if outcome == "committed" else "0")
+        done = (await world.broker.queue("done")).bodies
+        assert (outcome, done) in [("committed", [b"x"]), ("rolled back", [])]
+        await world.all_are_there("34" if outcome == "committed" else "1234")
+        await world.is_usable()
+
+    check(case)
+
+
+def test_a_commit_that_takes_long_is_waited_for_when_it_is_cancelled() -> None:
+    async def main() -> None:
+        async with in_a_world("q") as world, world.connection.session(transacted=True) as session:
+            transaction = session.transaction()
+
+            async def block() -> None:
+                async with transaction:
+                    await session.send("/queue/done", "x")
+
+            world.broker.slow_disk(1000)
+            task = asyncio.create_task(block())
+            await asyncio.sleep(0.1)
+            task.cancel()
+            await asyncio.sleep(0.1)
+            assert not task.done()
+            world.broker.slow_disk(0)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert transaction.outcome.value == "committed"
+            assert (await world.broker.queue("done")).bodies == [b"x"]
+
+    asyncio.run(main())
+
+
+@PREFETCHES
+def test_a_cancelled_rollback_has_rolled_back(prefetch: int | None) -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async with (
+            world.connection.session(transacted=True) as session,
+            session.consumer(world.queue, prefetch=prefetch),
+        ):
+            assert await texts(session.receive, 2) == list("01")
+            flush, world.connection._driver.flush = (  # type: ignore[method-assign]
+                world.connection._driver.flush,
+                lambda: False,
+            )
+            asyncio.get_running_loop().call_later(0.01, _restore, world.connection, flush)
+            await cancels.run(session.rollback())
+            _restore(world.connection, flush)
+            message = await session.receive(PATIENCE_S)
+            assert message is not None and message.text == "0" and message.attempts == 1
+        await world.all_are_there("01234", {"0": 1, "1": 1})
+        await world.is_usable()
+
+    asyncio.run(asyncio.wait_for(_at_the_first(case), PATIENCE_SECONDS))
+
+
+def test_a_transaction_whose_block_is_cancelled_charges_nobody() -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async with world.connection.session(transacted=True) as session, session.consumer(world.queue):
+
+            async def block() -> None:
+                async with session.transaction():
+                    await session.receive()
+                    await session.send("/queue/done", "x")
+                    async with world.connection.consumer("/queue/none") as none:
+                        await none.receive(0.01)
+                    raise asyncio.CancelledError
+
+            try:
+                await cancels.run(block())
+            except AssertionError:
+                assert not cancels.has_reached
+            message = await session.receive(PATIENCE_S)
+            assert message is not None and message.text == "0" and message.attempts == 0
+        assert (await world.broker.queue("done")).bodies == []
+        await world.all_are_there()
+        await world.is_usable()
+
+    check(case)
+
+
+# ---- Sending ----
+
+
+@pytest.mark.parametrize("how", ["send", "send_many", "flush", "request", "in a transaction"])
+def test_a_cancelled_send_arrives_once_or_not_and_holds_up_nothing(how: str) -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        connection = world.connection
+        async with connection.session(transacted=True) as session:
+
+            async def flush() -> None:
+                connection.send_nowait("/queue/new", "1")
+                await connection.flush()
+
+            async def in_transaction() -> None:
+                async with session.transaction():
+                    await session.send("/queue/new", "1")
+
+            calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+                "send": lambda: connection.send("/queue/new", "1"),
+                "send_many": lambda: connection.send_many("/queue/new", ["1"]),
+                "flush": flush,
+                "request": lambda: connection.ask("queues"),
+                "in a transaction": in_transaction,
+            }
+            await cancels.run(calls[how]())
+            await connection.send("/queue/new", "2", timeout=PATIENCE_S)
+            assert await connection.ask("queues", timeout=PATIENCE_S)
+        bodies = (await world.broker.queue("new")).bodies
+        if how == "request":
+            assert bodies == [b"2"]
+        else:
+            assert bodies in ([b"1", b"2"], [b"2"])
+            if not cancels.has_reached:
+                assert bodies == [b"1", b"2"]
+        await world.is_usable()
+
+    check(case)
+
+
+def test_a_cancelled_request_gets_no_other_requests_reply() -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async def answer(message: Message, session: Session) -> None:
+            await session.reply(message, message.body + b"!")
+
+        answering = asyncio.create_task(world.connection.consume("/queue/requests", answer))
+        await cancels.run(world.connection.request("/queue/requests", "1"))
+        reply = await world.connection.request("/queue/requests", "2", timeout=PATIENCE_S)
+        assert reply.text == "2!"
+        answering.cancel()
+        await asyncio.wait({answering})
+        await world.is_usable()
+
+    check(case)
+
+
+# ---- Browsing, connecting, the end ----
+
+
+def test_a_cancelled_browse_leaves_no_connection() -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async def browse() -> None:
+            shown = [message.text async for message in world.connection.browse(world.queue)]
+            assert shown == list("01234")
+
+        await cancels.run(browse())
+        await world.all_are_there()
+        await world.is_usable()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(world.broker._run.connections) > 1:
+                await asyncio.sleep(0.001)
+
+    check(case)
+
+
+def test_a_cancelled_connect_leaves_nothing() -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        async def connecting() -> None:
+            await (await connect(world.broker.url)).close()
+
+        await cancels.run(connecting())
+        async with asyncio.timeout(PATIENCE_S):
+            while len(world.broker._run.connections) > 1:
+                await asyncio.sleep(0.001)
+        await world.is_usable()
+
+    check(case)
+
+
+@pytest.mark.parametrize("what", ["connection", "session", "consumer", "connection of a handler"])
+def test_a_cancelled_close_has_closed_and_charges_nobody(what: str) -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        connection = await connect(world.broker.url)
+        consuming = None
+        if what == "connection of a handler":
+            begun = asyncio.Event()
+
+            async def handle(message: Message, session: Session) -> None:
+                begun.set()
+                await asyncio.sleep(0.01)
+                raise asyncio.CancelledError
+
+            consuming = asyncio.create_task(connection.consume(world.queue, handle))
+            await begun.wait()
+            await cancels.run(connection.close())
+            await asyncio.wait({consuming})
+        elif what == "session":
+            session = await connection.session(transacted=True)
+            await session.consumer(world.queue)
+            assert await texts(session.receive, 2) == list("01")
+            await cancels.run(session.close())
+            with pytest.raises(ClosedError):
+                await session.receive()
+        else:
+            consumer = await connection.consumer(world.queue)
+            assert await texts(consumer.receive, 1) == list("0")
+            await cancels.run(consumer.close() if what == "consumer" else connection.close())
+            with pytest.raises(ClosedError):
+                await consumer.receive()
+        if what in ("consumer", "session"):
+            await connection.send("/queue/usable", "x", timeout=PATIENCE_S)
+            await connection.close()
+        with pytest.raises(ClosedError):
+            await connection.send("/queue/usable", "x")
+        await world.all_are_there()
+        await world.is_usable()
+
+    if what in ("consumer", "session"):
+        # They do not wait while the socket takes everything.
+        asyncio.run(asyncio.wait_for(_at_the_first(case), PATIENCE_SECONDS))
+    else:
+        check(case)
+
+
+def test_a_cancelled_consume_settles_what_its_handlers_have_begun() -> None:
+    async def case(world: World, cancels: Cancels) -> None:
+        seen: list[str] = []
+
+        async def handle(message: Message, session: Session) -> None:
+            await session.send("/queue/done", message.body)
+            seen.append(message.text)
+            if len(seen) == 5:
+                await session.close()
+
+        await cancels.run(world.connection.consume(world.queue, handle, transacted=True, concurrency=2))
+        done = [body.decode() for body in (await world.broker.queue("done")).bodies]
+        left = [body for body, _ in await world.left()]
+        assert sorted(done + left) == list("01234")
+        await world.is_usable()
+
+    check(case)
+
+
+def test_what_another_task_has_ended_raises_rolled_back_in_the_first_one_and_nothing_lands_in_the_next() -> None:
+    async def main() -> None:
+        async with in_a_world("q") as world, world.connection.session(transacted=True) as session:
+            await session.consumer(world.queue)
+            with pytest.raises(RolledBack):
+                async with session.transaction():
+                    assert await texts(session.receive, 2) == list("01")
+                    await asyncio.create_task(session.rollback())
+                    with pytest.raises(RolledBack):
+                        await session.send("/queue/done", "x")
+                    with pytest.raises(RolledBack):
+                        await session.receive()
+            message = await session.receive(PATIENCE_S)
+            assert message is not None and message.text == "0" and message.attempts == 1
+            await session.commit()
+            assert (await world.broker.queue("done")).bodies == []
+
+    asyncio.run(main())
