@@ -56,6 +56,8 @@ class Script:
         self.now = 0.0
         self.said: deque[Said] = deque()
         """What the client has written, and nobody has looked at."""
+        self.is_blocked = False
+        """The socket takes nothing."""
         self.client = Client(
             Login(addresses=[ADDRESS], heart_beat_s=0),
             "me",
@@ -68,6 +70,8 @@ class Script:
         )
 
     def flush(self) -> bool:
+        if self.is_blocked:
+            return False
         for data in self.client.outgoing():
             if data == b"\n":
                 continue

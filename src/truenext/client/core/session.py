@@ -64,10 +64,10 @@ class Session:
         """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
         self._given: dict[object, list[Received]] = {}
         """In auto mode: what each task or thread was handed last, and not acknowledged."""
-        self._told: list[Received] = []
-        """What is to be handed out as soon as the broker was told of it."""
         self.last: Unit | None = None
         """The last that has ended."""
+        self._told: dict[object, Received] = {}
+        """What each task or thread is to be handed as soon as the broker was told of it."""
         self._not_before = 0.0
         """The broker has no room for a transaction, and is not asked again before."""
         self._producer = client.new_producer() if mode is Mode.TRANSACTED else None
@@ -88,17 +88,18 @@ class Session:
         if self.mode is Mode.TRANSACTED and not self._may_go_on():
             return None
         received = self.buffer.first(subscription)
-        if received is None or self.buffer.is_over or not client.flush():
+        if received is None or self.buffer.is_over:
             return None
         subscription = received.subscription
         if subscription.is_paused or (subscription.pulls and subscription.wished):
             return None
-        received = self._hand_out(received, owner, acknowledges=True)
+        if self.mode is Mode.AUTO:
+            self._acknowledge_given(owner, received)
+        self._hand_out(received, owner)
         if client.flush():
             return received
         # The program gets it once the broker was told: `receive` waits for that.
-        self._is_settled(received)
-        self._told.append(received)
+        self._told[owner] = received
         return None
 
     def receive(
@@ -110,18 +111,21 @@ class Session:
         Raises: RolledBack, Refused, ClosedError, ConnectionLost
         """
         yield from self._before()
-        self._acknowledge_given(owner, None)
         taken: list[Received] = []
+        told = self._told.pop(owner, None)
+        if told is None:
+            self._acknowledge_given(owner, None)
+        else:
+            # It is what was handed out last: the program is still to get it.
+            taken.append(told)
         try:
             while True:
                 self._check_usable(subscription)
                 if self.buffer.is_over:
+                    self.not_received(subscription, taken)
                     return []
                 self.check_unit()
                 yield from self.client.wait_until_written()
-                taken, self._told = self._told, []
-                if taken and self.mode is Mode.AUTO:
-                    self._given.setdefault(owner, []).extend(taken)
                 taken += self._take(subscription, most - len(taken), owner)
                 if taken:
                     if not self.client.flush():
@@ -187,13 +191,13 @@ class Session:
             if taken and most > 1 and received.attempts:
                 # It runs alone, so that no neighbour is charged with it again.
                 break
-            taken.append(self._hand_out(received, owner))
+            self._hand_out(received, owner)
+            taken.append(received)
             if most > 1 and received.attempts:
                 break
         return taken
 
-    def _hand_out(self, received: Received, owner: object, *, acknowledges: bool = False) -> Received:
-        """`acknowledges`, in auto mode: with what was handed out before."""
+    def _hand_out(self, received: Received, owner: object) -> None:
         client = self.client
         link = client.link
         assert link is not None, "what is buffered is of a connection that is there"
@@ -209,17 +213,11 @@ class Session:
             received.unit = unit
             unit.given.append(received)
             link.unanswered[link.write(frames.ack_in(unit.name, received.ack_id))] = unit.frame
-            return received
+            return
         subscription.held[received.ack_id] = received
+        client.subscriptions.begin(received)
         if self.mode is Mode.AUTO:
-            if acknowledges:
-                self._acknowledge_given(owner, received)
-            else:
-                client.subscriptions.begin(received)
             self._given.setdefault(owner, []).append(received)
-        else:
-            client.subscriptions.begin(received)
-        return received
 
     def _wait(self, subscription: Subscription | None, most: int, deadline: float | None, *, now: bool) -> Flow[bool]:
         """Wait for something to come. False if nothing does in time."""
