@@ -45,7 +45,8 @@ class Agreement:
         for subscription in self._subscriptions.by_id.values():
             buffer = subscription.buffer
             was_asked, subscription.is_asked = subscription.is_asked, False
-            if not (was_asked or buffer.is_waited_for or subscription.rests or not len(subscription)):
+            # One that rests may have something, too: what its program had of an earlier connection, and has no more.
+            if len(subscription) and not (was_asked or buffer.is_waited_for(subscription)):
                 self._subscriptions.give_back([subscription], rest=True)
 
     def begin(self, link: Link) -> None:

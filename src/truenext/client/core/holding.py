@@ -152,6 +152,9 @@ class Subscription:
         self.held.clear()
         self.round_min = self.wished = 0
         self.rests = self.is_known = self.is_open = False
+        if self.opened.is_set and not self.is_closed:
+            # Whoever has not looked yet waits for the next.
+            self.opened = Signal()
 
 
 class Buffer:
@@ -221,9 +224,9 @@ class Buffer:
         for signal in self._waiting:
             signal.set()
 
-    @property
-    def is_waited_for(self) -> bool:
-        return bool(self._waiting)
+    def is_waited_for(self, subscription: Subscription) -> bool:
+        """Somebody would take what comes to it."""
+        return any(wanted is None or wanted is subscription for wanted in self._waiting.values())
 
 
 class SharedBuffer(Buffer):

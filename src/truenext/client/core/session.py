@@ -94,9 +94,11 @@ class Session:
         if subscription.is_paused or (subscription.pulls and subscription.wished):
             return None
         if self.mode is Mode.AUTO:
+            # Asked for and handed out in one: so one frame says both.
             self._acknowledge_given(owner, received)
-        self._hand_out(received, owner)
+        received = self._hand_out(received, owner)
         if client.flush():
+            self._is_given([received], owner)
             return received
         # The program gets it once the broker was told: `receive` waits for that.
         self._told[owner] = received
@@ -110,32 +112,36 @@ class Session:
 
         Raises: RolledBack, Refused, ClosedError, ConnectionLost
         """
-        yield from self._before()
-        taken: list[Received] = []
+        # What `take_now` could not hand out at once.
         told = self._told.pop(owner, None)
-        if told is None:
-            self._acknowledge_given(owner, None)
-        else:
-            # It is what was handed out last: the program is still to get it.
-            taken.append(told)
+        taken = [] if told is None else [told]
         try:
+            yield from self._before()
+            self._acknowledge_given(owner, None)
             while True:
+                if not taken:
+                    yield from self.client.wait_until_written()
+                    # Another task may have ended the unit meanwhile, or be about to.
+                    yield from self._before()
                 self._check_usable(subscription)
                 if self.buffer.is_over:
-                    self.not_received(subscription, taken)
+                    self._return(taken)
                     return []
-                self.check_unit()
-                yield from self.client.wait_until_written()
-                taken += self._take(subscription, most - len(taken), owner)
+                if not taken:
+                    taken = self._take(subscription, most, owner)
                 if taken:
-                    if not self.client.flush():
+                    # In a transaction it is acknowledged already, and nothing may come between that and the program.
+                    if not self.client.flush() and self.mode is not Mode.TRANSACTED:
                         # The program gets nothing before the broker was told that it has it.
+                        rounds = [each.subscription.round_min for each in taken]
                         yield from self.client.wait_until_written()
-                    # Some may have been given back meanwhile.
-                    taken = [each for each in taken if each.unit is not None or each.state is not State.DONE]
-                    if taken:
-                        return taken
-                    continue
+                        if rounds != [each.subscription.round_min for each in taken] or not self._has(taken):
+                            # Its buffer was given back meanwhile, or it was itself: it is not the true next any more.
+                            returned, taken = taken, []
+                            self._return(returned)
+                            continue
+                    self._is_given(taken, owner)
+                    return taken
                 came = yield from self._wait(subscription, most, deadline, now=now)
                 if not came:
                     return []
@@ -197,7 +203,7 @@ class Session:
                 break
         return taken
 
-    def _hand_out(self, received: Received, owner: object) -> None:
+    def _hand_out(self, received: Received, owner: object) -> Received:
         client = self.client
         link = client.link
         assert link is not None, "what is buffered is of a connection that is there"
@@ -213,11 +219,10 @@ class Session:
             received.unit = unit
             unit.given.append(received)
             link.unanswered[link.write(frames.ack_in(unit.name, received.ack_id))] = unit.frame
-            return
+            return received
         subscription.held[received.ack_id] = received
         client.subscriptions.begin(received)
-        if self.mode is Mode.AUTO:
-            self._given.setdefault(owner, []).append(received)
+        return received
 
     def _wait(self, subscription: Subscription | None, most: int, deadline: float | None, *, now: bool) -> Flow[bool]:
         """Wait for something to come. False if nothing does in time."""
@@ -255,7 +260,7 @@ class Session:
         client = self.client
         for each in pulled:
             link = client.link
-            if each.wished and link is not None and each.is_known and not self.buffer.is_waited_for:
+            if each.wished and link is not None and each.is_known and not self.buffer.is_waited_for(each):
                 client.subscriptions.wish(each, 0, waits=False)
                 client.flush()
                 while each.wished and client.link is link and not len(each):
@@ -338,10 +343,7 @@ class Session:
     def not_received(self, subscription: Subscription | None, taken: list[Received]) -> None:
         """Whoever asked was interrupted. What it was about to get goes back as if it had not been asked for."""
         client = self.client
-        if taken:
-            self._forget(taken)
-            self._give_back_all(taken)
-            self.buffer.ended([each for each in taken if each.unit is None])
+        self._return(taken)
         unit = self.unit
         if unit is not None and unit.outcome is Outcome.OPEN and any(each.unit is unit for each in taken):
             # It was given what its code has not seen, and must not commit that.
@@ -350,17 +352,26 @@ class Session:
         pulled = [
             each
             for each in ([subscription] if subscription is not None else self.buffer.subscriptions)
-            if each.pulls and (each.wished or len(each)) and each.is_known
+            if each.pulls and (each.wished or len(each)) and each.is_known and not self.buffer.is_waited_for(each)
         ]
-        if pulled and not self.buffer.is_waited_for:
+        if pulled:
             # What was asked for may be on its way.
             client.subscriptions.give_back(pulled)
         client.flush()
 
-    def _forget(self, taken: Iterable[Received]) -> None:
-        for received in taken:
+    def _has(self, taken: Iterable[Received]) -> bool:
+        """They are still here, and of the connection that is there."""
+        return all(each.state is State.HELD and self.client.subscriptions.is_current(each) for each in taken)
+
+    def _return(self, taken: Iterable[Received]) -> None:
+        """The program was about to get them, and does not."""
+        held = [each for each in taken if each.state is State.HELD]
+        for received in held:
             received.subscription.has_missed |= received.may_have_missed
             self._is_settled(received)
+        if held:
+            self._give_back_all(held)
+            self.buffer.ended([each for each in held if each.unit is None])
 
     # ---- What becomes of a message ----
 
@@ -376,16 +387,17 @@ class Session:
                 f"{received!r} belongs to a transaction: commit or roll back, or name it as failed"
             )
         client = self.client
-        if client.link is not None and not client.link.is_truenext and not (verdict.is_done or verdict.is_poison):
+        link = client.link
+        # Which broker it is, is known when it has answered.
+        is_other = link is not None and link.is_up and not link.is_truenext
+        if link is not None and is_other and not (verdict.is_done or verdict.is_poison):
             if verdict.delay_ms is not None:
-                client.link.require_truenext("nack with a delay")
+                link.require_truenext("nack with a delay")
             # A NACK would make it a dead letter there.
             self.give_back(received)
             return
         self._is_settled(received)
         client.subscriptions.settle(received, verdict)
-        if not verdict.is_done and not verdict.is_poison and client.subscriptions.is_current(received):
-            self._give_back_buffered([received.subscription])
         self.buffer.ended([received])
         client.flush()
 
@@ -437,16 +449,11 @@ class Session:
                 client.subscriptions.put_back(each)
         del again
 
-    def _give_back_buffered(self, subscriptions: Sequence[Subscription]) -> None:
-        """What was dispatched before is not the true next any more, unless nothing can have been."""
-        returned = [
-            each
-            for each in subscriptions
-            if not each.is_closed
-            and not (each.wanted.prefetch == 1 or (each.pulls and not each.wished and not len(each)))
-        ]
-        if returned:
-            self.client.subscriptions.give_back(returned)
+    def _is_given(self, taken: Iterable[Received], owner: object) -> None:
+        """The program gets them. In auto mode its task acknowledges them when it asks for the next; not before, for
+        another may ask while they are about to be handed out."""
+        if self.mode is Mode.AUTO:
+            self._given.setdefault(owner, []).extend(taken)
 
     def _is_settled(self, received: Received) -> None:
         """What becomes of it was said, before the next one was asked for."""
@@ -524,12 +531,14 @@ class Session:
 
         Raises: RolledBack, TimeoutError
         """
-        yield from self._before()
-        yield from self.client.wait_until_up(deadline, "send")
-        if not (yield from self.client.wait_until_written(deadline)):
-            raise TimeoutError("the broker has not taken what was sent before in time")
-        link = yield from self.client.wait_until_up(deadline, "send")
-        self.check_unit()
+        while True:
+            yield from self._before()
+            link = yield from self.client.wait_until_up(deadline, "send")
+            if not (yield from self.client.wait_until_written(deadline)):
+                raise TimeoutError("the broker has not taken what was sent before in time")
+            if self.client.link is link and self._may_go_on():
+                # Nothing has ended while we waited.
+                break
         self._send(link, head, body, ttl_s, owner)
         self.client.flush_soon()
 
@@ -599,6 +608,8 @@ class Session:
     def _await_outcome(self, unit: Unit, deadline: float | None) -> Flow[None]:
         try:
             came = yield Wait(unit.settled, deadline)
+        except GeneratorExit:
+            raise
         except BaseException:
             # Whoever waits wants to end; the outcome of what is under way is worth a moment all the same.
             if unit.outcome is Outcome.COMMITTING:
@@ -633,7 +644,7 @@ class Session:
         """Nothing of it happens. All that it was given returns, and what is buffered, in one step."""
         unit = self.unit
         if unit is None:
-            self._give_back_buffered(self.buffer.subscriptions)
+            self.client.subscriptions.give_back_buffered(self.buffer.subscriptions)
             self.client.flush()
             return
         if unit.outcome is Outcome.OPEN:
@@ -701,11 +712,11 @@ class Session:
 
     def leave(self, owner: object) -> None:
         """What is open is rolled back without an attempt. Others go on with the same buffer."""
-        if self.is_closed:
-            return
         unit = self.unit
         if unit is not None and unit.outcome in (Outcome.OPEN, Outcome.DOOMED):
             self.rollback(owner, charge=Charge.NONE)
+        if self.is_closed:
+            return
         self.is_closed = True
         self.end_given(None)
         if self._producer is not None and (unit is None or unit.outcome not in (Outcome.COMMITTING, Outcome.IN_DOUBT)):

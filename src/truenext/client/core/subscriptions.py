@@ -84,6 +84,8 @@ class Subscriptions:
         number = link.write(frames.frame("SUBSCRIBE", headers))
         link.unanswered[number] = _Subscribing(subscription)
         subscription.is_known = True
+        # Who waits for any of the session asks this one, too, if it pulls.
+        subscription.buffer.wake_all()
         if subscription.is_paused and is_truenext:
             self.give_back([subscription], rest=True)
 
@@ -102,16 +104,18 @@ class Subscriptions:
                 received.state = State.DONE
             self._world.flush_soon()
         subscription.begin_connection()
-        for received in [each for each in self.foreign.values() if each.subscription is subscription]:
-            if received.unit is None:
-                # It goes back as well: if it has come again to another consumer, that one gets it.
-                self.put_back(received)
         subscription.buffer.cleared()
+        foreign = [each for each in self.foreign.values() if each.subscription is subscription]
+        self.foreign = {key: each for key, each in self.foreign.items() if each.subscription is not subscription}
+        for received in foreign:
+            if received.unit is None:
+                # It may have come again to another consumer of ours.
+                self.put_back(received)
         subscription.buffer.wake_all()
 
     def pause(self, subscription: Subscription) -> None:
         subscription.is_paused = True
-        if subscription.is_known and not subscription.rests:
+        if subscription.is_known and (len(subscription) or not subscription.rests):
             self.give_back([subscription], rest=True)
 
     def resume(self, subscription: Subscription) -> None:
@@ -184,6 +188,17 @@ class Subscriptions:
                 subscription.buffer.wake_all()
         self._world.flush_soon()
 
+    def give_back_buffered(self, subscriptions: Iterable[Subscription]) -> None:
+        """What was dispatched before is not the true next any more, unless nothing can have been."""
+        returned = [
+            each
+            for each in subscriptions
+            if not each.is_closed
+            and not (each.wanted.prefetch == 1 or (each.pulls and not each.wished and not len(each)))
+        ]
+        if returned:
+            self.give_back(returned)
+
     def _resubscribe(
         self, link: Link, subscriptions: Sequence[Subscription], going: set[Received], unit: Unit | None
     ) -> None:
@@ -236,7 +251,7 @@ class Subscriptions:
             key = received.key
             said = self.verdicts.pop(key, None)
             # If it has failed once more since, that was counted.
-            if said is not None and (said[0].is_done or received.attempts == said[1]):
+            if said is not None and (said[0].is_done or said[0].is_poison or received.attempts == said[1]):
                 self._tell(link, received, said[0])
                 self._was_not_handed_out(subscription)
                 return True
@@ -287,7 +302,7 @@ class Subscriptions:
             return
         self.foreign.pop(received.key, None)
         again = received.again
-        if again is not None and self.is_current(again):
+        if again is not None and self.is_current(again) and again.state is State.HELD:
             again.state = State.DONE
             again.subscription.held.pop(again.ack_id, None)
             assert link is not None, "it is current"
@@ -314,6 +329,8 @@ class Subscriptions:
         else:
             number = link.write(frames.frame("NACK", _nack_headers(received, verdict)))
         link.unanswered[number] = Answered(self, received, verdict)
+        if not (verdict.is_done or verdict.is_poison):
+            self.give_back_buffered([received.subscription])
 
     def remember(self, received: Received, verdict: Verdict) -> None:
         """If the message comes again, that is what is said of it."""
@@ -372,7 +389,9 @@ class Answered:
         raise ConnectionLost(f"the broker refused an acknowledgement: {error}") from error
 
     def lost(self) -> None:
-        self._subscriptions.remember(self._received, self._verdict)
+        if self._received.key not in self._subscriptions.foreign:
+            # Else the program was handed it again since: the broker has heard what was said of it before.
+            self._subscriptions.remember(self._received, self._verdict)
 
 
 class _Subscribing:

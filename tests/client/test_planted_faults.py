@@ -1,0 +1,301 @@
+"""Would the machine notice if the client were wrong?
+
+Each fault is a few characters of the client changed, as somebody might write them. All must be found.
+
+    TRUENEXT_SEED=7 pytest tests/client/test_planted_faults.py      other examples than usual
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.client.machine import Machine
+from tests.client.oracle import Ack, Disagreement
+from tests.client.test_rollback_order import try_all
+from tests.client.world import Restless
+from tests.unit.mutation import mutated
+from truenext.client.core.agreement import Agreement
+from truenext.client.core.client import Client
+from truenext.client.core.holding import Subscription
+from truenext.client.core.session import Session
+from truenext.client.core.subscriptions import Answered, Subscriptions
+from truenext.client.core.unit import Commit
+from truenext.errors import TruenextError
+
+SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
+EXAMPLES = 4000
+"""At most; most faults show in a hundred."""
+
+
+class Fault(NamedTuple):
+    name: str
+    owner: type[Any]
+    method: str
+    old: str
+    new: str
+    often: tuple[str, ...] = ()
+    """Actions without which it shows rarely."""
+
+
+FAULTS = [
+    Fault(
+        "a listener that waited goes on in a transaction that was rolled back",
+        Session,
+        "receive",
+        "yield from self._before()\n            self._check_usable",
+        "pass\n            self._check_usable",
+    ),
+    Fault(
+        "a message of an earlier round is handed out",
+        Subscriptions,
+        "on_message",
+        'int(headers["truenext-round"]) < subscription.round_min',
+        "False",
+    ),
+    Fault(
+        "the buffer is kept when all is given back",
+        Subscriptions,
+        "give_back",
+        "subscription.clear()",
+        "pass",
+    ),
+    Fault(
+        "what is not the first of a buffer is handed out",
+        Subscription,
+        "push",
+        "(received.rank, received.sequence, received)",
+        "(0, received.sequence, received)",
+    ),
+    Fault(
+        "the buffer is not given back when a message is refused",
+        Subscriptions,
+        "_tell",
+        "self.give_back_buffered([received.subscription])",
+        "pass",
+    ),
+    Fault(
+        "the buffer is not given back when a message is",
+        Session,
+        "_give_back_all",
+        "client.subscriptions.give_back(subscriptions, returning=current)",
+        "[link.write(frames.frame('NACK', {'id': e.ack_id})) for e in current if (link := client.link)]",
+    ),
+    Fault(
+        "one behind the mark is dropped",
+        Subscriptions,
+        "on_message",
+        "< subscription.round_min:",
+        "<= subscription.round_min and subscription.round_min:",
+    ),
+    Fault(
+        "an acknowledgement of an earlier connection is sent",
+        Subscriptions,
+        "settle",
+        "if link is not None and received.link == link.number:",
+        "if link is not None and link.is_up:",
+    ),
+    Fault(
+        "what was acknowledged on a lost connection is forgotten",
+        Answered,
+        "lost",
+        "self._subscriptions.remember(self._received, self._verdict)",
+        "pass",
+        ("lose", "answer"),
+    ),
+    Fault(
+        "a refusal that the broker has heard is said again",
+        Subscriptions,
+        "on_message",
+        "(said[0].is_done or said[0].is_poison or received.attempts == said[1])",
+        "True",
+        ("lose", "answer"),
+    ),
+    Fault(
+        "what the program has is handed out again",
+        Subscriptions,
+        "on_message",
+        "earlier = self.foreign.get(key)",
+        "earlier = None",
+    ),
+    Fault(
+        "what the program had on a lost connection, and gave back, is hidden for ever",
+        Subscriptions,
+        "put_back",
+        "self.foreign.pop(received.key, None)",
+        "pass",
+    ),
+    Fault(
+        "a transaction that a lost connection has ended goes on in the next",
+        Client,
+        "lost",
+        "unit.doom(why)",
+        "unit.link = link.number + 1",
+    ),
+    Fault(
+        "what code of a doomed transaction does lands in the next",
+        Session,
+        "check_unit",
+        "raise unit.rolled_back()",
+        "self._end(unit)",
+    ),
+    Fault(
+        "a rollback by another task ends the transaction at once",
+        Session,
+        "rollback",
+        "if unit.owner is not owner and not self.client.world.has_ended(unit.owner):",
+        "if False:",
+    ),
+    Fault(
+        "a COMMIT in doubt is taken for committed",
+        Commit,
+        "lost",
+        "self._unit.outcome = Outcome.IN_DOUBT",
+        "self._unit.settle(Outcome.COMMITTED)",
+    ),
+    Fault(
+        "a COMMIT in doubt is taken for rolled back",
+        Commit,
+        "lost",
+        "self._unit.outcome = Outcome.IN_DOUBT",
+        "self._unit.settle(Outcome.ROLLED_BACK)",
+    ),
+    Fault(
+        "the answer about a COMMIT is not read",
+        Client,
+        "ask_for_outcome",
+        '_OUTCOMES.get(facts.outcome or "", Outcome.UNKNOWN)',
+        "Outcome.COMMITTED",
+    ),
+    Fault(
+        "a cancelled receive keeps what it has taken",
+        Session,
+        "not_received",
+        "self._return(taken)",
+        "pass",
+        ("narrow", "cancel", "receive_many"),
+    ),
+    Fault(
+        "a cancellation is charged",
+        Session,
+        "ended",
+        "if charge is Charge.ALL:",
+        "if True:",
+    ),
+    Fault(
+        "a rollback charges whom it should not",
+        Session,
+        "_abort",
+        "charges_all = charge is Charge.ALL and not unit.failed",
+        "charges_all = True",
+    ),
+    Fault(
+        "a rollback does not charge what was named as failed",
+        Session,
+        "_abort",
+        "charge is not Charge.NONE",
+        "False",
+        ("fail_in_unit", "rollback"),
+    ),
+    Fault(
+        "who asks acknowledges what others were handed",
+        Session,
+        "_acknowledge_given",
+        "given = self._given.pop(owner, None)",
+        "given = [each for of in self._given.values() for each in of]; self._given.clear()",
+    ),
+    Fault(
+        "several at once are acknowledged before the program has them",
+        Session,
+        "_hand_out",
+        "client.subscriptions.begin(received)",
+        "client.subscriptions.begin(received); self._acknowledge_given(owner, None); self._is_given([received], owner)",
+    ),
+    Fault(
+        "the program has it before the broker was told",
+        Subscriptions,
+        "begin",
+        "link.write(frames.begun(received.ack_id))",
+        "pass",
+    ),
+    Fault(
+        "an idle buffer is kept",
+        Agreement,
+        "_give_back_what_is_idle",
+        "self._subscriptions.give_back([subscription], rest=True)",
+        "pass",
+    ),
+    Fault(
+        "a buffer is kept as long as another consumer of its session is waited for",
+        Agreement,
+        "_give_back_what_is_idle",
+        "buffer.is_waited_for(subscription)",
+        "buffer._waiting",
+    ),
+    Fault(
+        "a consumer that is paused goes on",
+        Subscriptions,
+        "pause",
+        "self.give_back([subscription], rest=True)",
+        "pass",
+    ),
+    Fault(
+        "who waits does not ask again for what was given back",
+        Subscriptions,
+        "give_back",
+        "subscription.buffer.wake_all()",
+        "pass",
+        ("rollback", "receive"),
+    ),
+    Fault(
+        "who waits does not ask again for what was not for the program",
+        Subscriptions,
+        "_was_not_handed_out",
+        "subscription.buffer.wake_all()",
+        "pass",
+        ("lose", "receive"),
+    ),
+    Fault(
+        "a subscription does not come back",
+        Subscriptions,
+        "connected",
+        "self.say(subscription)",
+        "pass",
+    ),
+    Fault(
+        "what has failed is acknowledged with the rest",
+        Session,
+        "commit",
+        'link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = unit.frame',
+        "pass",
+    ),
+]
+
+
+def plant(fault: Fault, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fault.owner, fault.method, mutated(vars(fault.owner)[fault.method], fault.old, fault.new))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_the_machine_notices_when(fault: Fault, monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
+    plant(fault, monkeypatch)
+    # The broker or the client itself may come upon it first: then connections end, or a request is refused.
+    with pytest.raises((Disagreement, Restless, AssertionError, TruenextError)):
+        for each in range(EXAMPLES):
+            steps.clear()
+            Machine.run_plainly(Random(SEED + each), monkeypatch, steps, fault.often)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ack, how", [(Ack.INDIVIDUAL, "nack"), (Ack.INDIVIDUAL, "give back")])
+def test_all_interleavings_show_a_dispatcher_that_holds_a_message_while_others_are_given_back(
+    ack: Ack, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = "if rounds != [each.subscription.round_min for each in taken] or not self._has(taken):"
+    monkeypatch.setattr(Session, "receive", mutated(Session.receive, old, "if False:"))
+    with pytest.raises((Disagreement, AssertionError), match=r"was dispatched before|of an earlier round"):
+        try_all(monkeypatch, 3, 3, ack, how, 5)

@@ -1,0 +1,282 @@
+"""Document 004: a dispatcher holds one message while a rollback runs, and hands it out after that, ahead of the others.
+
+All interleavings of what takes part, up to a depth: messages that arrive, a listener that takes, bytes that its socket
+takes or does not, what the broker does, and what gives messages back. Whatever was handed out last, after a rollback
+the listener is handed all messages again, in their order, none twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.client.oracle import Ack, Consumer, Letter, Oracle, Sent, Session
+from tests.client.world import World
+from truenext.client.core.consumers import wanted
+from truenext.client.core.holding import Buffer
+from truenext.client.core.session import Charge, Mode
+from truenext.client.core.session import Session as CoreSession
+from truenext.client.core.verdict import DONE, FAILED
+from truenext.client.core.waiting import Wait
+from truenext.errors import ClosedError, RolledBack
+from truenext.policy import Policies, Policy
+
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
+DEPTH = 5 if EXAMPLES <= 200 else 6 if EXAMPLES <= 2000 else 7
+"""Steps: a message comes, is taken, another is waited for, the socket takes bytes, all is given back."""
+NARROW = 40
+"""Bytes that the client's socket takes before somebody reads them: less than a frame."""
+ALL = 1 << 30
+STEPS = ["arrives", "takes", "is written", "broker", "returns"]
+
+
+class Situation:
+    """A listener, and another task of the same session."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, messages: int, prefetch: int, ack: Ack, how: str) -> None:
+        self.world = World(Random(1), patch, Policies(Policy(attempts_max=100, delay_ms=0)))
+        self.oracle = Oracle(self.world, 100)
+        self.ack, self.how = ack, how
+        raw = self.world.raw()
+        for number in range(1, messages + 1):
+            letter = Letter(f"m{number}", "a", 4, sent=Sent.ACCEPTED)
+            self.oracle.letters[letter.token] = letter
+            raw.say("SEND", "destination:/queue/a", "receipt:1", body=letter.token.encode())
+        self.flow: Any = None
+        self.wait: Wait | None = None
+        self.got: list[str] = []
+        """Since the last time that all were given back."""
+        self.peer = self.world.peer()
+        self.peer.connect()
+        self._run()
+        mode = Mode.TRANSACTED if ack is Ack.TRANSACTED else Mode.INDIVIDUAL
+        self.session = Session("s", self.peer, CoreSession(self.peer.client, mode, Buffer()), ack)
+        self.oracle.sessions.append(self.session)
+        self.consumer = self.subscribe(prefetch)
+        assert self.peer.wire is not None
+        self.wire = self.peer.wire
+        if ack is Ack.INDIVIDUAL:
+            # One of them the program has already: that is what is given back.
+            self._arrives()
+            self._takes()
+            self._broker()
+        self.wire.room_up = NARROW
+
+    def subscribe(self, prefetch: int) -> Consumer:
+        core = self.session.core
+        flow = core.client.subscribe(wanted("/queue/a", {"prefetch": prefetch}), core.buffer, None)
+        wait = next(flow)
+        subscription = core.buffer.subscriptions[-1]
+        consumer = Consumer(self.session, subscription, "a", prefetch, self.oracle.incoming(self.peer, subscription.id))
+        self.session.consumers.append(consumer)
+        self.peer.flush()
+        assert self.peer.wire is not None
+        # Its messages are dispatched, and still on their way.
+        self.peer.wire.deliver_up(ALL)
+        self.world.run_broker()
+        while not wait.signal.is_set:
+            self.peer.deliver(self.peer.wire.down.index(b"\0") + 1)
+        with pytest.raises(StopIteration):
+            flow.send(True)
+        return consumer
+
+    def _run(self) -> None:
+        """Everything arrives."""
+        for _ in range(100):
+            self.peer.flush_now()
+            wire = self.peer.wire
+            assert wire is not None
+            if self.peer.can_write_on:
+                self.peer.write_on()
+            wire.deliver_up(ALL)
+            self.world.run_broker()
+            self.peer.deliver(ALL)
+            if self.wait is not None and self.wait.signal.is_set:
+                self._advance(self.wait.signal.is_set)
+        self.oracle.confirm(self.peer)
+
+    # ---- Steps: each says whether it did anything ----
+
+    def step(self, name: str) -> bool:
+        done: bool = getattr(self, "_" + name.replace(" ", "_"))()
+        return done
+
+    def _arrives(self) -> bool:
+        """The next frame from the broker."""
+        end = self.wire.down.find(b"\0") + 1
+        if end:
+            self.peer.deliver(end)
+        return bool(end)
+
+    def _takes(self) -> bool:
+        """The listener takes what is next, or goes on with that."""
+        core = self.session.core
+        if self.flow is not None:
+            if self.wait is None or not self.wait.signal.is_set:
+                return False
+            self._advance(True)
+            return True
+        try:
+            received = core.take_now(self.consumer.subscription, "main")
+        except (RolledBack, ClosedError) as error:
+            self._ended(error)
+            return True
+        if received is not None:
+            self._is_handed([received])
+            return True
+        self.flow = core.receive(self.consumer.subscription, 1, None, "main")
+        self._advance(None)
+        return True
+
+    def _advance(self, came: bool | None) -> None:
+        try:
+            self.wait = self.flow.send(came)
+            while self.wait.signal.is_set:
+                self.wait = self.flow.send(True)
+        except StopIteration as ended:
+            self.flow = self.wait = None
+            self._is_handed(ended.value)
+        except (RolledBack, ClosedError) as error:
+            self.flow = self.wait = None
+            self._ended(error)
+
+    def _ended(self, error: Exception) -> None:
+        """The listener is told that its transaction is over: its code ends."""
+        if isinstance(error, RolledBack):
+            self.session.core.rollback("main", charge=Charge.NONE)
+            self.oracle.rolls_back(self.session, "main", charges=False)
+
+    def _is_handed(self, received: list[Any]) -> None:
+        for given in self.oracle.hands_out(self.session, self.consumer, received, "main", 1):
+            self.got.append(given.letter.token)
+
+    def _is_written(self) -> bool:
+        """The client's socket takes more, for the broker has read what it had."""
+        if not self.peer.has_rest:
+            return False
+        self.wire.room_up = ALL
+        self.peer.write_on()
+        self.wire.room_up = NARROW
+        return True
+
+    def _broker(self) -> bool:
+        if not self.wire.up:
+            return False
+        self.wire.deliver_up(ALL)
+        self.world.run_broker()
+        return True
+
+    def _returns(self) -> bool:
+        """Another task gives back what the listener has, and the buffer."""
+        session, core = self.session, self.session.core
+        if self.how == "rollback":
+            if session.unit is None and core.unit is None:
+                return False
+            if session.unit is None and core.unit is not None:
+                self.oracle.unit(session, core.unit.owner)
+            core.rollback("other", charge=Charge.NONE)
+            self.oracle.rolls_back(session, "other", charges=False)
+        elif self.how == "close":
+            if session.is_closed:
+                return False
+            core.close("other")
+            session.is_closed = True
+            if session.unit is not None:
+                self.oracle.is_rolled_back(session, session.unit)
+            self.oracle.is_closed(self.consumer)
+        else:
+            if not session.given:
+                return False
+            given = session.given[0]
+            if self.how == "nack":
+                core.settle(given.received, FAILED)
+                self.oracle.has_failed(given)
+            else:
+                core.give_back(given.received)
+                self.oracle.is_given_back(given)
+        self.got.clear()
+        return True
+
+    # ---- The end ----
+
+    def everything_again(self, messages: int) -> list[str]:
+        """What a listener is handed in the end: all of it, in order."""
+        self.wire.room_up = ALL
+        self._run()
+        session, core = self.session, self.session.core
+        for given in list(session.given):
+            core.give_back(given.received)
+            self.oracle.is_given_back(given)
+        if session.is_closed:
+            core.close("main")
+            self.flow = self.wait = None
+            self.session = Session("t", self.peer, CoreSession(self.peer.client, core.mode, Buffer()), self.ack)
+            self.oracle.sessions.append(self.session)
+            self.consumer = self.subscribe(10)
+        elif self.ack is Ack.TRANSACTED and (session.unit is not None or core.unit is not None):
+            if self.flow is not None:
+                self.flow.close()
+                self.flow = self.wait = None
+            if session.unit is None and core.unit is not None:
+                self.oracle.unit(session, core.unit.owner)
+            core.rollback("main", charge=Charge.NONE)
+            self.oracle.rolls_back(session, "main", charges=False)
+        self.got.clear()
+        while len(self.got) < messages:
+            before = len(self.got)
+            self._run()
+            if self.flow is None:
+                self._takes()
+            self._run()
+            if len(self.got) == before:
+                break
+            if self.ack is Ack.INDIVIDUAL:
+                for given in list(self.session.given):
+                    self.session.core.settle(given.received, DONE)
+                    self.oracle.is_done(given)
+        return self.got
+
+
+def interleavings(depth: int) -> Iterator[tuple[str, ...]]:
+    return itertools.product(STEPS, repeat=depth)
+
+
+SIZES = [(messages, prefetch) for messages in (3, 4, 5) for prefetch in (1, 2, 3, 4, 5) if prefetch <= messages]
+FEW_SIZES = [(3, 1), (5, 2)]
+CASES = [
+    (Ack.TRANSACTED, "rollback"),
+    (Ack.TRANSACTED, "close"),
+    (Ack.INDIVIDUAL, "nack"),
+    (Ack.INDIVIDUAL, "give back"),
+    (Ack.INDIVIDUAL, "close"),
+]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("ack, how", CASES, ids=lambda each: each if isinstance(each, str) else each.value)
+@pytest.mark.parametrize("messages, prefetch", SIZES if EXAMPLES > 200 else FEW_SIZES)
+def test_a_message_that_was_being_handed_out_when_all_were_given_back_is_never_ahead_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, messages: int, prefetch: int, ack: Ack, how: str
+) -> None:
+    try_all(monkeypatch, messages, prefetch, ack, how, DEPTH)
+
+
+def try_all(patch: pytest.MonkeyPatch, messages: int, prefetch: int, ack: Ack, how: str, depth: int) -> None:
+    idle: set[tuple[str, ...]] = set()
+    for steps in interleavings(depth):
+        if any(steps[:length] in idle for length in range(1, depth)):
+            # A step that did nothing: the same as without it.
+            continue
+        with patch.context() as here:
+            situation = Situation(here, messages, prefetch, ack, how)
+            for number, step in enumerate(steps, 1):
+                if not situation.step(step):
+                    idle.add(steps[:number])
+                    break
+            got = situation.everything_again(messages)
+            assert got == [f"m{each}" for each in range(1, messages + 1)], steps

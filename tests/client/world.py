@@ -1,0 +1,651 @@
+"""A broker, clients and what is between them, without a socket, a thread or a clock: one step at a time.
+
+The broker is the real one behind the real connections of its server; what it stands on is played: the event loop, the
+disk, the sockets. A wire between a client and the broker is two queues of bytes. Bytes arrive when somebody says so, as
+many as he says; a wire that is cut loses what is on its way.
+
+    client --outgoing--> wire.up   --deliver_up-->   broker
+    client <--received-- wire.down <--deliver_down-- broker
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from truenext.broker import broker as broker_module
+from truenext.broker.broker import Broker
+from truenext.broker.pager import _decoded, page_of
+from truenext.client.core.client import Client, Login
+from truenext.engine.engine import Engine
+from truenext.engine.memory.timers import TimersRead
+from truenext.errors import ConnectionLost
+from truenext.server.connection import Connection
+from truenext.store.memory import MemoryStore
+from truenext.url import Address
+from truenext.wire.stomp.codec import Decoder
+from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.shapes import FRAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from random import Random
+
+    import pytest
+
+    from truenext.batch import Batch
+    from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.queue import Entry
+    from truenext.policy import Policies
+
+ADDRESS = Address(host="broker", port=1)
+BEGINNING_S = 1000.0
+ROUNDS_MAX = 20_000
+"""Steps until what is left alone must have come to rest."""
+
+
+class Restless(Exception):
+    """It never comes to rest."""
+
+
+class Handle:
+    def __init__(self, when: float, action: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        self._when = when
+        self.action: Callable[..., object] | None = action
+        self.arguments = arguments
+
+    def cancel(self) -> None:
+        self.action = None
+
+    def when(self) -> float:
+        return self._when
+
+    def cancelled(self) -> bool:
+        return self.action is None
+
+    def run(self) -> None:
+        action, self.action = self.action, None
+        if action is not None:
+            action(*self.arguments)
+
+
+class Future:
+    """That of a broker that never fails and never waits for its disk when it starts."""
+
+    def set_exception(self, error: BaseException) -> None:
+        raise error
+
+    def set_result(self, result: object) -> None:
+        pass
+
+    def done(self) -> bool:
+        return False
+
+
+class Loop:
+    """What the broker knows of an event loop."""
+
+    def __init__(self) -> None:
+        self.now = BEGINNING_S
+        self.ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
+        self._serial = itertools.count()
+        self.readers: dict[object, Callable[[], object]] = {}
+        self.writers: dict[object, Callable[[], object]] = {}
+
+    def time(self) -> float:
+        return self.now
+
+    def create_future(self) -> Future:
+        return Future()
+
+    def call_soon(self, action: Callable[..., object], *arguments: object) -> Handle:
+        handle = Handle(self.now, action, arguments)
+        self.ready.append(handle)
+        return handle
+
+    def call_later(self, seconds: float, action: Callable[..., object], *arguments: object) -> Handle:
+        return self.call_at(self.now + seconds, action, *arguments)
+
+    def call_at(self, when: float, action: Callable[..., object], *arguments: object) -> Handle:
+        handle = Handle(when, action, arguments)
+        heapq.heappush(self._timers, (when, next(self._serial), handle))
+        return handle
+
+    def add_reader(self, sock: object, action: Callable[[], object]) -> None:
+        self.readers[sock] = action
+
+    def remove_reader(self, sock: object) -> None:
+        self.readers.pop(sock, None)
+
+    def add_writer(self, sock: object, action: Callable[[], object]) -> None:
+        self.writers[sock] = action
+
+    def remove_writer(self, sock: object) -> None:
+        self.writers.pop(sock, None)
+
+    @property
+    def next_at(self) -> float | None:
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        return timers[0][0] if timers else None
+
+    def ring(self) -> None:
+        """What is due becomes ready."""
+        while (due := self.next_at) is not None and due <= self.now:
+            self.ready.append(heapq.heappop(self._timers)[2])
+
+    def step(self) -> None:
+        self.ready.popleft().run()
+
+
+class Committer:
+    """Batches become durable at once, or when the world says so."""
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        history: None,
+        loop: Loop,
+        pace: object,
+        *,
+        committed: Callable[[Batch], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._store = store
+        self._committed = committed
+        self.batch: Batch | None = None
+        self.is_instant = True
+
+    @property
+    def is_busy(self) -> bool:
+        return self.batch is not None
+
+    def commit(self, batch: Batch) -> bool:
+        if self.is_instant:
+            self._apply(batch)
+            return True
+        self.batch = batch
+        return False
+
+    def done(self) -> None:
+        batch, self.batch = self.batch, None
+        assert batch is not None, "there is one"
+        self._apply(batch)
+        self._committed(batch)
+
+    def _apply(self, batch: Batch) -> None:
+        if not batch.is_empty():
+            self._store.apply(batch)
+
+    def close(self) -> None:
+        pass
+
+
+class Pager:
+    def __init__(self, store: MemoryStore, loop: Loop, *, there: Any, timers_there: Any, failed: Any) -> None:
+        self._store, self._loop, self._there, self._timers_there = store, loop, there, timers_there
+        self.under_way: set[Any] = set()
+        self.is_busy = False
+
+    def read(self, read: Any) -> None:
+        self.under_way.add(read)
+        self._loop.call_soon(self._read, read)
+
+    def _read(self, read: Any) -> None:
+        self.under_way.discard(read)
+        self._there(read, _decoded(read, page_of(self._store, read)))
+
+    def read_timers(self, read: Any) -> None:
+        found = self._store.timers(read.after, read.limit)
+        self._loop.call_soon(self._timers_there, read, TimersRead(found.timers, found.as_of, found.is_end))
+
+    def close(self) -> None:
+        pass
+
+
+class Tap:
+    """Reads what passes, and knows nothing else."""
+
+    def __init__(self) -> None:
+        self._decoder: Decoder[Frame] = Decoder(FRAMES)
+
+    def frames(self, data: bytes) -> list[Frame]:
+        frames: list[Frame] = []
+        while True:
+            for frame in self._decoder.receive(data):
+                assert isinstance(frame, Frame)
+                if frame.command in ("CONNECT", "CONNECTED"):
+                    self._decoder.version = Version.V1_2
+                frames.append(frame)
+            if not self._decoder.has_more:
+                return frames
+            data = b""
+
+
+class Wire:
+    """One connection, seen from the sockets at its ends."""
+
+    def __init__(self, world: World) -> None:
+        self.number = next(world.wires)
+        self._world = world
+        self.owner: Peer | None = None
+        self.up = bytearray()
+        """On its way to the broker."""
+        self.down = bytearray()
+        self.room_up = self.room_down = 1 << 30
+        """Bytes that may be on their way."""
+        self._inbox = bytearray()
+        self.is_cut = False
+        """Nothing passes any more, and nobody has noticed by that alone."""
+        self._is_up_over = False
+        """The client has closed it, and the broker is to see that."""
+        self.is_closed = False
+        """By the broker."""
+        self._seen_up, self._seen_down, self._carried_up = Tap(), Tap(), Tap()
+        self.said: list[Frame] = []
+        """Frames that the client's socket has taken, in order."""
+        self.heard: list[Frame] = []
+        """Frames that have come to the client."""
+        self.carried: list[Frame] = []
+        """Frames that have come to the broker."""
+        self.rounds = 0
+        """Requests to give back that were said."""
+        self.is_over = False
+        """The broker has seen it end."""
+
+    # ---- The broker's end: a socket ----
+
+    def recv(self, size: int) -> bytes:
+        if not self._inbox:
+            if self._is_up_over:
+                return b""
+            raise BlockingIOError
+        data = bytes(self._inbox[:size])
+        del self._inbox[:size]
+        return data
+
+    def send(self, data: bytes | bytearray | memoryview) -> int:
+        if self._is_up_over:
+            raise BrokenPipeError("the client has closed it")
+        taken = bytes(data[: max(0, self.room_down - len(self.down))])
+        if not taken and len(data):
+            raise BlockingIOError
+        self.down += taken
+        return len(taken)
+
+    def getsockopt(self, level: int, option: int) -> int:
+        return 0
+
+    def shutdown(self, how: int) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def read_up(self) -> None:
+        while (self._inbox or self._is_up_over) and (read := self._world.loop.readers.get(self)) is not None:
+            over = not self._inbox
+            read()
+            if over:
+                break
+
+    # ---- In between ----
+
+    def deliver_up(self, size: int) -> None:
+        if self.is_cut:
+            return
+        if self.is_closed or self._is_up_over:
+            self.up.clear()
+            return
+        data = bytes(self.up[:size])
+        del self.up[:size]
+        frames = self._carried_up.frames(data)
+        self.carried += frames
+        self.is_over |= any(frame.command == "DISCONNECT" for frame in frames)
+        self._inbox += data
+        self.read_up()
+
+    def take_down(self, size: int) -> bytes:
+        """What comes to the client."""
+        if self.is_cut:
+            return b""
+        data = bytes(self.down[:size])
+        del self.down[:size]
+        frames = self._seen_down.frames(data)
+        self.heard += frames
+        for frame in frames:
+            self._world.heard_of(self, frame)
+        if (write := self._world.loop.writers.get(self)) is not None:
+            write()
+        return data
+
+    def put_up(self, data: bytes) -> int:
+        """Bytes that the client's socket takes."""
+        taken = data[: max(0, self.room_up - len(self.up))]
+        self.up += taken
+        frames = self._seen_up.frames(taken)
+        self.said += frames
+        for frame in frames:
+            self._world.on_said(self, frame)
+        return len(taken)
+
+    def break_up(self) -> None:
+        """The broker sees that the client is gone; what was on its way is lost."""
+        self.up.clear()
+        if not self._is_up_over:
+            self._is_up_over = True
+            self.read_up()
+
+
+class TappedConnection(Connection):
+    """That of the server; it notes what is dispatched, and how it ends."""
+
+    world: World
+    wire: Wire
+
+    def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
+        for entry in entries:
+            self.world.on_dispatch(self.wire, consumer.subscription, entry)
+        super().deliver(consumer, entries)
+
+    def give_place(self, *, is_blameless: bool) -> None:
+        self.world.on_taken_over(self.wire, is_blameless=is_blameless)
+        super().give_place(is_blameless=is_blameless)
+
+
+class Peer:
+    """A client of the core, and what drives it: like truenext.client.tasks.driver, step by step."""
+
+    def __init__(self, world: World, name: str, heart_beat_s: float) -> None:
+        self.world = world
+        self.name = name
+        self.wire: Wire | None = None
+        self._rest = b""
+        self.is_flush_due = False
+        self.is_dead = False
+        login = Login(addresses=[ADDRESS], heart_beat_s=heart_beat_s)
+        self.client = Client(
+            login,
+            name,
+            clock=world.loop.time,
+            chance=world.random.random,
+            flush=self.flush,
+            flush_soon=self._flush_soon,
+            report=lambda what, facts: None,
+            has_ended=lambda owner: False,
+        )
+        self._link: object = None
+        self.connects_at: float | None = world.loop.now
+        self.reports: list[str] = []
+
+    @property
+    def is_up(self) -> bool:
+        """Logged in, as far as bytes have told."""
+        return self.wire is not None and any(frame.command == "CONNECTED" for frame in self.wire.heard)
+
+    def connect(self, *, succeeds: bool = True) -> None:
+        """The delay is over."""
+        assert self.wire is None and self.connects_at is not None
+        if not succeeds:
+            self.client.connecting_failed(OSError("nobody is there"))
+            self._plan()
+            return
+        self.connects_at = None
+        self.wire = self.world.open_wire()
+        self.wire.owner = self
+        self._rest = b""
+        self.client.opened(ADDRESS)
+        self._link = self.client.link
+        self.after()
+
+    def _plan(self) -> None:
+        if self.client.error is None:
+            _, delay = self.client.attempts.next()
+            self.connects_at = self.world.loop.now + delay
+
+    def after(self) -> None:
+        if self.wire is not None and self.client.link is not self._link:
+            self.end()
+
+    def end(self) -> None:
+        """The socket is of no further use."""
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            self._rest = b""
+            self.world.on_left(self, wire)
+            self._plan()
+
+    def lose(self) -> None:
+        """The client sees that the connection has gone."""
+        if self.client.link is self._link:
+            self.client.lost(ConnectionLost("cut"))
+        self.after()
+
+    def flush(self) -> bool:
+        if self.wire is None or self._rest:
+            return False
+        out = self.client.outgoing()
+        if not out:
+            return True
+        data = b"".join(out)
+        written = self.wire.put_up(data)
+        self._rest = data[written:]
+        return not self._rest
+
+    def _flush_soon(self) -> None:
+        self.is_flush_due = True
+
+    def flush_now(self) -> None:
+        self.is_flush_due = False
+        self.flush()
+
+    @property
+    def can_write_on(self) -> bool:
+        return bool(self._rest) and self.wire is not None and len(self.wire.up) < self.wire.room_up
+
+    @property
+    def has_rest(self) -> bool:
+        return bool(self._rest)
+
+    def write_on(self) -> None:
+        assert self.wire is not None
+        written = self.wire.put_up(self._rest)
+        self._rest = self._rest[written:]
+        if not self._rest and self.flush():
+            self.client.has_drained()
+
+    def deliver(self, size: int) -> None:
+        wire = self.wire
+        if wire is None:
+            return
+        data = wire.take_down(size)
+        if data:
+            self.client.received(data)
+            self.after()
+        elif wire.is_closed and not wire.down and not wire.is_cut:
+            self.lose()
+
+    def tick(self) -> None:
+        self.client.tick()
+        self.after()
+
+
+class World:
+    def __init__(self, random: Random, patch: pytest.MonkeyPatch, policies: Policies) -> None:
+        self.random = random
+        self.loop = Loop()
+        patch.setattr(broker_module, "Committer", Committer)
+        patch.setattr(broker_module, "Pager", Pager)
+        self.wires: Iterator[int] = itertools.count(1)
+        self.store = MemoryStore()
+        recovered = self.store.recover()
+        self.engine = Engine(sequence_limit=recovered.sequence_limit, policies=policies)
+        self._identity = recovered.identity
+        self.broker = Broker(
+            self.engine,
+            self.store,
+            cast("Any", self.loop),
+            clock_ns=lambda: int((1_700_000_000 + self.loop.now) * 1e9),
+            steady_ns=lambda: int(self.loop.now * 1e9),
+        )
+        self.committer: Committer = cast("Any", self.broker)._committer
+        self._wire_of: dict[object, Wire] = {}
+        lose = self.broker.lose
+
+        def noted_lose(session: Session, *, is_blameless: bool = False) -> None:
+            wire = self._wire_of[session]
+            if not (is_blameless or wire.is_over):
+                self.lost_by_broker(wire)
+            wire.is_over = True
+            lose(session, is_blameless=is_blameless)
+
+        patch.setattr(self.broker, "lose", noted_lose)
+        start = self.broker.start()
+        try:
+            start.send(None)
+        except StopIteration:
+            pass
+        else:
+            raise AssertionError("the disk is instant")
+        self.peers: list[Peer] = []
+        self.half_open: list[Wire] = []
+        """Of which the broker does not know yet that the client has gone."""
+        self.events = itertools.count(1)
+        self.now_event = 0
+        self.dispatches: dict[tuple[int, int], tuple[int, int, str]] = {}
+        """By sequence and deliveries, of each dispatch: its event, its wire, its subscription."""
+        self.taken_over: dict[int, bool] = {}
+        """Wires; whether nobody is charged."""
+        self.said_of: Callable[[Wire, Frame], None] = lambda wire, frame: None
+        self.heard_of: Callable[[Wire, Frame], None] = lambda wire, frame: None
+        self.dispatched: Callable[[str, int, str], None] = lambda token, sequence, address: None
+        self.lost_by_broker: Callable[[Wire], None] = lambda wire: None
+        """The broker counts it as lost, and somebody may be charged."""
+        self.left: Callable[[Peer, Wire], None] = lambda peer, wire: None
+        self.run_broker()
+
+    # ---- What is noted ----
+
+    def event(self) -> int:
+        self.now_event = next(self.events)
+        return self.now_event
+
+    def on_dispatch(self, wire: Wire, subscription: str, entry: Entry) -> None:
+        self.dispatches[entry.sequence, entry.deliveries] = (self.event(), wire.number, subscription)
+        assert entry.message is not None, "it is in memory"
+        self.dispatched(entry.message.body.decode(), entry.sequence, entry.address)
+
+    def on_taken_over(self, wire: Wire, *, is_blameless: bool) -> None:
+        self.taken_over[wire.number] = is_blameless
+        if wire in self.half_open:
+            self.half_open.remove(wire)
+
+    def on_said(self, wire: Wire, frame: Frame) -> None:
+        self.said_of(wire, frame)
+
+    def on_left(self, peer: Peer, wire: Wire) -> None:
+        """The client has let go of a wire; the broker sees that later."""
+        if not wire.is_closed:
+            self.half_open.append(wire)
+        self.left(peer, wire)
+
+    def broker_loses(self, wire: Wire) -> None:
+        """The broker sees that a wire has ended."""
+        if wire in self.half_open:
+            self.half_open.remove(wire)
+        wire.break_up()
+
+    # ---- Steps ----
+
+    def open_wire(self) -> Wire:
+        wire = Wire(self)
+        connection = TappedConnection(
+            cast("Any", wire),
+            "client",
+            self.broker,
+            cast("Any", self.loop),
+            identity=self._identity,
+            server_name="truenext/test",
+            on_closed=lambda _: None,
+        )
+        connection.world, connection.wire = self, wire
+        self._wire_of[connection._session] = wire
+        return wire
+
+    def peer(self, heart_beat_s: float = 0.0) -> Peer:
+        peer = Peer(self, f"c{len(self.peers)}", heart_beat_s)
+        self.peers.append(peer)
+        return peer
+
+    def run_broker(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            if not self.loop.ready:
+                return
+            self.loop.step()
+        raise Restless("the broker")
+
+    def advance_to(self, when: float) -> None:
+        self.loop.now = max(self.loop.now, when)
+        self.loop.ring()
+
+    def next_after_now(self) -> float | None:
+        """When something is due next, but for what is due already."""
+        times = [self.loop.next_at]
+        for peer in self.peers:
+            if peer.client.error is None and not peer.is_dead:
+                times += [peer.client.timers.next_at, peer.connects_at]
+        return min((each for each in times if each is not None and each > self.loop.now), default=None)
+
+    # ---- Without a client of the core ----
+
+    def raw(self) -> Raw:
+        return Raw(self)
+
+
+class Raw:
+    """A client that says frames, to look at what is left."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._wire = world.open_wire()
+        self.say("CONNECT", "accept-version:1.2", "host:x")
+
+    def say(self, command: str, *lines: str, body: bytes = b"") -> list[Frame]:
+        self._wire.put_up("\n".join([command, *lines, "", ""]).encode() + body + b"\0")
+        return self.listen()
+
+    def listen(self) -> list[Frame]:
+        world, wire = self._world, self._wire
+        before = len(wire.heard)
+        while True:
+            wire.deliver_up(1 << 30)
+            world.run_broker()
+            if world.committer.batch is not None:
+                world.committer.done()
+                continue
+            if not wire.take_down(1 << 30) and not world.loop.ready:
+                return wire.heard[before:]
+
+    def waiting(self, queue: str) -> list[Frame]:
+        """What waits in a queue, in order; it stays."""
+        shown = self.say("SUBSCRIBE", "id:look", f"destination:/queue/{queue}", "browser:true")
+        messages = [frame for frame in shown if frame.command == "MESSAGE"]
+        assert messages and messages[-1].headers.get("browser") == "end", f"a browser was shown {shown}"
+        self.say("UNSUBSCRIBE", "id:look")
+        return messages[:-1]
+
+    def leave(self) -> None:
+        self.say("DISCONNECT", "receipt:bye")
+        self._world.broker_loses(self._wire)
+        self._world.run_broker()
+
+
+def subscriptions_of(frame: Frame) -> list[str]:
+    """Those that a `give-back` names."""
+    said = json.loads(frame.body)
+    return [str(each) for each in said["subscriptions"]]
