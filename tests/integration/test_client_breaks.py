@@ -11,20 +11,16 @@ import asyncio
 import contextlib
 import os
 import random
-import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from tests.contract.naive_history import read_folder
 from tests.integration.broken_network import Break, Network, broken_network
-from tests.integration.broker_process import BrokerProcess, dying_with_us
+from tests.integration.broker_process import BrokerProcess
 from truenext.client.tasks.connection import Connection, Message, Session, connect
-from truenext.errors import InDoubt, RolledBack
+from truenext.errors import RolledBack
 
 MESSAGES = int(os.environ.get("TRUENEXT_CLIENT_MESSAGES", "200"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
