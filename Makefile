@@ -46,18 +46,18 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract
+	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client
 
 test: .venv/spark ## Everything that must hold, in minutes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/integration
+	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/integration
 	$(PYTEST) tests/spark tests/spark_report
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
-	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py
+	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py
 
 faults: .venv/test ## Every planted fault, also the two that the machines notice rarely: minutes
 	TRUENEXT_FAULTS=all $(PYTEST) $(ON_ALL_CORES) tests/property/test_planted_faults.py
