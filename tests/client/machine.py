@@ -496,6 +496,7 @@ class Machine:
             for given in unit.failed:
                 # As soon as the broker commits it is there again.
                 self.oracle.is_over(given)
+                given.letter.most += 1
         names = "" if unit is None else f" with {[given.letter.token for given in unit.given]}"
         self.note(f"commit of {session.name} begins{names}")
         flow = session.core.commit(self.now + self.random.choice([TIMEOUT_S, TIMEOUT_S, 1.0]), "main")

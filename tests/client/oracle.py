@@ -468,8 +468,8 @@ class Oracle:
         for given in unit.given:
             self.is_over(given)
             if given in unit.failed:
-                given.letter.charge(session.peer, None)
-                given.letter.unsure.clear()
+                # It may have come again, and been handed out, before the program knew of the commit.
+                given.letter.fewest = min(given.letter.fewest + 1, given.letter.most)
             else:
                 given.letter.done_by[session.peer] = Said(None, is_sure=True)
         for letter in unit.sent:
