@@ -1,0 +1,305 @@
+"""Who is charged with an attempt?
+
+Source of what is expected: docs/client.md, "Who is charged with an attempt".
+"""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import BrokerProcess, dying_with_us
+from truenext import testing
+from truenext.client.tasks.connection import Connection, Message, Session, connect
+from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused, RolledBack
+from truenext.testing.local import LocalBroker
+
+PATIENCE_S = 5.0
+PREFETCHES = pytest.mark.parametrize("prefetch", [0, 1, 10, None])
+
+
+def on_a_connection(work: Callable[[LocalBroker, Connection], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with testing.broker() as broker, connect(broker.url) as connection:
+            await connection.send_many("/queue/q", list("0123"))
+            await work(broker, connection)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+async def left(broker: LocalBroker, queue: str = "q") -> list[tuple[str, int]]:
+    """Bodies and attempts."""
+    contents = await broker.queue(queue)
+    assert contents.unacknowledged == 0
+    return [(each.body.decode(), int(each.headers["truenext-attempts"])) for each in contents.messages]
+
+
+def caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def with_context(error: Exception, context: BaseException) -> Exception:
+    error.__context__ = context
+    return error
+
+
+CHARGED = [ValueError("x"), Refused("x", Code.DESTINATION), TimeoutError("x"), OSError("x")]
+NOT_CHARGED: list[BaseException] = [
+    asyncio.CancelledError(),
+    *(ConnectionLost("x"), RolledBack("x"), InDoubt("x", ""), ClosedError("x"), Refused("x", Code.NO_ROOM)),
+    *(
+        caused(ValueError("x"), ConnectionLost("x")),
+        with_context(ValueError("x"), caused(OSError("x"), RolledBack("x"))),
+    ),
+]
+ERRORS = pytest.mark.parametrize(
+    ("error", "is_charged"),
+    [*((error, True) for error in CHARGED), *((error, False) for error in NOT_CHARGED)],
+    ids=lambda each: type(each).__name__ if isinstance(each, BaseException) else None,
+)
+
+
+async def raises(error: BaseException, work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except BaseException as raised:
+        assert raised is error, raised
+    else:
+        raise AssertionError(f"{error!r} was swallowed")
+
+
+@ERRORS
+@PREFETCHES
+def test_an_error_outside_transactions_charges_the_message_at_most(
+    error: BaseException, is_charged: bool, prefetch: int | None
+) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async def of_a_message() -> None:
+            async with connection.consumer("/queue/q", ack="individual", prefetch=prefetch) as consumer:
+                message = await consumer.receive(PATIENCE_S)
+                assert message is not None
+                async with message.process():
+                    raise error
+
+        await raises(error, of_a_message)
+        assert await left(broker) == [("0", int(is_charged)), ("1", 0), ("2", 0), ("3", 0)]
+
+        async def of_a_consumer() -> None:
+            async with connection.consumer("/queue/q", prefetch=prefetch) as consumer:
+                assert await consumer.receive(PATIENCE_S)
+                assert await consumer.receive(PATIENCE_S)
+                raise error
+
+        await raises(error, of_a_consumer)
+        assert await left(broker) == [("1", int(is_charged)), ("2", 0), ("3", 0)]
+
+    on_a_connection(work)
+
+
+@ERRORS
+@PREFETCHES
+@pytest.mark.parametrize("names", ["nobody", "by process", "by failed"])
+def test_an_error_in_a_transaction_charges_what_is_named_or_all(
+    error: BaseException, is_charged: bool, prefetch: int | None, names: str
+) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async def block() -> None:
+            async with (
+                connection.session(transacted=True) as session,
+                session.consumer("/queue/q", prefetch=prefetch),
+                session.transaction() as transaction,
+            ):
+                first = await session.receive(PATIENCE_S)
+                second = await session.receive(PATIENCE_S)
+                assert first is not None and second is not None
+                await session.send("/queue/done", "x")
+                if names == "by failed" and is_charged:
+                    transaction.failed(second)
+                if names == "by process":
+                    async with second.process():
+                        raise error
+                raise error
+
+        await raises(error, block)
+        first = int(is_charged and names == "nobody")
+        assert await left(broker) == [("0", first), ("1", int(is_charged)), ("2", 0), ("3", 0)]
+        assert await left(broker, "done") == []
+
+    on_a_connection(work)
+
+
+@ERRORS
+@pytest.mark.parametrize("transacted", [False, True])
+def test_a_handler_that_raises_is_charged_as_the_same_code_without_one(
+    error: BaseException, is_charged: bool, transacted: bool
+) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        attempts: list[int] = []
+        ended = asyncio.Event()
+
+        async def handle(message: Message, session: Session) -> None:
+            if message.text == "1":
+                attempts.append(message.attempts)
+                if len(attempts) == 1:
+                    raise error
+            else:
+                await asyncio.sleep(0.02)
+            if message.text == "3":
+                ended.set()
+
+        consuming = asyncio.create_task(
+            connection.consume("/queue/q", handle, transacted=transacted, concurrency=8, prefetch=10)
+        )
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
+        consuming.cancel()
+        await asyncio.wait({consuming})
+        assert attempts == [0, int(is_charged)]
+        assert await left(broker) == []
+
+    on_a_connection(work)
+
+
+@PREFETCHES
+def test_what_is_said_of_one_message_charges_no_other(prefetch: int | None) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.consumer("/queue/q", ack="individual", prefetch=prefetch) as consumer:
+            for how, text, attempts in (("give_back", "0", 0), ("nack", "0", 0), ("reject", "0", 1), ("ack", "1", 0)):
+                message = await consumer.receive(PATIENCE_S)
+                assert message is not None and (message.text, message.attempts) == (text, attempts)
+                await getattr(message, how)()
+        assert await left(broker) == [("2", 0), ("3", 0)]
+        assert [body for body, _ in await left(broker, "DLQ.q")] == ["0"]
+
+    on_a_connection(work)
+
+
+# ---- Several at once ----
+
+
+@PREFETCHES
+def test_receive_many_hands_out_each_message_once(prefetch: int | None) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/many", [f"{number}" for number in range(50)])
+        begin = 0
+        for ack in ("auto", "individual"):
+            seen: list[str] = []
+            async with connection.consumer("/queue/many", ack=ack, prefetch=prefetch) as consumer:
+                while len(seen) < 20 and (got := await consumer.receive_many(7, PATIENCE_S)):
+                    seen += [message.text for message in got]
+                    for message in got:
+                        if ack == "individual":
+                            await message.ack()
+            assert seen == [f"{begin + number}" for number in range(len(seen))]
+            begin += len(seen)
+        assert await left(broker, "many") == [(f"{number}", 0) for number in range(begin, 50)]
+
+    on_a_connection(work)
+
+
+@pytest.mark.parametrize("mode", ["auto", "transacted"])
+@PREFETCHES
+def test_of_a_batch_with_one_poison_message_only_that_becomes_a_dead_letter(mode: str, prefetch: int | None) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send_many("/queue/batch", ["a", "b", "poison", "c", "d"])
+        done: list[str] = []
+        most = 0
+
+        async def handle(batch: list[Message]) -> None:
+            nonlocal most
+            most = max([most, *(message.attempts for message in batch if message.text != "poison")])
+            if any(message.text == "poison" for message in batch):
+                raise ValueError("poison")
+
+        for _ in range(40):
+            await broker.advance(seconds=400)
+            try:
+                if mode == "auto":
+                    async with connection.consumer("/queue/batch", prefetch=prefetch) as consumer:
+                        batch = await consumer.receive_many(5, 0.05)
+                        await handle(batch)
+                else:
+                    async with (
+                        connection.session(transacted=True) as session,
+                        session.consumer("/queue/batch", prefetch=prefetch),
+                        session.transaction(),
+                    ):
+                        batch = await session.receive_many(5, 0.05)
+                        await handle(batch)
+            except ValueError:
+                continue
+            done += [message.text for message in batch]
+            if len(done) == 4 and await left(broker, "DLQ.batch"):
+                break
+        assert sorted(done) == ["a", "b", "c", "d"]
+        assert most <= 1
+        assert [body for body, _ in await left(broker, "DLQ.batch")] == ["poison"]
+
+    on_a_connection(work)
+
+
+HANDLER_THAT_DIES = """
+import asyncio, json, os, signal, sys
+from truenext.client.tasks.connection import connect
+
+url, how, transacted = sys.argv[1:]
+
+async def main():
+    async with connect(url) as connection:
+        async def handle(message, session):
+            await asyncio.sleep(0.02)
+            if message.text == "poison":
+                os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(1)
+            await asyncio.sleep(0.02)
+            await session.send("/queue/done", message.body)
+
+        consuming = asyncio.create_task(
+            connection.consume("/queue/q", handle, transacted=transacted == "True", concurrency=8)
+        )
+        while any(
+            queue["name"] == "q" and queue["waiting"] + queue["unacknowledged"]
+            for queue in json.loads(await connection.ask("queues"))
+        ):
+            await asyncio.sleep(0.01)
+        consuming.cancel()
+        await asyncio.wait({consuming})
+
+asyncio.run(main())
+"""
+ATTEMPTS_MAX = 3
+
+
+@pytest.mark.parametrize(("how", "transacted"), [("kill", False), ("exit", True)])
+def test_of_eight_at_once_only_the_one_that_kills_its_process_becomes_a_dead_letter(
+    tmp_path: Path, how: str, transacted: bool
+) -> None:
+    broker = BrokerProcess(tmp_path, policy={"delay_ms": 0, "attempts_max": ATTEMPTS_MAX})
+    try:
+        broker.start()
+        url = f"stomp://127.0.0.1:{broker.port}"
+
+        async def send() -> None:
+            async with connect(url) as connection:
+                await connection.send_many("/queue/q", [f"{n}" if n != 4 else "poison" for n in range(24)])
+
+        asyncio.run(send())
+        deaths = 0
+        while subprocess.run(
+            dying_with_us([sys.executable, "-c", HANDLER_THAT_DIES, url, how, str(transacted)]),
+            timeout=20,
+            check=False,
+        ).returncode:
+            deaths += 1
+            assert deaths <= ATTEMPTS_MAX, "it is no dead letter"
+        assert deaths == ATTEMPTS_MAX
+        assert [frame.body for frame in broker.what_is_left("DLQ.q")] == [b"poison"]
+        done = [int(frame.body) for frame in broker.what_is_left("done")]
+        assert set(done) == set(range(24)) - {4}
+        if transacted:
+            assert len(done) == 23
+        broker.stop()
+    finally:
+        broker.clean_up()
