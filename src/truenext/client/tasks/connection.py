@@ -245,7 +245,7 @@ class Consumer:
         return message
 
     async def _receive(self, count: int, timeout: float | None) -> list[Message]:
-        flow = flows.receive(self._core, self._subscription, count, timeout, asyncio.current_task())
+        flow = flows.receive(self._core, self._subscription, count, timeout, self._driver.owner())
         got = cast("list[Message]", await self._driver.run(flow))
         for message in got:
             message._session = self._source
@@ -263,7 +263,7 @@ class Consumer:
 
     async def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
-        owner = asyncio.current_task()
+        owner = self._driver.owner()
         await self._driver.run(flows.close_consumer(self._core, self._subscription, owner, is_own=self._is_own))
 
     async def __aenter__(self) -> Self:
@@ -306,7 +306,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._driver.process:
-            await self._driver.run(self._block.leave(error, asyncio.current_task()))
+            await self._driver.run(self._block.leave(error, self._driver.owner()))
 
 
 class Session:
@@ -336,7 +336,7 @@ class Session:
 
     async def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
         """The next messages of all consumers, as `Consumer.receive_many`."""
-        flow = flows.receive(self._source.core, None, count, timeout, asyncio.current_task())
+        flow = flows.receive(self._source.core, None, count, timeout, self._source.driver.owner())
         got = cast("list[Message]", await self._source.driver.run(flow))
         for message in got:
             message._session = self._source
@@ -377,17 +377,17 @@ class Session:
 
         Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out within `timeout` seconds
         """
-        await self._source.driver.run(flows.commit(self._source.core, timeout, asyncio.current_task()))
+        await self._source.driver.run(flows.commit(self._source.core, timeout, self._source.driver.owner()))
 
     async def rollback(self, *, failed: bool = True) -> None:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
         whether that counts as an attempt."""
         charge = Charge.ALL if failed else Charge.NONE
-        await self._source.driver.run(flows.rollback(self._source.core, asyncio.current_task(), charge))
+        await self._source.driver.run(flows.rollback(self._source.core, self._source.driver.owner(), charge))
 
     async def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""
-        await self._source.driver.run(flows.close_session(self._source.core, asyncio.current_task()))
+        await self._source.driver.run(flows.close_session(self._source.core, self._source.driver.owner()))
 
     async def __aenter__(self) -> Self:
         return self

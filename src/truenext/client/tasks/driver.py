@@ -78,6 +78,11 @@ class Driver:
         if loop is not self.loop:
             raise ClosedError("the connection belongs to another event loop: make a new one here")
 
+    def owner(self) -> asyncio.Task[object] | None:
+        """The running task. Raises: ClosedError, as `check_place`: in a forked child there is none"""
+        self.check_place()
+        return asyncio.current_task()
+
     async def run(self, flow: Flow[T]) -> T:
         """Drive a flow to its end."""
         self.check_place()
@@ -209,7 +214,14 @@ class Driver:
 
     # ---- Reading and writing ----
 
+    @property
+    def _is_elsewhere(self) -> bool:
+        """This is a forked child, whose copy of the loop still runs: the socket is its parent's."""
+        return os.getpid() != self.process
+
     def _on_readable(self) -> None:
+        if self._is_elsewhere:
+            return
         assert self._sock is not None, "it is read"
         try:
             data = self._sock.recv(READ_BYTES)
@@ -270,6 +282,8 @@ class Driver:
             self._lost(self._write_error)
 
     def _on_writable(self) -> None:
+        if self._is_elsewhere:
+            return
         sock, rest = self._sock, self._rest
         assert sock is not None and rest is not None, "it is waited for"
         try:
@@ -284,8 +298,11 @@ class Driver:
             return
         self._rest = None
         self.loop.remove_writer(sock)
-        if self.flush():
-            self.client.has_drained()
+        try:
+            if self.flush():
+                self.client.has_drained()
+        except Exception as error:
+            self._fail(error)
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
@@ -294,7 +311,12 @@ class Driver:
 
     def _flush_now(self) -> None:
         self._is_flush_due = False
-        self.flush()
+        if self._is_elsewhere:
+            return
+        try:
+            self.flush()
+        except Exception as error:
+            self._fail(error)
 
     # ---- Time ----
 
@@ -315,6 +337,8 @@ class Driver:
             self._timer = self.loop.call_at(due, self._tick)
 
     def _tick(self) -> None:
+        if self._is_elsewhere:
+            return
         timer, self._timer = self._timer, None
         late = 0.0 if timer is None else self.loop.time() - timer.when()
         if late > BLOCKED_S:
