@@ -438,7 +438,6 @@ class Session:
         client = self.client
         current = [each for each in messages if client.subscriptions.is_current(each) and each.unit is None]
         subscriptions = list(dict.fromkeys(each.subscription for each in current))
-        again = [each.again for each in messages if each.again is not None]
         if subscriptions:
             client.subscriptions.give_back(subscriptions, returning=current)
         for each in current:
@@ -447,7 +446,6 @@ class Session:
         for each in messages:
             if each not in current:
                 client.subscriptions.put_back(each)
-        del again
 
     def _is_given(self, taken: Iterable[Received], owner: object) -> None:
         """The program gets them. In auto mode its task acknowledges them when it asks for the next; not before, for
