@@ -21,15 +21,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+import truenext
 from bench import frames, machine
 from bench.brokers import Broker, Truenext
-from bench.client import raw, tasks
+from bench.client import raw, tasks, threads
 from bench.client.work import Done, Order
 from bench.load import GROUP, SILENCE, connect, send_confirmed
 from bench.options import positive
 from bench.progress import guarded, say
 from bench.workers import Crew, Job, end_in_order
-from truenext.client.tasks import connection as client
 
 
 class Case(NamedTuple):
@@ -88,15 +88,10 @@ def cases() -> tuple[list[Case], list[str]]:
         found.append(Case("stomp.py", title, tasks.receive, "stomp.py", stomp_py.receive, 4, 2, 1, 1000))
     else:
         missing.append("without stomp.py: it is not installed (the extra demo)")
-    if find_spec("truenext.blocking") is not None:
-        from bench.client import threads
-
-        title = "truenext.blocking, receive, each acknowledged by itself"
-        found.append(Case("blocking-receive", title, threads.receive, "asyncio", tasks.receive, 0.6))
-        title = "truenext.blocking, send_many"
-        found.append(Case("blocking-send", title, threads.send_many, "asyncio", tasks.send_many, 0.6))
-    else:
-        missing.append("without truenext.blocking: it is not there yet")
+    title = "truenext.blocking, receive, each acknowledged by itself"
+    found.append(Case("blocking-receive", title, threads.receive, "asyncio", tasks.receive, 0.6))
+    title = "truenext.blocking, send_many"
+    found.append(Case("blocking-send", title, threads.send_many, "asyncio", tasks.send_many, 0.6))
     return found, missing
 
 
@@ -207,7 +202,7 @@ async def _check(port: int, sent: str | None, messages: int) -> None:
 
     Raises: ValueError
     """
-    async with client.connect(f"stomp://127.0.0.1:{port}") as connection:
+    async with truenext.connect(f"stomp://127.0.0.1:{port}") as connection:
         found = {each["name"]: each["waiting"] for each in json.loads(await connection.ask("queues"))}
         left = {name: waiting for name, waiting in found.items() if waiting}
         expected = {} if sent is None else {sent.removeprefix("/queue/"): messages}

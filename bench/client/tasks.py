@@ -8,7 +8,7 @@ import time
 from bench import frames
 from bench.client.work import Done, Order, Stopwatch, check_numbers
 from bench.workers import Gate
-from truenext.client.tasks.connection import connect
+from truenext import connect
 
 
 def receive(gate: Gate, order: Order) -> Done:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
 from bench import frames
 from bench.client.work import Done, Order, Stopwatch, check_numbers
 from bench.workers import Gate
-
-blocking: Any = import_module("truenext.blocking")
+from truenext import blocking
 
 
 def receive(gate: Gate, order: Order) -> Done:

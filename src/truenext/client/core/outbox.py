@@ -33,6 +33,8 @@ BYTES_MAX = 8 * 1024 * 1024
 """Bytes of their bodies, or one larger one."""
 RECEIPT_BYTES = 64 * 1024
 """A receipt is asked for after so many bytes, at the latest."""
+GATHERED_BYTES = 64 * 1024
+"""What waits is written at once when it is so much, so that the broker works while more is made."""
 NO_ROOM_S = 0.25
 """Seconds until what a full disk has refused is sent again."""
 ROOM_FOR_HEADERS = 200
@@ -153,6 +155,8 @@ class Outbox:
         """Senders that wait for room."""
         self._tail = 0
         """Bytes written since a receipt was asked for."""
+        self._gathered = 0
+        """Bytes added since something was written."""
         self.is_numbered = True
         """The broker knows producers."""
 
@@ -172,7 +176,13 @@ class Outbox:
         send.outbox = self
         self._messages += 1
         self._bytes += send.size
+        self._gathered += send.size
         self._waiting.append(send)
+
+    @property
+    def is_much(self) -> bool:
+        """Enough waits to be written at once."""
+        return self._gathered >= GATHERED_BYTES
 
     def abandon(self, send: Send) -> None:
         """Nobody waits for it any more, and it may not be repeated."""
@@ -216,6 +226,7 @@ class Outbox:
 
     def pump(self) -> None:
         """Write what waits."""
+        self._gathered = 0
         link = self._link
         if link is None or self._pause or self._behind is not None:
             return

@@ -65,6 +65,8 @@ def enqueue(client: Client, send: Send) -> None:
     client.check_open()
     client.outbox.add(send)
     client.pump_soon()
+    if client.outbox.is_much:
+        client.flush()
 
 
 def await_room(client: Client, deadline: float | None) -> Flow[None]:
