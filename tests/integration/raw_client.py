@@ -49,6 +49,11 @@ class RawClient:
 
     # ---- Bytes and frames ----
 
+    def reset(self) -> None:
+        """Close it so that the other side sees a broken connection."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
     def write(self, data: bytes) -> None:
         self._sock.settimeout(RECEIVE_SECONDS)
         self._sock.sendall(data)

@@ -154,7 +154,8 @@ def test_who_asks_nothing_for_a_while_makes_place_and_who_goes_on_asking_does_no
         run(use)
 
 
-def test_who_takes_its_own_connection_over_in_a_full_broker_has_its_place_and_may_do_everything() -> None:
+@pytest.mark.parametrize("is_cut", [False, True], ids=["frozen", "cut"])
+def test_who_takes_its_own_connection_over_in_a_full_broker_has_its_place_and_may_do_everything(is_cut: bool) -> None:
     def use(port: int) -> None:
         def numbered(number: int, secret: str = "") -> RawClient:
             client = RawClient(port)
@@ -163,8 +164,15 @@ def test_who_takes_its_own_connection_over_in_a_full_broker_has_its_place_and_ma
             return client
 
         ghost, *others = (numbered(1) for _ in range(FEW))
+        if is_cut:
+            ghost.subscribe("q")
+            ghost.send("q", b"begun")
+            ghost.message()
+            ghost.close()
         back = numbered(2, ghost.connected.headers["truenext-secret"])
-        ghost.await_silent_end()
+        assert back.connected.headers["truenext-taken-over"] == "true"
+        if not is_cut:
+            ghost.await_silent_end()
         back.send("q", b"all is allowed", confirmed=True)
         time.sleep(1.5)
         back.send("q", b"and for as long as it likes", confirmed=True)

@@ -11,14 +11,18 @@ import asyncio
 import contextlib
 import os
 import random
+import subprocess
+import sys
+import time
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.contract.naive_history import read_folder
 from tests.integration.broken_network import Break, Network, broken_network
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import BrokerProcess, dying_with_us
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import RolledBack
 
@@ -26,6 +30,7 @@ MESSAGES = int(os.environ.get("TRUENEXT_CLIENT_MESSAGES", "200"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 PATIENCE_S = 20.0 + MESSAGES / 10
 BREAKS = {Break.AT_BYTES: MESSAGES // 5, Break.AT_FRAMES: MESSAGES // 5, Break.FREEZES: MESSAGES // 25}
+KILLS = MESSAGES // 50
 HEART_BEAT_S = 0.5
 """A frozen connection is seen after half a second: that is the shortest there is."""
 
@@ -51,15 +56,14 @@ async def what_is_in(connection: Connection, queue: str) -> list[str]:
     return [shown.text async for shown in connection.browse(f"/queue/{queue}")]
 
 
-async def await_empty(broker: BrokerProcess, queue: str) -> None:
-    """Wait until nothing waits there, and nobody has anything of it."""
+async def await_copied(broker: BrokerProcess) -> None:
+    """Wait until all is there; what is in open transactions no count shows."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(OSError):
                 async with connect(direct(broker)) as connection:
                     facts = msgspec.json.decode(await connection.ask("queues"))
-                    own = [each for each in facts if each["name"] == queue]
-                    if own and not own[0]["waiting"] and not own[0]["unacknowledged"]:
+                    if any(each["name"] == "out" and each["waiting"] > MESSAGES for each in facts):
                         return
             await asyncio.sleep(0.05)
 
@@ -114,20 +118,24 @@ async def check_copied(broker: BrokerProcess, expected: list[str]) -> None:
         assert dead == []
 
 
-async def copying_until_all_is_copied(network: Network, broker: BrokerProcess, chance: random.Random) -> Counter[str]:
+async def copying_until_all_is_copied(
+    network: Network, broker: BrokerProcess, chance: random.Random, killing: asyncio.Task[None] | None = None
+) -> Counter[str]:
     async with connect(network.url, heart_beat=HEART_BEAT_S, timeout=PATIENCE_S) as connection:
         copying = Copying(connection, chance)
         copiers = [asyncio.create_task(copying.run()) for _ in range(2)]
-        emptied = asyncio.create_task(await_empty(broker, "in"))
+        if killing is not None:
+            await killing
+        copied = asyncio.create_task(await_copied(broker))
         try:
-            done, _ = await asyncio.wait([*copiers, emptied], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*copiers, copied], return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
             network.breaks = ()
         finally:
-            for each in (*copiers, emptied):
+            for each in (*copiers, copied):
                 each.cancel()
-            await asyncio.gather(*copiers, emptied, return_exceptions=True)
+            await asyncio.gather(*copiers, copied, return_exceptions=True)
         print(dict(copying.outcomes), network.breaks_count, "breaks", connection.health().reconnects, "reconnects")
         return copying.outcomes
 
@@ -169,3 +177,198 @@ def test_all_is_copied_once_however_connections_break(
     asyncio.run(run())
     own_broker.stop()
     check_history(own_broker)
+
+
+def test_all_is_copied_once_over_brokers_that_are_killed(own_broker: BrokerProcess, chance: random.Random) -> None:
+    def kill_and_start() -> None:
+        own_broker.kill()
+        own_broker.start()
+
+    async def kill_again_and_again() -> None:
+        for _ in range(KILLS):
+            await asyncio.sleep(chance.uniform(0.05, 0.4))
+            await asyncio.to_thread(kill_and_start)
+
+    async def run() -> None:
+        expected = await fill(own_broker, chance)
+        async with broken_network(lambda: own_broker.port, chance) as network:
+            network.breaks, network.breaks_max = (Break.AT_BYTES,), BREAKS[Break.AT_BYTES] // 4
+            killing = asyncio.create_task(kill_again_and_again())
+            outcomes = await copying_until_all_is_copied(network, own_broker, chance, killing)
+            assert outcomes["committed"]
+        await check_copied(own_broker, expected)
+
+    asyncio.run(run())
+
+
+COPYING_PROCESS = """
+import asyncio, random, sys
+from tests.integration.test_client_breaks import Copying
+from truenext.client.tasks.connection import connect
+
+async def run():
+    async with connect(sys.argv[1]) as connection:
+        await Copying(connection, random.Random(int(sys.argv[2]))).run()
+
+asyncio.run(run())
+"""
+
+
+def test_all_is_copied_once_by_processes_that_are_killed(own_broker: BrokerProcess, chance: random.Random) -> None:
+    root = Path(__file__).parents[2]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            dying_with_us([sys.executable, "-c", COPYING_PROCESS, direct(own_broker), str(chance.randrange(10**6))]),
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])},
+        )
+
+    async def run() -> None:
+        expected = await fill(own_broker, chance)
+        for _ in range(KILLS):
+            process = start()
+            before = own_broker.queues()["out"].waiting
+            deadline = time.monotonic() + PATIENCE_S
+            while own_broker.queues()["out"].waiting == before and time.monotonic() < deadline:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(chance.uniform(0, 0.02))
+            process.kill()
+            process.wait()
+        process = start()
+        try:
+            await await_copied(own_broker)
+        finally:
+            process.kill()
+            process.wait()
+        await check_copied(own_broker, expected)
+
+    asyncio.run(run())
+    own_broker.stop()
+    check_history(own_broker)
+
+
+@pytest.mark.parametrize("how", Break, ids=lambda how: how.name)
+def test_each_send_is_accepted_once_and_in_order_however_connections_break(
+    own_broker: BrokerProcess, chance: random.Random, how: Break
+) -> None:
+    async def produce(name: str, connection: Connection) -> None:
+        n = 0
+        while n < MESSAGES:
+            count = min(chance.choice([1, 3, 20]), MESSAGES - n)
+            bodies = [f"{name} {each}" for each in range(n, n + count)]
+            n += count
+            if name == "one by one":
+                for body in bodies:
+                    await connection.send("/queue/sent", body, persistent=chance.random() < 0.5)
+            elif name == "many":
+                assert await connection.send_many("/queue/sent", bodies) == count
+            else:
+                for body in bodies:
+                    connection.send_nowait("/queue/sent", body)
+                await connection.flush()
+
+    async def run() -> None:
+        names = ["one by one", "many", "without waiting"]
+        async with broken_network(lambda: own_broker.port, chance) as network:
+            network.breaks, network.breaks_max = (how,), BREAKS[how]
+            async with connect(network.url, heart_beat=HEART_BEAT_S, timeout=PATIENCE_S) as connection:
+                await asyncio.wait_for(asyncio.gather(*(produce(name, connection) for name in names)), PATIENCE_S)
+            assert network.breaks_count
+        async with connect(direct(own_broker)) as connection:
+            arrived = await what_is_in(connection, "sent")
+        for name in names:
+            own = [text for text in arrived if text.startswith(name)]
+            assert own == [f"{name} {n}" for n in range(MESSAGES)]
+
+    asyncio.run(run())
+
+
+def test_what_was_told_to_have_timed_out_does_not_come_later(own_broker: BrokerProcess, chance: random.Random) -> None:
+    async def run() -> None:
+        async with (
+            broken_network(lambda: own_broker.port, chance) as network,
+            connect(network.url, heart_beat=HEART_BEAT_S) as connection,
+        ):
+            await connection.send("/queue/q", "before")
+            network.freeze(delivers=False)
+            connection.send_nowait("/queue/q", "lost")
+            for sending in (
+                connection.send("/queue/q", "lost", timeout=0.1),
+                connection.send_many("/queue/q", ["lost", "lost"], timeout=0.1),
+                connection.flush(timeout=0.1),
+            ):
+                with pytest.raises(TimeoutError):
+                    await sending
+            await connection.send("/queue/q", "after")
+            assert connection.health().reconnects == 1
+            assert await what_is_in(connection, "q") == ["before", "after"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("way", ["consume", "individual"])
+@pytest.mark.parametrize("is_frozen", [True, False], ids=["frozen", "cut"])
+@pytest.mark.parametrize("is_done", [True, False], ids=["succeeds", "fails"])
+def test_a_handler_that_outlives_ten_connections_has_its_message_alone(
+    own_broker: BrokerProcess, chance: random.Random, way: str, is_frozen: bool, is_done: bool
+) -> None:
+    """More than the attempts that a message has."""
+    got: list[str] = []
+
+    async def outlive(network: Network, connection: Connection) -> None:
+        for reconnects in range(1, 11):
+            if is_frozen:
+                network.freeze()
+            else:
+                network.cut()
+            while not (
+                connection.health().reconnects == reconnects
+                and own_broker_held(await direct_connection.ask("queues")) == 1
+            ):
+                await asyncio.sleep(0.01)
+
+    def own_broker_held(answer: bytes) -> int:
+        return sum(each["unacknowledged"] for each in msgspec.json.decode(answer) if each["name"] == "q")
+
+    direct_connection: Connection
+
+    async def run() -> None:
+        nonlocal direct_connection
+        async with (
+            connect(direct(own_broker)) as direct_connection,
+            broken_network(lambda: own_broker.port, chance) as network,
+            connect(network.url, heart_beat=HEART_BEAT_S) as connection,
+        ):
+            await direct_connection.send("/queue/q", "long")
+            if way == "individual":
+                async with connection.consumer("/queue/q", ack="individual", prefetch=1) as consumer:
+                    message = await consumer.receive()
+                    assert message is not None
+                    got.append(message.text)
+                    await outlive(network, connection)
+                    await (message.ack() if is_done else message.nack())
+                    again = await consumer.receive(0.3)
+                    got.extend([] if again is None else [f"{again.text} {again.attempts}"])
+            else:
+                ended = asyncio.Event()
+
+                async def handle(message: Message, session: Session) -> None:
+                    got.append(message.text if len(got) == 0 else f"{message.text} {message.attempts}")
+                    if len(got) == 1:
+                        await outlive(network, connection)
+                        ended.set()
+                        if not is_done:
+                            raise ValueError("it fails")
+
+                consuming = asyncio.create_task(connection.consume("/queue/q", handle, concurrency=2))
+                await ended.wait()
+                await asyncio.sleep(0.3)
+                consuming.cancel()
+                await asyncio.gather(consuming, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+    assert got == ["long"] if is_done else ["long", "long 1"]
+    assert not [name for name in own_broker.queues() if name.startswith("DLQ")]
+    own_broker.stop()
+    returned = [event for event in read_folder(own_broker.data / "history") if event["kind"] == "returned"]
+    assert max(event["attempts"] for event in returned) == (0 if is_done else 1)

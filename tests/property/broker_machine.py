@@ -264,6 +264,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "ask_in_vain": (1, {"who": PICK, "which": PICK, "what": OneOf(REFUSED)}),
     "doom": (0, {"which": PICK}),
     "take_over": (0, {"who": PICK, "is_blameless": YES_OR_NO, "taken": OneOf([0, 0, 1, 2])}),
+    "cut": (0, {"who": PICK}),
     "read_for_redrive": (
         2,
         {"queue": OneOf(["DLQ.a", "DLQ.a", "DLQ.b"]), "limit": OneOf([1, 3, 500])},
@@ -828,6 +829,14 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.disconnect(peer, is_clean)
         self.looks = [look for look in self.looks if look.peer is not peer]
         del self.sessions[peer]
+
+    def cut(self, who: int) -> None:
+        """The socket of a connection ends; it is taken over or lost at some later time."""
+        peer, session = self._peer(who)
+        note(f"engine.keep({peer.name})")
+        self.engine.keep(session)
+        self.oracle.keep(peer)
+        self.looks = [look for look in self.looks if look.peer is not peer]
 
     def take_over(self, who: int, is_blameless: bool, taken: int) -> None:
         """The old connection ends, and one with the same subscriptions comes."""
@@ -2724,6 +2733,7 @@ class GivingBackMachine(BrokerMachine):
         "unsubscribe": 1,
         "disconnect": 2,
         "take_over": 6,
+        "cut": 3,
         "browse": 1,
         "send": 20,
         "send_in_transaction": 2,

@@ -821,6 +821,19 @@ class Oracle:
         for reader in ended:
             self._end_subscription(reader)
 
+    def keep(self, peer: Peer) -> None:
+        """Taking over: of a connection that was cut stays what would be charged, and the rest is as if it had ended."""
+        for reader in [reader for reader in self.readers if reader.peer is peer]:
+            held = self.unacknowledged(reader)
+            begun = [each for each in held if each.is_begun] if peer.names_begun else held[:1]
+            if begun and reader.mode is not AckMode.AUTO and not _is_temporary(reader.queue):
+                self.give_back(peer, [reader], [self._name_of(each) for each in begun], rests=True)
+                peer.round -= 1
+            else:
+                self.unsubscribe(reader)
+        self.looks = [look for look in self.looks if look.peer is not peer]
+        peer.unsent = 0
+
     def taken(self, peer: Peer) -> None:
         """The socket took every byte: there is room again, and auto mode counts it as acknowledged."""
         peer.unsent = 0

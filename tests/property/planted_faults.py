@@ -3039,6 +3039,20 @@ def what_is_kept_is_kept_whichever_dispatch_is_named(patch: Patch) -> None:
     rooms.RELEASE_HELD.replace(patch, faulty)
 
 
+@shows_in(GivingBackMachine)
+def a_connection_that_was_cut_keeps_what_it_had_not_begun(patch: Patch) -> None:
+    keep = rooms.KEEP_BEGUN.original
+    rooms.KEEP_BEGUN.replace(
+        patch, lambda giving_back, consumer, kept: keep(giving_back, consumer, consumer.held.values())
+    )
+
+
+@shows_in(GivingBackMachine)
+def a_connection_that_was_cut_keeps_nothing(patch: Patch) -> None:
+    keep = rooms.KEEP_BEGUN.original
+    rooms.KEEP_BEGUN.replace(patch, lambda giving_back, consumer, kept: keep(giving_back, consumer, ()))
+
+
 def _while_giving_back(patch: Patch, target: rooms.AnyTarget, with_this: object) -> None:
     """Wrong only while that is given back which subscriptions hold."""
 

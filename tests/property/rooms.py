@@ -278,6 +278,7 @@ IS_GIVEN_UP = Target(is_given_up, outcomes_module)
 
 # Giving back and pulling ----------------------------------------------------------------------------------------------
 GIVE_BACK_AS_ASKED = Target(GivingBack.give_back, GivingBack)
+KEEP_BEGUN = Target(GivingBack.keep, GivingBack)
 RELEASE_HELD = Target(GivingBack._release, GivingBack)
 WAKE_CONSUMER = Target(GivingBack.wake_consumer, GivingBack)
 SAY_BEGUN = Target(Acknowledging.begun, Acknowledging)

@@ -172,6 +172,8 @@ class Broker:
         self._peers: dict[Session, Peer] = {}
         self._takeovers = Takeovers()
         self._asking = Asking(loop.time)
+        self._kept: set[Session] = set()
+        """Connections without a socket, which wait for their clients."""
         self._waiting_for_room: dict[Session, bool] = {}
         """Whether they need room on the disk."""
         self._room_check: TimerHandle | None = None
@@ -205,7 +207,7 @@ class Broker:
             Ack: engine.acknowledge,
             Nack: engine.refuse,
             Confirm: self._confirm,
-            Subscribe: engine.subscribe,
+            Subscribe: self._subscribe,
             Browse: engine.browse,
             Unsubscribe: self._unsubscribe,
             Begin: engine.begin,
@@ -303,6 +305,22 @@ class Broker:
         if not self._is_turn_due and (self._ledger.has_batch or self._engine.has_work):
             self._schedule_turn()
 
+    def keep(self, session: Session) -> bool:
+        """The socket of a connection has ended, and its client took no leave, but may come back and take it over. True
+        if it is to be lost only later; all that nobody would be charged with has ended, or returned, already."""
+        if not self._takeovers.may_come_back(session):
+            return False
+        self._tick()
+        self._recall(session, None)
+        self._settle_half_sent(session, is_taken=False)
+        self._questions.ended(session)
+        self._waiting_for_room.pop(session, None)
+        self._schedule_turn()
+        is_kept = self._engine.keep(session)
+        if is_kept:
+            self._kept.add(session)
+        return is_kept
+
     def lose(self, session: Session, *, is_blameless: bool = False) -> None:
         """End the session of a client that took no leave; answers may still follow until `forget`.
 
@@ -320,6 +338,7 @@ class Broker:
         self._settle_half_sent(session, is_taken=False)
         self._peers.pop(session, None)
         self._asking.remove(session)
+        self._kept.discard(session)
         self._questions.ended(session)
         self._waiting_for_room.pop(session, None)
 
@@ -671,7 +690,20 @@ class Broker:
         self._schedule_turn()
         return self._engine.is_connected(session)
 
+    def _subscribe(self, session: Session, subscribe: Subscribe) -> None:
+        if self._kept and subscribe.durable:
+            self._free_durable(subscribe.durable)
+        self._engine.subscribe(session, subscribe)
+
+    def _free_durable(self, name: str) -> None:
+        """Nobody else is refused it because of a connection that only waits for its client."""
+        for session in self._engine.users_of_durable(name):
+            if session in self._kept:
+                self._peers[session].give_place(is_blameless=False)
+
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
+        if self._kept and unsubscribe.durable:
+            self._free_durable(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
         if consumer is not None:
             self._recall(session, [consumer])

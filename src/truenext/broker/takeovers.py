@@ -45,6 +45,10 @@ class Takeovers:
         self._secrets[session] = secret
         return secret, None if held is None else held.session
 
+    def may_come_back(self, session: Session) -> bool:
+        """Its client knows a secret, with which it can take it over."""
+        return session in self._secrets
+
     def ended(self, session: Session) -> None:
         """It takes part in nothing any more; may be said more than once."""
         secret = self._secrets.pop(session, None)

@@ -145,7 +145,9 @@ class Engine:
         )
         giving_back = GivingBack(ledger, events, selections, outcomes, transactions, wishes)
         pulling = Pulling(ledger, wishes, giving_back)
-        connecting = Connecting(ledger, events, memory, clients, queues, outcomes, answering, transactions, subscribing)
+        connecting = Connecting(
+            ledger, events, memory, clients, queues, outcomes, answering, transactions, subscribing, giving_back
+        )
         administering = Administering(ledger, resident, queues, arrivals, outcomes)
         # One pass, and a whole run.
         dispatcher = Dispatcher(ledger, events, memory, clients, selections, resident, reading, outcomes)
@@ -208,6 +210,7 @@ class Engine:
         self.connect = connecting.connect
         self.log_in = connecting.log_in
         self.is_connected = connecting.is_connected
+        self.keep = connecting.keep
         self.disconnect = connecting.disconnect
         self.taken = connecting.taken
         self.taken_before_loss = answering.acknowledge_some
@@ -231,6 +234,7 @@ class Engine:
         self.subscribe = subscribing.subscribe
         self.browse = subscribing.browse
         self.unsubscribe = subscribing.unsubscribe
+        self.users_of_durable = subscribing.users_of_durable
 
         self.check_bulk = bulk.check
         self.read_for_bulk = bulk.read_for

@@ -42,6 +42,9 @@ FAREWELL_SECONDS = 30.0
 """Longest time a client may take to read what is left when its connection ends."""
 LINGER_SECONDS = 2.0
 """Longest time a client that has been sent everything may take to hang up."""
+COMES_BACK_SECONDS = 1.0
+"""Time in which a client whose socket broke can take its connection over, before it is charged with what it has begun:
+it sees the broken socket as well, and connects anew at once."""
 WRITE_BYTES = 256 * 1024
 """Bytes offered at once to a socket that could not take everything."""
 _REASON_MAX = 4000
@@ -88,6 +91,9 @@ class Connection:
         self._has_ended = False
         """The client has closed its side."""
         self._is_closed = False
+        """Its socket is."""
+        self._is_kept = False
+        """It waits without a socket for its client to come back, see `Broker.keep`."""
         self._heard_at = loop.time()
         """When something came from the client, by the loop's clock."""
         self._has_read = False
@@ -130,7 +136,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lose(f"connection broken: {error}")
+            self._cut(f"connection broken: {error}")
             return
         if not data:
             self._on_end()
@@ -146,7 +152,7 @@ class Connection:
         if self._has_read and not self._is_closed:
             self._has_read = False
             if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                self._lose("connection broken")
+                self._cut("connection broken")
 
     def _on_end(self) -> None:
         """The client says nothing more. What it is still owed is sent; it may be listening."""
@@ -154,7 +160,7 @@ class Connection:
         self._loop.remove_reader(self._sock)
         if "linger" in self._timers:
             self._close()
-        elif self._is_reading:
+        elif self._is_reading and not self._is_waiting_for_client("no DISCONNECT"):
             logger.info("client lost", extra={"client": self._name, "reason": "no DISCONNECT"})
             self._is_reading = False
             self._broker.lose(self._session)
@@ -181,7 +187,7 @@ class Connection:
             add(self._sock, action)
         except RuntimeError:
             # uvloop's way to say that it has seen the socket break.
-            self._loop.call_soon(self._lose, "connection broken")
+            self._loop.call_soon(self._cut, "connection broken")
 
     def _execute(self, commands: Iterator[Command]) -> None:
         try:
@@ -218,6 +224,9 @@ class Connection:
     def give_place(self, *, is_blameless: bool) -> None:
         """Another connection of this client takes over: nothing more is read, and nothing more is said."""
         logger.info("connection taken over", extra={"client": self._name})
+        if self._is_kept:
+            self._end_kept(is_blameless=is_blameless)
+            return
         self._is_reading = False
         self._broker.lose(self._session, is_blameless=is_blameless)
         self._close()
@@ -312,7 +321,7 @@ class Connection:
             return 0
         except OSError as error:
             # Not at once: a turn that writes to many connections must not find one gone half-way.
-            self._loop.call_soon(self._lose, f"cannot be written to: {error}")
+            self._loop.call_soon(self._cut, f"cannot be written to: {error}")
             return 0
         self.bytes_taken += taken
         return taken
@@ -437,29 +446,61 @@ class Connection:
         self._broker.lose(self._session)
         self._close()
 
+    def _cut(self, reason: str) -> None:
+        """The socket has broken; the client may be there."""
+        if not (self._is_closed or (self._is_reading and self._is_waiting_for_client(reason))):
+            self._lose(reason)
+
+    def _is_waiting_for_client(self, reason: str) -> bool:
+        """Whether the client may come back within moments, and something would be charged until then. If so nothing
+        more is read or written, and for others this is over but for what would be charged."""
+        if not self._broker.keep(self._session):
+            return False
+        logger.info("client lost, and may come back", extra={"client": self._name, "reason": reason})
+        self._is_reading = False
+        self._is_kept = True
+        self._close_socket()
+        self._after(COMES_BACK_SECONDS, "comes back", self._end_kept)
+        return True
+
+    def _end_kept(self, *, is_blameless: bool = False) -> None:
+        self._broker.lose(self._session, is_blameless=is_blameless)
+        self._forget()
+
     def stop_reading(self) -> None:
         """The broker stops: nothing more is taken from the client, and no message more is sent to it."""
         self._is_reading = False
         self._is_stopping = True
         for timer in self._timers.values():
             timer.cancel()
-        self._loop.remove_reader(self._sock)
-        self._loop.remove_writer(self._sock)
+        if not self._is_closed:
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
 
     def end(self) -> None:
         """Close at a stop of the broker, once what the client holds has been taken back."""
         self._timers.clear()
-        self._hang_up()
+        if self._is_kept:
+            self._forget()
+        else:
+            self._hang_up()
 
     def _close(self) -> None:
-        if self._is_closed:
-            return
+        if not self._is_closed:
+            self._close_socket()
+            self._forget()
+
+    def _close_socket(self) -> None:
         self._is_closed = True
         for timer in self._timers.values():
             timer.cancel()
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
+
+    def _forget(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
         self._broker.forget(self._session)
         self._on_closed(self)
 

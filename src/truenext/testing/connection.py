@@ -87,7 +87,7 @@ class CuttableConnection(Connection):
             self.thaw()
             return
         self._socket.is_frozen = False
-        self._lose(reason)
+        self._cut(reason)
         self._sight.show(self._socket)
 
     def freeze(self) -> None:
@@ -125,7 +125,11 @@ class CuttableConnection(Connection):
         else:
             super().answer(answer)
 
-    def _on_connection_closed(self, connection: Connection) -> None:
-        self._told_closed(connection)
+    def _close_socket(self) -> None:
+        super()._close_socket()
+        # The broker may keep the rest of it for a moment.
         if not self._socket.is_frozen:
             self._on_gone(self)
+
+    def _on_connection_closed(self, connection: Connection) -> None:
+        self._told_closed(connection)

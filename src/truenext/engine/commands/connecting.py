@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.commands import AckMode
+from truenext.commands import AckMode, Unsubscribe
 from truenext.engine.state.consumer import Session
 from truenext.engine.state.reason import Reason
 from truenext.limits import UNSENT_BYTES_MAX
@@ -12,6 +12,7 @@ from truenext.limits import UNSENT_BYTES_MAX
 if TYPE_CHECKING:
     from truenext.commands import Login
     from truenext.engine.commands.acknowledging import Acknowledging
+    from truenext.engine.commands.giving_back import GivingBack
     from truenext.engine.commands.subscribing import Subscribing
     from truenext.engine.commands.transactions import Transactions
     from truenext.engine.lifecycle.outcomes import Outcomes
@@ -38,6 +39,7 @@ class Connecting:
         answering: Acknowledging,
         transactions: Transactions,
         subscribing: Subscribing,
+        giving_back: GivingBack,
     ) -> None:
         self._ledger = ledger
         self._events = events
@@ -48,6 +50,7 @@ class Connecting:
         self._answering = answering
         self._transactions = transactions
         self._subscribing = subscribing
+        self._giving_back = giving_back
 
     def connect(self, session_id: str) -> Session:
         session = self._clients.sessions[session_id] = Session(session_id)
@@ -61,6 +64,21 @@ class Connecting:
 
     def is_connected(self, session: Session) -> bool:
         return session.id in self._clients.sessions
+
+    def keep(self, session: Session) -> bool:
+        """Keep of a connection what would count as an attempt if it ended now: what is begun, and open transactions.
+        All else ends or goes back at once. False if nothing of it is left: then it can as well end."""
+        for browser in session.browsers.values():
+            self._subscribing.end_browser(browser)
+        session.browsers.clear()
+        for consumer in list(session.consumers.values()):
+            begun = _begun(consumer)
+            if begun:
+                self._giving_back.keep(consumer, begun)
+            else:
+                self._subscribing.unsubscribe(session, Unsubscribe(consumer.subscription))
+        self._count_taken(session)
+        return bool(session.consumers or session.transactions.answering)
 
     def disconnect(self, session: Session, *, is_clean: bool) -> None:
         """End a connection: what it held goes back in one step.
@@ -125,3 +143,11 @@ class Connecting:
                 if consumer.queue is not None:
                     self._events.window_changed(consumer, consumer.queue, consumer.window)
                 self._ledger.touch(consumer)
+
+
+def _begun(consumer: Consumer) -> list[Entry]:
+    """What it has begun, as far as that counts: what is temporary ends with its connection."""
+    if consumer.mode is _AUTO or (consumer.queue is not None and consumer.queue.is_temporary):
+        return []
+    held = list(consumer.held.values())
+    return [entry for entry in held if entry.is_begun] if consumer.session.names_begun else held[:1]

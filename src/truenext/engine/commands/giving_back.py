@@ -10,12 +10,15 @@ from truenext.engine.state.reason import Reason
 from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from truenext.commands import GiveBack, Wake
     from truenext.engine.commands.transactions import Transactions
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.lifecycle.wishes import Wishes
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.queue import Entry
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
 
@@ -64,6 +67,12 @@ class GivingBack:
             if request.rests:
                 self._rest(consumer)
         session.round += 1
+
+    def keep(self, consumer: Consumer, kept: Collection[Entry]) -> None:
+        """Give back all that it holds but for these, and let it rest."""
+        self._release(consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in kept})
+        self._ledger.touch(consumer)
+        self._rest(consumer)
 
     def wake(self, session: Session, wake: Wake) -> None:
         """Raises: RemoteProtocolError if there is no such subscription"""

@@ -143,6 +143,11 @@ class Subscribing:
             queue = self._queues.durable[key] = self._queues.make(wanted)
         return queue
 
+    def users_of_durable(self, key: str) -> list[Session]:
+        """Whose subscription is to it: one at most, if it is there."""
+        queue = self._queues.durable.get(key)
+        return [] if queue is None else [each.session for each in self._clients.takers_of(queue).consumers]
+
     # ---- Browsers ----
 
     def browse(self, session: Session, browse: Browse) -> None:

@@ -1,0 +1,165 @@
+"""Is a client whose connection was cut charged with nothing if it comes back at once, and is nobody else kept waiting?
+
+Source of what is expected: docs/contract.md, "Taking over".
+"""
+
+import time
+
+import pytest
+
+from tests.integration.broker_process import LIMITS, BrokerProcess
+from tests.integration.raw_client import RawClient, bodies
+from tests.integration.test_taking_over import is_taken_over, numbered, secret_of
+from truenext.server.connection import COMES_BACK_SECONDS
+
+pytestmark = LIMITS
+
+FAULTS = pytest.mark.parametrize("is_reset", [False, True], ids=["end of file", "reset"])
+
+
+def cut(client: RawClient, *, is_reset: bool = False) -> None:
+    if is_reset:
+        client.reset()
+    else:
+        client.close()
+
+
+def begins_one(broker: BrokerProcess, queue: str, number: int = 1, **others: str) -> RawClient:
+    """A client that has begun one message, and holds another that it has not."""
+    client = broker.connect(headers=numbered(number, **{"begun": "true", "rounds": "true", **others}))
+    client.subscribe(queue, prefetch=2)
+    for body in (b"begun", b"buffered"):
+        client.send(queue, body, persistent=True)
+    begun, _ = client.messages(2)
+    client.say("SEND", {"destination": "/control/begun", "id": begun.headers["ack"]}, confirmed=True)
+    return client
+
+
+@FAULTS
+def test_who_comes_back_at_once_is_charged_with_nothing(broker: BrokerProcess, queue: str, is_reset: bool) -> None:
+    client = begins_one(broker, queue)
+    for number in range(2, 12):
+        cut(client, is_reset=is_reset)
+        broker.await_facts(queue, consumers=1, unacknowledged=1)
+        client = broker.connect(headers=numbered(number, secret_of(client), begun="true", blameless="true"))
+        assert is_taken_over(client) == "true"
+        client.subscribe(queue, prefetch=2)
+        begun, _ = client.messages(2)
+        assert begun.headers["truenext-attempts"] == "0" and "truenext-lost" not in begun.headers
+        client.say("SEND", {"destination": "/control/begun", "id": begun.headers["ack"]}, confirmed=True)
+    client.disconnect()
+
+
+def test_who_does_not_come_back_is_charged_with_what_it_had_begun(broker: BrokerProcess, queue: str) -> None:
+    client = begins_one(broker, queue)
+    secret = secret_of(client)
+    cut(client)
+    broker.await_facts(queue, consumers=0, unacknowledged=0)
+    late = broker.connect(headers=numbered(2, secret, blameless="true", begun="true"))
+    assert is_taken_over(late) == "false"
+    left = broker.what_is_left(queue)
+    assert [(each.body, each.headers["truenext-attempts"]) for each in left] == [(b"begun", "1"), (b"buffered", "0")]
+
+
+def test_who_comes_back_and_does_not_say_that_its_handlers_go_on_is_charged(broker: BrokerProcess, queue: str) -> None:
+    client = begins_one(broker, queue)
+    cut(client)
+    broker.await_facts(queue, unacknowledged=1)
+    broker.connect(headers=numbered(2, secret_of(client)))
+    assert [each.headers["truenext-attempts"] for each in broker.what_is_left(queue)] == ["1", "0"]
+
+
+def test_what_it_had_not_begun_goes_to_others_at_once(broker: BrokerProcess, queue: str) -> None:
+    client = begins_one(broker, queue)
+    other = broker.connect()
+    other.subscribe(queue, prefetch=2)
+    cut(client)
+    began = time.monotonic()
+    assert other.message().body == b"buffered"
+    assert time.monotonic() - began < COMES_BACK_SECONDS / 2
+    assert other.message().body == b"begun"
+    assert time.monotonic() - began > COMES_BACK_SECONDS / 2
+
+
+@pytest.mark.parametrize("headers", [{}, numbered(1)], ids=["no secret", "nothing begun"])
+def test_nobody_waits_for_who_has_no_secret_or_nothing_to_be_charged_with(
+    broker: BrokerProcess, queue: str, headers: dict[str, str]
+) -> None:
+    client = broker.connect(headers=headers and {**headers, "truenext-begun": "true"})
+    client.subscribe(queue, prefetch=1, headers={"activemq.exclusive": "true"})
+    client.send(queue, b"0")
+    client.message()
+    other = broker.connect()
+    other.subscribe(queue)
+    cut(client)
+    began = time.monotonic()
+    assert other.message().body == b"0"
+    assert time.monotonic() - began < COMES_BACK_SECONDS / 2
+
+
+def test_what_it_had_in_transactions_is_not_charged_and_its_sends_never_happen(
+    broker: BrokerProcess, queue: str
+) -> None:
+    client = broker.connect(headers=numbered(1, begun="true"))
+    client.subscribe(queue)
+    client.send(queue, b"0", persistent=True)
+    client.begin("t")
+    client.ack(client.message(), transaction="t")
+    client.send(queue, b"never", transaction="t")
+    client.arrived()
+    cut(client)
+    client = broker.connect(headers=numbered(2, secret_of(client), blameless="true", begun="true"))
+    assert is_taken_over(client) == "true"
+    (left,) = broker.what_is_left(queue)
+    assert (left.body, left.headers["truenext-attempts"]) == (b"0", "0")
+
+
+def test_a_group_stays_with_it_until_it_is_known_whether_it_comes_back(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect(headers=numbered(1, begun="true"))
+    client.subscribe(queue, prefetch=1)
+    for body in (b"0", b"1"):
+        client.send(queue, body, headers={"JMSXGroupID": "g"})
+    begun = client.message()
+    client.say("SEND", {"destination": "/control/begun", "id": begun.headers["ack"]}, confirmed=True)
+    other = broker.connect()
+    other.subscribe(queue, prefetch=2)
+    cut(client)
+    assert bodies(other.messages(2)) == ["0", "1"]
+
+
+def test_a_durable_subscription_is_free_for_whoever_asks_for_it(broker: BrokerProcess, queue: str) -> None:
+    said = {"id": "d", "destination": f"/topic/{queue}", "durable": "true", "ack": "client-individual"}
+
+    def connect(headers: dict[str, str]) -> RawClient:
+        client = broker.connect(says_hello=False)
+        client.say_hello("1.2", "0,0", client_id=queue, headers=headers)
+        client.say("SUBSCRIBE", said, confirmed=True)
+        return client
+
+    client = connect(numbered(1, begun="true"))
+    client.say("SEND", {"destination": f"/topic/{queue}"}, b"0", confirmed=True)
+    begun = client.message()
+    client.say("SEND", {"destination": "/control/begun", "id": begun.headers["ack"]}, confirmed=True)
+    cut(client)
+    other = connect({})
+    assert other.message().headers["truenext-attempts"] == "1"
+    # Who had it comes back a moment later, and there is nothing to be taken over.
+    assert is_taken_over(broker.connect(headers=numbered(2, secret_of(client)))) == "false"
+
+
+def test_a_subscription_to_a_topic_has_nothing_to_wait_for(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect(headers=numbered(1))
+    client.say("SUBSCRIBE", {"id": "t", "destination": f"/topic/{queue}", "ack": "client"}, confirmed=True)
+    client.say("SEND", {"destination": f"/topic/{queue}"}, b"0", confirmed=True)
+    client.message()
+    cut(client)
+    broker.connect().arrived()
+    assert is_taken_over(broker.connect(headers=numbered(2, secret_of(client)))) == "false"
+
+
+def test_a_clean_stop_does_not_wait_and_charges_nobody(own_broker: BrokerProcess, queue: str) -> None:
+    client = begins_one(own_broker, queue)
+    cut(client)
+    own_broker.await_facts(queue, unacknowledged=1)
+    own_broker.restart(is_clean=True)
+    assert [each.headers["truenext-attempts"] for each in own_broker.what_is_left(queue)] == ["0", "0"]
