@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from tests.client.oracle import Ack, Consumer, Disagreement, Letter, Oracle, Sent, Session, Unit
 from tests.client.world import Peer, Restless, World
 from truenext.client.core import flows
+from truenext.client.core.charging import Charge, charge_for
 from truenext.client.core.consumers import wanted
 from truenext.client.core.holding import Buffer, Subscription
 from truenext.client.core.sending import prepare, send
-from truenext.client.core.session import Charge, Mode, charge_for
+from truenext.client.core.session import Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, FAILED, POISON, Verdict

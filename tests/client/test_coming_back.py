@@ -4,10 +4,11 @@ connections". Each of these was once a fault."""
 import pytest
 
 from tests.client.scripted import Running, Script, named, one, receive
+from truenext.client.core.charging import Charge
 from truenext.client.core.holding import Wanted
 from truenext.client.core.outbox import MESSAGES_MAX, Batch
 from truenext.client.core.sending import enqueue, prepare, send, settled
-from truenext.client.core.session import Charge, Mode
+from truenext.client.core.session import Mode
 from truenext.client.core.verdict import DONE, FAILED
 from truenext.errors import ClosedError, InDoubt, Refused
 

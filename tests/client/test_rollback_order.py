@@ -17,9 +17,10 @@ import pytest
 
 from tests.client.oracle import Ack, Consumer, Letter, Oracle, Sent, Session
 from tests.client.world import World
+from truenext.client.core.charging import Charge
 from truenext.client.core.consumers import wanted
 from truenext.client.core.holding import Buffer
-from truenext.client.core.session import Charge, Mode
+from truenext.client.core.session import Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.verdict import DONE, FAILED
 from truenext.client.core.waiting import Wait

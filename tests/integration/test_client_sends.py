@@ -6,6 +6,7 @@ Source of what is expected: docs/client.md, "Sends".
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from socket import socket
 from unittest.mock import patch
 
 import pytest
@@ -18,6 +19,7 @@ from truenext.client.tasks.connection import Connection, connect
 from truenext.errors import ClosedError, Refused, RolledBack
 from truenext.limits import BODY_BYTES_MAX
 from truenext.testing.local import LocalBroker
+from truenext.url import Address
 
 PATIENCE_S = 5.0
 NOWHERE = "/queue/"
@@ -311,3 +313,33 @@ def test_nothing_waits_on_a_closed_connection() -> None:
             await connection.send("/queue/q", "4")
 
     on_a_connection(work)
+
+
+def test_the_time_to_live_of_a_send_in_a_transaction_and_of_a_request_counts_from_the_call() -> None:
+    """While there is no connection it is used up; it was counted from when the connection came."""
+
+    async def test() -> None:
+        async with (
+            testing.broker() as broker,
+            connect(broker.url) as connection,
+            connection.session(transacted=True) as session,
+        ):
+            comes = asyncio.Event()
+            connect_now = connection._driver._connect
+
+            async def connect_later(address: Address) -> socket:
+                await comes.wait()
+                return await connect_now(address)
+
+            with patch.object(connection._driver, "_connect", connect_later):
+                broker.drop()
+                await asyncio.sleep(0.1)
+                late = asyncio.create_task(session.send("/queue/q", "late", ttl=0.3, timeout=PATIENCE_S))
+                asked = asyncio.create_task(connection.request("/queue/q", "asked", ttl=0.3, timeout=PATIENCE_S))
+                await asyncio.sleep(0.5)
+                comes.set()
+                for each in (late, asked):
+                    with pytest.raises(TimeoutError, match="time to live"):
+                        await each
+
+    asyncio.run(test())

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.client.core import frames
+from truenext.client.core.charging import Charge, charge_for
 from truenext.client.core.holding import Buffer, State
 from truenext.client.core.message import Content, content_of
-from truenext.client.core.sends import SendOptions, Spoken, body_of, spoken
-from truenext.client.core.session import Charge, Mode, Session, charge_for
+from truenext.client.core.sends import SendOptions, Spoken, body_of, spoken, ttl_line
+from truenext.client.core.session import Mode, Session
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, FAILED, Verdict
 from truenext.client.core.waiting import Flow, Signal, Wait
@@ -208,9 +209,10 @@ def request(
     head = said.head
     if said.ttl_s is not None:
         client.check_open()
+        called_at = client.clock()
         link = yield from client.wait_until_up(deadline, "send a request")
         link.require_truenext("a ttl")
-        head += f"truenext-ttl:{max(1, int(said.ttl_s * 1000))}\n".encode()
+        head += ttl_line(said.ttl_s, called_at, client.clock()).encode()
     frame = yield from client.request(head, body_of(body), deadline)
     return content_of(frame)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from truenext.client.core.charging import Charge
 from truenext.client.core.flows import TIMEOUT_S
 from truenext.client.core.holding import SharedBuffer, State
-from truenext.client.core.session import Charge, Mode, Session
+from truenext.client.core.session import Mode, Session
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE
 from truenext.client.core.waiting import Flow, Signal, Wait

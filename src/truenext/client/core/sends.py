@@ -155,6 +155,14 @@ def _milliseconds(name: str, seconds: float, most_ms: int) -> int:
     return milliseconds
 
 
+def ttl_line(ttl_s: float, called_at: float, now: float) -> str:
+    """What is left of a time to live that counts from the call. Raises: TimeoutError if nothing is"""
+    left_ms = int((ttl_s - (now - called_at)) * 1000)
+    if left_ms < 1:
+        raise TimeoutError("its time to live was over before it could be sent")
+    return f"truenext-ttl:{left_ms}\n"
+
+
 def body_of(body: bytes | bytearray | memoryview | str) -> bytes:
     """Text is sent as UTF-8.
 

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.client.core import frames
+from truenext.client.core.charging import Charge, charge_for
 from truenext.client.core.holding import State
 from truenext.client.core.outbox import NO_ROOM_S
+from truenext.client.core.sends import ttl_line
 from truenext.client.core.unit import ENDED, Commit, Outcome, Unit
 from truenext.client.core.verdict import DONE, FAILED
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import (
     ClosedError,
     Code,
-    ConnectionLost,
     InDoubt,
     LocalProtocolError,
     Refused,
@@ -520,7 +521,7 @@ class Session:
             or (len(link.out) >= GATHERED_MAX and not client.flush())
         ):
             return False
-        self._send(link, head, body, ttl_s, owner)
+        self._send(link, head, body, ttl_s, client.clock() if ttl_s is not None else 0.0, owner)
         client.flush_soon()
         return True
 
@@ -529,6 +530,7 @@ class Session:
 
         Raises: RolledBack, TimeoutError
         """
+        called_at = self.client.clock()
         while True:
             yield from self._before()
             link = yield from self.client.wait_until_up(deadline, "send")
@@ -537,14 +539,14 @@ class Session:
             if self.client.link is link and self._may_go_on():
                 # Nothing has ended while we waited.
                 break
-        self._send(link, head, body, ttl_s, owner)
+        self._send(link, head, body, ttl_s, called_at, owner)
         self.client.flush_soon()
 
-    def _send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, owner: object) -> None:
+    def _send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
         ttl = ""
         if ttl_s is not None:
             link.require_truenext("a ttl")
-            ttl = f"truenext-ttl:{max(1, int(ttl_s * 1000))}\n"
+            ttl = ttl_line(ttl_s, called_at, self.client.clock())
         unit = self._unit(link, owner)
         said = f"{ttl}transaction:{unit.name}\ncontent-length:{len(body)}\n\n".encode()
         link.unanswered[link.write(b"".join((head, said, body, b"\0")))] = unit.frame
@@ -733,35 +735,6 @@ class Session:
         for subscription in list(self.buffer.subscriptions):
             self.client.subscriptions.unsubscribe(subscription)
         self.client.flush()
-
-
-class Charge(Enum):
-    """For whom a rollback counts as an attempt."""
-
-    ALL = "all"
-    """What was named as failed; if nothing was, all that the transaction was given."""
-    FAILED = "failed"
-    """What was named as failed, if anything was."""
-    NONE = "none"
-
-
-def charge_for(error: BaseException | None) -> Charge:
-    """An exception of the program's code is an attempt. A cancellation, the program's end, and what the broker or the
-    connection did are none, whatever the code then raises."""
-    if error is None:
-        return Charge.FAILED
-    if not isinstance(error, Exception):
-        return Charge.NONE
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        if isinstance(cause, ConnectionLost | RolledBack | InDoubt | ClosedError):
-            return Charge.NONE
-        if isinstance(cause, Refused) and cause.code == Code.NO_ROOM:
-            return Charge.NONE
-        cause = cause.__cause__ or cause.__context__
-    return Charge.ALL
 
 
 PULLED_MAX = 1000

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 from truenext.client import log
 from truenext.client.core import flows
 from truenext.client.core.browse import Browse
+from truenext.client.core.charging import Charge
 from truenext.client.core.client import Login
 from truenext.client.core.consumers import ConsumerOptions, wanted
 from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
@@ -25,7 +26,7 @@ from truenext.client.core.message import Content
 from truenext.client.core.outbox import Batch, Send
 from truenext.client.core.sending import await_room, enqueue_if_room, prepare, prepare_one, send, settled
 from truenext.client.core.sends import Outgoing, SendOptions, body_of
-from truenext.client.core.session import Charge, Mode
+from truenext.client.core.session import Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, POISON, Verdict
