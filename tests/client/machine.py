@@ -791,7 +791,7 @@ class Machine:
         for peer in self._wires():
             if peer.is_up and not peer.has_rest and not peer.is_flush_due and peer.flush():
                 wire = peer.wire
-                if wire is not None and not wire.up and not wire.is_over:
+                if wire is not None and not wire.up and wire.is_listened_to:
                     self.oracle.confirm(peer)
 
     def run_all(self) -> None:

@@ -258,6 +258,11 @@ class Wire:
         self.is_over = False
         """The broker has seen it end."""
 
+    @property
+    def is_listened_to(self) -> bool:
+        """What is said comes to the broker. One that has seen it end may wait before it counts it as lost."""
+        return not (self.is_over or self._is_up_over)
+
     # ---- The broker's end: a socket ----
 
     def recv(self, size: int) -> bytes:

@@ -125,17 +125,20 @@ def test_a_commit_that_another_broker_cannot_know_is_in_doubt() -> None:
     async def test() -> None:
         async with truenext.testing.broker() as broker, truenext.testing.broker() as another:
             where = port(broker)
-            async with broken_network(lambda: where, random.Random(0)) as network, connect(network.url) as connection:
-                async with connection.session(transacted=True) as session:
-                    await session.send("/queue/out", "1")
-                    where = port(another)
-                    broker.lose_commit("after")
-                    with pytest.raises(InDoubt) as caught:
-                        await session.commit()
-                    assert await connection.outcome(caught.value) == "unknown"
-                    await session.send("/queue/out", "2")
+            async with (
+                broken_network(lambda: where, random.Random(0)) as network,
+                connect(network.url) as connection,
+                connection.session(transacted=True) as session,
+            ):
+                await session.send("/queue/out", "1")
+                where = port(another)
+                broker.lose_commit("after")
+                with pytest.raises(InDoubt) as caught:
                     await session.commit()
-                    assert await bodies(connection, "/queue/out") == ["2"]
+                assert await connection.outcome(caught.value) == "unknown"
+                await session.send("/queue/out", "2")
+                await session.commit()
+                assert await bodies(connection, "/queue/out") == ["2"]
 
     run(test)
 
@@ -146,10 +149,12 @@ def test_a_commit_that_another_broker_cannot_know_is_in_doubt() -> None:
 def test_the_next_url_is_tried_when_nobody_is_at_the_first() -> None:
     async def test() -> None:
         async with truenext.testing.broker() as first:
-            async with truenext.testing.broker() as second:
-                async with connect("stomp://127.0.0.1:1", first.url, second.url) as connection:
-                    await connection.send("/queue/q", "1")
-                    assert (await first.queue("q")).waiting == 1
+            async with (
+                truenext.testing.broker() as second,
+                connect("stomp://127.0.0.1:1", first.url, second.url) as connection,
+            ):
+                await connection.send("/queue/q", "1")
+                assert (await first.queue("q")).waiting == 1
             async with connect("stomp://127.0.0.1:1", second.url, first.url) as connection:
                 assert await bodies(connection, "/queue/q") == ["1"]
 
