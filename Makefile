@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two processes more than there are processors, for many tests wait; Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
 
-.PHONY: help setup demo reference check test simulate faults load freeze kill crash bench bench-backlog bench-due lock clean
+.PHONY: help setup demo reference check test simulate faults load freeze broken kill crash bench bench-backlog bench-due lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -67,6 +67,9 @@ load: .venv/spark ## Everything at once for ten minutes, with two ends of the br
 
 freeze: .venv/test ## 1,000 connections that hang and are taken over (FREEZES=n)
 	TRUENEXT_FREEZES=$${FREEZES:-1000} $(PYTEST) -s tests/integration/test_frozen_connections.py
+
+broken: .venv/spark ## truenext's own client through networks that break, and kills, judged by the audit: 1,000 messages (MESSAGES=n)
+	TRUENEXT_CLIENT_MESSAGES=$${MESSAGES:-1000} $(PYTEST) -s tests/integration/test_client_breaks.py tests/spark/test_client_breaks.py
 
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), and 1,000 with COMMITs in doubt (COMMITS=n)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py

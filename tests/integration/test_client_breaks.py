@@ -43,6 +43,10 @@ def chance() -> random.Random:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client waits less before it tries again."""
     monkeypatch.setattr("truenext.client.core.attempts.DELAY_FIRST_S", 0.01)
     monkeypatch.setattr("truenext.client.core.client.LOGIN_S", 1.0)
@@ -307,8 +311,12 @@ def test_what_was_told_to_have_timed_out_does_not_come_later(own_broker: BrokerP
 
 
 @pytest.mark.parametrize("way", ["consume", "individual"])
-@pytest.mark.parametrize("is_frozen", [True, False], ids=["frozen", "cut"])
-@pytest.mark.parametrize("is_done", [True, False], ids=["succeeds", "fails"])
+@pytest.mark.parametrize(
+    ("is_frozen", "is_done"),
+    # Ten that freeze take five seconds.
+    [(True, True), (False, True), (False, False)],
+    ids=["frozen, and succeeds", "cut, and succeeds", "cut, and fails"],
+)
 def test_a_handler_that_outlives_ten_connections_has_its_message_alone(
     own_broker: BrokerProcess, chance: random.Random, way: str, is_frozen: bool, is_done: bool
 ) -> None:
