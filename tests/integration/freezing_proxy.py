@@ -112,6 +112,9 @@ class FreezingProxy:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
+        # Those of which nobody has asked, too.
+        while not self._links.empty():
+            self._all.append(self._links.get())
         self.close_links()
 
     def expect(self, up: int = ENDLESS, down: int = ENDLESS) -> None:

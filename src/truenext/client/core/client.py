@@ -223,10 +223,15 @@ class Client:
         if error.code == Code.LATE:
             # Somebody has our secret, or the broker remembers more than we do: begin afresh.
             self._secret = ""
-        elif not link.is_up and error.code in _FINAL and self.clock() - link.began_at < PROMPT_S:
+        elif not link.is_up and self._is_final(error.code) and self.clock() - link.began_at < PROMPT_S:
             self.fail(error)
             return
         self.lost(ConnectionLost(f"the broker ended the connection: {error}"))
+
+    def _is_final(self, code: str) -> bool:
+        """No later login will do. Another broker names no code: it says so of wrong credentials, and of a client whose
+        lost connection it believes to be there; only who was never let in has the wrong credentials."""
+        return code in _FINAL or (not code and self.reconnects < 0)
 
     def lost(self, error: Exception) -> None:
         """The connection has ended, and whoever has the socket sees that `link` is gone."""
@@ -576,8 +581,8 @@ class _Numbers(msgspec.Struct):
     outcome: str | None = None
 
 
-_FINAL = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.TAKEN, ""})
-"""Why a login will never do; what names no code is of another broker, which says so of wrong credentials."""
+_FINAL = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.TAKEN})
+"""Why a login will never do."""
 
 _OUTCOMES = {"committed": Outcome.COMMITTED, "rolled back": Outcome.ROLLED_BACK}
 

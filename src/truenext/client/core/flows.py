@@ -168,7 +168,12 @@ class Block:
             unit = session.last
         try:
             if error is None:
-                yield from commit(session, self._timeout, owner)
+                try:
+                    yield from commit(session, self._timeout, owner)
+                except LocalProtocolError:
+                    # The broker cannot do that, and the block is over.
+                    yield from rollback(session, owner, Charge.NONE)
+                    raise
             else:
                 yield from rollback(session, owner, charge_for(error))
         finally:

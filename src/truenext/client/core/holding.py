@@ -128,7 +128,8 @@ class Subscription:
         heappush(self._heap, (received.rank, received.sequence, received))
 
     def first(self) -> Received | None:
-        return self._heap[0][2] if self._heap else None
+        """What may be handed out next."""
+        return self._heap[0][2] if self._heap and not self.is_paused else None
 
     def pop(self) -> Received:
         """Take the first one out."""

@@ -148,6 +148,10 @@ class Link:
         error = Refused(reason, frame.headers.get("truenext-code", ""))
         number = frame.headers.get("truenext-frame", "")
         if not number.isdigit():
+            # Another broker, whose next act is to hang up: whoever has asked for a receipt is told what was wrong.
+            receipt = frame.headers.get("receipt-id", "")
+            if receipt.isdigit() and (asked := self.unanswered.pop(int(receipt), None)) is not None:
+                asked.refused(error)
             raise error
         asked = self.unanswered.pop(int(number), None)
         if asked is None:

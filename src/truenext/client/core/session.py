@@ -92,7 +92,7 @@ class Session:
         if received is None or self.buffer.is_over:
             return None
         subscription = received.subscription
-        if subscription.is_paused or (subscription.pulls and subscription.wished):
+        if subscription.pulls and subscription.wished:
             return None
         if self.mode is Mode.AUTO:
             # Asked for and handed out in one: so one frame says both.
@@ -193,7 +193,7 @@ class Session:
         taken: list[Received] = []
         while len(taken) < most:
             received = self.buffer.first(subscription)
-            if received is None or received.subscription.is_paused:
+            if received is None:
                 break
             if taken and most > 1 and received.attempts:
                 # It runs alone, so that no neighbour is charged with it again.

@@ -115,13 +115,17 @@ class Subscriptions:
 
     def pause(self, subscription: Subscription) -> None:
         subscription.is_paused = True
+        link = self._world.link
+        if link is None or not link.is_truenext:
+            # Another broker would dispatch again what the program has.
+            return
         if subscription.is_known and (len(subscription) or not subscription.rests):
             self.give_back([subscription], rest=True)
 
     def resume(self, subscription: Subscription) -> None:
         subscription.is_paused = False
         self.wake(subscription)
-        # Those that pull ask anew.
+        # Those that pull ask anew, and from another broker something may be here.
         subscription.buffer.wake_all()
 
     def wake(self, subscription: Subscription) -> None:
@@ -250,6 +254,9 @@ class Subscriptions:
         if self.foreign or self.verdicts:
             key = received.key
             said = self.verdicts.pop(key, None)
+            if said is not None and not (link.is_truenext or said[0].is_done or said[0].is_poison):
+                # To say that it has failed would make it a dead letter there.
+                said = None
             # If it has failed once more since, that was counted.
             if said is not None and (said[0].is_done or said[0].is_poison or received.attempts == said[1]):
                 self._tell(link, received, said[0])
