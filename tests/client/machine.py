@@ -562,12 +562,12 @@ class Machine:
         is_busy = (session, "main") in self.busy
         owner = "other" if is_busy or self.random.random() < 0.25 else "main"
         charge = self.random.choice([Charge.ALL, Charge.ALL, Charge.NONE])
-        if session.unit is None and session.core.unit is not None:
+        core = session.core.unit
+        if session.unit is None and core is not None and core.outcome in (Outcome.OPEN, Outcome.DOOMED):
             # It has begun with a request that still waits.
-            self.oracle.unit(session, session.core.unit.owner)
+            self.oracle.unit(session, core.owner)
         session.rolled_back = self.world.event()
         self.note(f"rollback of {session.name} by {owner}, {charge.value}")
-        core = session.core.unit
         if core is not None and core.outcome not in (Outcome.OPEN, Outcome.DOOMED):
             # What becomes of it, its COMMIT says.
             with suppress(LocalProtocolError):
