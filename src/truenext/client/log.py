@@ -15,7 +15,10 @@ _logger = logging.getLogger("truenext.client")
 
 def report(what: str, facts: dict[str, object]) -> None:
     """What happened to the connection."""
-    _logger.log(logging.INFO if what == "connected" else logging.WARNING, what, extra=facts)
+    level = logging.INFO if what == "connected" else logging.WARNING
+    # Where nobody has set up a log, only the text of a warning is seen.
+    told = facts.get("error") or facts.get("count") or facts.get("seconds")
+    _logger.log(level, "%s: %s" if told else "%s", what, *([told] if told else []), extra=facts)
 
 
 def handler_failed(message: Content, error: BaseException) -> None:

@@ -34,6 +34,7 @@ from truenext.errors import (
     RemoteProtocolError,
     TruenextError,
 )
+from truenext.url import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 LOGIN_S = 10.0
 """From the first byte until CONNECTED; a broker that takes an old connection over may have a write under way."""
+HEART_BEAT_S_MAX = 24 * 3600
 PROMPT_S = 4.0
 """A login that is refused so soon was not refused for its slowness."""
 
@@ -73,6 +75,37 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
             said = getattr(self, name) or ""
             if not _FOR_LOGIN.isdisjoint(said) or len(said.encode()) > LOGIN_BYTES_EACH_MAX:
                 raise ValueError(f"{name} has a line feed, a carriage return or a NUL in it, or is too long")
+
+
+def login_of(
+    urls: Sequence[str],
+    *,
+    user: str | None,
+    password: str | None,
+    client_id: str | None,
+    heart_beat_s: float,
+    reconnects: bool,
+) -> Login:
+    """Without a URL it is the port of STOMP on this machine.
+
+    Raises: ConfigurationError if a URL is none; ValueError, TypeError
+    """
+    for url in urls:
+        if not isinstance(url, str):
+            raise TypeError(f"a URL is text, such as {DEFAULT_URL}, not {url!r}")
+    for name, said in (("user", user), ("password", password), ("client_id", client_id)):
+        if said is not None and not isinstance(said, str):
+            raise TypeError(f"{name} is text, not {type(said).__name__}")
+    if not isinstance(heart_beat_s, int | float) or not 0 <= heart_beat_s <= HEART_BEAT_S_MAX:
+        raise ValueError(f"heart_beat is 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
+    return Login(
+        addresses=[parse_url(url) for url in urls or (DEFAULT_URL,)],
+        user=user,
+        password=password,
+        client_id=client_id,
+        heart_beat_s=heart_beat_s,
+        reconnects=bool(reconnects),
+    )
 
 
 class Browsing(Protocol):
@@ -121,6 +154,9 @@ class Client:
         self.last_error: Exception | None = None
         """Why the last attempt to connect has failed."""
         self.is_closing = False
+        """The program may ask for nothing more."""
+        self._is_leaving = False
+        """DISCONNECT was said."""
         self.since = clock()
         """When the connection came, or went."""
         self.reconnects = -1
@@ -159,6 +195,10 @@ class Client:
         """No broker could be connected to, and why."""
         places = ", ".join(f"stomp://{each.host}:{each.port}" for each in self.login.addresses)
         reason = (self.last_error.strerror if isinstance(self.last_error, OSError) else None) or self.last_error
+        if reason is None:
+            reason = (
+                "it takes connections and does not answer" if self.link is not None else "it has not answered in time"
+            )
         return ConnectionLost(f"no broker at {places}: {reason}")
 
     def opened(self, address: Address) -> None:
@@ -262,7 +302,7 @@ class Client:
         self._wake_drained()
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
-        if (self.is_closing or (link.is_up and not self.login.reconnects)) and self.error is None:
+        if (self._is_leaving or (link.is_up and not self.login.reconnects)) and self.error is None:
             end: TruenextError = why
             if self.is_closing:
                 # The broker closes it, too, once it has confirmed that we take leave.
@@ -520,7 +560,7 @@ class Client:
     # ---- The end ----
 
     def close(self, deadline: float | None) -> Flow[None]:
-        """Take leave: what is held goes back without an attempt, and what was said is confirmed.
+        """Take leave: what is held goes back without an attempt, and what was said is confirmed, over reconnects too.
 
         Raises: nothing that the other side does; what was not confirmed is known to whoever waits for it
         """
@@ -531,8 +571,20 @@ class Client:
         self.is_closing = True
         for subscription in list(self.subscriptions.by_id.values()):
             self.subscriptions.unsubscribe(subscription)
-        link = self.link
         error: TruenextError = ClosedError("the connection is closed")
+        in_time = True
+        try:
+            while in_time and self.outbox.open and self.error is None:
+                in_time = yield Wait(self.outbox.emptied(), deadline)
+        except BaseException:
+            self.fail(error)
+            raise
+        if self.outbox.open:
+            self.world.report("messages were not confirmed", {"count": self.outbox.open})
+            self.outbox.fail(
+                TimeoutError("the connection was closed before the message was confirmed; it may have arrived")
+            )
+        link = self.link
         if link is not None and link.is_up:
             doubtful = {unit.producer for unit in self.units if unit.outcome is Outcome.IN_DOUBT}
             headers = {}
@@ -543,6 +595,7 @@ class Client:
                 if names:
                     headers["truenext-forget"] = msgspec.json.encode(names).decode()
             asked = Asked()
+            self._is_leaving = True
             headers["receipt"] = str(link.frames + 1)
             link.unanswered[link.write(frames.frame("DISCONNECT", headers))] = asked
             self.flush()

@@ -16,6 +16,7 @@ from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, FAILED, Verdict
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import LocalProtocolError
+from truenext.limits import DELAY_MS_MAX
 
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
@@ -64,8 +65,10 @@ def receive(
     session: Session, subscription: Subscription | None, count: int, timeout: float | None, owner: object
 ) -> Flow[list[Received]]:
     """Raises: ValueError; as Session.receive"""
-    if count < 1:
-        raise ValueError(f"count is at least 1, not {count}")
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"count is a whole number from 1, not {count!r}")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise ValueError(f"timeout is seconds from 0, or None, not {timeout!r}")
     deadline = None if timeout is None else session.client.clock() + (timeout or TIMEOUT_S)
     return (yield from session.receive(subscription, count, deadline, owner, now=timeout == 0))
 
@@ -78,7 +81,12 @@ def settle(session: Session, received: Received, verdict: Verdict) -> Flow[None]
 
 def failed_for(delay: float | None) -> Verdict:
     """`delay` in seconds, until it is tried again."""
-    return FAILED if delay is None else Verdict(False, delay_ms=round(delay * 1000))
+    if delay is None:
+        return FAILED
+    # Not a number is no delay, either.
+    if not 0 <= delay <= DELAY_MS_MAX / 1000:
+        raise ValueError(f"delay is 0 to {DELAY_MS_MAX // 1000} seconds, not {delay}")
+    return Verdict(False, delay_ms=round(delay * 1000))
 
 
 def give_back(session: Session, received: Received) -> Flow[None]:
@@ -156,12 +164,23 @@ class Block:
         self.session = session
         self.outcome = Outcome.OPEN
         self._timeout = timeout
+        self._is_used = False
         self._before = session.last
         """The unit that had ended before."""
+
+    def enter(self) -> None:
+        """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
+        if self.session.block is not None:
+            raise LocalProtocolError("the session is in the block of a transaction: make another session for this one")
+        if self._is_used:
+            raise LocalProtocolError("the block of a transaction is used once: session.transaction() makes another")
+        self._is_used = True
+        self.session.block = self
 
     def leave(self, error: BaseException | None, owner: object) -> Flow[None]:
         """Raises: RolledBack, InDoubt"""
         session = self.session
+        session.block = None
         unit = session.unit
         if unit is None and session.last is not self._before:
             # Its code has ended it by itself.

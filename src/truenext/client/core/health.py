@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from truenext.errors import ClosedError
+
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
 
@@ -60,7 +62,7 @@ def health(client: Client) -> Health:
             )
             for each in client.subscriptions.by_id.values()
         ],
-        error="" if client.error is None else str(client.error),
+        error="" if client.error is None or isinstance(client.error, ClosedError) else str(client.error),
     )
 
 

@@ -153,6 +153,7 @@ class Outbox:
         self._bytes = 0
         self._room: list[Signal] = []
         """Senders that wait for room."""
+        self._emptied: list[Signal] = []
         self._tail = 0
         """Bytes written since a receipt was asked for."""
         self._gathered = 0
@@ -172,6 +173,12 @@ class Outbox:
         self._room.append(signal)
         return signal
 
+    def emptied(self) -> Signal:
+        """Set when nothing waits for its confirmation."""
+        signal = Signal()
+        self._emptied.append(signal)
+        return signal
+
     def add(self, send: Send) -> None:
         send.outbox = self
         self._messages += 1
@@ -188,6 +195,8 @@ class Outbox:
         """Nobody waits for it any more, and it may not be repeated."""
         if not send.is_done:
             send.is_abandoned = True
+            if not send.frame:
+                self._settle(send, TimeoutError(_ABANDONED))
 
     def abandon_all(self, batch: Batch) -> None:
         """The same of those of a batch that are not settled."""
@@ -196,8 +205,8 @@ class Outbox:
         for send in (*self._waiting, *self._returned, *(self._behind or ()), *under_way):
             if send.batch is batch:
                 send.batch = None
-                send.is_abandoned = True
                 batch.ended(None)
+                self.abandon(send)
 
     @property
     def open(self) -> int:
@@ -210,7 +219,7 @@ class Outbox:
         """A connection is there, and the broker has accepted sends up to this number."""
         returned, self._returned = self._returned, []
         for send in returned:
-            if 0 < send.number <= highest:
+            if 0 < send.number <= highest and not send.is_done:
                 self._settle(send, None)
         again = [send for send in returned if not send.is_done]
         self._waiting.extendleft(reversed(again))
@@ -234,8 +243,8 @@ class Outbox:
         producer = self.producer
         while waiting:
             send = waiting.popleft()
-            if send.is_abandoned:
-                self._settle(send, TimeoutError(_ABANDONED))
+            if send.is_done:
+                # It was abandoned.
                 continue
             if not self.is_numbered and (send.own or send.expires_at is not None):
                 self._settle(send, _not_there(link, "a ttl" if not send.own else "a producer of the caller's"))
@@ -306,6 +315,10 @@ class Outbox:
     def _refusals_end(self, behind: list[Send]) -> None:
         """What went behind a refused send was answered as well."""
         self._behind = None
+        for send in behind:
+            send.frame = 0
+            if send.is_abandoned and not send.is_done:
+                self._settle(send, TimeoutError(_ABANDONED))
         self._waiting.extendleft(reversed(behind))
         if self._pause:
             self._timers.at(self._clock() + NO_ROOM_S, self._resume)
@@ -320,18 +333,20 @@ class Outbox:
         if self._behind:
             # They went before it, and were refused.
             for each in self._behind:
-                each.number = 0
+                each.number = each.frame = 0
             self._returned.extend(self._behind)
             self._behind = []
         if send.is_abandoned or not self.is_numbered:
             self._settle(send, TimeoutError(_ABANDONED) if send.is_abandoned else ConnectionLost(_MAYBE))
         else:
+            send.frame = 0
             self._returned.append(send)
 
     def fail(self, error: Exception) -> None:
         """Nothing will be sent any more."""
         for send in (*self._returned, *self._waiting):
-            self._settle(send, error)
+            if not send.is_done:
+                self._settle(send, error)
         self._returned.clear()
         self._waiting.clear()
         for signal in self._room:
@@ -340,13 +355,18 @@ class Outbox:
     def fail_returned(self, error: Exception) -> None:
         """What was under way may be another broker's by now."""
         for send in self._returned:
-            self._settle(send, error)
+            if not send.is_done:
+                self._settle(send, error)
         self._returned.clear()
 
     def _settle(self, send: Send, error: Exception | None) -> None:
         self._messages -= 1
         self._bytes -= send.size
         send.settle(error)
+        if not self._messages and self._emptied:
+            emptied, self._emptied = self._emptied, []
+            for signal in emptied:
+                signal.set()
         if self._room and self.has_room:
             room, self._room = self._room, []
             for signal in room:

@@ -8,6 +8,7 @@ from truenext.client.core.frames import value
 from truenext.client.core.outbox import Awaited, Batch, Send
 from truenext.client.core.sends import Outgoing, SendOptions, body_of, spoken
 from truenext.client.core.waiting import Flow, Signal, Wait
+from truenext.errors import ClosedError, ConnectionLost
 
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
@@ -76,6 +77,20 @@ def await_room(client: Client, deadline: float | None) -> Flow[None]:
         if not came:
             raise TimeoutError("too many messages wait for their confirmation, and none was confirmed in time")
         client.check_open()
+
+
+def check_confirmed(batch: Batch) -> None:
+    """At the end of a connection: was something lost of which nobody was told?
+
+    Raises: the first error; TimeoutError for what was not confirmed
+    """
+    error, batch.error = batch.error, None
+    if isinstance(error, ClosedError | ConnectionLost):
+        raise TimeoutError(
+            "messages were not confirmed before the connection was closed; they may have arrived"
+        ) from error
+    if error is not None:
+        raise error
 
 
 def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:

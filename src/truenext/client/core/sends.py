@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from collections.abc import Mapping
+from typing import TypedDict, Unpack
 
 import msgspec
 
 from truenext.client.core import frames
 from truenext.limits import BODY_BYTES_MAX, PRODUCER_NUMBER_MAX, SCHEDULE_MS_MAX, TTL_MS_MAX
 from truenext.order import PRIORITY_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class SendOptions(TypedDict, total=False):
@@ -80,12 +78,36 @@ _RESERVED = frozenset(
 """Headers that are always said, or are not the program's. Others that have an option may be said as headers, too."""
 
 
+_TEXT, _WHOLE, _YES_NO, _SECONDS = (str,), (int,), (bool,), (float, int)
+_KINDS: dict[str, tuple[type, ...]] = {
+    "priority": _WHOLE,
+    "persistent": _YES_NO,
+    "ttl": _SECONDS,
+    "delay": _SECONDS,
+    "period": _SECONDS,
+    "repeat": _WHOLE,
+    "cron": _TEXT,
+    "group": _TEXT,
+    "closes_group": _YES_NO,
+    "reply_to": _TEXT,
+    "correlation_id": _TEXT,
+    "content_type": _TEXT,
+    "headers": (Mapping,),
+    "producer": _TEXT,
+    "number": _WHOLE,
+}
+
+
 def spoken(destination: str, options: SendOptions) -> Spoken:
     """Raises: ValueError if an option is not what it may be"""
     if "headers" in options or "number" in options:
         return _speak(destination, options)
     key = (destination, tuple(options.items()))
-    known = _kept.get(key)
+    try:
+        known = _kept.get(key)
+    except TypeError:
+        # What cannot be a key is no option, either.
+        return _speak(destination, options)
     if known is None:
         if len(_kept) >= _KEPT_MAX:
             _kept.clear()
@@ -97,6 +119,12 @@ def _speak(destination: str, options: SendOptions) -> Spoken:
     unknown = options.keys() - SendOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"send has no option {', '.join(sorted(unknown))}")
+    if not isinstance(destination, str):
+        raise TypeError(f"a destination is text, not {destination!r}")
+    for name, said in options.items():
+        kinds = _KINDS[name]
+        if not isinstance(said, kinds) or (isinstance(said, bool) and bool not in kinds):
+            raise TypeError(f"{name} is {kinds[0].__name__}, not {said!r}")
     priority = options.get("priority", 4)
     if not 0 <= priority <= PRIORITY_MAX:
         raise ValueError(f"priority is 0 to {PRIORITY_MAX}, not {priority}")
@@ -149,10 +177,10 @@ def _add_schedule(headers: dict[str, str], options: SendOptions) -> None:
 
 
 def _milliseconds(name: str, seconds: float, most_ms: int) -> int:
-    milliseconds = round(seconds * 1000)
-    if not 0 < milliseconds <= most_ms:
-        raise ValueError(f"{name} is {0.001} to {most_ms // 1000} seconds, not {seconds}")
-    return milliseconds
+    # Not a number is not between them, either.
+    if not 0.001 <= seconds <= most_ms / 1000:
+        raise ValueError(f"{name} is 0.001 to {most_ms // 1000} seconds, not {seconds}")
+    return round(seconds * 1000)
 
 
 def ttl_line(ttl_s: float, called_at: float, now: float) -> str:

@@ -65,6 +65,8 @@ class Session:
         """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
         self._given: dict[object, list[Received]] = {}
         """In auto mode: what each task or thread was handed last, and not acknowledged."""
+        self.block: object | None = None
+        """The block that ends the transaction."""
         self.last: Unit | None = None
         """The last that has ended."""
         self._told: dict[object, Received] = {}

@@ -133,7 +133,8 @@ class Driver:
                     await asyncio.sleep(delay)
                 try:
                     sock = await self._connect(address)
-                except OSError as error:
+                except (OSError, UnicodeError) as error:
+                    # A name that cannot be one of a host is as good as one that is not known.
                     client.connecting_failed(error)
                     continue
                 self._begin(sock, address)

@@ -16,7 +16,7 @@ from truenext.client import log
 from truenext.client.core import flows
 from truenext.client.core.browse import Browse
 from truenext.client.core.charging import Charge
-from truenext.client.core.client import Login
+from truenext.client.core.client import Login, login_of
 from truenext.client.core.consumers import ConsumerOptions, wanted
 from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
 from truenext.client.core.handling import Consuming
@@ -24,7 +24,15 @@ from truenext.client.core.health import Health, health
 from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.message import Content
 from truenext.client.core.outbox import Batch, Send
-from truenext.client.core.sending import await_room, enqueue_if_room, prepare, prepare_one, send, settled
+from truenext.client.core.sending import (
+    await_room,
+    check_confirmed,
+    enqueue_if_room,
+    prepare,
+    prepare_one,
+    send,
+    settled,
+)
 from truenext.client.core.sends import Outgoing, SendOptions, body_of
 from truenext.client.core.session import Mode
 from truenext.client.core.session import Session as CoreSession
@@ -32,7 +40,6 @@ from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, POISON, Verdict
 from truenext.client.threads.driver import Driver
 from truenext.errors import ClosedError, InDoubt
-from truenext.url import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,19 +56,19 @@ def connect(
     reconnect: bool = True,
     timeout: float = CLOSE_S,
 ) -> Connection:
-    """Connect to a broker, or to the first of several that is there. To be used in a `with`, or closed.
+    """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there. To be
+    used in a `with`, or closed.
 
     What is lost is connected anew, for as long as it takes; without `reconnect` that is the end, and so is it if nobody
     is there at first. `client_id` names this client for durable subscriptions.
     Within two `heart_beat`s (seconds; 0 is none) each side sees that the other has gone. `timeout` is for the first
     connection, in seconds.
 
-    Raises: ConfigurationError if a URL is none; ConnectionLost if no broker is there in time; Refused, such as for
-    wrong credentials
+    Raises: ConfigurationError if a URL is none; ValueError, TypeError; ConnectionLost if no broker is there in time;
+    Refused, such as for wrong credentials
     """
-    addresses = [parse_url(url) for url in urls or (DEFAULT_URL,)]
-    login = Login(
-        addresses=addresses,
+    login = login_of(
+        urls,
         user=user,
         password=password,
         client_id=client_id,
@@ -259,6 +266,7 @@ class Transaction:
         self._driver.call(self._block.session.fail, message)
 
     def __enter__(self) -> Self:
+        self._driver.call(self._block.enter)
         return self
 
     def __exit__(
@@ -431,6 +439,8 @@ class Connection:
 
         Raises: as `send`, the first error; what was sent behind it may have arrived
         """
+        if isinstance(messages, str | bytes):
+            raise TypeError("messages are several: for one there is send")
         driver = self._driver
         client = driver.client
         driver.check_place()
@@ -625,8 +635,15 @@ class Connection:
     # ---- The end ----
 
     def close(self, *, timeout: float = CLOSE_S) -> None:
-        """Hand out no more, give back at once what is buffered, wait `timeout` seconds for handlers of `consume`, and
-        take leave. A handler may call it: it does not wait for itself."""
+        """Hand out no more, give back at once what is buffered, wait `timeout` seconds for handlers of `consume` and
+        until what was sent is confirmed, and take leave. A handler may call it: it does not wait for itself.
+
+        Raises: of what was sent with `send_nowait` and nobody has asked for: the first error; TimeoutError
+        """
+        self._close(timeout)
+        check_confirmed(self._pending)
+
+    def _close(self, timeout: float) -> None:
         driver = self._driver
         driver.check_place()
         client = driver.client
@@ -655,8 +672,12 @@ class Connection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == self._driver.process:
-            self.close(timeout=CLOSE_S if error is None else 0.0)
+        if os.getpid() != self._driver.process:
+            return
+        if error is None:
+            self.close()
+        else:
+            self._close(0.0)
 
 
 def connect_as(login: Login) -> Connection:

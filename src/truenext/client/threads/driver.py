@@ -263,7 +263,7 @@ class Driver:
             self._select(None, 0, until - now)
         try:
             sock = self._connect(address)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             with self._lock:
                 client.connecting_failed(error)
             return

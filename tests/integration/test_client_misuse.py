@@ -1,0 +1,209 @@
+"""What somebody found who used the client from its docs alone: is it refused, or said, and never silent?"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from socket import socket
+from typing import Any
+
+import pytest
+
+from truenext import testing
+from truenext.client.core import flows, outbox
+from truenext.client.tasks.connection import Connection, connect
+from truenext.errors import ConnectionLost, LocalProtocolError, Refused, TruenextError
+from truenext.testing.local import LocalBroker
+from truenext.url import Address
+
+PATIENCE_S = 20.0
+
+
+def run(test: Callable[[LocalBroker, Connection], Any]) -> None:
+    async def main() -> None:
+        async with testing.broker() as broker, connect(broker.url) as connection:
+            await asyncio.wait_for(test(broker, connection), PATIENCE_S)
+
+    asyncio.run(main())
+
+
+def test_what_was_sent_without_waiting_is_confirmed_when_the_connection_closes_over_a_reconnect() -> None:
+    """It was dropped without a word if the connection had gone for a moment."""
+
+    async def main() -> None:
+        async with testing.broker() as broker:
+            async with connect(broker.url) as connection:
+                broker.drop()
+                for number in range(20):
+                    connection.send_nowait("/queue/q", str(number))
+            assert (await broker.queue("q")).bodies == [str(number).encode() for number in range(20)]
+
+    asyncio.run(main())
+
+
+def test_closing_says_what_was_refused_and_what_was_not_confirmed() -> None:
+    async def main() -> None:
+        async with testing.broker() as broker:
+            with pytest.raises(Refused, match="CRON"):
+                async with connect(broker.url) as connection:
+                    connection.send_nowait("/queue/q", "x", cron="no such time")
+            connection = await connect(broker.url)
+            broker.freeze()
+            connection.send_nowait("/queue/q", "x")
+            with pytest.raises(TimeoutError, match="may have arrived"):
+                await connection.close(timeout=0.3)
+
+    asyncio.run(main())
+
+
+def test_an_exception_in_the_block_of_a_connection_is_not_hidden_by_what_was_not_confirmed() -> None:
+    async def main() -> None:
+        async with testing.broker() as broker:
+            with pytest.raises(ZeroDivisionError):
+                async with connect(broker.url) as connection:
+                    broker.freeze()
+                    connection.send_nowait("/queue/q", "x")
+                    raise ZeroDivisionError
+
+    asyncio.run(main())
+
+
+def test_a_block_of_a_transaction_stands_in_no_other_and_is_used_once() -> None:
+    """The inner one committed what the outer one had sent."""
+
+    async def test(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True) as session:
+            with pytest.raises(LocalProtocolError, match="another session"):
+                async with session.transaction():
+                    await session.send("/queue/q", "outer")
+                    async with session.transaction():
+                        pass
+            assert (await broker.queue("q")).waiting == 0
+            block = session.transaction()
+            async with block:
+                await session.send("/queue/q", "first")
+            with pytest.raises(LocalProtocolError, match="used once"):
+                async with block:
+                    pass
+        assert (await broker.queue("q")).bodies == [b"first"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("delay", [-1.0, -0.5, 1e300, math.nan, math.inf])
+def test_a_delay_that_is_none_is_said_and_ends_nothing(delay: float) -> None:
+    """The broker refused the NACK, and the whole connection ended with it."""
+    with pytest.raises(ValueError, match="delay is 0 to"):
+        flows.failed_for(delay)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"priority": 7.0}, {"priority": True}, {"persistent": None}, {"persistent": "false"}, {"ttl": "1"}),
+        *({"ttl": math.nan}, {"delay": None}, {"repeat": 3.0}, {"group": 1}, {"reply_to": True}, {"headers": None}),
+        *({"headers": [("a", "b")]}, {"correlation_id": []}, {"closes_group": 1}, {"producer": "p", "number": "1"}),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_refused_by_name_and_spoils_no_later_send(options: dict[str, Any]) -> None:
+    """A priority of 7.0 made a later one of 7 wrong: both were one key of what is kept."""
+
+    async def test(broker: LocalBroker, connection: Connection) -> None:
+        with pytest.raises((TypeError, ValueError), match=next(iter(options)) + "|number"):
+            await connection.send("/queue/q", "x", **options)
+        await connection.send("/queue/q", "y", priority=7, repeat=3, period=60, persistent=True)
+
+    run(test)
+
+
+def test_text_is_no_list_of_messages() -> None:
+    async def test(broker: LocalBroker, connection: Connection) -> None:
+        for text in ("abc", b"abc"):
+            with pytest.raises(TypeError, match="for one there is send"):
+                await connection.send_many("/queue/q", text)  # type: ignore[arg-type]
+        assert (await broker.queue("q")).waiting == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("timeout", [-1, math.nan, "", "1"])
+def test_a_timeout_that_is_none_is_said(timeout: Any) -> None:
+    async def test(_: LocalBroker, connection: Connection) -> None:
+        async with connection.consumer("/queue/q") as consumer:
+            with pytest.raises(ValueError, match="timeout is"):
+                await consumer.receive(timeout)
+
+    run(test)
+
+
+def test_sends_that_were_given_up_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They kept the outbox full for as long as there was no connection, though they are never sent."""
+    monkeypatch.setattr(outbox, "MESSAGES_MAX", 10)
+
+    async def test(broker: LocalBroker, connection: Connection) -> None:
+        comes = asyncio.Event()
+        connect_now = connection._driver._connect
+
+        async def connect_later(address: Address) -> socket:
+            await comes.wait()
+            return await connect_now(address)
+
+        monkeypatch.setattr(connection._driver, "_connect", connect_later)
+        broker.drop()
+        await asyncio.sleep(0.1)
+        late = [connection.send("/queue/q", "late", timeout=0.2) for _ in range(10)]
+        assert all(isinstance(each, TimeoutError) for each in await asyncio.gather(*late, return_exceptions=True))
+        assert connection.health().unconfirmed == 0
+        comes.set()
+        connection.send_nowait("/queue/q", "in time")
+        await connection.flush()
+        assert (await broker.queue("q")).bodies == [b"in time"]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error"),
+    [
+        ((None,), {}, TypeError),
+        ((), {"heart_beat": None}, ValueError),
+        ((), {"heart_beat": math.nan}, ValueError),
+        ((), {"heart_beat": math.inf}, ValueError),
+        ((), {"heart_beat": -1.0}, ValueError),
+        ((), {"user": 0}, TypeError),
+    ],
+)
+def test_what_is_no_connection_is_said_before_anything_is_tried(
+    arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        connect(*arguments, **options)
+
+
+def test_a_name_that_no_host_can_have_is_no_broker() -> None:
+    async def main() -> None:
+        with pytest.raises(ConnectionLost, match="no broker at"):
+            await connect(f"stomp://{'a' * 70}.example:1", timeout=0.5)
+
+    asyncio.run(main())
+
+
+def test_who_answers_nothing_is_said_to_answer_nothing() -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(lambda _, writer: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionLost, match="does not answer"):
+            await connect(f"stomp://127.0.0.1:{port}", timeout=0.3)
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_a_warning_says_what_happened_where_nobody_has_set_up_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with pytest.raises(TruenextError):
+            await connect("stomp://127.0.0.1:1", timeout=0.2)
+
+    with caplog.at_level(logging.WARNING, "truenext.client"):
+        asyncio.run(main())
+    assert "cannot connect: [Errno" in caplog.text
