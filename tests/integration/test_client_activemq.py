@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import truenext
 from bench.brokers import ActiveMQ, why_no_activemq
 from tests.integration.freezing_proxy import FreezingProxy
 from truenext import blocking
+from truenext.cli.main import main
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.client.core.sends import SendOptions
 from truenext.errors import ConnectionLost, InDoubt, LocalProtocolError, Refused, RolledBack
@@ -587,3 +589,19 @@ def test_wrong_credentials_end_it_and_right_ones_do(url: str, place: str) -> Non
     with blocking.connect(url, user="somebody", password="right") as connection:
         connection.send(place, "x")
         assert taken(connection, place) == ["x"]
+
+
+# ---- Commands ----
+
+
+def test_commands_send_receive_and_browse_and_what_needs_our_broker_is_refused(url: str, place: str) -> None:
+    def said(status: int, *words: str) -> str:
+        done = CliRunner().invoke(main, [*words, "--url", url])
+        assert done.exit_code == status, done.output
+        return done.output
+
+    assert said(0, "send", place, "x") == ""
+    assert said(0, "browse", place) == "x\n"
+    assert said(1, "browse", place, "--follow").startswith("truenext: --follow needs a truenext broker")
+    assert said(0, "receive", place) == "x\n"
+    assert said(1, "queues").startswith("truenext: a question to the broker needs a truenext broker")

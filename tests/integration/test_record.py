@@ -3,13 +3,15 @@
 import random
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bench.brokers import ActiveMQ, why_no_activemq
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
 from truenext.client.recorder import Event, Recorder
-from truenext.client.workload import mix, production
+from truenext.client.workload import Sent, mix, production
 from truenext.errors import ConfigurationError, RemoteProtocolError
 
 
@@ -101,3 +103,46 @@ def test_a_broker_that_is_not_there_is_one_line(own_broker: BrokerProcess, tmp_p
     done = record_command(own_broker, "--out", str(tmp_path / "recording"))
     assert done.returncode == 2
     assert "truenext: no broker at" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def activemq() -> Iterator[ActiveMQ]:
+    reason = why_no_activemq()
+    if reason is not None:
+        pytest.skip(reason)
+    broker = ActiveMQWithAnUnorderedQueue()
+    with broker:
+        yield broker
+
+
+class ActiveMQWithAnUnorderedQueue(ActiveMQ):
+    """One of its queues hands out what came first, whatever its priority."""
+
+    def prepare(self, folder: Path) -> list[str]:
+        command = super().prepare(folder)
+        file = folder / "conf" / "activemq.xml"
+        entry = '<policyEntry queue="unordered" prioritizedMessages="false"/>'
+        file.write_text(file.read_text().replace("</policyEntries>", f"{entry}</policyEntries>", 1))
+        return command
+
+
+def recorded(activemq: ActiveMQ, messages: list[Sent], *, queue: str, window: int) -> list[int | None]:
+    """What came, in its order."""
+    url = f"stomp://127.0.0.1:{activemq.port}"
+    return sequences(Recorder(url).record(messages, queue=queue, window=window, report=silent), "dispatched")
+
+
+def test_a_recording_of_activemq_shows_the_faults_of_the_production_case(activemq: ActiveMQ) -> None:
+    came = recorded(activemq, production(2000, random.Random(1)), queue="production", window=100)
+    assert sorted(came, key=lambda sequence: sequence or 0) == list(range(1, 2001))
+    urgent = list(range(1501, 2001))
+    assert [sequence for sequence in came if sequence in urgent] == urgent
+    # It looks into one of its two buckets first, where nothing is urgent.
+    assert came.index(urgent[0]) > 100
+
+
+def test_a_recording_has_the_order_of_arrival_though_the_client_hands_out_what_is_urgent_first(
+    activemq: ActiveMQ,
+) -> None:
+    messages = [Sent(priority=number % 10, persistent=True) for number in range(500)]
+    assert recorded(activemq, messages, queue="unordered", window=100) == list(range(1, 501))

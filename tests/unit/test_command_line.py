@@ -188,7 +188,10 @@ def test_a_command_that_there_is_not_is_refused() -> None:
     "words",
     [
         ["receive", "q", "--all", "--count", "1"],
+        ["receive", "q", "--all", "--follow"],
+        ["receive", "q", "--count", "1", "--follow"],
         ["send", "q", "body", "--lines"],
+        ["send", "q", "body", "--file", "-"],
         ["serve", "--memory", "--disk-limit", "10GiB"],
         ["serve", "--memory", "--history"],
         ["serve", "--memory", "--data", "somewhere"],

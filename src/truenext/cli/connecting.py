@@ -20,14 +20,18 @@ url_option = click.option("--url", type=URL, default=DEFAULT_URL, show_default=T
 
 @contextmanager
 def connected(url: str, *, reconnect: bool = False, failure: type[Failure] = Failure) -> Iterator[Connection]:
-    """A connection, whose loss is the end unless it is to `reconnect`.
+    """A connection, whose loss is the end unless it is to `reconnect`; at first a broker must be there in any case.
 
     Raises: `failure` for whatever goes wrong with it
     """
     logger = logging.getLogger("truenext.client")
-    logger.addHandler(_Said() if reconnect else logging.NullHandler())
+    logger.addHandler(logging.NullHandler())
     logger.propagate = False
     try:
+        if reconnect:
+            with connect(url, reconnect=False):
+                logger.addHandler(_Said())
+                logger.setLevel(logging.INFO)
         with connect(url, reconnect=reconnect) as connection:
             yield connection
     except TimeoutError as error:
@@ -37,11 +41,16 @@ def connected(url: str, *, reconnect: bool = False, failure: type[Failure] = Fai
 
 
 class _Said(logging.Handler):
-    """What becomes of a connection that is to last, on standard error."""
+    """What becomes of a connection that is to last, on standard error: that it has gone, once, and that it is back."""
+
+    _has_gone = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        error = getattr(record, "error", "")
-        terminal.say(f"truenext: {record.getMessage()}{f' ({error})' if error else ''}", err=True)
+        has_come = record.levelno == logging.INFO
+        if has_come is self._has_gone:
+            self._has_gone = not has_come
+            error = getattr(record, "error", "")
+            terminal.say(f"truenext: {record.getMessage()}{f' ({error})' if error else ' again'}", err=True)
 
 
 def ask(connection: Connection, verb: str, question: object = None) -> Any:

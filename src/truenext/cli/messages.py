@@ -3,18 +3,19 @@
 import base64
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
 import click
 
-from truenext.blocking import Content
+from truenext.blocking import Connection, Content, connect
 from truenext.cli import terminal
 from truenext.cli.connecting import connected, url_option
 from truenext.cli.values import COUNT, SELECTOR, Address, Body, Header, Place, Seconds
 from truenext.client.core.consumers import ConsumerOptions
-from truenext.errors import TruenextError
+from truenext.errors import ConnectionLost, LocalProtocolError, TruenextError
 
 PROGRESS_SECONDS = 2.0
 """Time between two lines of progress."""
@@ -146,7 +147,7 @@ def receive(
 @click.argument("queue", type=Address())
 @selector_option
 @click.option("--limit", type=COUNT, help="Messages to show at most.")
-@click.option("--follow", is_flag=True, help="Then show what comes, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Then show what comes until Ctrl-C, also after the broker was away.")
 @json_option
 @url_option
 def browse(queue: str, selector: str | None, limit: int | None, follow: bool, as_json: bool, url: str) -> None:
@@ -154,25 +155,46 @@ def browse(queue: str, selector: str | None, limit: int | None, follow: bool, as
     with connected(url) as connection:
         shown = connection.browse(queue, selector=selector)
         if follow:
-            shown = _followed(lambda: connection.browse(queue, selector=selector))
+            shown = _followed(connection, url, queue, selector)
         for message in islice(shown, limit):
             _print(message, as_json=as_json)
             if follow:
                 sys.stdout.buffer.flush()
 
 
-def _followed(look: Callable[[], Iterable[Content]]) -> Iterator[Content]:
-    """What waits, and then again and again what has come since; it is looked at all of the queue for that."""
+def _followed(connection: Connection, url: str, queue: str, selector: str | None) -> Iterator[Content]:
+    """What waits, and then again and again what has come since; it is looked at all of the queue for that.
+
+    Raises: Refused; LocalProtocolError if the broker does not say which messages are new
+    """
     highest = -1
+    with ExitStack() as connections:
+        while True:
+            began = time.monotonic()
+            seen = highest
+            try:
+                for message in connection.browse(queue, selector=selector):
+                    if "truenext-sequence" not in message.headers:
+                        raise LocalProtocolError("--follow needs a truenext broker: this one numbers no messages")
+                    if message.sequence > seen:
+                        highest = max(highest, message.sequence)
+                        yield message
+            except ConnectionLost as error:
+                terminal.say(f"truenext: connection lost ({error})", err=True)
+                connection = connections.enter_context(_connected_again(url))
+                terminal.say("truenext: connected again", err=True)
+                continue
+            # A long queue is not looked at all the time.
+            time.sleep(max(LOOK_SECONDS, 4 * (time.monotonic() - began)))
+
+
+def _connected_again(url: str) -> Connection:
+    """As soon as the broker is there. Raises: Refused"""
     while True:
-        began = time.monotonic()
-        seen = highest
-        for message in look():
-            if message.sequence > seen:
-                highest = max(highest, message.sequence)
-                yield message
-        # A long queue is not looked at all the time.
-        time.sleep(max(LOOK_SECONDS, 4 * (time.monotonic() - began)))
+        try:
+            return connect(url, reconnect=False)
+        except ConnectionLost:
+            time.sleep(LOOK_SECONDS)
 
 
 def _print(message: Content, *, as_json: bool) -> None:

@@ -1,0 +1,228 @@
+"""What do `truenext send`, `receive` and `browse` do with files, lines and JSON, and when the broker goes away?
+
+Source of what is expected: docs/commands.md.
+"""
+
+import base64
+import json
+import queue as queues
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from click.testing import CliRunner
+
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from truenext.cli import messages
+from truenext.cli.main import main
+
+
+def url(broker: BrokerProcess) -> str:
+    return f"stomp://127.0.0.1:{broker.port}"
+
+
+def run(
+    broker: BrokerProcess, *words: str, told: bytes = b"", cwd: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """A command with `told` on its standard input."""
+    command = dying_with_us([TRUENEXT, *words, "--url", url(broker)])
+    return subprocess.run(command, input=told, capture_output=True, timeout=PATIENCE_SECONDS, cwd=cwd)
+
+
+def waiting(broker: BrokerProcess, queue: str) -> list[bytes]:
+    return [message.body for message in broker.what_is_left(queue)]
+
+
+# ---- Sending ----
+
+
+def test_a_file_or_standard_input_is_one_message_as_it_is(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
+    body = b"two\nlines\n\xff\0"
+    file = tmp_path / "file"
+    file.write_bytes(body)
+    for words in ([], ["--file", "-"], ["--file", str(file)]):
+        done = run(broker, "send", queue, *words, told=body)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert waiting(broker, queue) == [body] * 3
+
+
+def test_each_line_is_a_message_without_its_line_feed(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1\n\n3\r\n4")
+    done = run(broker, "send", queue, "--lines", "--file", str(tmp_path / "file"))
+    assert (done.returncode, done.stderr) == (0, b"4 sent\n")
+    done = run(broker, "send", queue, "--lines", told=b"5\n")
+    assert (done.returncode, done.stderr) == (0, b"1 sent\n")
+    assert waiting(broker, queue) == [b"1", b"", b"3\r", b"4", b"5"]
+
+
+def test_several_files_and_standard_input_are_sent_in_their_order(
+    broker: BrokerProcess, queue: str, tmp_path: Path
+) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    done = run(broker, "send", queue, "--file", "b", "--file", "-", "--file", "a", told=b"input", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"3 sent\n")
+    assert waiting(broker, queue) == [b"b", b"input", b"a"]
+
+
+def test_an_empty_file_is_an_empty_message_and_has_no_lines(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert run(broker, "send", queue, "--file", str(tmp_path / "empty")).returncode == 0
+    done = run(broker, "send", queue, "--lines", "--file", str(tmp_path / "empty"))
+    assert (done.returncode, done.stderr) == (0, b"0 sent\n")
+    assert waiting(broker, queue) == [b""]
+
+
+def test_with_a_file_that_is_missing_nothing_is_sent(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("x")
+    done = run(broker, "send", queue, "--file", "there", "--file", "missing", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"'missing' does not exist" in done.stderr and done.stderr.count(b"\n") == 1
+    assert waiting(broker, queue) == []
+
+
+def test_many_lines_say_how_far_they_are(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("".join(f"{number}\n" for number in range(3500)))
+    with mock.patch.object(messages, "PROGRESS_SECONDS", 0.0):
+        words = ["send", queue, "--lines", "--file", str(tmp_path / "file"), "--transient", "--url", url(broker)]
+        done = CliRunner().invoke(main, words)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == [*(f"{n},000 sent so far" for n in (1, 2, 3)), "3,500 sent"]
+    assert broker.queues()[queue].waiting == 3500
+
+
+# ---- JSON ----
+
+
+def test_json_has_headers_and_a_body_or_one_in_base64(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    client.send(queue, "grün".encode(), headers={"colour": "green"}, confirmed=True)
+    client.send(queue, b"\xff", confirmed=True)
+    for words in (["browse", queue], ["receive", queue, "--count", "2"]):
+        text, data = map(json.loads, broker.said(*words, "--json").splitlines())
+        assert text.keys() == {"headers", "body"} and data.keys() == {"headers", "body_base64"}
+        assert text["body"] == "grün" and text["headers"]["colour"] == "green"
+        assert text["headers"]["destination"] == f"/queue/{queue}"
+        assert base64.b64decode(data["body_base64"]) == b"\xff"
+    assert waiting(broker, queue) == []
+
+
+# ---- Following ----
+
+
+class Following:
+    """A command that runs until Ctrl-C."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.said: queues.SimpleQueue[bytes] = queues.SimpleQueue()
+        self.told: queues.SimpleQueue[bytes] = queues.SimpleQueue()
+        """On standard error."""
+        pipes = ((process.stdout, self.said), (process.stderr, self.told))
+        self._threads = [threading.Thread(target=self._read, args=pipe) for pipe in pipes]
+        for thread in self._threads:
+            thread.start()
+
+    def lines(self, count: int) -> list[bytes]:
+        return [self.said.get(timeout=PATIENCE_SECONDS) for _ in range(count)]
+
+    def complaint(self) -> str:
+        return self.told.get(timeout=PATIENCE_SECONDS).decode()
+
+    def interrupt(self) -> int:
+        self._process.send_signal(signal.SIGINT)
+        return self._process.wait(PATIENCE_SECONDS)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    @staticmethod
+    def _read(pipe: Iterator[bytes], lines: queues.SimpleQueue[bytes]) -> None:
+        for line in pipe:
+            lines.put(line)
+
+
+@contextmanager
+def following(port: int, words: Sequence[str]) -> Iterator[Following]:
+    command = dying_with_us([TRUENEXT, *words, "--follow", "--url", f"stomp://127.0.0.1:{port}"])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        follower = Following(process)
+        try:
+            yield follower
+        finally:
+            process.kill()
+            process.wait()
+            follower.join()
+
+
+@pytest.mark.parametrize("words", [["receive", "q"], ["browse", "q"], ["receive", "q", "--json"]], ids=" ".join)
+def test_following_goes_on_after_the_broker_was_away_and_ends_with_ctrl_c(tmp_path: Path, words: list[str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    broker = BrokerProcess(tmp_path, ["--listen", f"stomp://127.0.0.1:{port}"])
+    try:
+        broker.start()
+        broker.connect().send("q", b"1", persistent=True, confirmed=True)
+        with following(port, words) as follower:
+            (first,) = follower.lines(1)
+            broker.restart(is_clean=False)
+            assert "connection lost" in follower.complaint()
+            broker.connect().send("q", b"2", persistent=True, confirmed=True)
+            assert follower.complaint() == "truenext: connected again\n"
+            (second,) = follower.lines(1)
+            if words[0] == "receive":
+                # Else it may be acknowledged or not.
+                broker.await_facts("q", waiting=0, unacknowledged=0)
+            assert follower.interrupt() == 130
+            follower.join()
+            # The shell's prompt does not stand behind ^C.
+            assert follower.said.empty() and follower.complaint() == "\n" and follower.told.empty()
+        bodies = [first, second]
+        if "--json" in words:
+            assert [json.loads(line)["body"] for line in bodies] == ["1", "2"]
+        else:
+            assert bodies == [b"1\n", b"2\n"]
+        broker.close_clients()
+        assert waiting(broker, "q") == ([b"1", b"2"] if words[0] == "browse" else [])
+    finally:
+        broker.clean_up()
+
+
+def test_what_comes_is_shown_once_wherever_its_place_is(broker: BrokerProcess, queue: str) -> None:
+    client = broker.connect()
+    client.send(queue, b"1", confirmed=True)
+    with following(broker.port, ["browse", queue, "--limit", "4"]) as follower:
+        assert follower.lines(1) == [b"1\n"]
+        client.send(queue, b"2", confirmed=True)
+        assert follower.lines(1) == [b"2\n"]
+        client.send(queue, b"urgent", priority=9, confirmed=True)
+        client.send(queue, b"4", confirmed=True)
+        assert follower.lines(2) == [b"urgent\n", b"4\n"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["send", "q", "x"], ["send", "q", "--lines"], ["receive", "q"], ["receive", "q", "--follow"]),
+        *(["browse", "q"], ["browse", "q", "--follow"], ["queues"], ["status"]),
+    ],
+    ids=" ".join,
+)
+def test_a_broker_that_is_not_there_is_said_at_once(words: list[str]) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        began = time.monotonic()
+        done = CliRunner().invoke(main, [*words, "--url", f"stomp://127.0.0.1:{port}"])
+    assert time.monotonic() - began < 1
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"truenext: no broker at stomp://127.0.0.1:{port}: Connection refused\n"
