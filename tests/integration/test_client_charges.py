@@ -259,11 +259,13 @@ async def main():
         consuming = asyncio.create_task(
             connection.consume("/queue/q", handle, transacted=transacted == "True", concurrency=8)
         )
-        while any(
-            queue["name"] == "q" and queue["waiting"] + queue["unacknowledged"]
-            for queue in json.loads(await connection.ask("queues"))
-        ):
-            await asyncio.sleep(0.01)
+        empty = 0
+        # What the transactions of a process that has died had comes back a second later.
+        while empty < 15:
+            queues = json.loads(await connection.ask("queues"))
+            has_any = any(each["name"] == "q" and each["waiting"] + each["unacknowledged"] for each in queues)
+            empty = 0 if has_any else empty + 1
+            await asyncio.sleep(0.1)
         consuming.cancel()
         await asyncio.wait({consuming})
 

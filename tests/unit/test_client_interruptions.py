@@ -58,7 +58,7 @@ def test_nothing_is_waited_for_that_a_lost_connection_would_have_written(client:
 
 
 def test_a_broker_that_hangs_up_first_while_we_take_leave_leaves_us_closed(client: Client) -> None:
-    client.is_closing = True
+    client.is_closing = client._is_leaving = True
     client.lost(ConnectionLost("the broker has closed it"))
     assert isinstance(client.error, ClosedError)
 

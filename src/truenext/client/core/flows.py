@@ -219,6 +219,10 @@ def await_send(client: Client, send: Send, deadline: float | None) -> Flow[None]
             send.settled = Signal()
         yield Wait(send.settled, deadline)
     if send.error is not None:
+        batch = send.batch
+        if batch is not None and batch.error is send.error:
+            # Whoever asked has been told.
+            batch.error = None
         raise send.error
 
 
