@@ -402,12 +402,11 @@ class Oracle:
         return any(unit is not None and unit.is_doomed and letter in unit.letters for unit in units)
 
     def has_again(self, consumer: Consumer) -> int:
-        """Messages that have come to it, and that its program has from elsewhere."""
-        peer = consumer.session.peer
-        return sum(
-            live.is_again and peer.wire is not None and live.wire == peer.wire.number and peer in live.letter.had_by
-            for live in consumer.incoming.live.values()
-        )
+        """Messages that have come to it, and that the code of its program still has from elsewhere: how long is not
+        said, so the client is asked."""
+        foreign = consumer.session.peer.client.subscriptions.foreign
+        again = [received.again for received in foreign.values()]
+        return sum(received in again for received in consumer.subscription.held.values())
 
     def is_current(self, given: Given) -> bool:
         """The dispatch is of the connection that is there."""

@@ -18,6 +18,9 @@ EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 def test_the_client_never_differs_from_the_oracle(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
     seed = int(os.environ.get("TRUENEXT_SEED") or SystemRandom().randrange(2**32))
     for each in range(EXAMPLES):
-        # pytest shows it if the test fails; that example alone is the same again.
-        steps.append(f"TRUENEXT_SEED={seed + each} TRUENEXT_EXAMPLES=1")
-        Machine.run_plainly(Random(seed + each), monkeypatch, steps)
+        try:
+            Machine.run_plainly(Random(seed + each), monkeypatch, steps)
+        except BaseException:
+            # That example alone is the same again.
+            print(f"TRUENEXT_SEED={seed + each} TRUENEXT_EXAMPLES=1")
+            raise

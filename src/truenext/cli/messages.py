@@ -13,10 +13,13 @@ import click
 from truenext.blocking import Connection, Content, connect
 from truenext.cli import terminal
 from truenext.cli.connecting import connected, url_option
+from truenext.cli.ending import Failure
 from truenext.cli.values import COUNT, SELECTOR, Address, Body, Header, Place, Seconds
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.errors import ConnectionLost, LocalProtocolError, TruenextError
 
+_OF_THE_CONNECTION = frozenset({"subscription", "ack", "truenext-round"})
+"""Headers that mean nothing once the command has ended."""
 PROGRESS_SECONDS = 2.0
 """Time between two lines of progress."""
 LOOK_SECONDS = 1.0
@@ -75,7 +78,7 @@ def send(
                 headers=dict(headers),
             )
         except ValueError as error:
-            raise click.UsageError(str(error)) from error
+            raise Failure(error) from error
     if lines or len(files) > 1:
         terminal.say(f"{progress.count:,} sent", err=True)
 
@@ -201,7 +204,9 @@ def _print(message: Content, *, as_json: bool) -> None:
     if not as_json:
         terminal.write_body(message.body)
         return
-    said: dict[str, object] = {"headers": message.headers}
+    said: dict[str, object] = {
+        "headers": {name: value for name, value in message.headers.items() if name not in _OF_THE_CONNECTION}
+    }
     try:
         said["body"] = message.text
     except UnicodeDecodeError:
