@@ -340,7 +340,8 @@ class Machine:
             unit = session.unit
             if isinstance(error, RolledBack) and unit is not None and unit.is_doomed:
                 return
-            if isinstance(error, CancelledError) or (isinstance(error, RolledBack) and session.is_closed):
+            is_closed = session.is_closed or session.peer in self._closed
+            if isinstance(error, CancelledError) or (isinstance(error, RolledBack) and is_closed):
                 return
             if isinstance(error, ClosedError) and (
                 session.is_closed or session.peer in self._closed or (asked is not None and asked.is_closed)
@@ -903,9 +904,11 @@ class Machine:
         for consumer in session.consumers if task.asked is None else [task.asked]:
             if consumer.is_closed or consumer.is_paused:
                 continue
-            if session.ack is not Ack.TRANSACTED and consumer.prefetch:
-                has = sum(given.consumer is consumer for given in session.given)
-                has += self.oracle.has_again(consumer)
+            if consumer.prefetch:
+                # What a transaction has is in no window; what has come again is, as long as its code has it.
+                has = self.oracle.has_again(consumer)
+                if session.ack is not Ack.TRANSACTED:
+                    has += sum(given.consumer is consumer for given in session.given)
                 if has >= consumer.prefetch:
                     continue
             # The program's own, which comes again, is not handed out.
@@ -953,18 +956,23 @@ class Machine:
         self._end_all()
 
     def _end_all(self) -> None:
-        end = self.now + 10
-        while self.now < end:
-            self.run_all()
-            self.world.advance_to(min(end, self.world.next_after_now() or end))
-        self.run_all()
+        self._let_pass(10)
         for wire in list(self.world.half_open):
             self.world.broker_loses(wire)
         for peer in self.world.peers:
             if peer.wire is not None:
                 self.world.broker_loses(peer.wire)
+        # Those that were cut have a second to come back.
+        self._let_pass(2)
         self.world.run_broker()
         self._check_waiting(is_end=True)
+
+    def _let_pass(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.run_all()
+            self.world.advance_to(min(end, self.world.next_after_now() or end))
+        self.run_all()
 
 
 def _has_ended(_: object) -> None:

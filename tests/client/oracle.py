@@ -53,6 +53,8 @@ class Letter:
     """Programs that have it; several only if the broker has lost sight of the others."""
     done_by: dict[Peer, Said] = field(default_factory=dict)
     """Programs that have handled it, or will never have it again."""
+    was_handled: bool = False
+    """Some program has handled it: wherever it comes again, that may be said of it."""
     was_rejected: bool = False
     fewest: int = 0
     """Attempts, if all of `unsure` have come to nothing: less than these."""
@@ -430,6 +432,7 @@ class Oracle:
         """The program has handled it."""
         peer = given.consumer.session.peer
         self.is_over(given)
+        given.letter.was_handled = True
         given.letter.done_by[peer] = Said(peer.wire if self.is_current(given) else None)
 
     def is_rejected(self, given: Given) -> None:
@@ -585,7 +588,7 @@ class Oracle:
                     raise Disagreement(f"{token} is dead after {letter.most} attempts at most")
             elif (
                 letter.sent is Sent.ACCEPTED
-                and not (is_had or letter.done_by)
+                and not (is_had or letter.done_by or letter.was_handled)
                 and (is_end or not self._is_with_a_doomed(letter))
             ):
                 raise Disagreement(f"{token} is lost")

@@ -282,3 +282,28 @@ def test_what_was_acknowledged_is_acknowledged_again_after_a_time_with_another_b
     script.confirm()
     script.message(subscription, 1, deliveries=2)
     assert len(named(script.all_said(), "ACK")) == 1
+
+
+def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_by_now() -> None:
+    """A transaction was rolled back by another task, and its message given to another session before its own code knew.
+    When the connection was lost and that code ended, the message came again and was handed out a second time."""
+    script = Script()
+    script.connect()
+    transacted = script.session(Mode.TRANSACTED)
+    first = script.consumer(transacted, prefetch=1)
+    waiting = receive(transacted)
+    script.message(first, 1)
+    one(waiting)
+    transacted.rollback("another", charge=Charge.NONE)
+    other = script.session()
+    second = script.consumer(other, prefetch=1)
+    waiting = receive(other)
+    script.message(second, 1, deliveries=2)
+    held = one(waiting)
+    script.reconnect()
+    script.confirm()
+    transacted.rollback("the task", charge=Charge.NONE)
+    waiting = receive(other)
+    script.message(second, 1, deliveries=3)
+    assert not waiting.again().is_done
+    assert held.again is not None

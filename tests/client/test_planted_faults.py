@@ -125,7 +125,7 @@ FAULTS = [
         "what the program had on a lost connection, and gave back, is hidden for ever",
         Subscriptions,
         "put_back",
-        "self.foreign.pop(received.key, None)",
+        "self.forget(received)",
         "pass",
     ),
     Fault(

@@ -700,7 +700,7 @@ class Session:
         committed = unit.outcome is Outcome.COMMITTED
         for received in unit.given:
             if committed and received not in unit.failed:
-                client.subscriptions.foreign.pop(received.key, None)
+                client.subscriptions.forget(received)
                 received.state = State.DONE
             else:
                 client.subscriptions.put_back(received)

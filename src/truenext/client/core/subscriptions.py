@@ -307,7 +307,7 @@ class Subscriptions:
         if link is not None and received.link == link.number:
             self._tell(link, received, verdict, begun)
             return
-        self.foreign.pop(received.key, None)
+        self.forget(received)
         again = received.again
         if again is not None and self.is_current(again) and again.state is State.HELD:
             again.state = State.DONE
@@ -345,10 +345,22 @@ class Subscriptions:
         if len(self.verdicts) > VERDICTS_MAX:
             del self.verdicts[next(iter(self.verdicts))]
 
+    def _is_foreign(self, received: Received) -> None:
+        """The program has it, and its connection has gone. What came again while the program still had the message is
+        known by what the program has."""
+        earlier = self.foreign.get(received.key)
+        if earlier is None or earlier.again is not received:
+            self.foreign[received.key] = received
+
+    def forget(self, received: Received) -> None:
+        """The program has this dispatch no more. It may have a later one of the same message."""
+        if self.foreign.get(received.key) is received:
+            del self.foreign[received.key]
+
     def put_back(self, received: Received) -> None:
         """The program does not have a message any more, and nothing was said of it: what has come again waits."""
         received.state = State.DONE
-        self.foreign.pop(received.key, None)
+        self.forget(received)
         again, received.again = received.again, None
         if again is not None and self.is_current(again) and again.state is State.HELD:
             again.subscription.held.pop(again.ack_id, None)
@@ -359,17 +371,17 @@ class Subscriptions:
 
     def lost(self, link: Link, units: Iterable[Unit], *, was_up: bool) -> None:
         """The connection has gone. What the program has comes again, and may do so here while the program has it."""
-        for subscription in self.by_id.values():
-            for received in subscription.held.values():
-                # What has come again while the program still had it is known by what the program has.
-                self.foreign.setdefault(received.key, received)
-            subscription.begin_connection()
-            subscription.has_missed |= was_up and subscription.wanted.is_lossy
-            subscription.buffer.cleared()
+        # What was rolled back from elsewhere may be somebody else's here by now.
         for unit in units:
             for received in unit.given:
                 if received.link == link.number:
-                    self.foreign.setdefault(received.key, received)
+                    self._is_foreign(received)
+        for subscription in self.by_id.values():
+            for received in subscription.held.values():
+                self._is_foreign(received)
+            subscription.begin_connection()
+            subscription.has_missed |= was_up and subscription.wanted.is_lossy
+            subscription.buffer.cleared()
 
     def connected(self) -> None:
         """There is a new one. If it is to another store, what the program has of the first one stays known: it may come
