@@ -302,7 +302,8 @@ def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_b
     held = one(waiting)
     script.reconnect()
     script.confirm()
-    transacted.rollback("the task", charge=Charge.NONE)
+    assert transacted.unit is not None
+    transacted.rollback(transacted.unit.owner, charge=Charge.NONE)
     waiting = receive(other)
     script.message(second, 1, deliveries=3)
     assert not waiting.again().is_done
