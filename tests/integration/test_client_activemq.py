@@ -604,4 +604,4 @@ def test_commands_send_receive_and_browse_and_what_needs_our_broker_is_refused(u
     assert said(0, "browse", place) == "x\n"
     assert said(1, "browse", place, "--follow").startswith("truenext: --follow needs a truenext broker")
     assert said(0, "receive", place) == "x\n"
-    assert said(1, "queues").startswith("truenext: a question to the broker needs a truenext broker")
+    assert said(2, "queues").startswith("truenext: a question to the broker needs a truenext broker")

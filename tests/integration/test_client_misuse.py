@@ -199,7 +199,12 @@ def test_who_answers_nothing_is_said_to_answer_nothing() -> None:
     asyncio.run(main())
 
 
-def test_a_warning_says_what_happened_where_nobody_has_set_up_a_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_says_what_happened_where_nobody_has_set_up_a_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A command that ran in this process keeps the log for itself.
+    monkeypatch.setattr(logging.getLogger("truenext.client"), "propagate", True)
+
     async def main() -> None:
         with pytest.raises(TruenextError):
             await connect("stomp://127.0.0.1:1", timeout=0.2)

@@ -598,7 +598,9 @@ def test_it_runs_in_the_running_loop(clients: Clients, factory: type[asyncio.Abs
     async def main() -> None:
         async with testing.broker() as broker:
             client = await asyncio.to_thread(clients.connect, broker.url)
-            client.send("orders", b"1", persistent=True, headers={"AMQ_SCHEDULED_DELAY": "60000"})
+            scheduled = {"AMQ_SCHEDULED_DELAY": "60000", "receipt": "sent"}
+            client.send("orders", b"1", persistent=True, headers=scheduled)
+            await asyncio.to_thread(client.await_receipt, "sent")
             await broker.advance(seconds=60)
             assert (await broker.queue("orders")).bodies == [b"1"]
             await broker.crash()
@@ -637,7 +639,8 @@ def test_two_puts_forward_at_once_add_up(clients: Clients) -> None:
     async def main() -> None:
         async with testing.broker() as broker:
             client = await asyncio.to_thread(clients.connect, broker.url)
-            client.send("orders", b"1", headers={"AMQ_SCHEDULED_DELAY": "60000"})
+            client.send("orders", b"1", headers={"AMQ_SCHEDULED_DELAY": "60000", "receipt": "sent"})
+            await asyncio.to_thread(client.await_receipt, "sent")
             await asyncio.gather(broker.advance(seconds=30), broker.advance(seconds=30))
             assert (await broker.queue("orders")).bodies == [b"1"]
 

@@ -16,7 +16,7 @@ from truenext.cli.connecting import connected, url_option
 from truenext.cli.ending import Failure
 from truenext.cli.values import COUNT, SELECTOR, Address, Body, Header, Place, Seconds
 from truenext.client.core.consumers import ConsumerOptions
-from truenext.errors import ConnectionLost, LocalProtocolError, TruenextError
+from truenext.errors import ConnectionLost, TruenextError
 
 _OF_THE_CONNECTION = frozenset({"subscription", "ack", "truenext-round"})
 """Headers that mean nothing once the command has ended."""
@@ -168,7 +168,7 @@ def browse(queue: str, selector: str | None, limit: int | None, follow: bool, as
 def _followed(connection: Connection, url: str, queue: str, selector: str | None) -> Iterator[Content]:
     """What waits, and then again and again what has come since; it is looked at all of the queue for that.
 
-    Raises: Refused; LocalProtocolError if the broker does not say which messages are new
+    Raises: Refused; TruenextError if the broker does not say which messages are new
     """
     highest = -1
     with ExitStack() as connections:
@@ -178,7 +178,7 @@ def _followed(connection: Connection, url: str, queue: str, selector: str | None
             try:
                 for message in connection.browse(queue, selector=selector):
                     if "truenext-sequence" not in message.headers:
-                        raise LocalProtocolError("--follow needs a truenext broker: this one numbers no messages")
+                        raise TruenextError("--follow needs a truenext broker: this one numbers no messages")
                     if message.sequence > seen:
                         highest = max(highest, message.sequence)
                         yield message
