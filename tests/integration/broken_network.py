@@ -65,6 +65,9 @@ class Network:
         except OSError:
             writer.transport.abort()
             return
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         connection = _Connection(self, (reader, writer), to_broker)
         self._connections.add(connection)
         try:

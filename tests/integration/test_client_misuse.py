@@ -190,11 +190,16 @@ def test_a_name_that_no_host_can_have_is_no_broker() -> None:
 
 def test_who_answers_nothing_is_said_to_answer_nothing() -> None:
     async def main() -> None:
-        server = await asyncio.start_server(lambda _, writer: None, "127.0.0.1", 0)
+        writers: list[asyncio.StreamWriter] = []
+        server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ConnectionLost, match="does not answer"):
             await connect(f"stomp://127.0.0.1:{port}", timeout=0.3)
         server.close()
+        # What is left to the collector of garbage warns in a test that comes later.
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
 
     asyncio.run(main())
 
