@@ -129,3 +129,10 @@ class InDoubt(TruenextError):
         super().__init__(reason)
         self.token: str = token
         """For `outcome` of any connection to the same broker, in another process as well."""
+
+
+def for_another(error: TruenextError) -> TruenextError:
+    """The same error for another caller: an exception that is raised twice collects the tracebacks of both."""
+    made = Refused(str(error), error.code) if isinstance(error, Refused) else type(error)(str(error))
+    made.__cause__ = error
+    return made

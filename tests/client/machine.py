@@ -501,7 +501,7 @@ class Machine:
                 given.letter.most += 1
         names = "" if unit is None else f" with {[given.letter.token for given in unit.given]}"
         self.note(f"commit of {session.name} begins{names}")
-        flow = session.core.commit(self.now + self.random.choice([TIMEOUT_S, TIMEOUT_S, 1.0]), "main")
+        flow = session.core.commit(self.now + self.random.choice([TIMEOUT_S, TIMEOUT_S, 1.0]))
 
         def done(_: None) -> None:
             if was_doomed:

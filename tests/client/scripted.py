@@ -11,6 +11,7 @@ from truenext.client.core.consumers import ConsumerOptions, wanted
 from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.session import Mode, Session
 from truenext.client.core.waiting import Flow, Wait
+from truenext.client.core.world import World
 from truenext.url import parse_url
 
 ADDRESS = parse_url("stomp://127.0.0.1:61613")
@@ -58,9 +59,7 @@ class Script:
         """What the client has written, and nobody has looked at."""
         self.is_blocked = False
         """The socket takes nothing."""
-        self.client = Client(
-            Login(addresses=[ADDRESS], heart_beat_s=0),
-            "me",
+        world = World(
             clock=lambda: self.now,
             chance=lambda: 0.5,
             flush=self.flush,
@@ -68,6 +67,7 @@ class Script:
             report=lambda what, facts: None,
             has_ended=lambda owner: False,
         )
+        self.client = Client(Login(addresses=[ADDRESS], heart_beat_s=0), "me", world)
 
     def flush(self) -> bool:
         if self.is_blocked:

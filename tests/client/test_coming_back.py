@@ -93,7 +93,7 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
     receiving = receive(session)
     script.message(subscription, 1)
     one(receiving)
-    committing = Running(session.commit(1.0, "the task"))
+    committing = Running(session.commit(1.0))
     script.lose()
     with pytest.raises(InDoubt):
         committing.is_too_late()
@@ -187,7 +187,7 @@ def test_the_first_message_of_a_topic_that_the_program_gets_says_that_others_may
     script.reconnect()
     script.confirm()
     script.message(subscription, 2)
-    session.rollback(None, charge=Charge.NONE)
+    script.client.subscriptions.give_back_buffered([subscription])
     script.message(subscription, 2, deliveries=2)
     script.message(subscription, 3)
     got = receive(session, 2).result
@@ -256,7 +256,7 @@ def test_numbers_that_one_broker_knows_are_not_used_again_after_a_time_with_anot
     def committed() -> tuple[str, str]:
         sending = Running(session.send(b"SEND\ndestination:/queue/a\n", b"x", None, None, "the task"))
         assert sending.is_done
-        committing = Running(session.commit(None, "the task"))
+        committing = Running(session.commit(None))
         (frame,) = named(script.confirm(), "COMMIT")
         assert committing.again().is_done
         return frame.headers["truenext-producer"], frame.headers["truenext-number"]

@@ -23,6 +23,7 @@ from truenext.client.core.client import Client
 from truenext.client.core.holding import Subscription
 from truenext.client.core.session import Session
 from truenext.client.core.subscriptions import Answered, Subscriptions
+from truenext.client.core.transactions import Transactions
 from truenext.client.core.unit import Commit
 from truenext.errors import TruenextError
 
@@ -82,7 +83,7 @@ FAULTS = [
         Session,
         "_give_back_all",
         "client.subscriptions.give_back(subscriptions, returning=current)",
-        "[link.write(frames.frame('NACK', {'id': e.ack_id})) for e in current if (link := client.link)]",
+        "[link.write(b'NACK\\nid:%s\\n\\n\\0' % e.ack_id.encode()) for e in current if (link := client.link)]",
     ),
     Fault(
         "one behind the mark is dropped",
@@ -137,16 +138,16 @@ FAULTS = [
     ),
     Fault(
         "what code of a doomed transaction does lands in the next",
-        Session,
-        "check_unit",
+        Transactions,
+        "check",
         "raise unit.rolled_back()",
         "self._end(unit)",
     ),
     Fault(
         "a rollback by another task ends the transaction at once",
-        Session,
+        Transactions,
         "rollback",
-        "if unit.owner is not owner and not self.client.world.has_ended(unit.owner):",
+        "if unit.owner is not owner and not self._client.world.has_ended(unit.owner):",
         "if False:",
     ),
     Fault(
@@ -187,14 +188,14 @@ FAULTS = [
     ),
     Fault(
         "a rollback charges whom it should not",
-        Session,
+        Transactions,
         "_abort",
         "charges_all = charge is Charge.ALL and not unit.failed",
         "charges_all = True",
     ),
     Fault(
         "a rollback does not charge what was named as failed",
-        Session,
+        Transactions,
         "_abort",
         "charge is not Charge.NONE",
         "False",
@@ -267,9 +268,9 @@ FAULTS = [
     ),
     Fault(
         "what has failed is acknowledged with the rest",
-        Session,
-        "commit",
-        'link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = unit.frame',
+        Transactions,
+        "_say_commit",
+        "_refuse_failed(unit, link)",
         "pass",
     ),
 ]

@@ -20,6 +20,7 @@ from truenext.broker import broker as broker_module
 from truenext.broker.broker import Broker
 from truenext.broker.pager import _decoded, page_of
 from truenext.client.core.client import Client, Login
+from truenext.client.core.world import World as Around
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersRead
 from truenext.errors import ConnectionLost
@@ -374,9 +375,7 @@ class Peer:
         self.is_flush_due = False
         self.is_dead = False
         login = Login(addresses=[ADDRESS], heart_beat_s=heart_beat_s)
-        self.client = Client(
-            login,
-            name,
+        around = Around(
             clock=world.loop.time,
             chance=world.random.random,
             flush=self.flush,
@@ -384,6 +383,7 @@ class Peer:
             report=lambda what, facts: None,
             has_ended=lambda owner: False,
         )
+        self.client = Client(login, name, around)
         self._link: object = None
         self.connects_at: float | None = world.loop.now
         self.reports: list[str] = []

@@ -278,8 +278,7 @@ def test_a_store_that_was_exported_is_another(tmp_path: Path) -> None:
             async with connection.session(transacted=True) as session:
                 await session.send("/queue/out", "1")
                 await session.commit()
-                producer = session._source.core._producer
-                assert producer is not None
+                producer = session._source.core.transacted()._producer
                 token = f"{producer.store} {producer.name} {producer.number}"
             assert await connection.outcome(token) == "committed"
         async with broker_here(tmp_path / "two") as two, connect(two.url) as connection:

@@ -9,6 +9,7 @@ from truenext.client.core.outbox import Batch
 from truenext.client.core.sending import settled
 from truenext.client.core.session import Mode, Session
 from truenext.client.core.unit import Outcome
+from truenext.client.core.world import World
 from truenext.errors import ClosedError, ConnectionLost
 from truenext.url import Address
 
@@ -17,9 +18,7 @@ ME = "the program"
 
 @pytest.fixture
 def client() -> Client:
-    client = Client(
-        Login(addresses=[Address(host="127.0.0.1", port=1)]),
-        "name",
+    world = World(
         clock=lambda: 0.0,
         chance=lambda: 0.0,
         flush=lambda: True,
@@ -27,6 +26,7 @@ def client() -> Client:
         report=lambda what, facts: None,
         has_ended=lambda owner: False,
     )
+    client = Client(Login(addresses=[Address(host="127.0.0.1", port=1)]), "name", world)
     client.world.link = Link(1, 0.0, 0.0, heard=lambda frame: None)
     return client
 
@@ -41,7 +41,7 @@ def test_a_commit_that_is_interrupted_when_it_has_just_happened_is_over(client: 
         next(sending)
     unit = session.unit
     assert unit is not None
-    committing = session.commit(None, ME)
+    committing = session.commit(None)
     next(committing)
     unit.settle(Outcome.COMMITTED)
     with pytest.raises(KeyboardInterrupt):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from truenext.client.core.questions import OfConnection
 from truenext.errors import ConnectionLost
 
 if TYPE_CHECKING:
@@ -60,10 +59,9 @@ class Agreement:
         if self._world.link is not link:
             return
 
-        def answered(answer: bytes) -> None:
+        def answered(facts: OfConnection) -> None:
             if self._world.link is not link:
                 return
-            facts = msgspec.json.decode(answer, type=_Facts)
             held = {each.id: each.held for each in facts.subscriptions}
             both = {
                 each.id: (held.get(each.id, -1), _held(each))
@@ -81,19 +79,10 @@ class Agreement:
             )
 
         if any(not each.is_closed for each in self._subscriptions.by_id.values()):
-            self._questions.ask(link, "connection", None, answered)
+            self._questions.ask(link, "connection", None, OfConnection, answered)
             self._world.flush_soon()
         else:
             self._world.timers.at(self._world.clock() + CHECK_S, lambda: self._check(link, {}, 0))
-
-
-class _OfSubscription(msgspec.Struct):
-    id: str
-    held: int
-
-
-class _Facts(msgspec.Struct):
-    subscriptions: list[_OfSubscription]
 
 
 def _held(subscription: Subscription) -> int:

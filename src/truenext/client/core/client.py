@@ -20,26 +20,19 @@ from truenext.client.core.attempts import Attempts
 from truenext.client.core.holding import Received
 from truenext.client.core.link import Link
 from truenext.client.core.outbox import Outbox
-from truenext.client.core.questions import Questions
+from truenext.client.core.questions import OfProducer, Questions
 from truenext.client.core.subscriptions import Subscriptions
 from truenext.client.core.timers import Timer
 from truenext.client.core.unit import Outcome, Producer, Unit
 from truenext.client.core.waiting import Flow, Signal, Wait
-from truenext.client.core.world import World
-from truenext.errors import (
-    ClosedError,
-    Code,
-    ConnectionLost,
-    Refused,
-    RemoteProtocolError,
-    TruenextError,
-)
+from truenext.errors import ClosedError, Code, ConnectionLost, Refused, TruenextError, for_another
 from truenext.url import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from truenext.client.core.holding import Buffer, Subscription, Wanted
+    from truenext.client.core.world import World
     from truenext.url import Address
     from truenext.wire.stomp.frame import Frame
 
@@ -117,32 +110,14 @@ class Browsing(Protocol):
 
 
 class Client:
-    def __init__(
-        self,
-        login: Login,
-        name: str,
-        *,
-        clock: Callable[[], float],
-        chance: Callable[[], float],
-        flush: Callable[[], bool],
-        flush_soon: Callable[[], None],
-        report: Callable[[str, dict[str, object]], None],
-        has_ended: Callable[[object], bool],
-        make: type[Received] = Received,
-    ) -> None:
-        """`name` is nobody else's, and names producers. `clock` gives seconds and does not jump, `chance` numbers from
-        0 to 1. `flush` writes what is in `outgoing`, and says whether all of it went; `flush_soon` does so before long.
-        `report` tells whoever runs the program what happened, `has_ended` says whether a task or thread will do nothing
-        any more; `make` makes messages.
-        """
+    def __init__(self, login: Login, name: str, world: World, make: type[Received] = Received) -> None:
+        """`name` is nobody else's, and names producers; `make` makes messages."""
         self.login = login
         self.name = name
-        self.world = world = World(
-            clock=clock, chance=chance, flush=flush, flush_soon=flush_soon, report=report, has_ended=has_ended
-        )
-        self.clock, self.flush, self.flush_soon, self.timers = clock, flush, flush_soon, world.timers
-        self.attempts = Attempts(login.addresses, chance)
-        self.outbox = Outbox(name, world.timers, clock, pump_soon=self.pump_soon)
+        self.world = world
+        self.clock, self.flush, self.flush_soon, self.timers = world.clock, world.flush, world.flush_soon, world.timers
+        self.attempts = Attempts(login.addresses, world.chance)
+        self.outbox = Outbox(name, world.timers, world.clock, pump_soon=self.pump_soon)
         self.questions = Questions()
         self.subscriptions = Subscriptions(world, make)
         self.units: dict[Unit, None] = {}
@@ -157,7 +132,7 @@ class Client:
         """The program may ask for nothing more."""
         self._is_leaving = False
         """DISCONNECT was said."""
-        self.since = clock()
+        self.since = world.clock()
         """When the connection came, or went."""
         self.reconnects = -1
         self.browse: Browsing | None = None
@@ -299,7 +274,7 @@ class Client:
         self.questions.lost(why)
         if self.browse is not None:
             self.browse.ended(error)
-        self._wake_drained()
+        self.has_drained()
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
         if (self._is_leaving or (link.is_up and not self.login.reconnects)) and self.error is None:
@@ -371,13 +346,12 @@ class Client:
         self.flush_soon()
 
     def _ask_for_highest(self, link: Link) -> None:
-        def answered(answer: bytes) -> None:
-            facts = msgspec.json.decode(answer, type=_Numbers)
+        def answered(facts: OfProducer) -> None:
             if self.link is link:
                 self.outbox.begin(link, facts.sends)
                 self.flush_soon()
 
-        self.questions.ask(link, "producer", {"producer": self.outbox.producer.name}, answered)
+        self.questions.ask(link, "producer", {"producer": self.outbox.producer.name}, OfProducer, answered)
 
     def ask_for_outcome(self, unit: Unit) -> None:
         """What became of its COMMIT? What did not happen so far never will."""
@@ -389,15 +363,14 @@ class Client:
             unit.settle(Outcome.UNKNOWN, ConnectionLost("nobody can be asked about it: it was another broker's"))
             return
 
-        def answered(answer: bytes) -> None:
-            facts = msgspec.json.decode(answer, type=_Numbers)
+        def answered(facts: OfProducer) -> None:
             if unit.outcome is Outcome.IN_DOUBT:
                 outcome = _OUTCOMES.get(facts.outcome or "", Outcome.UNKNOWN)
                 producer.number = facts.commits
                 unit.settle(outcome, ConnectionLost("the connection was lost while it was committed"))
 
         question = {"producer": producer.name, "commit": unit.number, "settle": True}
-        self.questions.ask(link, "producer", question, answered)
+        self.questions.ask(link, "producer", question, OfProducer, answered)
 
     # ---- Heart-beats ----
 
@@ -449,7 +422,7 @@ class Client:
     def check_open(self) -> None:
         """Raises: ClosedError; the error that ended the connection"""
         if self.error is not None:
-            raise _again(self.error)
+            raise for_another(self.error)
         if self.is_closing:
             raise ClosedError("the connection is closed")
 
@@ -482,7 +455,7 @@ class Client:
         """Raises: TimeoutError if there is no connection in time; whatever ended it for good"""
         while True:
             if self.error is not None:
-                raise _again(self.error)
+                raise for_another(self.error)
             link = self.link
             if link is not None and link.is_up:
                 return link
@@ -532,10 +505,7 @@ class Client:
         return True
 
     def has_drained(self) -> None:
-        """The socket has taken everything."""
-        self._wake_drained()
-
-    def _wake_drained(self) -> None:
+        """The socket has taken everything, or is gone."""
         drained, self._drained = self._drained, []
         for signal in drained:
             signal.set()
@@ -564,47 +534,44 @@ class Client:
 
         Raises: nothing that the other side does; what was not confirmed is known to whoever waits for it
         """
-        if self.error is not None:
-            self.is_closing = True
-            self.fail(self.error or ClosedError("the connection is closed"))
-            return
         self.is_closing = True
+        error = ClosedError("the connection is closed")
+        if self.error is not None:
+            self.fail(error)
+            return
         for subscription in list(self.subscriptions.by_id.values()):
             self.subscriptions.unsubscribe(subscription)
-        error: TruenextError = ClosedError("the connection is closed")
-        in_time = True
         try:
+            in_time = True
             while in_time and self.outbox.open and self.error is None:
                 in_time = yield Wait(self.outbox.emptied(), deadline)
-        except BaseException:
+            if self.outbox.open:
+                self.world.report("messages were not confirmed", {"count": self.outbox.open})
+                self.outbox.fail(
+                    TimeoutError("the connection was closed before the message was confirmed; it may have arrived")
+                )
+            link = self.link
+            if link is not None and link.is_up:
+                yield Wait(self._say_disconnect(link), deadline)
+        finally:
             self.fail(error)
-            raise
-        if self.outbox.open:
-            self.world.report("messages were not confirmed", {"count": self.outbox.open})
-            self.outbox.fail(
-                TimeoutError("the connection was closed before the message was confirmed; it may have arrived")
-            )
-        link = self.link
-        if link is not None and link.is_up:
+
+    def _say_disconnect(self, link: Link) -> Signal:
+        """Set when the broker has confirmed it."""
+        headers = {}
+        if link.is_truenext:
             doubtful = {unit.producer for unit in self.units if unit.outcome is Outcome.IN_DOUBT}
-            headers = {}
-            if link.is_truenext:
-                names = [each.name for each in self._free if each not in doubtful and each.number]
-                if self.outbox.producer.number and not self.outbox.open:
-                    names.append(self.outbox.producer.name)
-                if names:
-                    headers["truenext-forget"] = msgspec.json.encode(names).decode()
-            asked = Asked()
-            self._is_leaving = True
-            headers["receipt"] = str(link.frames + 1)
-            link.unanswered[link.write(frames.frame("DISCONNECT", headers))] = asked
-            self.flush()
-            try:
-                yield Wait(asked.settled, deadline)
-            finally:
-                self._secret = ""
-                self.fail(error)
-        self.fail(error)
+            names = [each.name for each in self._free if each not in doubtful and each.number]
+            if self.outbox.producer.number and not self.outbox.open:
+                names.append(self.outbox.producer.name)
+            if names:
+                headers["truenext-forget"] = msgspec.json.encode(names).decode()
+        headers["receipt"] = str(link.frames + 1)
+        asked = Asked()
+        link.unanswered[link.write(frames.frame("DISCONNECT", headers))] = asked
+        self._is_leaving = True
+        self.flush()
+        return asked.settled
 
 
 class Asked:
@@ -628,20 +595,7 @@ class Asked:
         self.settled.set()
 
 
-class _Numbers(msgspec.Struct):
-    sends: int
-    commits: int
-    outcome: str | None = None
-
-
 _FINAL = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.TAKEN})
 """Why a login will never do."""
 
 _OUTCOMES = {"committed": Outcome.COMMITTED, "rolled back": Outcome.ROLLED_BACK}
-
-
-def _again(error: TruenextError) -> TruenextError:
-    """The same error for another caller: an exception that is raised twice collects the tracebacks of both."""
-    if isinstance(error, Refused):
-        return Refused(str(error), error.code)
-    return type(error)(str(error)) if type(error) in (ConnectionLost, ClosedError, RemoteProtocolError) else error

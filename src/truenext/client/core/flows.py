@@ -10,6 +10,7 @@ from truenext.client.core import frames
 from truenext.client.core.charging import Charge, charge_for
 from truenext.client.core.holding import Buffer, State
 from truenext.client.core.message import Content, content_of
+from truenext.client.core.questions import OfProducer
 from truenext.client.core.sends import SendOptions, Spoken, body_of, spoken, ttl_line
 from truenext.client.core.session import Mode, Session
 from truenext.client.core.unit import Outcome
@@ -137,20 +138,12 @@ def close_session(session: Session, owner: object) -> Flow[None]:
 # ---- Transactions ----
 
 
-def check_transacted(session: Session) -> None:
-    """Raises: LocalProtocolError"""
-    if session.mode is not Mode.TRANSACTED:
-        raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
-
-
-def commit(session: Session, timeout: float, owner: object) -> Flow[None]:
+def commit(session: Session, timeout: float) -> Flow[None]:
     """Raises: RolledBack, InDoubt"""
-    check_transacted(session)
-    yield from session.commit(session.client.clock() + timeout, owner)
+    yield from session.commit(session.client.clock() + timeout)
 
 
 def rollback(session: Session, owner: object, charge: Charge) -> Flow[None]:
-    check_transacted(session)
     session.rollback(owner, charge=charge)
     yield from session.client.wait_until_written()
 
@@ -160,35 +153,36 @@ class Block:
 
     def __init__(self, session: Session, timeout: float) -> None:
         """Raises: LocalProtocolError"""
-        check_transacted(session)
         self.session = session
+        self._transactions = session.transacted()
         self.outcome = Outcome.OPEN
         self._timeout = timeout
         self._is_used = False
-        self._before = session.last
+        self._before = self._transactions.last
         """The unit that had ended before."""
 
     def enter(self) -> None:
         """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
-        if self.session.block is not None:
+        if self._transactions.block is not None:
             raise LocalProtocolError("the session is in the block of a transaction: make another session for this one")
         if self._is_used:
             raise LocalProtocolError("the block of a transaction is used once: session.transaction() makes another")
         self._is_used = True
-        self.session.block = self
+        self._transactions.block = self
 
     def leave(self, error: BaseException | None, owner: object) -> Flow[None]:
         """Raises: RolledBack, InDoubt"""
         session = self.session
-        session.block = None
-        unit = session.unit
-        if unit is None and session.last is not self._before:
+        transactions = self._transactions
+        transactions.block = None
+        unit = transactions.unit
+        if unit is None and transactions.last is not self._before:
             # Its code has ended it by itself.
-            unit = session.last
+            unit = transactions.last
         try:
             if error is None:
                 try:
-                    yield from commit(session, self._timeout, owner)
+                    yield from commit(session, self._timeout)
                 except LocalProtocolError:
                     # The broker cannot do that, and the block is over.
                     yield from rollback(session, owner, Charge.NONE)
@@ -250,7 +244,7 @@ def ask(client: Client, verb: str, question: object, deadline: float) -> Flow[by
     body = b"" if question is None else msgspec.json.encode(question)
     headers = {"destination": f"/control/{verb}"}
     frames.check(headers)
-    head = f"SEND\n{frames.lines(headers)}".encode()
+    head = frames.head("SEND", headers)
     client.check_open()
     link = yield from client.wait_until_up(deadline, "ask the broker")
     link.require_truenext("a question to the broker")
@@ -272,11 +266,6 @@ def reply_options(message: Content) -> SendOptions:
     return options
 
 
-class _Question(msgspec.Struct):
-    known: bool
-    outcome: str | None
-
-
 def outcome(client: Client, token: str, deadline: float) -> Flow[str]:
     """Raises: ValueError, TimeoutError, ConnectionLost"""
     if not token:
@@ -290,5 +279,5 @@ def outcome(client: Client, token: str, deadline: float) -> Flow[str]:
         return "unknown"
     question = {"producer": producer, "commit": int(number), "settle": True}
     answer = yield from ask(client, "producer", question, deadline)
-    said = msgspec.json.decode(answer, type=_Question).outcome
+    said = msgspec.json.decode(answer, type=OfProducer).outcome
     return said if said in ("committed", "rolled back") else "unknown"

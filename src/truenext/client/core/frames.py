@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.envelope import escape, must_escape
+from truenext.envelope import escape, must_escape, write_header
 from truenext.limits import HEADER_BYTES_MAX, HEADERS_MAX
+from truenext.wire.stomp.frame import Frame, Version, encode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,21 +35,14 @@ def check(headers: Mapping[str, str]) -> None:
         raise ValueError(f"{size} bytes of headers are too many: at most {HEADER_BYTES_MAX - _OUR_HEADER_BYTES}")
 
 
-def lines(headers: Mapping[str, str]) -> str:
-    """Header lines."""
-    return "".join([f"{escape(name)}:{escape(value)}\n" for name, value in headers.items()])
+def frame(command: str, headers: dict[str, str]) -> bytes:
+    """A frame without a body."""
+    return encode(Frame(command, headers), Version.V1_2)
 
 
-def frame(command: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
-    """Any frame behind CONNECT."""
-    length = f"content-length:{len(body)}\n" if body else ""
-    return f"{command}\n{lines(headers)}{length}\n".encode() + body + b"\0"
-
-
-def connect(headers: Mapping[str, str]) -> bytes:
-    """CONNECT, whose headers are not escaped (STOMP 1.2, "Value Encoding"). No value has a line feed in it."""
-    said = "".join([f"{name}:{value}\n" for name, value in headers.items()])
-    return f"CONNECT\n{said}\n\0".encode()
+def head(command: str, headers: dict[str, str]) -> bytes:
+    """The beginning of a frame, to which other header lines may be added."""
+    return f"{command}\n".encode() + write_header(headers)
 
 
 def value(text: str) -> str:

@@ -63,7 +63,7 @@ class Consuming:
         if session.is_closed:
             session.give_back(received)
         elif session.mode is Mode.TRANSACTED:
-            yield from session.commit(self.client.clock() + TIMEOUT_S, owner)
+            yield from session.commit(self.client.clock() + TIMEOUT_S)
         elif received.state is State.HELD:
             session.settle(received, DONE)
 

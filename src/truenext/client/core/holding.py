@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.client.core.message import Content
-from truenext.client.core.waiting import Signal
+from truenext.client.core.waiting import Flow, Signal, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -214,6 +214,14 @@ class Buffer:
         subscription = self._waiting.pop(signal)
         if signal.is_set and self._waiting and self.first(subscription) is not None:
             self._wake_one(subscription)
+
+    def until_woken(self, subscription: Subscription | None, deadline: float | None = None) -> Flow[bool]:
+        """Wait as `wait` says. False if nothing has come in time."""
+        signal = self.wait(subscription)
+        try:
+            return (yield Wait(signal, deadline))
+        finally:
+            self.leave(signal)
 
     def _wake_one(self, subscription: Subscription | None) -> None:
         for signal, wanted in self._waiting.items():

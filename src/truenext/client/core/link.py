@@ -79,7 +79,7 @@ class Link:
     def log_in(self, headers: dict[str, str]) -> None:
         beat_ms = round(self._heart_beat_s * 1000)
         said = {"accept-version": "1.2", "heart-beat": f"{beat_ms},{round(beat_ms * WANTED)}"}
-        self.write(frames.connect(said | headers))
+        self.write(frames.frame("CONNECT", said | headers))
 
     def write(self, data: bytes) -> int:
         """One frame; the number by which the broker knows it."""

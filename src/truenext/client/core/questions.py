@@ -6,7 +6,7 @@ What is asked of others and not answered when the connection is lost is told so:
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -21,6 +21,33 @@ if TYPE_CHECKING:
 
 REPLIES = "/temp-queue/replies"
 _SUBSCRIPTION = "replies"
+
+
+T = TypeVar("T")
+
+
+class OfProducer(msgspec.Struct):
+    """What the broker knows of a producer. Source: docs/stomp.md, /control/producer"""
+
+    sends: int
+    """The highest number of its SENDs."""
+    commits: int
+    outcome: str | None = None
+    """What became of the COMMIT that was asked for."""
+
+
+class OfSubscription(msgspec.Struct):
+    id: str
+    held: int
+    """Messages that it holds."""
+    idle: str
+    """Why nothing comes."""
+
+
+class OfConnection(msgspec.Struct):
+    """What the broker knows of this connection. Source: docs/stomp.md, /control/connection"""
+
+    subscriptions: list[OfSubscription]
 
 
 class _Question:
@@ -49,11 +76,12 @@ class Questions:
         self._numbers = count(1)
         self._subscribed: Link | None = None
 
-    def ask(self, link: Link, verb: str, question: object, answered: Callable[[bytes], None]) -> None:
-        """Ask the broker something that this client has to know. A connection that is lost forgets the question."""
+    def ask(self, link: Link, verb: str, question: object, shape: type[T], answered: Callable[[T], None]) -> None:
+        """Ask the broker something that this client has to know, whose answer has this shape. A connection that is lost
+        forgets the question."""
         body = b"" if question is None else msgspec.json.encode(question)
         head = f"SEND\ndestination:/control/{verb}\n".encode()
-        self.send(link, head, body, lambda frame: answered(frame.body), _must_answer)
+        self.send(link, head, body, lambda frame: answered(msgspec.json.decode(frame.body, type=shape)), _must_answer)
 
     def forget(self, correlation: str) -> None:
         """Nobody waits any more."""

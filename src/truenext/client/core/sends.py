@@ -162,7 +162,7 @@ def _speak(destination: str, options: SendOptions) -> Spoken:
     frames.check(headers)
     if producer is not None:
         frames.check({"truenext-producer": producer})
-    return Spoken(f"SEND\n{frames.lines(headers)}".encode(), ttl, producer, number)
+    return Spoken(frames.head("SEND", headers), ttl, producer, number)
 
 
 def _add_schedule(headers: dict[str, str], options: SendOptions) -> None:

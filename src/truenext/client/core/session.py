@@ -13,36 +13,23 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from truenext.client.core import frames
 from truenext.client.core.charging import Charge, charge_for
 from truenext.client.core.holding import State
-from truenext.client.core.outbox import NO_ROOM_S
-from truenext.client.core.sends import ttl_line
-from truenext.client.core.unit import ENDED, Commit, Outcome, Unit
+from truenext.client.core.questions import OfConnection
+from truenext.client.core.transactions import Transactions
+from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, FAILED
-from truenext.client.core.waiting import Flow, Signal, Wait
-from truenext.errors import (
-    ClosedError,
-    Code,
-    InDoubt,
-    LocalProtocolError,
-    Refused,
-    RolledBack,
-    TruenextError,
-)
+from truenext.client.core.waiting import Flow, Wait
+from truenext.errors import ClosedError, LocalProtocolError, for_another
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from truenext.client.core.client import Client
     from truenext.client.core.holding import Buffer, Received, Subscription
-    from truenext.client.core.link import Link
+    from truenext.client.core.unit import Unit
     from truenext.client.core.verdict import Verdict
 
-CANCELLED_COMMIT_S = 5.0
-"""Seconds for which whoever was cancelled waits for the outcome of a COMMIT that is under way."""
 GATHERED_MAX = 64
 """Frames of a transaction that are written together."""
 NOTHING_NOW_S = 0.05
@@ -61,19 +48,16 @@ class Session:
         self.mode = mode
         self.buffer = buffer
         self.is_closed = False
-        self.unit: Unit | None = None
-        """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
+        self.transactions = Transactions(client, buffer) if mode is Mode.TRANSACTED else None
         self._given: dict[object, list[Received]] = {}
         """In auto mode: what each task or thread was handed last, and not acknowledged."""
-        self.block: object | None = None
-        """The block that ends the transaction."""
-        self.last: Unit | None = None
-        """The last that has ended."""
         self._told: dict[object, Received] = {}
         """What each task or thread is to be handed as soon as the broker was told of it."""
-        self._not_before = 0.0
-        """The broker has no room for a transaction, and is not asked again before."""
-        self._producer = client.new_producer() if mode is Mode.TRANSACTED else None
+
+    @property
+    def unit(self) -> Unit | None:
+        """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
+        return None if self.transactions is None else self.transactions.unit
 
     def check_open(self) -> None:
         """Raises: ClosedError, or what ended the connection"""
@@ -88,7 +72,7 @@ class Session:
         client = self.client
         if self.is_closed or client.error is not None or client.is_closing:
             return None
-        if self.mode is Mode.TRANSACTED and not self._may_go_on():
+        if self.transactions is not None and not self.transactions.may_go_on():
             return None
         received = self.buffer.first(subscription)
         if received is None or self.buffer.is_over:
@@ -117,7 +101,7 @@ class Session:
         """
         # What `take_now` could not hand out at once.
         told = self._told.pop(owner, None)
-        taken = [] if told is None else [told]
+        taken = [] if told is None or told.state is not State.HELD else [told]
         try:
             yield from self._before()
             self._acknowledge_given(owner, None)
@@ -134,7 +118,7 @@ class Session:
                     taken = self._take(subscription, most, owner)
                 if taken:
                     # In a transaction it is acknowledged already, and nothing may come between that and the program.
-                    if not self.client.flush() and self.mode is not Mode.TRANSACTED:
+                    if not self.client.flush() and self.transactions is None:
                         # The program gets nothing before the broker was told that it has it.
                         rounds = [each.subscription.round_min for each in taken]
                         yield from self.client.wait_until_written()
@@ -152,31 +136,17 @@ class Session:
             self.not_received(subscription, taken)
             raise
 
-    def _may_go_on(self) -> bool:
-        """A unit is open, or may begin at once."""
-        unit = self.unit
-        return (not self._not_before) if unit is None else unit.outcome is Outcome.OPEN
-
     def _before(self) -> Flow[None]:
-        """See that a unit may go on or begin."""
-        self.check_unit()
-        self.check_open()
-        if self.mode is Mode.TRANSACTED:
-            unit = self.unit
-            if unit is not None and unit.outcome not in (Outcome.OPEN, Outcome.DOOMED):
-                # Another task, or a commit that was cancelled: its outcome is needed first.
-                yield from self._await_outcome(unit, None)
-                self._end(unit)
-            elif unit is None and self._not_before:
-                yield Wait(Signal(), self._not_before)
-                self._not_before = 0.0
-            self.check_unit()
+        """See that the program may go on, or begin.
 
-    def check_unit(self) -> None:
-        """Raises: RolledBack if it was ended from elsewhere"""
-        unit = self.unit
-        if unit is not None and unit.outcome is Outcome.DOOMED:
-            raise unit.rolled_back()
+        Raises: ClosedError; RolledBack, InDoubt
+        """
+        transactions = self.transactions
+        if transactions is not None:
+            transactions.check()
+        self.check_open()
+        if transactions is not None:
+            yield from transactions.until_one_may_go_on()
 
     def _check_usable(self, subscription: Subscription | None) -> None:
         """Raises: ClosedError; what has ended it"""
@@ -187,7 +157,7 @@ class Session:
             raise LocalProtocolError("the session has no consumer, so nothing can come")
         for each in self.buffer.subscriptions if subscription is None else (subscription,):
             if each.error is not None:
-                raise _copy(each.error)
+                raise for_another(each.error)
             if each.is_closed:
                 raise ClosedError("the consumer is closed")
 
@@ -217,11 +187,8 @@ class Session:
         if subscription.has_missed:
             subscription.has_missed = False
             received.may_have_missed = True
-        if self.mode is Mode.TRANSACTED:
-            unit = self._unit(link, owner)
-            received.unit = unit
-            unit.given.append(received)
-            link.unanswered[link.write(frames.ack_in(unit.name, received.ack_id))] = unit.frame
+        if self.transactions is not None:
+            self.transactions.give(received, link, owner)
             return received
         subscription.held[received.ack_id] = received
         client.subscriptions.begin(received)
@@ -248,12 +215,7 @@ class Session:
             if client.link is not None and client.link.is_up:
                 client.link.require_truenext("receive(0)")
             return (yield from self._wait_for_now(subscription, wanted, pulled, deadline))
-        signal = self.buffer.wait(subscription)
-        try:
-            came = yield Wait(signal, deadline)
-        finally:
-            self.buffer.leave(signal)
-        if not came:
+        if not (yield from self.buffer.until_woken(subscription, deadline)):
             yield from self._withdraw(pulled)
             return bool(self.buffer.first(subscription))
         return True
@@ -267,11 +229,7 @@ class Session:
                 client.subscriptions.wish(each, 0, waits=False)
                 client.flush()
                 while each.wished and client.link is link and not len(each):
-                    signal = self.buffer.wait(each)
-                    try:
-                        yield Wait(signal)
-                    finally:
-                        self.buffer.leave(signal)
+                    yield from self.buffer.until_woken(each)
 
     def _wait_for_now(
         self,
@@ -291,12 +249,7 @@ class Session:
                 # The broker has said so, or what was asked for was given back with the rest, and is to be asked again.
                 return not all(each.is_dry for each in pulled)
             if pulled:
-                signal = self.buffer.wait(subscription)
-                try:
-                    came = yield Wait(signal, deadline)
-                finally:
-                    self.buffer.leave(signal)
-                if not came:
+                if not (yield from self.buffer.until_woken(subscription, deadline)):
                     return False
                 continue
             if not (yield from self._is_about_to_come(wanted, deadline)):
@@ -306,28 +259,27 @@ class Session:
     def _is_about_to_come(self, wanted: Sequence[Subscription], deadline: float | None) -> Flow[bool]:
         """Ask the broker whether a message is on its way to one of the subscriptions, or may be."""
         client = self.client
-        answers: list[bytes] = []
+        answers: list[OfConnection] = []
         signal = self.buffer.wait(None)
 
-        def answered(answer: bytes) -> None:
+        def answered(answer: OfConnection) -> None:
             answers.append(answer)
             signal.set()
 
         link = client.link
         assert link is not None, "it is up"
-        client.questions.ask(link, "connection", None, answered)
+        client.questions.ask(link, "connection", None, OfConnection, answered)
         client.flush()
         try:
-            while not answers:
-                came = yield Wait(signal, deadline)
-                if not came:
-                    return False
-                if not answers:
-                    # A message, or the end.
-                    return True
+            came = yield Wait(signal, deadline)
         finally:
             self.buffer.leave(signal)
-        facts = {each.id: each for each in msgspec.json.decode(answers[0], type=_Facts).subscriptions}
+        if not came:
+            return False
+        if not answers:
+            # A message, or the end.
+            return True
+        facts = {each.id: each for each in answers[0].subscriptions}
         about = False
         for each in wanted:
             fact = facts.get(each.id)
@@ -336,22 +288,18 @@ class Session:
             about |= fact.held > len(each.held) + len(each) + self.buffer.parked
             about |= fact.idle in _MAY_COME
         if about and not any(map(len, wanted)):
-            pause = self.buffer.wait(None)
-            try:
-                yield Wait(pause, client.clock() + NOTHING_NOW_S)
-            finally:
-                self.buffer.leave(pause)
+            yield from self.buffer.until_woken(None, client.clock() + NOTHING_NOW_S)
         return about
 
     def not_received(self, subscription: Subscription | None, taken: list[Received]) -> None:
         """Whoever asked was interrupted. What it was about to get goes back as if it had not been asked for."""
         client = self.client
         self._return(taken)
+        transactions = self.transactions
         unit = self.unit
-        if unit is not None and unit.outcome is Outcome.OPEN and any(each.unit is unit for each in taken):
+        if transactions is not None and unit is not None and any(each.unit is unit for each in taken):
             # It was given what its code has not seen, and must not commit that.
-            self._abort(unit, Charge.NONE)
-            unit.doom(RolledBack("receiving was interrupted when the transaction had a message already"))
+            transactions.doom(unit, "receiving was interrupted when the transaction had a message already")
         pulled = [
             each
             for each in ([subscription] if subscription is not None else self.buffer.subscriptions)
@@ -413,23 +361,13 @@ class Session:
         self.buffer.ended([received])
         self.client.flush()
 
-    def fail(self, received: Received) -> None:
-        """In a transaction: this message made it fail.
-
-        Raises: LocalProtocolError if it is not one of the transaction's
-        """
-        unit = self.unit
-        if unit is None or received.unit is not unit:
-            raise LocalProtocolError(f"{received!r} is not a message of this transaction")
-        unit.failed[received] = None
-
     def ended(self, received: Received, error: BaseException) -> None:
         """The code that was to handle a message, or a whole transaction with it, has raised."""
         charge = charge_for(error)
-        if self.mode is Mode.TRANSACTED:
-            unit = self.unit
+        if self.transactions is not None:
+            unit = self.transactions.unit
             if unit is not None and unit.outcome in (Outcome.OPEN, Outcome.DOOMED):
-                self.rollback(unit.owner, charge=charge)
+                self.transactions.rollback(unit.owner, charge=charge)
         elif received.state is State.HELD:
             if charge is Charge.ALL:
                 self.settle(received, FAILED)
@@ -500,30 +438,29 @@ class Session:
                     self.settle(received, verdict)
         self.client.flush()
 
-    # ---- Transactions ----
+    # ---- In a transaction ----
 
-    def _unit(self, link: Link, owner: object) -> Unit:
-        unit = self.unit
-        if unit is None:
-            unit = self.unit = Unit(self.client.world.name(), link.number, owner)
-            self.client.units[unit] = None
-            link.unanswered[link.write(frames.frame("BEGIN", {"transaction": unit.name}))] = unit.frame
-        return unit
+    def transacted(self) -> Transactions:
+        """Raises: LocalProtocolError"""
+        if self.transactions is None:
+            raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
+        return self.transactions
 
     def send_now(self, head: bytes, body: bytes, ttl_s: float | None, owner: object) -> bool:
         """Send in the transaction, if nothing has to be waited for: the short way of `send`."""
         client = self.client
         link = client.link
+        transactions = self.transacted()
         if (
             self.is_closed
             or client.is_closing
             or link is None
             or not link.is_up
-            or not self._may_go_on()
+            or not transactions.may_go_on()
             or (len(link.out) >= GATHERED_MAX and not client.flush())
         ):
             return False
-        self._send(link, head, body, ttl_s, client.clock() if ttl_s is not None else 0.0, owner)
+        transactions.send(link, head, body, ttl_s, client.clock() if ttl_s is not None else 0.0, owner)
         client.flush_soon()
         return True
 
@@ -532,197 +469,61 @@ class Session:
 
         Raises: RolledBack, TimeoutError
         """
-        called_at = self.client.clock()
+        client = self.client
+        called_at = client.clock()
+        transactions = self.transacted()
         while True:
             yield from self._before()
-            link = yield from self.client.wait_until_up(deadline, "send")
-            if not (yield from self.client.wait_until_written(deadline)):
+            link = yield from client.wait_until_up(deadline, "send")
+            if not (yield from client.wait_until_written(deadline)):
                 raise TimeoutError("the broker has not taken what was sent before in time")
-            if self.client.link is link and self._may_go_on():
+            if client.link is link and transactions.may_go_on():
                 # Nothing has ended while we waited.
                 break
-        self._send(link, head, body, ttl_s, called_at, owner)
-        self.client.flush_soon()
+        transactions.send(link, head, body, ttl_s, called_at, owner)
+        client.flush_soon()
 
-    def _send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
-        ttl = ""
-        if ttl_s is not None:
-            link.require_truenext("a ttl")
-            ttl = ttl_line(ttl_s, called_at, self.client.clock())
-        unit = self._unit(link, owner)
-        said = f"{ttl}transaction:{unit.name}\ncontent-length:{len(body)}\n\n".encode()
-        link.unanswered[link.write(b"".join((head, said, body, b"\0")))] = unit.frame
-
-    def commit(self, deadline: float | None, owner: object) -> Flow[None]:
+    def commit(self, deadline: float | None) -> Flow[None]:
         """All of it happens, or nothing. Returns once it is durable.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline
         """
-        unit = self.unit
+        transactions = self.transacted()
+        unit = transactions.unit
         if unit is None:
             self.check_open()
             return
-        if unit.outcome is Outcome.DOOMED:
-            self._end(unit)
-            raise unit.rolled_back()
-        if unit.outcome is Outcome.OPEN and self._told:
-            self._abort(unit, Charge.NONE)
-            unit.settle(Outcome.ROLLED_BACK, ClosedError("it has a message whose receive was cancelled"))
-            self._end(unit)
-            raise unit.rolled_back()
-        if unit.outcome is Outcome.OPEN:
-            client = self.client
-            link = client.link
-            assert link is not None, "it would be doomed"
-            if unit.failed:
-                link.require_truenext("a commit beside a message that has failed")
-                # What has failed does not happen with the rest of it.
-                for received in unit.failed:
-                    link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = unit.frame
-            producer = self._producer
-            assert producer is not None, "it is a transacted session"
-            headers = {"transaction": unit.name}
-            if link.is_truenext:
-                if producer.store not in ("", link.store):
-                    # The first broker knows the numbers that were used there: back with it they would be repeats.
-                    producer = self._producer = client.another_producer()
-                producer.store = link.store
-                unit.producer = producer
-                unit.number = producer.number = producer.number + 1
-                headers |= {
-                    "truenext-producer": producer.name,
-                    "truenext-number": str(unit.number),
-                    "truenext-gapless": "true",
-                    # What it turns out to be a repeat of has happened: nobody has failed.
-                    "truenext-charge": "refused",
-                }
-            headers["receipt"] = str(link.frames + 1)
-            unit.outcome = Outcome.COMMITTING
-            link.unanswered[link.write(frames.frame("COMMIT", headers))] = Commit(unit)
-            client.flush()
-        yield from self._await_outcome(unit, deadline)
-        self._end(unit)
-        if unit.outcome is Outcome.ROLLED_BACK:
-            raise unit.rolled_back()
-        if unit.outcome is Outcome.UNKNOWN:
-            raise self._in_doubt(unit, "the broker cannot say whether the transaction happened")
-
-    def _await_outcome(self, unit: Unit, deadline: float | None) -> Flow[None]:
-        try:
-            came = yield Wait(unit.settled, deadline)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            # Whoever waits wants to end; the outcome of what is under way is worth a moment all the same.
-            if unit.outcome is Outcome.COMMITTING:
-                latest = self.client.clock() + CANCELLED_COMMIT_S
-                yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
-            if unit.settled.is_set:
-                # It may have been settled before the interruption came, too.
-                self._end(unit)
-            else:
-                self._free_later(unit)
-            raise
-        if not came or unit.outcome is Outcome.IN_DOUBT:
-            self._free_later(unit)
-            raise self._in_doubt(unit, "whether the transaction happened could not be found out in time")
-
-    def _free_later(self, unit: Unit) -> None:
-        """Its code does not wait any more: what it was given is free as soon as its outcome is known, which the next
-        call of this session still asks for."""
-        if unit.outcome in ENDED:
-            self._free(unit)
-        else:
-            unit.settled.call(lambda: self._free(unit))
-
-    def _in_doubt(self, unit: Unit, reason: str) -> InDoubt:
-        producer = unit.producer
-        token = "" if producer is None else f"{producer.store} {producer.name} {unit.number}"
-        error = InDoubt(reason, token)
-        error.__cause__ = unit.cause
-        return error
+        if any(each.unit is unit for each in self._told.values()):
+            transactions.doom(unit, "it has a message whose receive was cancelled")
+        yield from transactions.commit(unit, deadline)
 
     def rollback(self, owner: object, *, charge: Charge) -> None:
-        """Nothing of it happens. All that it was given returns, and what is buffered, in one step."""
-        unit = self.unit
-        if unit is None:
-            self.client.subscriptions.give_back_buffered(self.buffer.subscriptions)
-            self.client.flush()
-            return
-        if unit.outcome is Outcome.OPEN:
-            self._abort(unit, charge)
-            if unit.owner is not owner and not self.client.world.has_ended(unit.owner):
-                # Its own code does not know yet.
-                unit.outcome = Outcome.DOOMED
-                unit.cause = RolledBack("another task has rolled back or closed the session")
-                self.buffer.wake_all()
-                return
-            unit.outcome = Outcome.ROLLED_BACK
-        if unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
-            raise LocalProtocolError("the transaction is being committed")
-        if unit.owner is owner or self.client.world.has_ended(unit.owner):
-            self._end(unit)
+        """Nothing of it happens. All that it was given returns, and what is buffered, in one step.
 
-    def _abort(self, unit: Unit, charge: Charge) -> None:
-        client = self.client
-        link = client.link
-        if link is None or link.number != unit.link:
-            return
-        charges_all = charge is Charge.ALL and not unit.failed
-        if link.is_truenext and charge is not Charge.NONE:
-            for received in unit.failed:
-                link.unanswered[link.write(frames.frame("NACK", _nack_in(unit, received)))] = unit.frame
-        subscriptions = [each for each in self.buffer.subscriptions if not each.is_closed]
-        client.subscriptions.give_back(subscriptions, unit=unit, charges_all=charges_all)
-        client.flush()
+        Raises: LocalProtocolError
+        """
+        self.transacted().rollback(owner, charge=charge)
 
-    def _end(self, unit: Unit) -> None:
-        """The code of a unit has ended."""
-        self._free(unit)
-        if self.unit is unit:
-            self.unit = None
+    def fail(self, received: Received) -> None:
+        """This message made the transaction fail.
 
-    def _free(self, unit: Unit) -> None:
-        """Nothing of what a unit was given is its own any more."""
-        client = self.client
-        if unit not in client.units:
-            return
-        if isinstance(unit.cause, Refused) and unit.cause.code == Code.NO_ROOM:
-            self._not_before = client.clock() + NO_ROOM_S
-        if unit.outcome is Outcome.DOOMED:
-            # What a lost connection had is with the broker already.
-            if client.link is not None and client.link.number == unit.link and not isinstance(unit.cause, RolledBack):
-                self._abort(unit, Charge.NONE)
-            unit.outcome = Outcome.ROLLED_BACK
-        elif unit.outcome is Outcome.ROLLED_BACK and isinstance(unit.cause, Refused):
-            # Its COMMIT was refused: it is still open.
-            self._abort(unit, Charge.NONE)
-        committed = unit.outcome is Outcome.COMMITTED
-        for received in unit.given:
-            if committed and received not in unit.failed:
-                client.subscriptions.forget(received)
-                received.state = State.DONE
-            else:
-                client.subscriptions.put_back(received)
-        self.buffer.ended(unit.given)
-        self._told.clear()
-        self.last = unit
-        del client.units[unit]
-        client.flush()
+        Raises: LocalProtocolError if it is not one of the transaction's
+        """
+        self.transacted().fail(received)
 
     # ---- The end ----
 
     def leave(self, owner: object) -> None:
         """What is open is rolled back without an attempt. Others go on with the same buffer."""
-        unit = self.unit
-        if unit is not None and unit.outcome in (Outcome.OPEN, Outcome.DOOMED):
-            self.rollback(owner, charge=Charge.NONE)
+        transactions = self.transactions
+        if transactions is not None:
+            transactions.close(owner)
         if self.is_closed:
             return
         self.is_closed = True
         self.end_given(None)
-        if self._producer is not None and (unit is None or unit.outcome not in (Outcome.COMMITTING, Outcome.IN_DOUBT)):
-            self.client.free_producer(self._producer)
+        if transactions is not None:
+            transactions.free_producer()
         self.buffer.wake_all()
         self.client.flush()
 
@@ -744,24 +545,3 @@ PULLED_MAX = 1000
 
 _MAY_COME = frozenset({"", "read", "compared", "committing", "joining", "unread"})
 """Of the reasons why nothing comes those that pass by themselves. Source: docs/stomp.md, `idle`"""
-
-
-class _OfSubscription(msgspec.Struct):
-    id: str
-    held: int
-    idle: str
-
-
-class _Facts(msgspec.Struct):
-    subscriptions: list[_OfSubscription]
-
-
-def _nack_in(unit: Unit, received: Received) -> dict[str, str]:
-    return {"id": received.ack_id, "transaction": unit.name}
-
-
-def _copy(error: TruenextError) -> TruenextError:
-    """For another caller: an exception that is raised twice collects the tracebacks of both."""
-    made = Refused(str(error), error.code) if isinstance(error, Refused) else type(error)(str(error))
-    made.__cause__ = error
-    return made

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from truenext.client.core import frames
 from truenext.client.core.holding import Buffer, Received, State, Subscription, Wanted
 from truenext.errors import ConnectionLost, Refused
+from truenext.pattern import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -216,7 +217,7 @@ class Subscriptions:
                 if received not in going:
                     # What the program has comes again; this dispatch cannot be acknowledged any more.
                     received.link = 0
-                    self.foreign.setdefault(received.key, received)
+                    self._is_foreign(received)
             subscription.begin_connection()
             subscription.buffer.cleared()
             subscription.id = self._world.name()
@@ -462,4 +463,4 @@ def _nack_headers(received: Received, verdict: Verdict) -> dict[str, str]:
 def _may_be_express(destination: str) -> bool:
     """A pattern of queues has no express lane."""
     name = destination.partition("?")[0]
-    return name.startswith(("/topic/", "/temp-topic/")) or not any(sign in name for sign in "*>")
+    return name.startswith(("/topic/", "/temp-topic/")) or not is_pattern(name)

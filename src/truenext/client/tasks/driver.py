@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from truenext.client import log
 from truenext.client.core.client import Client, Login
+from truenext.client.core.world import World
 from truenext.errors import ClosedError, ConnectionLost
 from truenext.limits import READ_BYTES
 
@@ -37,17 +38,15 @@ class Driver:
         """To be made in the loop that it is to run in."""
         self.loop = asyncio.get_running_loop()
         self.process = os.getpid()
-        self.client = Client(
-            login,
-            name,
+        world = World(
             clock=self.loop.time,
             chance=random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=log.report,
             has_ended=_has_ended,
-            make=make,
         )
+        self.client = Client(login, name, world, make)
         self._sock: socket.socket | None = None
         self._link: Link | None = None
         """What the socket is for."""

@@ -335,7 +335,7 @@ class Session:
 
         Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out within `timeout` seconds
         """
-        self._source.driver.run(flows.commit(self._source.core, timeout, current_thread()))
+        self._source.driver.run(flows.commit(self._source.core, timeout))
 
     def rollback(self, *, failed: bool = True) -> None:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says

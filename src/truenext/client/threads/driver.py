@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from truenext.client import log
 from truenext.client.core.client import Client, Login
+from truenext.client.core.world import World
 from truenext.client.threads.interrupts import Interruptible
 from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError
 from truenext.limits import READ_BYTES
@@ -50,17 +51,15 @@ T = TypeVar("T")
 class Driver:
     def __init__(self, login: Login, name: str, make: type[Received]) -> None:
         self.process = os.getpid()
-        self.client = Client(
-            login,
-            name,
+        world = World(
             clock=monotonic,
             chance=random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=self._report,
             has_ended=_has_ended,
-            make=make,
         )
+        self.client = Client(login, name, world, make)
         self._lock = threading.Lock()
         self._main = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="truenext connection", daemon=True)

@@ -1,0 +1,281 @@
+"""The transactions of a session, one after the other: how one begins, what is in it, and each way in which it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.client.core import frames
+from truenext.client.core.charging import Charge
+from truenext.client.core.holding import State
+from truenext.client.core.outbox import NO_ROOM_S
+from truenext.client.core.sends import ttl_line
+from truenext.client.core.unit import ENDED, Commit, Outcome, Unit
+from truenext.client.core.waiting import Flow, Signal, Wait
+from truenext.errors import Code, InDoubt, LocalProtocolError, Refused, RolledBack
+
+if TYPE_CHECKING:
+    from truenext.client.core.client import Client
+    from truenext.client.core.holding import Buffer, Received
+    from truenext.client.core.link import Link
+
+CANCELLED_COMMIT_S = 5.0
+"""Seconds for which whoever was cancelled waits for the outcome of a COMMIT that is under way."""
+
+
+class Transactions:
+    def __init__(self, client: Client, buffer: Buffer) -> None:
+        """`buffer` is that of the session: what is in it is given back with a unit that does not happen."""
+        self.unit: Unit | None = None
+        """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
+        self.last: Unit | None = None
+        """The last that has ended."""
+        self.block: object | None = None
+        """The block that ends the transaction."""
+        self._client = client
+        self._buffer = buffer
+        self._producer = client.new_producer()
+        self._not_before = 0.0
+        """The broker has no room for a transaction, and is not asked again before."""
+
+    # ---- Beginning ----
+
+    def may_go_on(self) -> bool:
+        """A unit is open, or may begin at once."""
+        unit = self.unit
+        return (not self._not_before) if unit is None else unit.outcome is Outcome.OPEN
+
+    def check(self) -> None:
+        """Raises: RolledBack if the unit was ended from elsewhere"""
+        unit = self.unit
+        if unit is not None and unit.outcome is Outcome.DOOMED:
+            raise unit.rolled_back()
+
+    def until_one_may_go_on(self) -> Flow[None]:
+        """Raises: RolledBack; InDoubt of the one before"""
+        unit = self.unit
+        if unit is not None and unit.outcome not in (Outcome.OPEN, Outcome.DOOMED):
+            # Another task, or a commit that was cancelled: its outcome is needed first.
+            yield from self._await_outcome(unit, None)
+            self._end(unit)
+        elif unit is None and self._not_before:
+            yield Wait(Signal(), self._not_before)
+            self._not_before = 0.0
+        self.check()
+
+    def _open(self, link: Link, owner: object) -> Unit:
+        unit = self.unit
+        if unit is None:
+            unit = self.unit = Unit(self._client.world.name(), link.number, owner)
+            self._client.units[unit] = None
+            _say_in(unit, link, frames.frame("BEGIN", {"transaction": unit.name}))
+        return unit
+
+    # ---- What is in it ----
+
+    def give(self, received: Received, link: Link, owner: object) -> None:
+        """A message is acknowledged in it."""
+        unit = self._open(link, owner)
+        received.unit = unit
+        unit.given.append(received)
+        _say_in(unit, link, frames.ack_in(unit.name, received.ack_id))
+
+    def send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
+        """What the broker says of it is known at the commit."""
+        ttl = ""
+        if ttl_s is not None:
+            link.require_truenext("a ttl")
+            ttl = ttl_line(ttl_s, called_at, self._client.clock())
+        unit = self._open(link, owner)
+        said = f"{ttl}transaction:{unit.name}\ncontent-length:{len(body)}\n\n".encode()
+        _say_in(unit, link, b"".join((head, said, body, b"\0")))
+
+    def fail(self, received: Received) -> None:
+        """This message made it fail.
+
+        Raises: LocalProtocolError if it is not one of the transaction's
+        """
+        unit = self.unit
+        if unit is None or received.unit is not unit:
+            raise LocalProtocolError(f"{received!r} is not a message of this transaction")
+        unit.failed[received] = None
+
+    # ---- Commit ----
+
+    def commit(self, unit: Unit, deadline: float | None) -> Flow[None]:
+        """All of it happens, or nothing. Returns once it is durable.
+
+        Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline
+        """
+        if unit.outcome is Outcome.DOOMED:
+            self._end(unit)
+            raise unit.rolled_back()
+        if unit.outcome is Outcome.OPEN:
+            self._say_commit(unit)
+        yield from self._await_outcome(unit, deadline)
+        self._end(unit)
+        if unit.outcome is Outcome.ROLLED_BACK:
+            raise unit.rolled_back()
+        if unit.outcome is Outcome.UNKNOWN:
+            raise _in_doubt(unit, "the broker cannot say whether the transaction happened")
+
+    def _say_commit(self, unit: Unit) -> None:
+        client = self._client
+        link = client.link
+        assert link is not None, "it would be doomed"
+        if unit.failed:
+            link.require_truenext("a commit beside a message that has failed")
+            # What has failed does not happen with the rest of it.
+            _refuse_failed(unit, link)
+        headers = {"transaction": unit.name}
+        if link.is_truenext:
+            producer = self._producer
+            if producer.store not in ("", link.store):
+                # The first broker knows the numbers that were used there: back with it they would be repeats.
+                producer = self._producer = client.another_producer()
+            producer.store = link.store
+            unit.producer = producer
+            unit.number = producer.number = producer.number + 1
+            headers |= {
+                "truenext-producer": producer.name,
+                "truenext-number": str(unit.number),
+                "truenext-gapless": "true",
+                # What it turns out to be a repeat of has happened: nobody has failed.
+                "truenext-charge": "refused",
+            }
+        headers["receipt"] = str(link.frames + 1)
+        unit.outcome = Outcome.COMMITTING
+        link.unanswered[link.write(frames.frame("COMMIT", headers))] = Commit(unit)
+        client.flush()
+
+    def _await_outcome(self, unit: Unit, deadline: float | None) -> Flow[None]:
+        try:
+            came = yield Wait(unit.settled, deadline)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # Whoever waits wants to end; the outcome of what is under way is worth a moment all the same.
+            if unit.outcome is Outcome.COMMITTING:
+                latest = self._client.clock() + CANCELLED_COMMIT_S
+                yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
+            if unit.settled.is_set:
+                # It may have been settled before the interruption came, too.
+                self._end(unit)
+            else:
+                self._free_later(unit)
+            raise
+        if not came or unit.outcome is Outcome.IN_DOUBT:
+            self._free_later(unit)
+            raise _in_doubt(unit, "whether the transaction happened could not be found out in time")
+
+    # ---- Rollback ----
+
+    def rollback(self, owner: object, *, charge: Charge) -> None:
+        """Nothing of it happens. All that it was given returns, and what is buffered, in one step."""
+        unit = self.unit
+        if unit is None:
+            self._client.subscriptions.give_back_buffered(self._buffer.subscriptions)
+            self._client.flush()
+            return
+        if unit.outcome is Outcome.OPEN:
+            self._abort(unit, charge)
+            if unit.owner is not owner and not self._client.world.has_ended(unit.owner):
+                # Its own code does not know yet.
+                unit.outcome = Outcome.DOOMED
+                unit.cause = RolledBack("another task has rolled back or closed the session")
+                self._buffer.wake_all()
+                return
+            unit.outcome = Outcome.ROLLED_BACK
+        if unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
+            raise LocalProtocolError("the transaction is being committed")
+        if unit.owner is owner or self._client.world.has_ended(unit.owner):
+            self._end(unit)
+
+    def doom(self, unit: Unit, why: str) -> None:
+        """If it is open it is taken back, and its code does not know yet."""
+        if unit.outcome is Outcome.OPEN:
+            self._abort(unit, Charge.NONE)
+            unit.doom(RolledBack(why))
+
+    def _abort(self, unit: Unit, charge: Charge) -> None:
+        client = self._client
+        link = client.link
+        if link is None or link.number != unit.link:
+            return
+        charges_all = charge is Charge.ALL and not unit.failed
+        if link.is_truenext and charge is not Charge.NONE:
+            _refuse_failed(unit, link)
+        subscriptions = [each for each in self._buffer.subscriptions if not each.is_closed]
+        client.subscriptions.give_back(subscriptions, unit=unit, charges_all=charges_all)
+        client.flush()
+
+    # ---- Its code has ended ----
+
+    def _end(self, unit: Unit) -> None:
+        self._free(unit)
+        if self.unit is unit:
+            self.unit = None
+
+    def _free_later(self, unit: Unit) -> None:
+        """Its code does not wait any more: what it was given is free as soon as its outcome is known, which the next
+        call of this session still asks for."""
+        if unit.outcome in ENDED:
+            self._free(unit)
+        else:
+            unit.settled.call(lambda: self._free(unit))
+
+    def _free(self, unit: Unit) -> None:
+        """Nothing of what a unit was given is its own any more."""
+        client = self._client
+        if unit not in client.units:
+            return
+        if isinstance(unit.cause, Refused) and unit.cause.code == Code.NO_ROOM:
+            self._not_before = client.clock() + NO_ROOM_S
+        if unit.outcome is Outcome.DOOMED:
+            # What a lost connection had is with the broker already.
+            if client.link is not None and client.link.number == unit.link and not isinstance(unit.cause, RolledBack):
+                self._abort(unit, Charge.NONE)
+            unit.outcome = Outcome.ROLLED_BACK
+        elif unit.outcome is Outcome.ROLLED_BACK and isinstance(unit.cause, Refused):
+            # Its COMMIT was refused: it is still open.
+            self._abort(unit, Charge.NONE)
+        committed = unit.outcome is Outcome.COMMITTED
+        for received in unit.given:
+            if committed and received not in unit.failed:
+                client.subscriptions.forget(received)
+                received.state = State.DONE
+            else:
+                client.subscriptions.put_back(received)
+        self._buffer.ended(unit.given)
+        self.last = unit
+        del client.units[unit]
+        client.flush()
+
+    def close(self, owner: object) -> None:
+        """What is open is rolled back without an attempt."""
+        unit = self.unit
+        if unit is not None and unit.outcome in (Outcome.OPEN, Outcome.DOOMED):
+            self.rollback(owner, charge=Charge.NONE)
+
+    def free_producer(self) -> None:
+        """No COMMIT follows; what is in doubt keeps its producer."""
+        unit = self.unit
+        if unit is None or unit.outcome not in (Outcome.COMMITTING, Outcome.IN_DOUBT):
+            self._client.free_producer(self._producer)
+
+
+def _say_in(unit: Unit, link: Link, data: bytes) -> None:
+    """A frame that is part of it: if the broker refuses that, it is doomed."""
+    link.unanswered[link.write(data)] = unit.frame
+
+
+def _refuse_failed(unit: Unit, link: Link) -> None:
+    for received in unit.failed:
+        _say_in(unit, link, frames.frame("NACK", {"id": received.ack_id, "transaction": unit.name}))
+
+
+def _in_doubt(unit: Unit, reason: str) -> InDoubt:
+    producer = unit.producer
+    token = "" if producer is None else f"{producer.store} {producer.name} {unit.number}"
+    error = InDoubt(reason, token)
+    error.__cause__ = unit.cause
+    return error
