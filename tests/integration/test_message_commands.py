@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
-from truenext.cli import messages
+from truenext.cli import progress
 from truenext.cli.main import main
 
 
@@ -90,7 +90,7 @@ def test_with_a_file_that_is_missing_nothing_is_sent(broker: BrokerProcess, queu
 
 def test_many_lines_say_how_far_they_are(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("".join(f"{number}\n" for number in range(3500)))
-    with mock.patch.object(messages, "PROGRESS_SECONDS", 0.0):
+    with mock.patch.object(progress, "PROGRESS_SECONDS", 0.0):
         words = ["send", queue, "--lines", "--file", str(tmp_path / "file"), "--transient", "--url", url(broker)]
         done = CliRunner().invoke(main, words)
     assert (done.exit_code, done.stdout) == (0, "")

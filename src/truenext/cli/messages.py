@@ -14,14 +14,13 @@ from truenext.blocking import Connection, Content, connect
 from truenext.cli import terminal
 from truenext.cli.connecting import connected, url_option
 from truenext.cli.ending import Failure
+from truenext.cli.progress import SoFar
 from truenext.cli.values import COUNT, SELECTOR, Address, Body, Header, Place, Seconds
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.errors import ConnectionLost, TruenextError
 
 _OF_THE_CONNECTION = frozenset({"subscription", "ack", "truenext-round"})
 """Headers that mean nothing once the command has ended."""
-PROGRESS_SECONDS = 2.0
-"""Time between two lines of progress."""
 LOOK_SECONDS = 1.0
 """Time between two looks at a queue, at least."""
 
@@ -215,17 +214,15 @@ def _print(message: Content, *, as_json: bool) -> None:
 
 
 class Progress:
-    """Says on standard error, now and then, how many there were."""
+    """Counts things that go by, and says now and then how many there were."""
 
     def __init__(self, done: str) -> None:
         self.count = 0
-        self._done = done
-        self._said_at = time.monotonic()
+        self._so_far = SoFar(done)
 
     def counted(self, things: Iterable[bytes]) -> Iterator[bytes]:
         for thing in things:
             yield thing
             self.count += 1
-            if self.count % 1000 == 0 and time.monotonic() - self._said_at > PROGRESS_SECONDS:
-                self._said_at = time.monotonic()
-                terminal.say(f"{self.count:,} {self._done} so far", err=True)
+            if self.count % 1000 == 0:
+                self._so_far.say(self.count)

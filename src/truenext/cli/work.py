@@ -1,6 +1,5 @@
 """Long work in a running broker, asked for a piece at a time, with progress on standard error."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -14,11 +13,9 @@ from truenext.blocking import Connection
 from truenext.cli import terminal
 from truenext.cli.connecting import ask, connected
 from truenext.cli.ending import Failure
+from truenext.cli.progress import SoFar
 from truenext.cli.values import COUNT, SELECTOR
 from truenext.limits import QUESTION_SEQUENCES_MAX as NUMBERS_MAX
-
-PROGRESS_SECONDS = 2.0
-"""Time between two lines of progress."""
 
 selector_option = click.option(
     "--selector", type=SELECTOR, help="Only what this JMS selector wants, such as \"colour = 'red'\"."
@@ -49,7 +46,7 @@ def pieces(
     # For people a bar; a line now and then where it goes into a file.
     bar = Progress(console=console, transient=True) if console.is_terminal else None
     task = None if bar is None else bar.add_task(verb, total=total)
-    said_at = time.monotonic()
+    so_far = SoFar(done)
     count = 0
     after: list[int] | None = [0, 0]
     until: dict[str, int] = {}
@@ -60,9 +57,8 @@ def pieces(
             after, until = answer["next"], {"until": answer["until"]}
             if bar is not None and task is not None:
                 bar.update(task, completed=count)
-            elif time.monotonic() - said_at > PROGRESS_SECONDS:
-                said_at = time.monotonic()
-                terminal.say(f"{count:,} {done} so far", err=True)
+            else:
+                so_far.say(count)
             yield answer
 
 
