@@ -58,3 +58,22 @@ def test_what_waits_for_a_full_socket_is_for_who_has_asked_for_it() -> None:
     assert one(second.again()).sequence == 2
     assert one(first.again()).sequence == 1
     assert not named(script.all_said(), "ACK")
+
+
+def test_what_waits_for_a_full_socket_is_not_handed_out_before_something_more_urgent_that_comes_meanwhile() -> None:
+    """One was taken; the other came while the broker could not be told of that."""
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscription = script.consumer(session, prefetch=10)
+    script.message(subscription, 1)
+    script.message(subscription, 2)
+    script.is_blocked = True
+    assert session.take_now(subscription, "me") is None
+    waiting = Running(session.receive(subscription, 1, None, "me"))
+    script.message(subscription, 3, priority="9")
+    script.is_blocked = False
+    script.client.has_drained()
+    assert not waiting.again().is_done
+    given_back = named(script.all_said(), "SEND", "/control/give-back")
+    assert len(given_back) == 1 and "keep" not in given_back[0].body

@@ -183,7 +183,7 @@ class Buffer:
         if len(self.subscriptions) == 1:
             return self.subscriptions[0].first()
         firsts = [first for each in self.subscriptions if (first := each.first()) is not None]
-        return min(firsts, key=_place, default=None)
+        return min(firsts, key=place_of, default=None)
 
     def take(self, received: Received) -> None:
         """What `first` has said is handed out."""
@@ -290,5 +290,5 @@ class SharedBuffer(Buffer):
         return sum(map(len, self._parked.values()))
 
 
-def _place(received: Received) -> tuple[int, int]:
+def place_of(received: Received) -> tuple[int, int]:
     return received.rank, received.sequence

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from truenext.client.core.charging import Charge, charge_for
-from truenext.client.core.holding import State
+from truenext.client.core.holding import State, place_of
 from truenext.client.core.questions import OfConnection
 from truenext.client.core.transactions import Transactions
 from truenext.client.core.unit import Outcome
@@ -122,8 +122,10 @@ class Session:
                         # The program gets nothing before the broker was told that it has it.
                         rounds = [each.subscription.round_min for each in taken]
                         yield from self.client.wait_until_written()
-                        if rounds != [each.subscription.round_min for each in taken] or not self._has(taken):
-                            # Its buffer was given back meanwhile, or it was itself: it is not the true next any more.
+                        is_same = rounds == [each.subscription.round_min for each in taken] and self._has(taken)
+                        if not is_same or self._is_overtaken(subscription, taken):
+                            # Its buffer was given back meanwhile, or it was itself, or something more urgent has come:
+                            # it is not the true next any more.
                             returned, taken = taken, []
                             self._return(returned)
                             continue
@@ -313,6 +315,11 @@ class Session:
     def _has(self, taken: Iterable[Received]) -> bool:
         """They are still here, and of the connection that is there."""
         return all(each.state is State.HELD and self.client.subscriptions.is_current(each) for each in taken)
+
+    def _is_overtaken(self, subscription: Subscription | None, taken: Iterable[Received]) -> bool:
+        """Something has come that stands before one of them."""
+        first = self.buffer.first(subscription)
+        return first is not None and place_of(first) < max(map(place_of, taken))
 
     def _return(self, taken: Iterable[Received]) -> None:
         """The program was about to get them, and does not."""
