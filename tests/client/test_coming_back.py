@@ -10,7 +10,7 @@ from truenext.client.core.outbox import MESSAGES_MAX, Batch
 from truenext.client.core.sending import enqueue, prepare, send, settled
 from truenext.client.core.session import Mode
 from truenext.client.core.verdict import DONE, FAILED
-from truenext.errors import ClosedError, InDoubt, Refused
+from truenext.errors import ClosedError, InDoubt, Refused, RolledBack
 
 
 def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
@@ -308,3 +308,24 @@ def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_b
     script.message(second, 1, deliveries=3)
     assert not waiting.again().is_done
     assert held.again is not None
+
+
+def test_what_a_paused_consumer_has_again_is_given_back_when_its_code_has_ended() -> None:
+    """Nobody else got it as long as somebody waited for what the paused consumer might get."""
+    script = Script()
+    script.connect()
+    session = script.session(Mode.TRANSACTED)
+    subscription = script.consumer(session, prefetch=10)
+    waiting = receive(session)
+    script.message(subscription, 1)
+    one(waiting)
+    script.reconnect()
+    script.confirm()
+    script.message(subscription, 1, deliveries=2)
+    script.client.subscriptions.pause(subscription)
+    (pausing,) = named(script.all_said(), "SEND", "/control/give-back")
+    assert f"1.2@{subscription.id}" in pausing.body, "its code has it"
+    with pytest.raises(RolledBack):
+        Running(session.commit(None))
+    (given_back,) = named(script.all_said(), "SEND", "/control/give-back")
+    assert "keep" not in given_back.body and "rest" in given_back.body

@@ -366,7 +366,11 @@ class Subscriptions:
         if again is not None and self.is_current(again) and again.state is State.HELD:
             again.subscription.held.pop(again.ack_id, None)
             again.state = State.BUFFERED
-            again.subscription.buffer.push(again)
+            subscription = again.subscription
+            subscription.buffer.push(again)
+            if subscription.is_paused:
+                # It has nothing buffered, and this one neither.
+                self.pause(subscription)
 
     # ---- Connections ----
 
