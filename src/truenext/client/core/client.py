@@ -482,8 +482,13 @@ class Client:
             errors.append(error)
             settled.set()
 
+        is_alone = self.questions.are_none
         question = self.questions.send(link, head, body, answered, failed)
-        self.flush_soon()
+        if is_alone:
+            self.flush()
+        else:
+            # Those of one pass of the loop are written together.
+            self.flush_soon()
         try:
             in_time = yield Wait(settled, deadline)
         finally:

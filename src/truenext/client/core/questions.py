@@ -76,6 +76,11 @@ class Questions:
         self._numbers = count(1)
         self._subscribed: Link | None = None
 
+    @property
+    def are_none(self) -> bool:
+        """Nobody waits for a reply."""
+        return not self._open
+
     def ask(self, link: Link, verb: str, question: object, shape: type[T], answered: Callable[[T], None]) -> None:
         """Ask the broker something that this client has to know, whose answer has this shape. A connection that is lost
         forgets the question."""

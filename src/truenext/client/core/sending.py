@@ -48,7 +48,11 @@ def send(client: Client, send: Send, deadline: float | None) -> Flow[None]:
     """
     yield from await_room(client, deadline)
     send.settled = Signal()
+    is_alone = not client.outbox.open
     enqueue(client, send)
+    if is_alone:
+        # It waits for no others that may be sent in this pass of the loop: who waits for it is the only one that sends.
+        client.flush()
     try:
         came = yield Wait(send.settled, deadline)
     except BaseException:

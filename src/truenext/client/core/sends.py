@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TypedDict, Unpack
 
@@ -98,10 +99,21 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+_IS_PLAIN = re.compile(r"[\w.@/+=-]{1,128}", re.ASCII).fullmatch
+"""Text that needs no escape, and less room than `frames.check` leaves."""
+
+
 def spoken(destination: str, options: SendOptions) -> Spoken:
     """Raises: ValueError if an option is not what it may be"""
     if "headers" in options or "number" in options:
         return _speak(destination, options)
+    correlation = options.get("correlation_id")
+    if type(correlation) is str and _IS_PLAIN(correlation):
+        # Each reply has one of its own, and is like the others otherwise.
+        others = options.copy()
+        del others["correlation_id"]
+        said = spoken(destination, others)
+        return Spoken(said.head + f"correlation-id:{correlation}\n".encode(), said.ttl_s, None, 0)
     key = (destination, tuple(options.items()))
     try:
         known = _kept.get(key)
