@@ -7,7 +7,7 @@ from tests.client.scripted import Running, Script, named, one, receive
 from truenext.client.core.charging import Charge
 from truenext.client.core.holding import Wanted
 from truenext.client.core.outbox import MESSAGES_MAX, Batch
-from truenext.client.core.sending import enqueue, prepare, send, settled
+from truenext.client.core.sending import await_room, enqueue, enqueue_if_room, prepare, send, settled
 from truenext.client.core.session import Mode
 from truenext.client.core.verdict import DONE, FAILED
 from truenext.errors import ClosedError, InDoubt, Refused, RolledBack
@@ -240,6 +240,22 @@ def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_ti
     # Nobody is told that they were confirmed, and the next to flush waits for none of them.
     assert [type(each.error) for each in sent] == [TimeoutError, TimeoutError]
     assert Running(settled(client, batch, 1.0)).is_done
+
+
+def test_of_many_that_are_sent_together_none_is_sent_once_their_caller_was_told_that_there_is_no_room() -> None:
+    """Those that waited for a connection went when it was there, minutes later."""
+    script = Script()
+    client = script.client
+    batch = Batch()
+    sent = [prepare(client, "/queue/a", b"x", {}) for _ in range(MESSAGES_MAX)]
+    assert all(enqueue_if_room(client, batch, each) for each in sent)
+    assert not enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {}))
+    waiting = Running(await_room(client, batch, 1.0))
+    with pytest.raises(TimeoutError):
+        waiting.is_too_late()
+    script.connect()
+    assert named(script.all_said(), "SEND", "/queue/a") == []
+    assert all(isinstance(each.error, TimeoutError) for each in sent)
 
 
 def test_numbers_that_one_broker_knows_are_not_used_again_after_a_time_with_another() -> None:

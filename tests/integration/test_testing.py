@@ -268,6 +268,12 @@ def test_a_connection_that_is_not_there_is_an_error(broker: BlockingBroker, clie
         getattr(broker, fault)(session_of(client))
 
 
+def test_a_queue_is_named_without_its_kind(broker: BlockingBroker) -> None:
+    """What was asked for was the queue "/queue/orders", which is always empty."""
+    with pytest.raises(ValueError, match="name the queue alone, 'orders'"):
+        broker.queue("/queue/orders")
+
+
 def test_what_a_frozen_connection_says_is_carried_out_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
     frozen, other = clients.connect(broker.url), clients.connect(broker.url)
     broker.freeze(session_of(frozen))

@@ -38,7 +38,12 @@ class QueueContents:
 
 
 async def contents(host: str, port: int, queue: str) -> QueueContents:
-    """Of the queue of this name; one that is not there is empty."""
+    """Of the queue of this name; one that is not there is empty.
+
+    Raises: ValueError if that is a destination
+    """
+    if queue.startswith("/"):
+        raise ValueError(f"{queue!r} is a destination: name the queue alone, {queue.removeprefix('/queue/')!r}")
     reader, writer = await asyncio.open_connection(host, port)
     try:
         decoder = Decoder(FRAMES)

@@ -148,7 +148,10 @@ class LocalBroker:
     # ---- A look ----
 
     async def queue(self, name: str) -> QueueContents:
-        """What is in a queue, dead-letter queues (`DLQ.orders`) too, after all that clients had sent before."""
+        """What is in a queue, dead-letter queues (`DLQ.orders`) too, after all that clients had sent before.
+
+        Raises: ValueError if `name` is a destination, such as /queue/orders
+        """
         async with self._one_at_a_time:
             await self._run.settle()
             return await contents(HOST, self._port, name)

@@ -46,7 +46,7 @@ def send(client: Client, send: Send, deadline: float | None) -> Flow[None]:
 
     Raises: Refused, TimeoutError if that is not known in time, ConnectionLost if it never will be
     """
-    yield from await_room(client, deadline)
+    yield from _await_room(client, deadline)
     send.settled = Signal()
     is_alone = not client.outbox.open
     enqueue(client, send)
@@ -74,7 +74,16 @@ def enqueue(client: Client, send: Send) -> None:
         client.flush()
 
 
-def await_room(client: Client, deadline: float | None) -> Flow[None]:
+def await_room(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
+    """Until one more of a batch may be under way. Raises: TimeoutError; then none of the batch is repeated"""
+    try:
+        yield from _await_room(client, deadline)
+    except TimeoutError:
+        client.outbox.abandon_all(batch)
+        raise
+
+
+def _await_room(client: Client, deadline: float | None) -> Flow[None]:
     """Until one more may be under way."""
     while not client.outbox.has_room:
         came = yield Wait(client.outbox.room(), deadline)

@@ -500,7 +500,7 @@ class Connection:
             nonlocal count
             made = prepare_one(client, destination, message, options)
             while not enqueue_if_room(client, batch, made):
-                await driver.run(await_room(client, driver.loop.time() + timeout))
+                await driver.run(await_room(client, batch, driver.loop.time() + timeout))
             count += 1
             if batch.error is not None:
                 raise batch.error
@@ -675,7 +675,7 @@ class Connection:
         """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
         its own, so that who looks slowly holds up nobody.
 
-        Raises: Refused, ConnectionLost
+        Raises: Refused, ConnectionLost; also if its connection is not there within 10 seconds
         """
         return self._browse(destination, selector)
 

@@ -449,7 +449,7 @@ class Connection:
         for message in messages:
             made = prepare_one(client, destination, message, options)
             while not driver.call_many(enqueue_if_room, client, batch, made):
-                driver.run(await_room(client, monotonic() + timeout))
+                driver.run(await_room(client, batch, monotonic() + timeout))
             count += 1
             if batch.error is not None:
                 raise batch.error
@@ -597,7 +597,7 @@ class Connection:
         """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
         its own, so that who looks slowly holds up nobody.
 
-        Raises: Refused, ConnectionLost
+        Raises: Refused, ConnectionLost; also if its connection is not there within 10 seconds
         """
         return self._browse(destination, selector)
 
