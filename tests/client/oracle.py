@@ -122,8 +122,6 @@ class Live:
     come: int
     ack: str
     round: int
-    is_again: bool
-    """The program had it when it came."""
 
 
 @dataclass(eq=False)
@@ -172,6 +170,8 @@ class Session:
 
 class Oracle:
     def __init__(self, world: World, attempts_max: int) -> None:
+        self.came_at = 0.0
+        """When a message came to a client last."""
         self._world = world
         self.attempts_max = attempts_max
         self.letters: dict[str, Letter] = {}
@@ -232,6 +232,7 @@ class Oracle:
         letter = self.letters.get(frame.body.decode())
         if letter is None:
             return
+        self.came_at = self._world.loop.now
         sequence, deliveries = int(headers["truenext-sequence"]), int(headers["truenext-deliveries"])
         dispatched, _, _ = self._world.dispatches[sequence, deliveries]
         incoming = self.incoming(wire.owner, headers["subscription"])
@@ -243,7 +244,6 @@ class Oracle:
             self._world.event(),
             headers["ack"],
             int(headers["truenext-round"]),
-            wire.owner in letter.had_by or self._is_with_a_doomed(letter),
         )
 
     def incoming(self, peer: Peer, name: str) -> Incoming:
@@ -336,10 +336,9 @@ class Oracle:
             raise Disagreement(f"{name} was handed out, and is of a connection that is gone")
         if subscription != received.subscription.id:
             raise Disagreement(f"{name} was handed out by another consumer than it was dispatched to")
-        is_kept = consumer.incoming.live[key].is_again
-        if int(received.headers["truenext-round"]) < consumer.incoming.round_min and not is_kept:
+        if int(received.headers["truenext-round"]) < consumer.incoming.round_min:
             raise Disagreement(f"{name} is of an earlier round: it was given back, and handed out after that")
-        if dispatched < consumer.incoming.mark and not is_kept:
+        if dispatched < consumer.incoming.mark:
             raise Disagreement(f"{name} was dispatched before {consumer.incoming.why}, and handed out after that")
         if peer in letter.had_by:
             raise Disagreement(f"{name} was handed out, and the program has it already")
@@ -353,8 +352,9 @@ class Oracle:
         self._attempts(letter, received.attempts, peer, name)
         if received.attempts >= self.attempts_max:
             raise Disagreement(f"{name} was handed out though it has failed {received.attempts} times")
-        letter.fewest = letter.most = received.attempts
-        letter.unsure.clear()
+        # What another client has said on a connection that was lost it may say again.
+        letter.unsure = [(said_by, on) for said_by, on in letter.unsure if said_by is not peer]
+        letter.fewest = letter.most = received.attempts + len(letter.unsure)
         letter.rolled_back.clear()
         letter.done_by.clear()
         self._order(session, asked, consumer.incoming.live.pop(key), said_at or world.now_event, name)

@@ -106,6 +106,8 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
     script.answer(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
     if waits == "nobody":
         receiving = receive(session)
+    assert named(script.all_said(), "SEND", "/control/give-back")
+    script.message(subscription, 1, deliveries=3)
     assert one(receiving).sequence == 1
     assert script.client.subscriptions.foreign == {} and list(script.client.units) == [session.unit]
 
@@ -142,7 +144,32 @@ def test_what_has_come_again_to_another_consumer_is_handed_out_when_the_first_is
     script.message(second, 1, deliveries=2)
     assert not receiving.again().is_done
     closing.close("the task")
+    assert named(script.all_said(), "SEND", "/control/give-back")
+    script.message(second, 1, deliveries=3)
     assert one(receiving).sequence == 1
+
+
+def test_what_has_come_again_and_is_given_back_goes_back_to_the_broker() -> None:
+    """It was handed out from here, before something more urgent that the broker had by then; and whoever was killed in
+    the meantime was charged with it, for the broker had been told that the program has it."""
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscription = script.consumer(session, prefetch=1)
+    waiting = receive(session)
+    script.message(subscription, 1)
+    first = one(waiting)
+    script.reconnect()
+    script.confirm()
+    script.message(subscription, 1, deliveries=2)
+    script.all_said()
+    session.give_back(first)
+    (given_back,) = named(script.all_said(), "SEND", "/control/give-back")
+    assert "keep" not in given_back.body
+    waiting = receive(session)
+    assert not waiting.is_done
+    script.message(subscription, 2, priority="9")
+    assert one(waiting).sequence == 2
 
 
 def test_a_pulling_subscription_that_is_refused_when_it_comes_back_ends_nothing_else() -> None:

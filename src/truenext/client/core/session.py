@@ -391,9 +391,7 @@ class Session:
         for each in current:
             each.state = State.DONE
             each.subscription.held.pop(each.ack_id, None)
-        for each in messages:
-            if each not in current:
-                client.subscriptions.put_back(each)
+        client.subscriptions.put_back([each for each in messages if each not in current])
 
     def _is_given(self, taken: Iterable[Received], owner: object) -> None:
         """The program gets them. In auto mode its task acknowledges them when it asks for the next; not before, for

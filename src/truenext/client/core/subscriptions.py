@@ -108,10 +108,8 @@ class Subscriptions:
         subscription.buffer.cleared()
         foreign = [each for each in self.foreign.values() if each.subscription is subscription]
         self.foreign = {key: each for key, each in self.foreign.items() if each.subscription is not subscription}
-        for received in foreign:
-            if received.unit is None:
-                # It may have come again to another consumer of ours.
-                self.put_back(received)
+        # It may have come again to another consumer of ours.
+        self.put_back([each for each in foreign if each.unit is None])
         subscription.buffer.wake_all()
 
     def pause(self, subscription: Subscription) -> None:
@@ -358,19 +356,20 @@ class Subscriptions:
         if self.foreign.get(received.key) is received:
             del self.foreign[received.key]
 
-    def put_back(self, received: Received) -> None:
-        """The program does not have a message any more, and nothing was said of it: what has come again waits."""
-        received.state = State.DONE
-        self.forget(received)
-        again, received.again = received.again, None
-        if again is not None and self.is_current(again) and again.state is State.HELD:
-            again.subscription.held.pop(again.ack_id, None)
-            again.state = State.BUFFERED
-            subscription = again.subscription
-            subscription.buffer.push(again)
-            if subscription.is_paused:
-                # It has nothing buffered, and this one neither.
-                self.pause(subscription)
+    def put_back(self, messages: Iterable[Received]) -> None:
+        """The program does not have messages any more, and nothing was said of them. What has come again meanwhile
+        returns, and what is buffered with it: the broker may have something more urgent by now."""
+        returning: dict[Subscription, None] = {}
+        for received in messages:
+            received.state = State.DONE
+            self.forget(received)
+            again, received.again = received.again, None
+            if again is not None and self.is_current(again) and again.state is State.HELD:
+                again.state = State.DONE
+                again.subscription.held.pop(again.ack_id, None)
+                returning[again.subscription] = None
+        if returning:
+            self.give_back(list(returning))
 
     # ---- Connections ----
 

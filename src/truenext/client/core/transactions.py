@@ -239,12 +239,14 @@ class Transactions:
             # Its COMMIT was refused: it is still open.
             self._abort(unit, Charge.NONE)
         committed = unit.outcome is Outcome.COMMITTED
+        returning = []
         for received in unit.given:
             if committed and received not in unit.failed:
                 client.subscriptions.forget(received)
                 received.state = State.DONE
             else:
-                client.subscriptions.put_back(received)
+                returning.append(received)
+        client.subscriptions.put_back(returning)
         self._buffer.ended(unit.given)
         self.last = unit
         del client.units[unit]
