@@ -23,6 +23,7 @@ from truenext.client.core.session import Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, FAILED, POISON, Verdict
+from truenext.engine.state.window import SIZE_FIRST
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, LocalProtocolError, RolledBack
 from truenext.policy import Policies, Policy
 
@@ -909,12 +910,13 @@ class Machine:
         for consumer in session.consumers if task.asked is None else [task.asked]:
             if consumer.is_closed or consumer.is_paused:
                 continue
-            if consumer.prefetch:
+            if consumer.prefetch != 0:
+                # Without a prefetch the window opens slowly to who acknowledges slowly.
                 # What a transaction has is in no window; what has come again is, as long as its code has it.
                 has = self.oracle.has_again(consumer)
                 if session.ack is not Ack.TRANSACTED:
                     has += sum(given.consumer is consumer for given in session.given)
-                if has >= consumer.prefetch:
+                if has >= (consumer.prefetch or SIZE_FIRST):
                     continue
             # The program's own, which comes again, is not handed out.
             ready = {

@@ -321,6 +321,34 @@ def test_a_commit_that_is_cancelled_keeps_its_outcome(is_block: bool) -> None:
     check(case)
 
 
+def test_the_outcome_of_a_commit_that_was_not_waited_for_is_known_as_soon_as_the_broker_has_said_it() -> None:
+    """A second cancellation ends the waiting at once, and the outcome was "committing" for ever."""
+
+    async def main() -> None:
+        async with in_a_world("q") as world, world.connection.session(transacted=True) as session:
+            transaction = session.transaction()
+
+            async def block() -> None:
+                async with transaction:
+                    await session.send("/queue/done", "x")
+
+            world.broker.slow_disk(1000)
+            task = asyncio.create_task(block())
+            for _ in range(2):
+                await asyncio.sleep(0.1)
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert transaction.outcome.value == "committing"
+            world.broker.slow_disk(0)
+            async with asyncio.timeout(PATIENCE_S):
+                while transaction.outcome.value == "committing":
+                    await asyncio.sleep(0.01)
+            assert transaction.outcome.value == "committed"
+
+    asyncio.run(main())
+
+
 def test_a_commit_that_takes_long_is_waited_for_when_it_is_cancelled() -> None:
     async def main() -> None:
         async with in_a_world("q") as world, world.connection.session(transacted=True) as session:

@@ -15,8 +15,8 @@ from truenext import testing
 from truenext.client.core import outbox
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.client.core.sends import SendOptions
-from truenext.client.tasks.connection import Connection, connect
-from truenext.errors import ClosedError, Refused, RolledBack
+from truenext.client.tasks.connection import Connection, Message, Session, connect
+from truenext.errors import ClosedError, Code, Refused, RolledBack
 from truenext.limits import BODY_BYTES_MAX
 from truenext.testing.local import LocalBroker
 from truenext.url import Address
@@ -206,6 +206,90 @@ def test_a_transaction_on_a_full_disk_is_rolled_back_and_nobody_is_charged() -> 
                 await session.send("/queue/done", "result")
         assert await bodies(broker, "done") == ["result"]
         assert await bodies(broker, "q") == []
+
+    on_a_connection(work)
+
+
+@pytest.mark.parametrize("messages, size", [(2, 1 << 20), (2000, 1000)])
+def test_who_only_sends_keeps_its_connection_while_the_disk_is_full(messages: int, size: int) -> None:
+    """To ask for a receipt of what it had sent it said BEGIN, which was refused for want of room, and nobody waited for
+    that: the connection ended, three times a second."""
+
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        broker.fill_disk()
+        sending = [
+            asyncio.create_task(connection.send("/queue/q", b"x" * size, timeout=PATIENCE_S)) for _ in range(messages)
+        ]
+        await asyncio.sleep(1.0)
+        broker.free_disk()
+        await asyncio.gather(*sending)
+        assert (await broker.queue("q")).waiting == messages
+        assert connection.health().reconnects == 0
+
+    on_a_connection(work)
+
+
+@pytest.mark.parametrize("how", ["commits", "raises at once", "raises"])
+def test_transactions_that_only_send_keep_their_connection_while_the_disk_is_full(how: str) -> None:
+    """BEGIN was refused, and so was the ABORT of what had not begun."""
+
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        broker.fill_disk()
+        async with connection.session(transacted=True) as session:
+            for _ in range(5):
+                with pytest.raises((RolledBack, InterruptedError)) as caught:
+                    async with session.transaction(timeout=PATIENCE_S):
+                        await session.send("/queue/q", "x")
+                        if how == "raises":
+                            await asyncio.sleep(0.05)
+                        if how != "commits":
+                            raise InterruptedError
+                if how == "commits":
+                    cause = caught.value.__cause__
+                    assert isinstance(cause, Refused) and cause.code == Code.NO_ROOM
+            broker.free_disk()
+            async with session.transaction(timeout=PATIENCE_S):
+                await session.send("/queue/q", "y")
+        assert await bodies(broker, "q") == ["y"]
+        assert connection.health().reconnects == 0
+
+    on_a_connection(work)
+
+
+def test_a_handler_is_not_called_again_and_again_while_the_disk_is_full() -> None:
+    """The answer to the COMMIT said only that something had been refused before: 3,000 calls a second."""
+
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        calls = 0
+
+        async def handler(message: Message, session: Session) -> None:
+            nonlocal calls
+            calls += 1
+            assert message.attempts == 0
+            await session.send("/queue/done", message.body)
+
+        await connection.send("/queue/q", "work")
+        broker.fill_disk()
+        consuming = asyncio.create_task(connection.consume("/queue/q", handler, transacted=True))
+        await asyncio.sleep(1.0)
+        assert 1 <= calls <= 6
+        broker.free_disk()
+        while not await bodies(broker, "done"):
+            await asyncio.sleep(0.01)
+        consuming.cancel()
+        await asyncio.wait([consuming])
+
+    on_a_connection(work)
+
+
+def test_what_was_wrong_with_a_transaction_is_told_though_its_commit_was_said_already() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True) as session:
+            with pytest.raises(RolledBack) as caught:
+                async with session.transaction(timeout=PATIENCE_S):
+                    await session.send(NOWHERE, "x")
+        cause = caught.value.__cause__
+        assert isinstance(cause, Refused) and cause.code == Code.DESTINATION
 
     on_a_connection(work)
 

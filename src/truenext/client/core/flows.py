@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from truenext.client.core.client import Client
     from truenext.client.core.holding import Received, Subscription, Wanted
     from truenext.client.core.outbox import Send
+    from truenext.client.core.unit import Unit
 
 TIMEOUT_S = 60.0
 """Until something is confirmed, unless told otherwise."""
@@ -155,11 +156,19 @@ class Block:
         """Raises: LocalProtocolError"""
         self.session = session
         self._transactions = session.transacted()
-        self.outcome = Outcome.OPEN
+        self._unit: Unit | None = None
+        """Its transaction, once it has ended and if anything was in it."""
+        self._nothing = Outcome.OPEN
+        """What became of it if nothing was."""
         self._timeout = timeout
         self._is_used = False
         self._before = self._transactions.last
         """The unit that had ended before."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of it, as far as is known by now."""
+        return self._nothing if self._unit is None else self._unit.outcome
 
     def enter(self) -> None:
         """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
@@ -190,9 +199,8 @@ class Block:
             else:
                 yield from rollback(session, owner, charge_for(error))
         finally:
-            self.outcome = Outcome.COMMITTED if unit is None and error is None else Outcome.ROLLED_BACK
-            if unit is not None:
-                self.outcome = unit.outcome
+            self._unit = unit
+            self._nothing = Outcome.COMMITTED if error is None else Outcome.ROLLED_BACK
 
 
 def spoken_in_transaction(destination: str, options: SendOptions) -> Spoken:

@@ -43,6 +43,21 @@ class Unanswered(Protocol):
         """The connection has gone, and nobody can say."""
 
 
+class Ignored:
+    """A frame that may be refused, and then there was nothing to be done."""
+
+    __slots__ = ()
+
+    def confirmed(self, frame: Frame) -> None:
+        pass
+
+    def refused(self, error: Refused) -> None:
+        pass
+
+    def lost(self) -> None:
+        pass
+
+
 class Link:
     def __init__(self, number: int, heart_beat_s: float, now: float, *, heard: Callable[[Frame], None]) -> None:
         """`number` rises from connection to connection; `heard` gets what is no answer to a frame."""

@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from truenext.client.core import frames
+from truenext.client.core.link import Ignored
 from truenext.client.core.unit import Producer
 from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
@@ -277,8 +278,20 @@ class Outbox:
     def _ask_for_receipt(self, link: Link) -> None:
         """Of all that was written: by a transaction in which nothing is done."""
         self._tail = 0
-        link.write(frames.frame("BEGIN", {"transaction": _NOTHING}))
-        link.write(frames.frame("ABORT", {"transaction": _NOTHING, "receipt": str(link.frames + 1)}))
+        begin = link.write(frames.frame("BEGIN", {"transaction": _NOTHING}))
+        abort = link.write(frames.frame("ABORT", {"transaction": _NOTHING, "receipt": str(link.frames + 1)}))
+        link.unanswered[begin] = Ignored()
+        link.unanswered[abort] = _Asked(self, link)
+
+    def not_told(self, link: Link) -> None:
+        """The broker has no room for a transaction, though nothing is in it: what was written is not confirmed yet."""
+
+        def ask_again() -> None:
+            if self._link is link and self._under_way:
+                self._ask_for_receipt(link)
+                self._pump_soon()
+
+        self._timers.at(self._clock() + NO_ROOM_S, ask_again)
 
     # ---- What became of them ----
 
@@ -371,6 +384,19 @@ class Outbox:
             room, self._room = self._room, []
             for signal in room:
                 signal.set()
+
+
+class _Asked(Ignored):
+    """The end of a transaction in which nothing is done."""
+
+    __slots__ = ("_link", "_outbox")
+
+    def __init__(self, outbox: Outbox, link: Link) -> None:
+        self._outbox = outbox
+        self._link = link
+
+    def refused(self, error: Refused) -> None:
+        self._outbox.not_told(self._link)
 
 
 def _not_there(link: Link, what: str) -> LocalProtocolError | None:

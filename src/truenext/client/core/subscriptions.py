@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from truenext.client.core import frames
 from truenext.client.core.holding import Buffer, Received, State, Subscription, Wanted
+from truenext.client.core.link import Ignored
 from truenext.errors import ConnectionLost, Refused
 from truenext.pattern import is_pattern
 
@@ -100,7 +101,8 @@ class Subscriptions:
         if link is not None and link.is_up and subscription.is_known:
             number = link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
             if not subscription.is_open:
-                link.unanswered[number] = _Unsubscribing()
+                # It may yet be refused: then there is none to end.
+                link.unanswered[number] = Ignored()
             for received in subscription.held.values():
                 received.state = State.DONE
             self._world.flush_soon()
@@ -434,21 +436,6 @@ class _Subscribing:
         self._subscription.is_known = False
         self._subscription.end(error)
         self._subscription.buffer.wake_all()
-
-    def lost(self) -> None:
-        pass
-
-
-class _Unsubscribing:
-    """The end of a subscription that may yet be refused: then there is none to end."""
-
-    __slots__ = ()
-
-    def confirmed(self, frame: Frame) -> None:
-        pass
-
-    def refused(self, error: Refused) -> None:
-        pass
 
     def lost(self) -> None:
         pass

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from truenext.client.core import frames
 from truenext.client.core.charging import Charge
 from truenext.client.core.holding import State
+from truenext.client.core.link import Ignored
 from truenext.client.core.outbox import NO_ROOM_S
 from truenext.client.core.sends import ttl_line
-from truenext.client.core.unit import ENDED, Commit, Outcome, Unit
+from truenext.client.core.unit import ENDED, Begin, Commit, Outcome, Unit
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import Code, InDoubt, LocalProtocolError, Refused, RolledBack
 
@@ -67,7 +68,7 @@ class Transactions:
         if unit is None:
             unit = self.unit = Unit(self._client.world.name(), link.number, owner)
             self._client.units[unit] = None
-            _say_in(unit, link, frames.frame("BEGIN", {"transaction": unit.name}))
+            link.unanswered[link.write(frames.frame("BEGIN", {"transaction": unit.name}))] = Begin(unit)
         return unit
 
     # ---- What is in it ----
@@ -205,7 +206,12 @@ class Transactions:
         if link.is_truenext and charge is not Charge.NONE:
             _refuse_failed(unit, link)
         subscriptions = [each for each in self._buffer.subscriptions if not each.is_closed]
-        client.subscriptions.give_back(subscriptions, unit=unit, charges_all=charges_all)
+        begun = unit if unit.is_begun else None
+        if subscriptions or unit.given:
+            client.subscriptions.give_back(subscriptions, unit=begun, charges_all=charges_all)
+        elif begun is not None:
+            # It may yet be refused that it has begun, for want of room: then there is none to abort.
+            link.unanswered[link.write(frames.frame("ABORT", {"transaction": unit.name}))] = Ignored()
         client.flush()
 
     # ---- Its code has ended ----

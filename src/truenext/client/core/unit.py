@@ -65,6 +65,7 @@ class Unit:
         "failed",
         "frame",
         "given",
+        "is_begun",
         "link",
         "name",
         "number",
@@ -81,6 +82,8 @@ class Unit:
         """The number of the connection on which it is."""
         self.owner = owner
         """The task or thread whose code it is."""
+        self.is_begun = True
+        """The broker has not refused its BEGIN: there is something to abort."""
         self.outcome = Outcome.OPEN
         self.cause: Exception | None = None
         """Why it was doomed or rolled back, if its own code did not want that."""
@@ -126,10 +129,24 @@ class InUnit:
         pass
 
     def refused(self, error: Refused) -> None:
-        self._unit.doom(error)
+        unit = self._unit
+        unit.doom(error)
+        if unit.outcome is Outcome.COMMITTING and unit.cause is None:
+            # That of the COMMIT says only that something was refused before.
+            unit.cause = error
 
     def lost(self) -> None:
         self._unit.doom(ConnectionLost("the connection was lost"))
+
+
+class Begin(InUnit):
+    """The BEGIN of a unit."""
+
+    __slots__ = ()
+
+    def refused(self, error: Refused) -> None:
+        self._unit.is_begun = False
+        super().refused(error)
 
 
 class Commit:
@@ -149,7 +166,7 @@ class Commit:
         if unit.producer is not None:
             # It was not used.
             unit.producer.number = unit.number - 1
-        unit.settle(Outcome.ROLLED_BACK, error)
+        unit.settle(Outcome.ROLLED_BACK, unit.cause or error)
 
     def lost(self) -> None:
         if self._unit.outcome is Outcome.COMMITTING:
