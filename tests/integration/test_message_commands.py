@@ -88,6 +88,18 @@ def test_with_a_file_that_is_missing_nothing_is_sent(broker: BrokerProcess, queu
     assert waiting(broker, queue) == []
 
 
+def test_lines_that_are_interrupted_say_how_many_were_sent_at_most(broker: BrokerProcess, queue: str) -> None:
+    command = dying_with_us([TRUENEXT, "send", queue, "--lines", "--url", url(broker)])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"x\n" * 2000)
+        process.stdin.flush()
+        broker.await_facts(queue, waiting=2000)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, told.split()) == (130, b"2,000 sent, at most".split())
+
+
 def test_many_lines_say_how_far_they_are(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("".join(f"{number}\n" for number in range(3500)))
     with mock.patch.object(progress, "PROGRESS_SECONDS", 0.0):

@@ -67,19 +67,23 @@ def send(
         raise click.UsageError("either BODY, or --file and --lines")
     bodies = [body] if body is not None else _bodies(files or (Path("-"),), lines=lines)
     progress = Progress("sent")
-    with connected(url) as connection:
-        try:
-            connection.send_many(
-                queue,
-                progress.counted(bodies),
-                priority=priority,
-                persistent=not transient,
-                headers=dict(headers),
-            )
-        except ValueError as error:
-            raise Failure(error) from error
-    if lines or len(files) > 1:
-        terminal.say(f"{progress.count:,} sent", err=True)
+    is_whole = False
+    try:
+        with connected(url) as connection:
+            try:
+                connection.send_many(
+                    queue,
+                    progress.counted(bodies),
+                    priority=priority,
+                    persistent=not transient,
+                    headers=dict(headers),
+                )
+            except ValueError as error:
+                raise Failure(error) from error
+        is_whole = True
+    finally:
+        if (lines or len(files) > 1) and (is_whole or progress.count):
+            terminal.say(f"{progress.count:,} sent{'' if is_whole else ', at most'}", err=True)
 
 
 def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from truenext.broker.settings import fault_of_server_name
+from truenext.client.core.sends import is_reserved
 from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, accepted_address, queue_called
 from truenext.errors import TruenextError
 from truenext.limits import DESTINATION_LENGTH_MAX
@@ -28,8 +29,6 @@ NUMBER_MAX = 2**63 - 1
 
 SHOWN_MAX = 100
 """Characters of a wrong value that are said again."""
-
-OWN_HEADERS = frozenset({"destination", "content-length", "priority", "persistent", "receipt", "transaction"})
 
 
 class Text(click.ParamType[str]):
@@ -79,7 +78,7 @@ class Header(click.ParamType[tuple[str, str]]):
             self.fail(f"{_shown(value)} is not NAME=VALUE", param, ctx)
         if not _is_utf_8(value):
             self.fail(f"{_shown(value)} is not UTF-8", param, ctx)
-        if name in OWN_HEADERS:
+        if is_reserved(name):
             self.fail(f"{name} is what the command itself says", param, ctx)
         return name, content
 

@@ -260,7 +260,7 @@ class Client:
             self.attempts.ended(now - self.since)
             self.since = now
             self.up = Signal()
-            if not self.is_closing:
+            if not (self.is_closing or isinstance(error, ClosedError)):
                 self.world.report("connection lost", {"error": str(error), "connection": link.number})
         else:
             self.connecting_failed(error)

@@ -276,6 +276,8 @@ def reply_options(message: Content) -> SendOptions:
 
 def outcome(client: Client, token: str, deadline: float) -> Flow[str]:
     """Raises: ValueError, TimeoutError, ConnectionLost"""
+    if not isinstance(token, str):
+        raise TypeError(f"a token is text, not {token!r}")
     if not token:
         return "unknown"
     parts = token.split(" ")

@@ -21,7 +21,8 @@ class SendOptions(TypedDict, total=False):
     persistent: bool
     """It survives a crash of the broker; True unless told."""
     ttl: float
-    """It expires so long after the call. What has expired before it could be sent is not sent: TimeoutError."""
+    """It expires so long after the call; in a transaction after the commit, if it is scheduled after it is due.
+    What has expired before it could be sent is not sent: TimeoutError."""
     delay: float
     """The broker keeps it so long before it becomes a message."""
     period: float
@@ -76,7 +77,11 @@ _RESERVED = frozenset(
         *("message-id", "subscription", "ack", "timestamp", "redelivered"),
     }
 )
-"""Headers that are always said, or are not the program's. Others that have an option may be said as headers, too."""
+
+
+def is_reserved(header: str) -> bool:
+    """It is always said, or is not the program's. Others that have an option may be said as headers, too."""
+    return header in _RESERVED or header.startswith("truenext-")
 
 
 _TEXT, _WHOLE, _YES_NO, _SECONDS = (str,), (int,), (bool,), (float, int)
@@ -158,7 +163,7 @@ def _speak(destination: str, options: SendOptions) -> Spoken:
         if said:
             headers[name.replace("_", "-")] = str(said)
     for name, value in options.get("headers", {}).items():
-        if name in _RESERVED or name in headers or name.startswith("truenext-"):
+        if is_reserved(name) or name in headers:
             raise ValueError(f"{name} is no header of a program, or has been said by an option")
         if not isinstance(value, str):
             raise TypeError(f"header {name} is {value!r}: headers are text")

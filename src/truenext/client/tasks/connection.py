@@ -705,7 +705,7 @@ class Connection:
         """What became of a transaction that was in doubt, by its error or the token of that: "committed", "rolled back"
         or "unknown". What has not happened by now never will.
 
-        Raises: TimeoutError, ConnectionLost; ValueError if the token is none
+        Raises: TimeoutError, ConnectionLost; ValueError, TypeError if the token is none
         """
         driver = self._driver
         token = doubt.token if isinstance(doubt, InDoubt) else doubt
