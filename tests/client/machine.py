@@ -458,12 +458,13 @@ class Machine:
             elif isinstance(error, CancelledError | TimeoutError):
                 if was_doomed or (unit is not None and unit.is_doomed):
                     letter.sent = Sent.NEVER
-                elif session.core.unit is not None:
+                elif (core := session.core.unit) is not None and core.outcome in (Outcome.OPEN, Outcome.DOOMED):
                     unit = self.oracle.unit(session, "main")
                     unit.maybe_sent.append(letter)
                     if session.peer.wire is not began_on or session.rolled_back > began_at:
                         self.oracle.is_doomed(unit)
                 else:
+                    # It waited for what becomes of the transaction before.
                     letter.sent = Sent.NEVER
             elif isinstance(error, ClosedError) and (session.is_closed or session.peer in self._closed):
                 letter.sent = Sent.NEVER
