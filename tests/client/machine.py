@@ -23,7 +23,7 @@ from truenext.client.core.session import Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, FAILED, POISON, Verdict
-from truenext.engine.state.window import SIZE_FIRST
+from truenext.engine.state.window import SIZE_MIN
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, LocalProtocolError, RolledBack
 from truenext.policy import Policies, Policy
 
@@ -917,7 +917,7 @@ class Machine:
                 has = self.oracle.has_again(consumer)
                 if session.ack is not Ack.TRANSACTED:
                     has += sum(given.consumer is consumer for given in session.given)
-                if has >= (consumer.prefetch or SIZE_FIRST):
+                if has >= (consumer.prefetch or SIZE_MIN):
                     continue
             # The program's own, which comes again, is not handed out.
             ready = {
