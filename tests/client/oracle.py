@@ -354,7 +354,8 @@ class Oracle:
             raise Disagreement(f"{name} was handed out though it has failed {received.attempts} times")
         # What another client has said on a connection that was lost it may say again.
         letter.unsure = [(said_by, on) for said_by, on in letter.unsure if said_by is not peer]
-        letter.fewest = letter.most = received.attempts + len(letter.unsure)
+        letter.fewest = received.attempts
+        letter.most = received.attempts + len(letter.unsure)
         letter.rolled_back.clear()
         letter.done_by.clear()
         self._order(session, asked, consumer.incoming.live.pop(key), said_at or world.now_event, name)
