@@ -219,9 +219,13 @@ class Oracle:
                 self._begun.setdefault((wire.number, headers["truenext-begun"]), world.event())
             if "transaction" in headers:
                 self._begun.setdefault((wire.number, headers["id"]), world.event())
-            elif frame.command == "NACK" and headers.get("truenext-poison") != "true":
+            else:
                 name = headers["id"].partition("@")[2]
-                self._mark([self.incoming(peer, name)], "a message of it was refused")
+                incoming = self.incoming(peer, name)
+                # The client may say so of what its program had on a connection that was lost.
+                incoming.live = {key: each for key, each in incoming.live.items() if each.ack != headers["id"]}
+                if frame.command == "NACK" and headers.get("truenext-poison") != "true":
+                    self._mark([incoming], "a message of it was refused")
         elif frame.command == "UNSUBSCRIBE":
             self._mark([self.incoming(peer, headers["id"])], "it was unsubscribed")
 
@@ -358,7 +362,10 @@ class Oracle:
         letter.most = received.attempts + len(letter.unsure)
         letter.rolled_back.clear()
         letter.done_by.clear()
-        self._order(session, asked, consumer.incoming.live.pop(key), said_at or world.now_event, name)
+        out = consumer.incoming.live.pop(key, None)
+        if out is None:
+            raise Disagreement(f"{name} was handed out after the broker was told that it is done")
+        self._order(session, asked, out, said_at or world.now_event, name)
         given = Given(letter, received, consumer, owner)
         letter.had_by[peer] = given
         if session.ack is Ack.TRANSACTED:
