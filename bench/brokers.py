@@ -288,7 +288,7 @@ class ActiveMQ(Broker):
             raise BrokerError("ActiveMQ is not installed")
         for part in ("conf", "data", "tmp"):
             (folder / part).mkdir()
-        self._wanted = _free_port()
+        self._wanted = free_port()
         configuration = folder / "conf" / "activemq.xml"
         configuration.write_text(_CONFIGURATION.format(base=folder, port=self._wanted))
         (folder / "conf" / "log4j.properties").write_text(_LOGGING)
@@ -371,7 +371,7 @@ def _end_exporter(history: Path) -> None:
                 os.kill(int(line.parent.name), signal.SIGKILL)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

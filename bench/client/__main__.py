@@ -1,12 +1,14 @@
 """How fast is truenext's own client?
 
-Beside raw sockets, which write the same frames in as many writes and do nothing else; beside stomp.py; and
-truenext.blocking beside asyncio. Bodies of 1 KiB, persistent messages (but for requests), one client and one broker,
-each a process of its own. The client and its peer take turns; the ratio is the median of those of each pair of runs.
-Queues are filled before the clock starts. It stops when the broker has confirmed that the client has taken leave, and
-so all that the client has said before.
+Beside raw sockets, which write the same frames in as many writes and do nothing else; beside stomp.py;
+truenext.blocking beside asyncio; and truenext, client and broker, beside aio-pika on RabbitMQ and nats-py on JetStream,
+where these are installed. Bodies of 1 KiB, persistent messages (but for requests), one client and one broker, each a
+process of its own. The client and its peer take turns; the ratio is the median of those of each pair of runs. Queues
+are filled before the clock starts. It stops when the broker has confirmed that the client has taken leave, and so all
+that the client has said before.
 
 python -m bench.client --only receive,copy-10 --runs 3
+python -m bench.client --only rabbitmq,nats
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ import asyncio
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
+from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,10 +31,23 @@ from bench import frames, machine
 from bench.brokers import Broker, Truenext
 from bench.client import raw, tasks, threads
 from bench.client.work import Done, Order
+from bench.foreign import Foreign, Nats, RabbitMQ, why_no_nats, why_no_rabbitmq
 from bench.load import GROUP, SILENCE, connect, send_confirmed
 from bench.options import positive
 from bench.progress import guarded, say
 from bench.workers import Crew, Job, end_in_order
+
+_OURS = "truenext sends a RECEIPT when the message is forced to the disk"
+
+
+class Elsewhere(NamedTuple):
+    """The peer has another broker."""
+
+    broker: type[Foreign]
+    prepare: Callable[[int, str, int], Coroutine[None, None, None]]
+    """A queue at this port, of this name, with so many messages."""
+    finish: Callable[[int, str, int], Coroutine[None, None, None]]
+    """Remove it; a ValueError unless so many messages wait."""
 
 
 class Case(NamedTuple):
@@ -46,6 +64,11 @@ class Case(NamedTuple):
     prefetch: int | None = None
     answers: tuple[Job, Job] | None = None
     """Those that answer, of the client and of the peer: round trips are measured."""
+    elsewhere: Elsewhere | None = None
+
+    def is_one_of(self, wanted: Sequence[str]) -> bool:
+        """By its key, or the beginning of it, to a hyphen."""
+        return any(f"{self.key}-".startswith(f"{each}-") for each in wanted)
 
     @property
     def fills(self) -> bool:
@@ -57,8 +80,8 @@ class Case(NamedTuple):
         return self.peer == "raw"
 
 
-def cases() -> tuple[list[Case], list[str]]:
-    """Those that can be measured here; and why others cannot."""
+def cases() -> tuple[list[Case], dict[str, str]]:
+    """Those that can be measured here; and by key why others cannot."""
     found = [
         Case("receive", "receive, each acknowledged by itself", tasks.receive, "raw", raw.receive, 0.6),
         Case("auto", "receive, auto", tasks.iterate, "raw", raw.iterate, 0.6),
@@ -80,19 +103,67 @@ def cases() -> tuple[list[Case], list[str]]:
             (tasks.reply, raw.reply),
         ),
     ]
-    missing = []
+    missing = {}
     if find_spec("stomp") is not None:
         from bench.client import stomp_py
 
         title = "receive, each acknowledged by itself, prefetch 1000"
         found.append(Case("stomp.py", title, tasks.receive, "stomp.py", stomp_py.receive, 4, 2, 1, 1000))
     else:
-        missing.append("without stomp.py: it is not installed (the extra demo)")
+        missing["stomp.py"] = "without stomp.py: it is not installed (the extra demo)"
     title = "truenext.blocking, receive, each acknowledged by itself"
     found.append(Case("blocking-receive", title, threads.receive, "asyncio", tasks.receive, 0.6))
     title = "truenext.blocking, send_many"
     found.append(Case("blocking-send", title, threads.send_many, "asyncio", tasks.send_many, 0.6))
+    if reason := _why_not(RabbitMQ, why_no_rabbitmq(), "aio_pika"):
+        missing["rabbitmq"] = f"without RabbitMQ: {reason}"
+    else:
+        found += _beside_rabbitmq()
+    if reason := _why_not(Nats, why_no_nats(), "nats"):
+        missing["nats"] = f"without NATS: {reason}"
+    else:
+        found += _beside_nats()
     return found, missing
+
+
+def _why_not(broker: type[Foreign], no_broker: str | None, module: str) -> str:
+    no_client = f"{broker.client} is not installed (pip install {broker.client})" if find_spec(module) is None else ""
+    return "; ".join(filter(None, (no_broker, no_client)))
+
+
+def _beside_rabbitmq() -> list[Case]:
+    from bench.client import rabbitmq
+
+    prepared = {"classic": rabbitmq.prepare_classic, "quorum": rabbitmq.prepare_quorum}
+    return [
+        case
+        for kind, prepare in prepared.items()
+        for case in _beside(
+            f"rabbitmq-{kind}",
+            f"{kind} queue",
+            f"aio-pika on a {kind} queue of RabbitMQ",
+            (rabbitmq.send, rabbitmq.receive),
+            4,
+            Elsewhere(RabbitMQ, prepare, rabbitmq.finish),
+        )
+    ]
+
+
+def _beside_nats() -> list[Case]:
+    from bench.client import jetstream
+
+    jobs = (jetstream.send, jetstream.receive)
+    elsewhere = Elsewhere(Nats, jetstream.prepare, jetstream.finish)
+    return _beside("nats", "stream in files", "nats-py on JetStream", jobs, 1, elsewhere)
+
+
+def _beside(key: str, what: str, peer: str, jobs: tuple[Job, Job], target: float, elsewhere: Elsewhere) -> list[Case]:
+    """Those that compare brokers and all."""
+    title = f"{what}: send, each message durable and confirmed"
+    sending = Case(f"{key}-send", title, tasks.send_many, peer, jobs[0], target, elsewhere=elsewhere)
+    title = f"{what}: receive, each acknowledged by itself, prefetch 1000"
+    receiving = Case(f"{key}-receive", title, tasks.receive, peer, jobs[1], target, prefetch=1000, elsewhere=elsewhere)
+    return [sending, receiving]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,12 +176,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--runs", type=positive, default=5, metavar="N")
     keys = ",".join(case.key for case in found)
-    parser.add_argument("--only", default=keys, metavar="KEYS", help=f"of {keys}")
+    parser.add_argument(
+        "--only", default=keys, metavar="KEYS", help=f"of {keys}; what stands before a hyphen means all that begin so"
+    )
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the broker's data goes (default: temp folder)")
     options = parser.parse_args(arguments)
     wanted = options.only.split(",")
-    if unknown := set(wanted) - {case.key for case in found}:
+    unknown = {each for each in wanted if not any(case.is_one_of([each]) for case in found)}
+    if absent := sorted(unknown & missing.keys()):
+        parser.error("; ".join(missing[each] for each in absent))
+    if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    chosen = [case for case in found if case.is_one_of(wanted)]
     end_in_order()
 
     def measure() -> None:
@@ -118,11 +195,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, value in machine.facts(Path(folder)):
                 say(f"{name}: {value}")
             with Truenext(Path(folder)) as broker:
-                for case in found:
-                    if case.key in wanted:
-                        messages = max(case.batch, options.messages // case.share // case.batch * case.batch)
-                        _compare(broker, case, messages, options.runs)
-        for reason in missing:
+                for other, some in groupby(chosen, lambda case: case.elsewhere and case.elsewhere.broker):
+                    with nullcontext(broker) if other is None else other(Path(folder)) as theirs:
+                        if isinstance(theirs, Foreign):
+                            say(f"{theirs.name} {theirs.version}, {theirs.client} {version(theirs.client)}")
+                            say(f"what they promise: {_OURS}; {theirs.promise}")
+                        for case in some:
+                            messages = max(case.batch, options.messages // case.share // case.batch * case.batch)
+                            _compare((broker, theirs), case, messages, options.runs)
+        for reason in missing.values():
             say(reason)
 
     return guarded(measure)
@@ -136,18 +217,19 @@ class _Figures(NamedTuple):
     broker: float
 
 
-def _compare(broker: Broker, case: Case, messages: int, runs: int) -> None:
+def _compare(brokers: tuple[Broker, Broker], case: Case, messages: int, runs: int) -> None:
+    """The first is the client's, the second the peer's; they may be the same."""
     say(f"{case.key}: {case.title}, {messages:,} messages")
     if case.counts:
         for name, is_ours in (("client", True), (case.peer, False)):
-            done = _run(broker, case, messages, is_ours=is_ours, name=f"{case.key}.counted.{name}", is_counted=True)
+            done = _run(brokers[0], case, messages, is_ours=is_ours, name=f"{case.key}.counted.{name}", is_counted=True)
             for side, role in zip(done, ("", ", who answers"), strict=False):
                 assert side.written is not None, "it was counted"
                 say(f"  {name}{role}, a message: {side.written.told(messages)}")
     ours: list[_Figures] = []
     theirs: list[_Figures] = []
     for number in range(runs):
-        for figures, is_ours in ((ours, True), (theirs, False)):
+        for broker, figures, is_ours in zip(brokers, (ours, theirs), (True, False), strict=True):
             before = broker.processor_seconds()
             name = f"{case.key}.{number}.{is_ours}"
             first = _run(broker, case, messages, is_ours=is_ours, name=name)[0]
@@ -175,10 +257,13 @@ def _told(case: Case, figures: list[_Figures]) -> str:
 def _run(
     broker: Broker, case: Case, messages: int, *, is_ours: bool, name: str, is_counted: bool = False
 ) -> list[Done]:
+    elsewhere = None if is_ours else case.elsewhere
     queue = f"/queue/{name}"
     target = f"{queue}.target"
     order = Order(broker.port, queue, messages, case.batch, target, case.prefetch, is_counted)
-    if case.fills:
+    if elsewhere is not None:
+        asyncio.run(elsewhere.prepare(broker.port, queue, messages if case.fills else 0))
+    elif case.fills:
         with connect(broker.port) as sock:
             send_confirmed(sock, frames.send_groups(queue, True, messages, GROUP, True, 1), 20)
     jobs = [case.ours if is_ours else case.theirs]
@@ -192,8 +277,11 @@ def _run(
         for worker in reversed(workers):
             worker.go()
         done: list[Done] = crew.finish(SILENCE + messages / 50)
-    sent = {"copy": target, "send": queue}.get(case.key.rpartition("blocking-")[2].partition("-")[0])
-    asyncio.run(_check(broker.port, sent, messages))
+    if elsewhere is not None:
+        asyncio.run(elsewhere.finish(broker.port, queue, 0 if case.fills else messages))
+    else:
+        sent = target if case.key.startswith("copy") else queue if "send" in case.key else None
+        asyncio.run(_check(broker.port, sent, messages))
     return done
 
 

@@ -1,0 +1,117 @@
+"""The same with aio-pika, the usual client of RabbitMQ in asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import aio_pika
+
+from bench import frames
+from bench.client.work import Done, Order, Stopwatch, check_numbers
+from bench.workers import Gate
+
+_TOGETHER = 300
+"""Messages whose confirms are awaited together; neither more nor fewer were clearly faster, nor a task for each."""
+_PATIENCE = 20.0
+
+
+def send(gate: Gate, order: Order) -> Done:
+    """Each message is confirmed; so many are on their way at once."""
+
+    async def program() -> Done:
+        watch = Stopwatch(gate, order)
+        bodies = frames.bodies()
+        async with await aio_pika.connect(_url(order.port)) as connection:
+            exchange = (await connection.channel()).default_exchange
+            watch.start()
+            for first in range(0, order.messages, _TOGETHER):
+                await asyncio.gather(
+                    *(
+                        exchange.publish(
+                            aio_pika.Message(
+                                bodies[each % len(bodies)], delivery_mode=aio_pika.DeliveryMode.PERSISTENT
+                            ),
+                            order.queue,
+                        )
+                        for each in range(first, min(first + _TOGETHER, order.messages))
+                    )
+                )
+        return watch.stop()
+
+    return asyncio.run(program())
+
+
+def receive(gate: Gate, order: Order) -> Done:
+    """Acknowledge each message by itself. The channel is closed when the broker has read all of that."""
+
+    async def program() -> Done:
+        watch = Stopwatch(gate, order)
+        numbers = []
+        async with await aio_pika.connect(_url(order.port)) as connection:
+            channel = await connection.channel()
+            assert order.prefetch is not None, "RabbitMQ would send all that it has"
+            await channel.set_qos(prefetch_count=order.prefetch)
+            queue = await channel.get_queue(order.queue)
+            watch.start()
+            async with queue.iterator() as messages:
+                async for message in messages:
+                    numbers.append(int(str(message.headers["id"])))
+                    await message.ack()
+                    if len(numbers) == order.messages:
+                        break
+        done = watch.stop()
+        check_numbers(numbers, order.messages)
+        return done
+
+    return asyncio.run(program())
+
+
+async def prepare_classic(port: int, name: str, messages: int) -> None:
+    await _prepare(port, name, messages, "classic")
+
+
+async def prepare_quorum(port: int, name: str, messages: int) -> None:
+    await _prepare(port, name, messages, "quorum")
+
+
+async def _prepare(port: int, name: str, messages: int, kind: str) -> None:
+    """A durable queue with so many messages."""
+    bodies = frames.bodies()
+    async with await aio_pika.connect(_url(port)) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue(name, durable=True, arguments={"x-queue-type": kind})
+        for first in range(0, messages, _TOGETHER):
+            await asyncio.gather(
+                *(
+                    channel.default_exchange.publish(
+                        aio_pika.Message(
+                            bodies[each % len(bodies)],
+                            headers={"id": str(each)},
+                            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+                        ),
+                        name,
+                    )
+                    for each in range(first, min(first + _TOGETHER, messages))
+                )
+            )
+
+
+async def finish(port: int, name: str, messages: int) -> None:
+    """Remove the queue, in which so many messages wait.
+
+    Raises: ValueError
+    """
+    async with await aio_pika.connect(_url(port)) as connection:
+        channel = await connection.channel()
+        deadline = time.monotonic() + _PATIENCE
+        # What its queue has not handled yet counts as waiting for a moment.
+        while (found := (await channel.get_queue(name)).declaration_result.message_count) != messages:
+            if time.monotonic() > deadline:
+                raise ValueError(f"{found} messages wait in RabbitMQ, and not {messages}")
+            await asyncio.sleep(0.05)
+        await channel.queue_delete(name)
+
+
+def _url(port: int) -> str:
+    return f"amqp://guest:guest@127.0.0.1:{port}/"
