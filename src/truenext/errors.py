@@ -133,6 +133,8 @@ class InDoubt(TruenextError):
 
 def for_another(error: TruenextError) -> TruenextError:
     """The same error for another caller: an exception that is raised twice collects the tracebacks of both."""
-    made = Refused(str(error), error.code) if isinstance(error, Refused) else type(error)(str(error))
+    kind = type(error)
+    made = kind.__new__(kind, *error.args)
+    made.__dict__ |= error.__dict__
     made.__cause__ = error
     return made

@@ -9,7 +9,7 @@ from truenext.client.core.holding import Wanted
 from truenext.client.core.outbox import MESSAGES_MAX, Batch
 from truenext.client.core.sending import await_room, enqueue, enqueue_if_room, prepare, send, settled
 from truenext.client.core.session import Mode
-from truenext.client.core.verdict import DONE, FAILED
+from truenext.client.core.verdict import DONE, FAILED, POISON
 from truenext.errors import ClosedError, InDoubt, Refused, RolledBack
 
 
@@ -99,10 +99,10 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
         committing.is_too_late()
     script.said.clear()
     script.connect()
+    (question,) = named(script.confirm(), "SEND", "/control/producer")
     script.message(subscription, 1, deliveries=2)
     if waits == "another transaction":
         receiving = receive(session)
-    (question,) = named(script.all_said(), "SEND", "/control/producer")
     script.answer(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
     if waits == "nobody":
         receiving = receive(session)
@@ -201,6 +201,44 @@ def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() ->
     script.refuse(2, "destination")
     script.refuse(3, "missing")
     assert script.client.link is not None
+
+
+def test_a_subscription_that_is_not_confirmed_is_given_back_when_it_is() -> None:
+    """It was named in the give-back of a rollback, and then refused: the connection ended with that."""
+    script = Script()
+    script.connect()
+    session = script.session(Mode.TRANSACTED)
+    subscribing = Running(script.client.subscribe(Wanted(destination="/queue/a"), session.buffer, None))
+    session.rollback("the task", charge=Charge.ALL)
+    (subscription,) = session.buffer.subscriptions
+    script.message(subscription, 1)
+    assert named(list(script.said), "SEND", "/control/give-back") == []
+    assert session.take_now(subscription, "the task") is None
+    script.confirm()
+    (given_back,) = named(script.all_said(), "SEND", "/control/give-back")
+    assert f'"{subscription.id}"' in given_back.body and "keep" not in given_back.body
+    assert subscribing.again().is_done
+    script.message(subscription, 1, deliveries=2)
+    assert session.take_now(subscription, "the task") is not None
+
+
+@pytest.mark.parametrize("mode", [Mode.INDIVIDUAL, Mode.TRANSACTED])
+def test_who_only_refuses_or_rolls_back_keeps_no_message_for_ever(mode: Mode) -> None:
+    """Receipts were asked for with acknowledgements and commits alone: all that was refused since stayed in memory."""
+    script = Script()
+    script.connect()
+    session = script.session(mode)
+    subscription = script.consumer(session, prefetch=1)
+    for sequence in range(1, 600):
+        script.message(subscription, sequence)
+        received = one(receive(session))
+        if session.unit is None:
+            session.settle(received, POISON)
+        else:
+            session.rollback(session.unit.owner, charge=Charge.ALL)
+        script.confirm()
+    assert script.client.link is not None
+    assert len(script.client.link.unanswered) < 300
 
 
 def test_the_first_message_of_a_topic_that_the_program_gets_says_that_others_may_be_missing() -> None:

@@ -1,8 +1,15 @@
 """In which order a program is handed messages, and what the broker is told of that before. Each of these was once a
 fault."""
 
+import pytest
+
 from tests.client.scripted import Running, Script, named, one
-from truenext.client.core.session import Mode
+from truenext.client.core.charging import Charge
+from truenext.client.core.flows import request
+from truenext.client.core.holding import Subscription
+from truenext.client.core.sending import prepare, send
+from truenext.client.core.session import Mode, Session
+from truenext.errors import RolledBack
 
 
 def test_in_auto_mode_none_of_several_is_acknowledged_before_the_next_are_asked_for() -> None:
@@ -77,3 +84,59 @@ def test_what_waits_for_a_full_socket_is_not_handed_out_before_something_more_ur
     assert not waiting.again().is_done
     given_back = named(script.all_said(), "SEND", "/control/give-back")
     assert len(given_back) == 1 and "keep" not in given_back[0].body
+
+
+def test_what_another_broker_sends_is_handed_out_in_the_order_in_which_it_was_taken() -> None:
+    """To take it anew is to begin the subscription anew, and a topic keeps nothing."""
+    script = Script()
+    script.connect(store="")
+    session = script.session()
+    subscription = script.consumer(session, "/topic/a")
+    script.message(subscription, 1)
+    script.is_blocked = True
+    assert session.take_now(subscription, "me") is None
+    waiting = Running(session.receive(subscription, 1, None, "me"))
+    script.message(subscription, 2, priority="9")
+    script.is_blocked = False
+    script.client.has_drained()
+    assert one(waiting.again()).sequence == 1
+
+
+def taken_and_not_seen() -> tuple[Script, Session, Subscription]:
+    """A transaction has a message that its code does not know of yet."""
+    script = Script()
+    script.connect()
+    session = script.session(Mode.TRANSACTED)
+    subscription = script.consumer(session, prefetch=10)
+    script.message(subscription, 1)
+    script.is_blocked = True
+    assert session.take_now(subscription, "me") is None
+    return script, session, subscription
+
+
+def test_what_was_taken_and_rolled_back_before_its_code_saw_it_is_not_handed_out() -> None:
+    script, session, subscription = taken_and_not_seen()
+    session.rollback("me", charge=Charge.NONE)
+    script.is_blocked = False
+    assert not Running(session.receive(subscription, 1, None, "me")).is_done
+    assert session.unit is None
+
+
+def test_what_its_code_has_not_seen_is_not_committed() -> None:
+    script, session, _ = taken_and_not_seen()
+    script.is_blocked = False
+    with pytest.raises(RolledBack):
+        Running(session.commit(5.0))
+    assert named(script.all_said(), "COMMIT") == []
+
+
+def test_who_is_the_only_one_to_send_or_ask_does_not_wait_for_others() -> None:
+    """What is written at the end of a pass of the loop is written later by a pass of the loop."""
+    script = Script()
+    script.connect()
+    script.said.clear()
+    Running(send(script.client, prepare(script.client, "/queue/a", b"x", {}), None))
+    assert [each.headers["destination"] for each in script.said] == ["/queue/a"]
+    script.confirm()
+    Running(request(script.client, "/queue/b", b"x", {}, 60.0))
+    assert [each.headers["destination"] for each in named(list(script.said), "SEND")] == ["/queue/b"]

@@ -6,6 +6,7 @@ Source of what is expected: docs/client.md, "Sends".
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from socket import socket
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ from truenext.client.core.consumers import ConsumerOptions
 from truenext.client.core.sends import SendOptions
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import ClosedError, Code, Refused, RolledBack
-from truenext.limits import BODY_BYTES_MAX
+from truenext.limits import BODY_BYTES_MAX, TRANSACTIONS_MAX
 from truenext.testing.local import LocalBroker
 from truenext.url import Address
 
@@ -247,11 +248,56 @@ def test_transactions_that_only_send_keep_their_connection_while_the_disk_is_ful
                 if how == "commits":
                     cause = caught.value.__cause__
                     assert isinstance(cause, Refused) and cause.code == Code.NO_ROOM
+            # The broker reads what was said while the disk is full.
+            await asyncio.sleep(0.1)
             broker.free_disk()
             async with session.transaction(timeout=PATIENCE_S):
                 await session.send("/queue/q", "y")
         assert await bodies(broker, "q") == ["y"]
         assert connection.health().reconnects == 0
+
+    on_a_connection(work)
+
+
+def test_what_went_before_a_refused_send_is_confirmed_though_the_disk_is_full_meanwhile() -> None:
+    """Its receipt is asked for with an empty transaction, which is refused for want of room."""
+
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send("/queue/q", "x")
+        broker.fill_disk()
+        before = connection.send_nowait("/temp-queue/t", "x")
+        refused = connection.send_nowait(NOWHERE, "x")
+        with pytest.raises(Refused):
+            await refused
+        await asyncio.sleep(0.1)
+        broker.free_disk()
+        async with asyncio.timeout(PATIENCE_S):
+            await before
+        assert connection.health().reconnects == 0
+
+    on_a_connection(work)
+
+
+def test_who_begins_too_many_transactions_keeps_its_connection() -> None:
+    """BEGIN was refused, and the message of what had not begun was to go back with its ABORT."""
+
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send("/queue/q", "x")
+        async with AsyncExitStack() as stack:
+            for _ in range(TRANSACTIONS_MAX):
+                session = await stack.enter_async_context(connection.session(transacted=True))
+                await session.send("/queue/other", "x")
+            session = await stack.enter_async_context(connection.session(transacted=True))
+            async with session.consumer("/queue/q"):
+                with pytest.raises(RolledBack) as caught:
+                    async with session.transaction():
+                        assert await session.receive(PATIENCE_S)
+                        await asyncio.sleep(0.1)
+                cause = caught.value.__cause__
+                assert isinstance(cause, Refused) and cause.code == Code.LIMIT
+            await connection.send("/queue/other", "y")
+            assert connection.health().reconnects == 0
+        assert await bodies(broker, "q") == ["x"]
 
     on_a_connection(work)
 

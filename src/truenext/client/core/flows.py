@@ -162,7 +162,7 @@ class Block:
         """What became of it if nothing was."""
         self._timeout = timeout
         self._is_used = False
-        self._before = self._transactions.last
+        self._before: Unit | None = None
         """The unit that had ended before."""
 
     @property
@@ -177,6 +177,7 @@ class Block:
         if self._is_used:
             raise LocalProtocolError("the block of a transaction is used once: session.transaction() makes another")
         self._is_used = True
+        self._before = self._transactions.last
         self._transactions.block = self
 
     def leave(self, error: BaseException | None, owner: object) -> Flow[None]:

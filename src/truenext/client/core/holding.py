@@ -76,7 +76,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class Subscription:
     __slots__ = (
         *("_heap", "buffer", "error", "has_missed", "held", "id", "is_asked", "is_closed", "is_dry", "is_known"),
-        *("is_open", "is_paused", "opened", "rests", "round_min", "wanted", "wish", "wished"),
+        *("is_open", "is_paused", "opened", "rests", "returns", "round_min", "wanted", "wish", "wished"),
     )
 
     def __init__(self, name: str, wanted: Wanted, buffer: Buffer) -> None:
@@ -99,6 +99,8 @@ class Subscription:
         """The broker was told to send nothing until it is woken."""
         self.is_paused = False
         """The program wants nothing of it for now."""
+        self.returns = False
+        """What has come is to be given back as soon as it is confirmed."""
         self.is_asked = False
         """The program has asked for a message since somebody looked last."""
         self.is_known = False
@@ -129,7 +131,7 @@ class Subscription:
 
     def first(self) -> Received | None:
         """What may be handed out next."""
-        return self._heap[0][2] if self._heap and not self.is_paused else None
+        return self._heap[0][2] if self._heap and not (self.is_paused or self.returns) else None
 
     def pop(self) -> Received:
         """Take the first one out."""
@@ -152,7 +154,7 @@ class Subscription:
         self.clear()
         self.held.clear()
         self.round_min = self.wished = 0
-        self.rests = self.is_known = self.is_open = False
+        self.rests = self.returns = self.is_known = self.is_open = False
         if self.opened.is_set and not self.is_closed:
             # Whoever has not looked yet waits for the next.
             self.opened = Signal()

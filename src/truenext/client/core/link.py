@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SILENCE = 2.0
 """Intervals without a byte after which the broker counts as lost."""
 
+UNANSWERED_MAX = 256
+"""Frames whose fate is not known, until a receipt is asked for though nobody waits for one."""
+
 WANTED = 0.4
 """How much more often the broker is to send a heart-beat than we promise to. So this side is the first to see that a
 connection is frozen, and takes it over before the broker counts it as lost and charges somebody for that."""

@@ -281,7 +281,7 @@ class Outbox:
         begin = link.write(frames.frame("BEGIN", {"transaction": _NOTHING}))
         abort = link.write(frames.frame("ABORT", {"transaction": _NOTHING, "receipt": str(link.frames + 1)}))
         link.unanswered[begin] = Ignored()
-        link.unanswered[abort] = _Asked(self, link)
+        link.unanswered[abort] = _ReceiptOfAll(self, link)
 
     def not_told(self, link: Link) -> None:
         """The broker has no room for a transaction, though nothing is in it: what was written is not confirmed yet."""
@@ -386,8 +386,8 @@ class Outbox:
                 signal.set()
 
 
-class _Asked(Ignored):
-    """The end of a transaction in which nothing is done."""
+class _ReceiptOfAll:
+    """A receipt was asked for of all that was written: at the end of a transaction in which nothing is done."""
 
     __slots__ = ("_link", "_outbox")
 
@@ -395,8 +395,14 @@ class _Asked(Ignored):
         self._outbox = outbox
         self._link = link
 
+    def confirmed(self, frame: Frame) -> None:
+        pass
+
     def refused(self, error: Refused) -> None:
         self._outbox.not_told(self._link)
+
+    def lost(self) -> None:
+        pass
 
 
 def _not_there(link: Link, what: str) -> LocalProtocolError | None:

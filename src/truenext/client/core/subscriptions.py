@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from truenext.client.core import frames
 from truenext.client.core.holding import Buffer, Received, State, Subscription, Wanted
-from truenext.client.core.link import Ignored
+from truenext.client.core.link import UNANSWERED_MAX, Ignored
 from truenext.errors import ConnectionLost, Refused
 from truenext.pattern import is_pattern
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 VERDICTS_MAX = 100_000
 """Messages that the program has settled and the broker may not know of."""
-ACKS_PER_RECEIPT = 256
 
 
 class Subscriptions:
@@ -42,7 +41,8 @@ class Subscriptions:
         self._world = world
         self._make = make
         self._arrivals = count(1)
-        self._acks = 0
+        self._told = 0
+        """Acknowledgements and refusals."""
 
     # ---- What is said of them ----
 
@@ -84,7 +84,7 @@ class Subscriptions:
         headers |= wanted.headers
         headers["receipt"] = str(link.frames + 1)
         number = link.write(frames.frame("SUBSCRIBE", headers))
-        link.unanswered[number] = _Subscribing(subscription)
+        link.unanswered[number] = _Subscribing(self, subscription)
         subscription.is_known = True
         # Who waits for any of the session asks this one, too, if it pulls.
         subscription.buffer.wake_all()
@@ -165,6 +165,12 @@ class Subscriptions:
             return
         if not link.is_truenext:
             self._resubscribe(link, subscriptions, set(returning), unit)
+            return
+        for subscription in subscriptions:
+            # One that may yet be refused is not named: nothing is handed out of it before it is confirmed.
+            subscription.returns = not subscription.is_open
+        subscriptions = [each for each in subscriptions if each.is_open]
+        if not (subscriptions or unit):
             return
         going = set(returning)
         keep = []
@@ -321,13 +327,13 @@ class Subscriptions:
             self.begin(begun)
 
     def _tell(self, link: Link, received: Received, verdict: Verdict, begun: Received | None = None) -> None:
+        self._told += 1
         if verdict.is_done:
-            self._acks += 1
             ack_id = received.ack_id
             begins = None if begun is None or begun.is_begun or not link.is_truenext else begun
             if begins is not None:
                 begins.is_begun = True
-            if self._acks % ACKS_PER_RECEIPT == 0:
+            if self._told % UNANSWERED_MAX == 0:
                 data = frames.ack_confirmed(ack_id, link.frames + 1, None if begins is None else begins.ack_id)
             elif begins is not None:
                 data = frames.ack_and_begin(ack_id, begins.ack_id)
@@ -335,7 +341,10 @@ class Subscriptions:
                 data = frames.ack(ack_id)
             number = link.write(data)
         else:
-            number = link.write(frames.frame("NACK", _nack_headers(received, verdict)))
+            headers = _nack_headers(received, verdict)
+            if self._told % UNANSWERED_MAX == 0:
+                headers["receipt"] = str(link.frames + 1)
+            number = link.write(frames.frame("NACK", headers))
         link.unanswered[number] = Answered(self, received, verdict)
         if not (verdict.is_done or verdict.is_poison):
             self.give_back_buffered([received.subscription])
@@ -420,14 +429,17 @@ class Answered:
 
 
 class _Subscribing:
-    __slots__ = ("_subscription",)
+    __slots__ = ("_subscription", "_subscriptions")
 
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscriptions: Subscriptions, subscription: Subscription) -> None:
+        self._subscriptions = subscriptions
         self._subscription = subscription
 
     def confirmed(self, frame: Frame) -> None:
         self._subscription.is_open = True
         self._subscription.opened.set()
+        if self._subscription.returns:
+            self._subscriptions.give_back([self._subscription])
         # Those that pull ask anew.
         self._subscription.buffer.wake_all()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from truenext.client.core import frames
 from truenext.client.core.charging import Charge
 from truenext.client.core.holding import State
-from truenext.client.core.link import Ignored
+from truenext.client.core.link import UNANSWERED_MAX, Ignored
 from truenext.client.core.outbox import NO_ROOM_S
 from truenext.client.core.sends import ttl_line
 from truenext.client.core.unit import ENDED, Begin, Commit, Outcome, Unit
@@ -68,7 +68,11 @@ class Transactions:
         if unit is None:
             unit = self.unit = Unit(self._client.world.name(), link.number, owner)
             self._client.units[unit] = None
-            link.unanswered[link.write(frames.frame("BEGIN", {"transaction": unit.name}))] = Begin(unit)
+            headers = {"transaction": unit.name}
+            if len(link.unanswered) > UNANSWERED_MAX:
+                # Transactions that are rolled back ask for none.
+                headers["receipt"] = str(link.frames + 1)
+            link.unanswered[link.write(frames.frame("BEGIN", headers))] = Begin(unit)
         return unit
 
     # ---- What is in it ----
@@ -206,12 +210,13 @@ class Transactions:
         if link.is_truenext and charge is not Charge.NONE:
             _refuse_failed(unit, link)
         subscriptions = [each for each in self._buffer.subscriptions if not each.is_closed]
-        begun = unit if unit.is_begun else None
-        if subscriptions or unit.given:
-            client.subscriptions.give_back(subscriptions, unit=begun, charges_all=charges_all)
-        elif begun is not None:
+        begun = None if unit.begin_is_refused else unit
+        if begun is not None and not unit.given:
             # It may yet be refused that it has begun, for want of room: then there is none to abort.
             link.unanswered[link.write(frames.frame("ABORT", {"transaction": unit.name}))] = Ignored()
+            begun = None
+        if subscriptions or unit.given:
+            client.subscriptions.give_back(subscriptions, unit=begun, charges_all=charges_all)
         client.flush()
 
     # ---- Its code has ended ----

@@ -61,11 +61,11 @@ class Producer:
 
 class Unit:
     __slots__ = (
+        "begin_is_refused",
         "cause",
         "failed",
         "frame",
         "given",
-        "is_begun",
         "link",
         "name",
         "number",
@@ -82,8 +82,8 @@ class Unit:
         """The number of the connection on which it is."""
         self.owner = owner
         """The task or thread whose code it is."""
-        self.is_begun = True
-        """The broker has not refused its BEGIN: there is something to abort."""
+        self.begin_is_refused = False
+        """There is nothing to abort."""
         self.outcome = Outcome.OPEN
         self.cause: Exception | None = None
         """Why it was doomed or rolled back, if its own code did not want that."""
@@ -145,7 +145,7 @@ class Begin(InUnit):
     __slots__ = ()
 
     def refused(self, error: Refused) -> None:
-        self._unit.is_begun = False
+        self._unit.begin_is_refused = True
         super().refused(error)
 
 
