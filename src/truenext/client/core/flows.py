@@ -77,8 +77,8 @@ def receive(
 
 def settle(session: Session, received: Received, verdict: Verdict) -> Flow[None]:
     """Raises: LocalProtocolError"""
-    session.settle(received, verdict)
-    yield from session.client.wait_until_written()
+    if not session.settle(received, verdict):
+        yield from session.client.wait_until_written()
 
 
 def failed_for(delay: float | None) -> Verdict:

@@ -85,7 +85,8 @@ class Session:
             self._acknowledge_given(owner, received)
         received = self._hand_out(received, owner)
         if client.flush():
-            self._is_given([received], owner)
+            if self.mode is Mode.AUTO:
+                self._is_given([received], owner)
             return received
         # The program gets it once the broker was told: `receive` waits for that.
         self._told[owner] = received
@@ -180,7 +181,7 @@ class Session:
 
     def _hand_out(self, received: Received, owner: object) -> Received:
         client = self.client
-        link = client.link
+        link = client.world.link
         assert link is not None, "what is buffered is of a connection that is there"
         self.buffer.take(received)
         subscription = received.subscription
@@ -336,8 +337,8 @@ class Session:
 
     # ---- What becomes of a message ----
 
-    def settle(self, received: Received, verdict: Verdict) -> None:
-        """The program has said it.
+    def settle(self, received: Received, verdict: Verdict) -> bool:
+        """The program has said it. Whether all that was to be written has been.
 
         Raises: LocalProtocolError if something was said already, or a transaction has it
         """
@@ -348,7 +349,7 @@ class Session:
                 f"{received!r} belongs to a transaction: commit or roll back, or name it as failed"
             )
         client = self.client
-        link = client.link
+        link = client.world.link
         # Which broker it is, is known when it has answered.
         is_other = link is not None and link.is_up and not link.is_truenext
         if link is not None and is_other and not (verdict.is_done or verdict.is_poison):
@@ -356,11 +357,11 @@ class Session:
                 link.require_truenext("nack with a delay")
             # A NACK would make it a dead letter there.
             self.give_back(received)
-            return
+            return client.flush()
         self._is_settled(received)
         client.subscriptions.settle(received, verdict)
-        self.buffer.ended([received])
-        client.flush()
+        self.buffer.ended((received,))
+        return client.flush()
 
     def give_back(self, received: Received) -> None:
         """The program did not get to handle it: it returns without an attempt, and what is buffered with it."""

@@ -159,8 +159,7 @@ class Message(Received):
     async def _settle(self, verdict: Verdict) -> None:
         source = self._session
         source.driver.check_place()
-        source.core.settle(self, verdict)
-        if not source.driver.flush():
+        if not source.core.settle(self, verdict):
             await source.driver.run(source.core.client.wait_until_written())
 
     def process(self) -> Processing:
@@ -247,7 +246,7 @@ class Consumer:
     def _take(self) -> Message | None:
         driver = self._driver
         driver.check_place()
-        message = cast("Message | None", self._core.take_now(self._subscription, asyncio.current_task()))
+        message = cast("Message | None", self._core.take_now(self._subscription, asyncio.current_task(driver.loop)))
         if message is not None:
             message._session = self._source
         return message

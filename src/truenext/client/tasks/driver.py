@@ -68,14 +68,15 @@ class Driver:
 
     def check_place(self) -> None:
         """Raises: ClosedError in another process or loop than that of the connection"""
+        try:
+            if asyncio.get_running_loop() is self.loop:
+                # No forked child has a running loop.
+                return
+        except RuntimeError:
+            pass
         if os.getpid() != self.process:
             raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = None
-        if loop is not self.loop:
-            raise ClosedError("the connection belongs to another event loop: make a new one here")
+        raise ClosedError("the connection belongs to another event loop: make a new one here")
 
     def owner(self) -> asyncio.Task[object] | None:
         """The running task. Raises: ClosedError, as `check_place`: in a forked child there is none"""
