@@ -5,12 +5,13 @@ import pytest
 
 from tests.client.scripted import Running, Script, named, one, receive
 from truenext.client.core.charging import Charge
+from truenext.client.core.flows import Block
 from truenext.client.core.holding import Wanted
 from truenext.client.core.outbox import MESSAGES_MAX, Batch
 from truenext.client.core.sending import await_room, enqueue, enqueue_if_room, prepare, send, settled
 from truenext.client.core.session import Mode
 from truenext.client.core.verdict import DONE, FAILED, POISON
-from truenext.errors import ClosedError, InDoubt, Refused, RolledBack
+from truenext.errors import ClosedError, InDoubt, LocalProtocolError, Refused, RolledBack
 
 
 def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
@@ -220,6 +221,27 @@ def test_a_subscription_that_is_not_confirmed_is_given_back_when_it_is() -> None
     assert subscribing.again().is_done
     script.message(subscription, 1, deliveries=2)
     assert session.take_now(subscription, "the task") is not None
+
+
+def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() -> None:
+    """Ctrl-C came in the first or the last step of `with`: the session was in that block for ever."""
+    script = Script()
+    script.connect()
+    session = script.session(Mode.TRANSACTED)
+    subscription = script.consumer(session, prefetch=1)
+    block = Block(session, 5.0)
+    block.enter()
+    with pytest.raises(LocalProtocolError, match="make another session"):
+        Block(session, 5.0).enter()
+    waiting = receive(session)
+    script.message(subscription, 1)
+    one(waiting)
+    script.all_said()
+    del block
+    Block(session, 5.0).enter()
+    (given_back,) = named(script.all_said(), "SEND", "/control/give-back")
+    assert '"abort"' in given_back.body and '"charge":"refused"' in given_back.body
+    assert session.unit is None
 
 
 @pytest.mark.parametrize("mode", [Mode.INDIVIDUAL, Mode.TRANSACTED])

@@ -172,19 +172,17 @@ class Block:
 
     def enter(self) -> None:
         """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
-        if self._transactions.block is not None:
-            raise LocalProtocolError("the session is in the block of a transaction: make another session for this one")
         if self._is_used:
             raise LocalProtocolError("the block of a transaction is used once: session.transaction() makes another")
+        self._transactions.enter(self)
         self._is_used = True
         self._before = self._transactions.last
-        self._transactions.block = self
 
     def leave(self, error: BaseException | None, owner: object) -> Flow[None]:
         """Raises: RolledBack, InDoubt"""
         session = self.session
         transactions = self._transactions
-        transactions.block = None
+        transactions.leave()
         unit = transactions.unit
         if unit is None and transactions.last is not self._before:
             # Its code has ended it by itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from truenext.client.core import frames
 from truenext.client.core.charging import Charge
@@ -30,7 +31,7 @@ class Transactions:
         """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
         self.last: Unit | None = None
         """The last that has ended."""
-        self.block: object | None = None
+        self._block: ref[object] | None = None
         """The block that ends the transaction."""
         self._client = client
         self._buffer = buffer
@@ -74,6 +75,23 @@ class Transactions:
                 headers["receipt"] = str(link.frames + 1)
             link.unanswered[link.write(frames.frame("BEGIN", headers))] = Begin(unit)
         return unit
+
+    # ---- Its block ----
+
+    def enter(self, block: object) -> None:
+        """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
+        if self._block is not None:
+            if self._block() is not None:
+                raise LocalProtocolError(
+                    "the session is in the block of a transaction: make another session for this one"
+                )
+            # Ctrl-C came when it had just begun, or before it could end: nobody has it any more.
+            if self.unit is not None:
+                self.close(self.unit.owner)
+        self._block = ref(block)
+
+    def leave(self) -> None:
+        self._block = None
 
     # ---- What is in it ----
 
