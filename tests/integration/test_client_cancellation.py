@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS
 from truenext import testing
-from truenext.client.tasks.connection import Connection, Consumer, Message, Session, connect
+from truenext.client.tasks.connection import Connection, Consumer, Message, Session, Transaction, connect
 from truenext.errors import ClosedError, RolledBack
 from truenext.testing.local import LocalBroker
 
@@ -321,19 +321,23 @@ def test_a_commit_that_is_cancelled_keeps_its_outcome(is_block: bool) -> None:
     check(case)
 
 
+def committing_on_a_slow_disk(world: World, session: Session) -> tuple[Transaction, "asyncio.Task[None]"]:
+    transaction = session.transaction()
+
+    async def block() -> None:
+        async with transaction:
+            await session.send("/queue/done", "x")
+
+    world.broker.slow_disk(1000)
+    return transaction, asyncio.create_task(block())
+
+
 def test_the_outcome_of_a_commit_that_was_not_waited_for_is_known_as_soon_as_the_broker_has_said_it() -> None:
     """A second cancellation ends the waiting at once, and the outcome was "committing" for ever."""
 
     async def main() -> None:
         async with in_a_world("q") as world, world.connection.session(transacted=True) as session:
-            transaction = session.transaction()
-
-            async def block() -> None:
-                async with transaction:
-                    await session.send("/queue/done", "x")
-
-            world.broker.slow_disk(1000)
-            task = asyncio.create_task(block())
+            transaction, task = committing_on_a_slow_disk(world, session)
             for _ in range(2):
                 await asyncio.sleep(0.1)
                 task.cancel()
@@ -352,14 +356,7 @@ def test_the_outcome_of_a_commit_that_was_not_waited_for_is_known_as_soon_as_the
 def test_a_commit_that_takes_long_is_waited_for_when_it_is_cancelled() -> None:
     async def main() -> None:
         async with in_a_world("q") as world, world.connection.session(transacted=True) as session:
-            transaction = session.transaction()
-
-            async def block() -> None:
-                async with transaction:
-                    await session.send("/queue/done", "x")
-
-            world.broker.slow_disk(1000)
-            task = asyncio.create_task(block())
+            transaction, task = committing_on_a_slow_disk(world, session)
             await asyncio.sleep(0.1)
             task.cancel()
             await asyncio.sleep(0.1)

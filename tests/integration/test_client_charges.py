@@ -12,29 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.broker_process import BrokerProcess, dying_with_us
-from truenext import testing
+from tests.integration.client_here import left, on_a_connection
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused, RolledBack
 from truenext.testing.local import LocalBroker
 
 PATIENCE_S = 5.0
 PREFETCHES = pytest.mark.parametrize("prefetch", [0, 1, 10, None])
-
-
-def on_a_connection(work: Callable[[LocalBroker, Connection], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with testing.broker() as broker, connect(broker.url) as connection:
-            await connection.send_many("/queue/q", list("0123"))
-            await work(broker, connection)
-
-    asyncio.run(asyncio.wait_for(main(), 30))
-
-
-async def left(broker: LocalBroker, queue: str = "q") -> list[tuple[str, int]]:
-    """Bodies and attempts."""
-    contents = await broker.queue(queue)
-    assert contents.unacknowledged == 0
-    return [(each.body.decode(), int(each.headers["truenext-attempts"])) for each in contents.messages]
 
 
 def caused(error: Exception, cause: BaseException) -> Exception:
@@ -97,7 +81,7 @@ def test_an_error_outside_transactions_charges_the_message_at_most(
         await raises(error, of_a_consumer)
         assert await left(broker) == [("1", int(is_charged)), ("2", 0), ("3", 0)]
 
-    on_a_connection(work)
+    on_a_connection(work, waiting="0123")
 
 
 @ERRORS
@@ -129,7 +113,7 @@ def test_an_error_in_a_transaction_charges_what_is_named_or_all(
         assert await left(broker) == [("0", first), ("1", int(is_charged)), ("2", 0), ("3", 0)]
         assert await left(broker, "done") == []
 
-    on_a_connection(work)
+    on_a_connection(work, waiting="0123")
 
 
 @ERRORS
@@ -160,7 +144,7 @@ def test_a_handler_that_raises_is_charged_as_the_same_code_without_one(
         assert attempts == [0, int(is_charged)]
         assert await left(broker) == []
 
-    on_a_connection(work)
+    on_a_connection(work, waiting="0123")
 
 
 @PREFETCHES
@@ -174,7 +158,7 @@ def test_what_is_said_of_one_message_charges_no_other(prefetch: int | None) -> N
         assert await left(broker) == [("2", 0), ("3", 0)]
         assert [body for body, _ in await left(broker, "DLQ.q")] == ["0"]
 
-    on_a_connection(work)
+    on_a_connection(work, waiting="0123")
 
 
 # ---- Several at once ----
@@ -197,7 +181,7 @@ def test_receive_many_hands_out_each_message_once(prefetch: int | None) -> None:
             begin += len(seen)
         assert await left(broker, "many") == [(f"{number}", 0) for number in range(begin, 50)]
 
-    on_a_connection(work)
+    on_a_connection(work, waiting="0123")
 
 
 @pytest.mark.parametrize("mode", ["auto", "transacted"])
@@ -238,7 +222,7 @@ def test_of_a_batch_with_one_poison_message_only_that_becomes_a_dead_letter(mode
         assert most <= 1
         assert [body for body, _ in await left(broker, "DLQ.batch")] == ["poison"]
 
-    on_a_connection(work)
+    on_a_connection(work, waiting="0123")
 
 
 HANDLER_THAT_DIES = """

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.integration.client_here import left, on_a_connection
 from truenext import testing
 from truenext.client.core import agreement
 from truenext.client.tasks.connection import Connection, Message, Session, connect
@@ -19,21 +20,6 @@ from truenext.testing.local import LocalBroker
 
 PATIENCE_S = 5.0
 Handler = Callable[[Message, Session], Awaitable[None]]
-
-
-def on_a_connection(work: Callable[[LocalBroker, Connection], Awaitable[None]], *, heart_beat: float = 10.0) -> None:
-    async def main() -> None:
-        async with testing.broker() as broker, connect(broker.url, heart_beat=heart_beat) as connection:
-            await work(broker, connection)
-
-    asyncio.run(asyncio.wait_for(main(), 30))
-
-
-async def left(broker: LocalBroker, queue: str = "q") -> list[tuple[str, int]]:
-    """Bodies and attempts."""
-    contents = await broker.queue(queue)
-    assert contents.unacknowledged == 0
-    return [(each.body.decode(), int(each.headers["truenext-attempts"])) for each in contents.messages]
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -5,13 +5,14 @@ Source of what is expected: docs/client.md, "Sends".
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from socket import socket
 from unittest.mock import patch
 
 import pytest
 
+from tests.integration.client_here import on_a_connection
 from truenext import testing
 from truenext.client.core import outbox
 from truenext.client.core.consumers import ConsumerOptions
@@ -25,14 +26,6 @@ from truenext.url import Address
 PATIENCE_S = 5.0
 NOWHERE = "/queue/"
 """A destination that no broker takes."""
-
-
-def on_a_connection(work: Callable[[LocalBroker, Connection], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with testing.broker() as broker, connect(broker.url) as connection:
-            await work(broker, connection)
-
-    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 async def bodies(broker: LocalBroker, queue: str) -> list[str]:

@@ -43,8 +43,8 @@ class Browse:
             self._is_asked = True
             link = yield from client.wait_until_up(None, "browse")
             client.browse = self
-            self._headers["receipt"] = str(link.frames + 1)
-            link.unanswered[link.write(frames.frame("SUBSCRIBE", self._headers))] = self
+            self._headers["receipt"] = link.receipt
+            link.ask(frames.frame("SUBSCRIBE", self._headers), self)
             client.flush_soon()
         while not self._shown:
             if self._error is not None:

@@ -523,8 +523,7 @@ class Client:
         self.check_open()
         link = yield from self.wait_until_up(deadline, f"say {command}")
         asked = Asked()
-        number = link.write(frames.frame(command, headers | {"receipt": str(link.frames + 1)}))
-        link.unanswered[number] = asked
+        link.ask(frames.frame(command, headers | {"receipt": link.receipt}), asked)
         self.flush_soon()
         came = yield Wait(asked.settled, deadline)
         if not came:
@@ -571,9 +570,9 @@ class Client:
                 names.append(self.outbox.producer.name)
             if names:
                 headers["truenext-forget"] = msgspec.json.encode(names).decode()
-        headers["receipt"] = str(link.frames + 1)
+        headers["receipt"] = link.receipt
         asked = Asked()
-        link.unanswered[link.write(frames.frame("DISCONNECT", headers))] = asked
+        link.ask(frames.frame("DISCONNECT", headers), asked)
         self._is_leaving = True
         self.flush()
         return asked.settled

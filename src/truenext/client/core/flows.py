@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.client.core import frames
 from truenext.client.core.charging import Charge, charge_for
 from truenext.client.core.holding import Buffer, State
 from truenext.client.core.message import Content, content_of
-from truenext.client.core.questions import OfProducer
+from truenext.client.core.questions import OfProducer, worded
 from truenext.client.core.sends import SendOptions, Spoken, body_of, spoken, ttl_line
 from truenext.client.core.session import Mode, Session
 from truenext.client.core.unit import Outcome
@@ -241,17 +240,14 @@ def request(
         called_at = client.clock()
         link = yield from client.wait_until_up(deadline, "send a request")
         link.require_truenext("a ttl")
-        head += ttl_line(said.ttl_s, called_at, client.clock()).encode()
+        head += ttl_line(said.ttl_s - (client.clock() - called_at)).encode()
     frame = yield from client.request(head, body_of(body), deadline)
     return content_of(frame)
 
 
 def ask(client: Client, verb: str, question: object, deadline: float) -> Flow[bytes]:
     """Raises: Refused, ConnectionLost, TimeoutError"""
-    body = b"" if question is None else msgspec.json.encode(question)
-    headers = {"destination": f"/control/{verb}"}
-    frames.check(headers)
-    head = frames.head("SEND", headers)
+    head, body = worded(verb, question)
     client.check_open()
     link = yield from client.wait_until_up(deadline, "ask the broker")
     link.require_truenext("a question to the broker")

@@ -62,7 +62,7 @@ def ack_and_begin(ack_id: str, begun: str) -> bytes:
     return f"ACK\nid:{value(ack_id)}\ntruenext-begun:{value(begun)}\n\n\0".encode()
 
 
-def ack_confirmed(ack_id: str, receipt: int, begun: str | None) -> bytes:
+def ack_confirmed(ack_id: str, receipt: str, begun: str | None) -> bytes:
     begins = "" if begun is None else f"truenext-begun:{value(begun)}\n"
     return f"ACK\nid:{value(ack_id)}\n{begins}receipt:{receipt}\n\n\0".encode()
 

@@ -105,6 +105,17 @@ class Link:
         self.frames += 1
         return self.frames
 
+    def ask(self, data: bytes, asked: Unanswered) -> int:
+        """Write one frame, and tell `asked` what became of it."""
+        number = self.write(data)
+        self.unanswered[number] = asked
+        return number
+
+    @property
+    def receipt(self) -> str:
+        """What the receipt of the next frame is called, if one is to come."""
+        return str(self.frames + 1)
+
     def beat(self) -> None:
         """A heart-beat, which is no frame."""
         self.out.append(b"\n")

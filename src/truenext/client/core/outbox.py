@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from truenext.client.core import frames
 from truenext.client.core.link import Ignored
+from truenext.client.core.sends import ttl_line
 from truenext.client.core.unit import Producer
 from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
@@ -252,24 +253,23 @@ class Outbox:
                 continue
             ttl = ""
             if send.expires_at is not None:
-                left_ms = int((send.expires_at - self._clock()) * 1000)
-                if left_ms < 1:
-                    self._settle(send, TimeoutError("its time to live was over before it could be sent"))
+                try:
+                    ttl = ttl_line(send.expires_at - self._clock())
+                except TimeoutError as error:
+                    self._settle(send, error)
                     continue
-                ttl = f"truenext-ttl:{left_ms}\n"
             self._tail += send.size
             receipt = ""
             send.asks_receipt = not waiting or self._tail >= RECEIPT_BYTES
             if send.asks_receipt:
-                receipt = f"receipt:{link.frames + 1}\n"
+                receipt = f"receipt:{link.receipt}\n"
                 self._tail = 0
             numbered = send.own
             if self.is_numbered and not numbered:
                 producer.number = number = send.number = producer.number + 1
                 numbered = f"truenext-producer:{producer.name}\ntruenext-number:{number}\ntruenext-gapless:true\n"
             said = f"{ttl}{receipt}{numbered}content-length:{len(send.body)}\n\n".encode()
-            send.frame = link.write(b"".join((send.head, said, send.body, b"\0")))
-            link.unanswered[send.frame] = send
+            send.frame = link.ask(b"".join((send.head, said, send.body, b"\0")), send)
             self._under_way += 1
         if self._tail:
             # The last that waited was not written.
@@ -278,10 +278,9 @@ class Outbox:
     def _ask_for_receipt(self, link: Link) -> None:
         """Of all that was written: by a transaction in which nothing is done."""
         self._tail = 0
-        begin = link.write(frames.frame("BEGIN", {"transaction": _NOTHING}))
-        abort = link.write(frames.frame("ABORT", {"transaction": _NOTHING, "receipt": str(link.frames + 1)}))
-        link.unanswered[begin] = Ignored()
-        link.unanswered[abort] = _ReceiptOfAll(self, link)
+        link.ask(frames.frame("BEGIN", {"transaction": _NOTHING}), Ignored())
+        end = frames.frame("ABORT", {"transaction": _NOTHING, "receipt": link.receipt})
+        link.ask(end, _ReceiptOfAll(self, link))
 
     def not_told(self, link: Link) -> None:
         """The broker has no room for a transaction, though nothing is in it: what was written is not confirmed yet."""

@@ -50,6 +50,13 @@ class OfConnection(msgspec.Struct):
     subscriptions: list[OfSubscription]
 
 
+def worded(verb: str, question: object) -> tuple[bytes, bytes]:
+    """Head and body of a question to the broker. Raises: ValueError if no frame can say so"""
+    headers = {"destination": f"/control/{verb}"}
+    frames.check(headers)
+    return frames.head("SEND", headers), b"" if question is None else msgspec.json.encode(question)
+
+
 class _Question:
     __slots__ = ("answered", "failed")
 
@@ -84,8 +91,7 @@ class Questions:
     def ask(self, link: Link, verb: str, question: object, shape: type[T], answered: Callable[[T], None]) -> None:
         """Ask the broker something that this client has to know, whose answer has this shape. A connection that is lost
         forgets the question."""
-        body = b"" if question is None else msgspec.json.encode(question)
-        head = f"SEND\ndestination:/control/{verb}\n".encode()
+        head, body = worded(verb, question)
         self.send(link, head, body, lambda frame: answered(msgspec.json.decode(frame.body, type=shape)), _must_answer)
 
     def forget(self, correlation: str) -> None:
@@ -107,8 +113,7 @@ class Questions:
         correlation = str(next(self._numbers))
         question = self._open[correlation] = _Question(answered, failed)
         said = f"reply-to:{REPLIES}\ncorrelation-id:{correlation}\ncontent-length:{len(body)}\n\n".encode()
-        number = link.write(b"".join((head, said, body, b"\0")))
-        link.unanswered[number] = question
+        link.ask(b"".join((head, said, body, b"\0")), question)
         return correlation
 
     def on_message(self, frame: Frame) -> bool:

@@ -200,9 +200,9 @@ def _milliseconds(name: str, seconds: float, most_ms: int) -> int:
     return round(seconds * 1000)
 
 
-def ttl_line(ttl_s: float, called_at: float, now: float) -> str:
-    """What is left of a time to live that counts from the call. Raises: TimeoutError if nothing is"""
-    left_ms = int((ttl_s - (now - called_at)) * 1000)
+def ttl_line(left_s: float) -> str:
+    """Of a time to live so much is left. Raises: TimeoutError if that is nothing"""
+    left_ms = int(left_s * 1000)
     if left_ms < 1:
         raise TimeoutError("its time to live was over before it could be sent")
     return f"truenext-ttl:{left_ms}\n"

@@ -82,9 +82,8 @@ class Subscriptions:
         if wanted.durable is not None:
             headers["activemq.subscriptionName"] = wanted.durable
         headers |= wanted.headers
-        headers["receipt"] = str(link.frames + 1)
-        number = link.write(frames.frame("SUBSCRIBE", headers))
-        link.unanswered[number] = _Subscribing(self, subscription)
+        headers["receipt"] = link.receipt
+        link.ask(frames.frame("SUBSCRIBE", headers), _Subscribing(self, subscription))
         subscription.is_known = True
         # Who waits for any of the session asks this one, too, if it pulls.
         subscription.buffer.wake_all()
@@ -99,10 +98,12 @@ class Subscriptions:
         subscription.buffer.subscriptions.remove(subscription)
         link = self._world.link
         if link is not None and link.is_up and subscription.is_known:
-            number = link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
-            if not subscription.is_open:
+            end = frames.frame("UNSUBSCRIBE", {"id": subscription.id})
+            if subscription.is_open:
+                link.write(end)
+            else:
                 # It may yet be refused: then there is none to end.
-                link.unanswered[number] = Ignored()
+                link.ask(end, Ignored())
             for received in subscription.held.values():
                 received.state = State.DONE
             self._world.flush_soon()
@@ -334,18 +335,17 @@ class Subscriptions:
             if begins is not None:
                 begins.is_begun = True
             if self._told % UNANSWERED_MAX == 0:
-                data = frames.ack_confirmed(ack_id, link.frames + 1, None if begins is None else begins.ack_id)
+                data = frames.ack_confirmed(ack_id, link.receipt, None if begins is None else begins.ack_id)
             elif begins is not None:
                 data = frames.ack_and_begin(ack_id, begins.ack_id)
             else:
                 data = frames.ack(ack_id)
-            number = link.write(data)
         else:
             headers = _nack_headers(received, verdict)
             if self._told % UNANSWERED_MAX == 0:
-                headers["receipt"] = str(link.frames + 1)
-            number = link.write(frames.frame("NACK", headers))
-        link.unanswered[number] = Answered(self, received, verdict)
+                headers["receipt"] = link.receipt
+            data = frames.frame("NACK", headers)
+        link.ask(data, Answered(self, received, verdict))
         if not (verdict.is_done or verdict.is_poison):
             self.give_back_buffered([received.subscription])
 

@@ -72,8 +72,8 @@ class Transactions:
             headers = {"transaction": unit.name}
             if len(link.unanswered) > UNANSWERED_MAX:
                 # Transactions that are rolled back ask for none.
-                headers["receipt"] = str(link.frames + 1)
-            link.unanswered[link.write(frames.frame("BEGIN", headers))] = Begin(unit)
+                headers["receipt"] = link.receipt
+            link.ask(frames.frame("BEGIN", headers), Begin(unit))
         return unit
 
     # ---- Its block ----
@@ -100,17 +100,17 @@ class Transactions:
         unit = self._open(link, owner)
         received.unit = unit
         unit.given.append(received)
-        _say_in(unit, link, frames.ack_in(unit.name, received.ack_id))
+        link.ask(frames.ack_in(unit.name, received.ack_id), unit.frame)
 
     def send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
         """What the broker says of it is known at the commit."""
         ttl = ""
         if ttl_s is not None:
             link.require_truenext("a ttl")
-            ttl = ttl_line(ttl_s, called_at, self._client.clock())
+            ttl = ttl_line(ttl_s - (self._client.clock() - called_at))
         unit = self._open(link, owner)
         said = f"{ttl}transaction:{unit.name}\ncontent-length:{len(body)}\n\n".encode()
-        _say_in(unit, link, b"".join((head, said, body, b"\0")))
+        link.ask(b"".join((head, said, body, b"\0")), unit.frame)
 
     def fail(self, received: Received) -> None:
         """This message made it fail.
@@ -165,9 +165,9 @@ class Transactions:
                 # What it turns out to be a repeat of has happened: nobody has failed.
                 "truenext-charge": "refused",
             }
-        headers["receipt"] = str(link.frames + 1)
+        headers["receipt"] = link.receipt
         unit.outcome = Outcome.COMMITTING
-        link.unanswered[link.write(frames.frame("COMMIT", headers))] = Commit(unit)
+        link.ask(frames.frame("COMMIT", headers), Commit(unit))
         client.flush()
 
     def _await_outcome(self, unit: Unit, deadline: float | None) -> Flow[None]:
@@ -231,7 +231,7 @@ class Transactions:
         begun = None if unit.begin_is_refused else unit
         if begun is not None and not unit.given:
             # It may yet be refused that it has begun, for want of room: then there is none to abort.
-            link.unanswered[link.write(frames.frame("ABORT", {"transaction": unit.name}))] = Ignored()
+            link.ask(frames.frame("ABORT", {"transaction": unit.name}), Ignored())
             begun = None
         if subscriptions or unit.given:
             client.subscriptions.give_back(subscriptions, unit=begun, charges_all=charges_all)
@@ -294,14 +294,9 @@ class Transactions:
             self._client.free_producer(self._producer)
 
 
-def _say_in(unit: Unit, link: Link, data: bytes) -> None:
-    """A frame that is part of it: if the broker refuses that, it is doomed."""
-    link.unanswered[link.write(data)] = unit.frame
-
-
 def _refuse_failed(unit: Unit, link: Link) -> None:
     for received in unit.failed:
-        _say_in(unit, link, frames.frame("NACK", {"id": received.ack_id, "transaction": unit.name}))
+        link.ask(frames.frame("NACK", {"id": received.ack_id, "transaction": unit.name}), unit.frame)
 
 
 def _in_doubt(unit: Unit, reason: str) -> InDoubt:

@@ -1,0 +1,29 @@
+"""A client of truenext and a broker in one process, for as long as a test takes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from truenext import testing
+from truenext.client.tasks.connection import Connection, connect
+from truenext.testing.local import LocalBroker
+
+Work = Callable[[LocalBroker, Connection], Awaitable[None]]
+
+
+def on_a_connection(work: Work, *, heart_beat: float = 10.0, waiting: Sequence[str] = ()) -> None:
+    """`waiting` are the bodies that the queue "q" has at first."""
+
+    async def main() -> None:
+        async with testing.broker() as broker, connect(broker.url, heart_beat=heart_beat) as connection:
+            if waiting:
+                await connection.send_many("/queue/q", list(waiting))
+            await work(broker, connection)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+async def left(broker: LocalBroker, queue: str = "q") -> list[tuple[str, int]]:
+    """Bodies and attempts of what waits, when nobody has anything."""
+    contents = await broker.queue(queue)
+    assert contents.unacknowledged == 0
+    return [(each.body.decode(), int(each.headers["truenext-attempts"])) for each in contents.messages]
