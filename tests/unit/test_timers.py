@@ -82,13 +82,24 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
         elif action < 0.97:
             shell.ledger.now_ms += rng.randrange(4)
             due = sorted(one for one in expected if split_timer(one)[0] <= shell.ledger.now_ms)
-            found = []
+            found, early = [], []
             while (taken := shell.timers.take()) is not None:
-                shell.timers.clear(taken)
                 found.append(taken)
+                if rng.random() < 0.2:
+                    early.append(taken)
+                else:
+                    shell.timers.clear(taken)
             # Some may have to be read first.
             assert found == due[: len(found)]
             expected.difference_update(found)
+            # Meanwhile others are set, and some of those in memory leave it.
+            for ahead_ms in rng.sample(range(30), rng.randrange(8)):
+                later = timer(shell.ledger.now_ms + ahead_ms, LANE, 0)
+                shell.timers.set(later)
+                expected.add(later)
+            for one in early:
+                shell.timers.put_back(one)
+                expected.add(one)
         else:
             # The broker ends, and what was not durable with it.
             now_ms = shell.ledger.now_ms
@@ -100,6 +111,28 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
     assert sorted(shell.all_due(shell.ledger.now_ms + 100)) == sorted(expected)
     shell.write()
     assert shell.store.timers(b"", 10).timers == []
+
+
+def test_one_that_is_put_back_comes_again_though_it_leaves_memory_before_it_is_durable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was lost until a restart, and the message that had expired stayed as long."""
+    monkeypatch.setattr(module, "TIMERS_MAX", 2)
+    shell = Shell()
+    shell.read()
+    shell.hand_over()
+    shell.ledger.now_ms = 10
+    first, second, early = (timer(due_ms, LANE, 0) for due_ms in (1, 2, 3))
+    shell.timers.set(early)
+    assert shell.timers.take() == early
+    shell.timers.put_back(early)
+    shell.timers.set(first)
+    shell.timers.set(second)
+    assert early not in shell.timers.in_memory
+    assert [shell.timers.take(), shell.timers.take()] == [first, None]
+    shell.read()
+    shell.hand_over()
+    assert shell.timers.in_memory == [second, early]
 
 
 def test_no_more_of_them_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,9 +113,11 @@ class Timers:
 
     def put_back(self, timer: bytes) -> None:
         """It could not be obeyed yet, and is due still."""
-        if not self._is_in_memory(timer):
+        # The batch that sets it need not be durable: a page that is read before that does not show it.
+        self._recent[timer] = self._ledger.batch.number
+        if timer <= self._horizon and not self._is_in_memory(timer):
             insort(self.in_memory, timer)
-            self._ledger.busy[self] = None
+        self._ledger.busy[self] = None
 
     def clear(self, timer: bytes) -> None:
         """It was obeyed, and is gone with the gathering batch, unless it has been set again since it was taken."""
