@@ -4,6 +4,8 @@ Finished bytes only: the store's thread compares, encodes and decides nothing. K
 record.py.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import msgspec
@@ -40,6 +42,20 @@ class Mark(NamedTuple):
 
 
 NO_MARK = Mark(0, 0)
+
+
+class Causes(NamedTuple):
+    """Why consumers have failed with a message, as they said; empty where nothing was said."""
+
+    first: str = ""
+    last: str = ""
+
+    def over(self, before: Causes) -> Causes:
+        """What is so after these, where `before` was so: an empty one says nothing."""
+        return Causes(before.first or self.first, self.last or before.last) if before != NO_CAUSES else self
+
+
+NO_CAUSES = Causes()
 DUE_NEVER = (1 << 63) - 1
 
 
@@ -47,6 +63,7 @@ class Batch:
     """Changes to the store that happen together or not at all. Grows in the engine, is only read once handed over."""
 
     __slots__ = (
+        "causes",
         "clean_stop",
         "cleared_timers",
         "forgotten_producers",
@@ -87,6 +104,8 @@ class Batch:
         """The same for references among `transient_removes`, whose contents are transient, too."""
         self.marks: dict[bytes, Mark] = {}
         """By message key, for messages of either kind that were given back."""
+        self.causes: dict[bytes, Causes] = {}
+        """By the key of a message that has a mark here: what is new of its causes. They go with the mark."""
         self.unmarks: list[bytes] = []
         """Message keys whose mark goes, always together with the message."""
         self.queues: dict[int, str] = {}

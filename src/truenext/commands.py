@@ -132,6 +132,8 @@ class Nack(msgspec.Struct, gc=False):
     """There is to be no next try."""
     dispatch: int = 0
     """As of an Ack."""
+    cause: str = ""
+    """Why the consumer failed; empty is not said."""
 
 
 class Credit(msgspec.Struct, gc=False):

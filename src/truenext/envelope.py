@@ -13,6 +13,7 @@ DEAD_LETTER_HEADERS = frozenset(
         *("truenext-dead-letter-cause", "truenext-dead-letter-timestamp"),
         *("truenext-original-destination", "truenext-original-priority", "truenext-original-persistent"),
         *("truenext-original-expires", "truenext-original-timestamp", "truenext-original-attempts"),
+        *("truenext-original-first-cause", "truenext-original-last-cause"),
     }
 )
 """What a dead letter says of itself (engine/lifecycle/redelivery.py). No client can say it of what it sends."""

@@ -16,12 +16,14 @@ kind in one queue, by columns. All little-endian. If you change anything here, i
               code         u8      reason or mode, else 0
               count        u32     events in it
               queue        u32     number of the queue, 0 is none
-              other        u64     batch, consumer or number, by kind
+              other        u64     batch, consumer or number, by kind; of RETURNED and DEAD_LETTERED the number that
+                                   stands for the cause, 0 is none
               at           u64     microseconds since the epoch
               columns      as COLUMNS has them, each `count` values
-              name         only with NAME: `other` bytes of UTF-8
+              text         only with NAME and CAUSE: `other` bytes of UTF-8
 
-NAME is no event, its count is 0: from here on the queue number stands for that name.
+NAME is no event, its count is 0: from here on the queue number stands for that name. Nor is CAUSE: in `queue` it has a
+number, which stands for that cause to the end of the chunk.
 """
 
 import struct
@@ -29,11 +31,12 @@ from enum import IntEnum
 from hashlib import blake2b
 from itertools import product
 
-HISTORY_VERSION = 7
-READ_VERSIONS = (4, 5, 6, HISTORY_VERSION)
-"""Version 6 has no `window`, `asked` and `begun`, and says no more of a subscription than how it acknowledges and
-whether it has a selector. Version 5 has no `ended`. Version 4 also has less to say of a failure: `failed`, and
-`delayed` or `holding` alone; and it does not say which chunks came with a batch. Nothing else is different."""
+HISTORY_VERSION = 8
+READ_VERSIONS = (4, 5, 6, 7, HISTORY_VERSION)
+"""Version 7 has no causes. Version 6 has no `window`, `asked` and `begun`, and says no more of a subscription than how
+it acknowledges and whether it has a selector. Version 5 has no `ended`. Version 4 also has less to say of a failure:
+`failed`, and `delayed` or `holding` alone; and it does not say which chunks came with a batch. Nothing else is
+different."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -68,6 +71,7 @@ class Kind(IntEnum):
     ASKED = 19
     BEGUN = 20
     SUBSCRIBED_EXCLUSIVE = 21
+    CAUSE = 22
 
     @property
     def label(self) -> str:
@@ -99,6 +103,7 @@ COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
     Kind.ASKED: (("count", "I"),),
     Kind.BEGUN: (("sequence", "Q"), ("consumer", "I")),
     Kind.SUBSCRIBED_EXCLUSIVE: (("window", "I"), ("priority", "b")),
+    Kind.CAUSE: (),
 }
 """Name and type (as `array` and `struct` have them) of what each event of a kind has of its own."""
 

@@ -17,6 +17,11 @@ HEADERS_MAX = 128
 HEADER_BYTES_MAX = 64 * 1024
 """All header lines of one frame together, the command included; also all that may arrive without a blank line."""
 
+MESSAGE_HEADERS_MAX = 2 * HEADERS_MAX
+MESSAGE_HEADER_BYTES_MAX = 2 * HEADER_BYTES_MAX
+"""The same of a frame that a client takes from its broker, which says more of a message than its sender: of a dead
+letter that has failed four causes, which are twice as long at the most when they are escaped."""
+
 BODY_BYTES_MAX = 16 * 1024 * 1024
 """One message's body: the largest block that one frame may make the broker allocate."""
 
@@ -96,6 +101,10 @@ PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
 
 DELAY_MS_MAX = 7 * 24 * 3600 * 1000
 """Longest delay in milliseconds that a NACK may ask for: what waits longer belongs into a queue of its own."""
+
+CAUSE_BYTES_MAX = 4096
+"""Bytes of UTF-8 in which a consumer may say why it failed with a message: escaped, no more than most clients take in
+one header line (10 KiB)."""
 
 SETTLED_MAX = 100
 """COMMITs of one producer that are known to have been settled as rolled back, the highest."""

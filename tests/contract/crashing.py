@@ -30,7 +30,7 @@ from tests.contract.simulated_disk import (
     quick_folder,
 )
 from tests.contract.test_store import Model, Shared
-from truenext.batch import Batch, Mark, ProducerState
+from truenext.batch import Batch, Causes, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.events import CHUNK, OF_BATCH, told_by
 from truenext.record import message_key, timer
@@ -282,6 +282,12 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
         copies = [message_key(rng.choice(lanes), first + len(new) + n) for n in range(rng.randint(2, 4))]
         shared = Shared(first, random_record(rng, growth), copies, rng.random() < 0.6)
     left = sorted((model.messages.keys() | new) - set(gone))
+    marked = rng.sample(left, min(len(left), 2))
+    causes = {
+        key: (f"{first} {key!r}", "x" * 500) if key not in model.causes else ("", f"{first}")
+        for key in marked
+        if rng.random() < 0.4
+    }
     queues = {model.new_queue(): f"queue {first}"} if rng.random() < 0.2 else {}
     empty = model.empty_queues([*left, *(shared.copies if shared else ())])
     queues |= dict.fromkeys(rng.sample(empty, min(len(empty), rng.choice([0, 0, 1, 2]))), "")
@@ -289,10 +295,8 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
         new,
         gone,
         shared=shared,
-        marks={
-            key: Mark(rng.randint(1, 7), rng.randint(1, 9), rng.randint(0, 9))
-            for key in rng.sample(left, min(len(left), 2))
-        },
+        marks={key: Mark(rng.randint(1, 7), rng.randint(1, 9), rng.randint(0, 9)) for key in marked},
+        causes={key: Causes(*said) for key, said in causes.items()},
         queues=queues,
         producers=(
             {

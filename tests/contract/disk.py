@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from truenext.batch import Batch, Mark
+from truenext.batch import Batch, Causes, Mark
 from truenext.record import lane_key, message_key, sequence_of, timer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
@@ -48,6 +48,7 @@ class Disk:
         for name, value in changes.items():
             setattr(batch, name, value)
         batch.marks = {key: Mark(*mark) for key, mark in batch.marks.items()}
+        batch.causes = {key: Causes(*causes) for key, causes in batch.causes.items()}
         return batch
 
     def crash(self) -> Recovered:

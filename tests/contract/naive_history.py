@@ -65,11 +65,15 @@ def read(content: bytes) -> Iterator[dict[str, Any]]:
             return
         blocks = content[at + 24 : at + 24 + size]
         at += 24 + size
+        causes: dict[int, str] = {}
         while blocks:
             kind, code, count, queue, other, time = struct.unpack_from("<BBIIQQ", blocks)
             blocks = blocks[26:]
             if kind == 0:
                 names[queue], blocks = blocks[:other].decode(), blocks[other:]
+                continue
+            if kind == 22:
+                causes[queue], blocks = blocks[:other].decode(), blocks[other:]
                 continue
             own: dict[str, tuple[int, ...]] = {}
             for column in COLUMNS.get(kind, "").split():
@@ -78,7 +82,10 @@ def read(content: bytes) -> Iterator[dict[str, Any]]:
                 own[name] = struct.unpack_from(layout, blocks)
                 blocks = blocks[struct.calcsize(layout) :]
             for n in range(count):
-                yield _event(number, run, time, kind, code, names.get(queue), other, names, own, n)
+                event = _event(number, run, time, kind, code, names.get(queue), other, names, own, n)
+                if event["kind"] in ("returned", "dead-lettered") and other:
+                    event["cause"] = causes[other]
+                yield event
                 number += 1
 
 

@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 import lmdb
 
 from tests.contract import cutting
-from truenext.batch import NO_MARK, Batch, Mark
+from truenext.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark
 from truenext.errors import StoreError
 from truenext.events import told_by
 from truenext.record import CONTENTS
-from truenext.store import checkpoint, embedded, folder, frame, journal, missing
-from truenext.store.changes import Changes, decode
+from truenext.store import checkpoint, embedded, folder, frame, journal, messages_of_kind, missing, views
+from truenext.store.changes import Changes, Rest, causes_of, decode
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import NUMBER, Position, read_mark
 from truenext.store.contents import settled
@@ -28,6 +28,7 @@ from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME
 from truenext.store.journal import Journal
 from truenext.store.layer import Layer
+from truenext.store.messages_of_kind import Marks
 from truenext.store.overlay import Overlay
 from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
@@ -94,7 +95,7 @@ def the_end_is_written_down_before_it_is_durable(patch: "MonkeyPatch") -> None:
 def a_move_writes_down_more_than_was_written(patch: "MonkeyPatch") -> None:
     finish = Checkpoint.finish
 
-    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: dict[bytes, Mark], position: Position) -> None:
+    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: Marks, position: Position) -> None:
         finish(one, layers, marks, Position(position.segment, position.frame, position.written + 1))
 
     patch.setattr(Checkpoint, "finish", faulty)
@@ -134,7 +135,7 @@ def a_block_of_sequences_is_not_written_down(patch: "MonkeyPatch") -> None:
 def a_move_does_not_write_down_the_end(patch: "MonkeyPatch") -> None:
     finish = Checkpoint.finish
 
-    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: dict[bytes, Mark], position: Position) -> None:
+    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: Marks, position: Position) -> None:
         finish(one, layers, marks, Position(position.segment, position.frame))
 
     patch.setattr(Checkpoint, "finish", faulty)
@@ -240,6 +241,38 @@ def a_mark_does_not_move(patch: "MonkeyPatch") -> None:
     patch.setattr(Checkpoint, "finish", lambda one, layers, marks, position: finish(one, layers, {}, position))
 
 
+def causes_do_not_move(patch: "MonkeyPatch") -> None:
+    patch.setattr(Checkpoint, "put_marks", lambda *_: None)
+
+
+def a_mark_that_moves_takes_the_causes_of_the_one_before_with_it(patch: "MonkeyPatch") -> None:
+    patch.setattr(messages_of_kind, "read_mark", lambda value: (read_mark(value)[0], NO_CAUSES))
+
+
+def only_the_newest_segment_says_why(patch: "MonkeyPatch") -> None:
+    def faulty(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
+        return next((one[key] for one in causes if key in one), NO_CAUSES)
+
+    patch.setattr(views, "causes_said", faulty)
+
+
+def the_last_cause_of_a_segment_takes_the_place_of_the_first(patch: "MonkeyPatch") -> None:
+    def faulty(one: Overlay, rest: Rest, layer: Layer) -> None:
+        layer.causes.update(causes_of(rest))
+
+    patch.setattr(Overlay, "_add_causes", faulty)
+
+
+def causes_are_not_replayed(patch: "MonkeyPatch") -> None:
+    def faulty(payload: memoryview) -> Changes:
+        done = decode(payload)
+        if done.rest is not None:
+            done.rest.causes.clear()
+        return done
+
+    patch.setattr(embedded, "decode", faulty)
+
+
 def what_a_segment_says_of_producers_and_sequences_does_not_move(patch: "MonkeyPatch") -> None:
     patch.setattr(Checkpoint, "_finish_layer", lambda *_: None)
 
@@ -302,7 +335,7 @@ def the_references_of_a_transient_content_are_not_counted_once_it_has_moved(patc
     def faulty(one: Checkpoint, key: bytes) -> Mark:
         with one._env.begin() as txn:
             mark = one._persistent.marks.get(txn, key)
-        return NO_MARK if mark is None else read_mark(mark)
+        return NO_MARK if mark is None else read_mark(mark)[0]
 
     patch.setattr(Checkpoint, "mark", faulty)
 
@@ -324,7 +357,7 @@ def the_count_of_references_is_not_replayed(patch: "MonkeyPatch") -> None:
 def the_count_of_references_does_not_move(patch: "MonkeyPatch") -> None:
     finish = Checkpoint.finish
 
-    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: dict[bytes, Mark], position: Position) -> None:
+    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: Marks, position: Position) -> None:
         finish(one, layers, {key: mark for key, mark in marks.items() if not key.startswith(CONTENTS)}, position)
 
     patch.setattr(Checkpoint, "finish", faulty)

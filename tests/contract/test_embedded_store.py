@@ -28,13 +28,25 @@ from tests.contract.disk import LANE, NEXT_QUEUE, OTHER_LANE, Disk, embedded, ke
 from tests.contract.test_store import Model, check_restart, draw_batch, share
 from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
-from truenext.record import CONTENTS, DamagedRecord, content_key, decode, encode_reference, lane_key, sequence_of
+from truenext.message import Message
+from truenext.record import (
+    CONTENTS,
+    DamagedRecord,
+    content_key,
+    decode,
+    encode,
+    encode_reference,
+    lane_key,
+    sequence_of,
+)
 from truenext.store import changes, checkpoint, journal
 from truenext.store.changes import producer_before
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION
 from truenext.store.embedded import EmbeddedStore
+from truenext.store.export import export
 from truenext.store.journal import Journal
+from truenext.store.messages_of_kind import Marks
 from truenext.store.mover import SEGMENTS_BEHIND_MAX, Mover
 from truenext.store.sealed import seal, unseal
 
@@ -196,6 +208,79 @@ def test_a_store_of_the_format_before_is_read_and_becomes_one_of_this(
     assert disk.crash().producers == {"ä": before["ä"], "p": changed, "new": ProducerState(1, 40)}
     disk.store.close()
     assert format_of(tmp_path) == FORMAT_VERSION
+
+
+@pytest.mark.parametrize("kind", ["embedded", "moving"])
+def test_a_store_of_format_10_had_no_causes_and_gets_them(kind: str, tmp_path: Path) -> None:
+    def rest_before(rest: changes.Rest) -> bytes:
+        fields = msgspec.msgpack.decode(changes_encode(rest), strict=False)
+        assert fields.keys().isdisjoint(("causes", "texts"))
+        return msgspec.msgpack.encode(fields)
+
+    changes_encode = changes._encode_rest
+    disk = Disk(kind, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        # What has no causes is written as it was.
+        patch.setattr(changes, "_encode_rest", rest_before)
+        disk.apply(puts=put(1, 2), marks={key(1): (1, 2)}, queues={1: "orders"})
+        disk.apply(puts=put(3))
+        if kind == "moving":
+            until(lambda: len(journal_files(tmp_path)) == 1)
+        disk.store.close()
+    assert format_of(tmp_path, becomes=10) == 10
+    disk.open()
+    disk.apply(marks={key(1): (2, 3)}, causes={key(1): ("a", "a")})
+    disk.apply(puts=put(4))
+    disk.crash()
+    assert [(m.mark[:2], m.causes) for m in disk.store.page(LANE, 0, 9).messages][:2] == [
+        ((2, 3), ("a", "a")),
+        ((0, 0), ("", "")),
+    ]
+    disk.store.close()
+    assert format_of(tmp_path) == FORMAT_VERSION
+
+
+def test_causes_of_a_damaged_folder_are_saved(tmp_path: Path) -> None:
+    disk = Disk("moving", tmp_path / "data")
+    said = {key(n): (f"first {n}", f"last {n}" * 50) for n in (1, 2)}
+    records = {key(n): encode(key(n), Message(4, True, 0, b"", b"body")) for n in range(1, 30)}
+    disk.apply(puts=records, queues={1: "orders"}, sequence_limit=99, marks=dict.fromkeys(said, (2, 2)), causes=said)
+    disk.apply(redelivered_below=1)
+    until(lambda: len(journal_files(tmp_path / "data")) == 1)
+    disk.apply(marks={key(2): (3, 3)}, causes={key(2): ("", "the last")})
+    disk.store.close()
+    export(tmp_path / "data", tmp_path / "new", lambda finding: None, lambda *_: None)
+    saved = EmbeddedStore(tmp_path / "new")
+    saved.recover()
+    assert [m.causes for m in saved.page(LANE, 0, 3).messages] == [
+        ("first 1", "last 1" * 50),
+        ("first 2", "the last"),
+        ("", ""),
+    ]
+    saved.close()
+
+
+def test_many_long_causes_move_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One transaction of the checkpoint is in private memory until it is written."""
+    pieces = []
+    put_marks = checkpoint.Checkpoint.put_marks
+
+    def counted(one: checkpoint.Checkpoint, marks: Marks) -> None:
+        pieces.append(sum(len(causes.first) + len(causes.last) for _, causes in marks.values()))
+        put_marks(one, marks)
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "put_marks", counted)
+    disk = Disk("moving", tmp_path)
+    many = put(*range(1, 3001))
+    disk.apply(puts=many, queues={1: "orders"})
+    disk.apply(marks=dict.fromkeys(many, (1, 1)), causes=dict.fromkeys(many, ("f" * 4000, "l" * 4000)))
+    disk.apply(puts=put(3001))
+    until(lambda: len(journal_files(tmp_path)) == 1)
+    assert sum(pieces) == 3000 * 8000 and max(pieces) <= 4 * 1024 * 1024 + 8000
+    disk.crash()
+    messages = disk.store.page(LANE, 0, 5000, 1 << 40).messages
+    assert {m.causes for m in messages[:3000]} == {("f" * 4000, "l" * 4000)}
+    disk.store.close()
 
 
 def test_the_environment_does_not_choose_the_format_of_a_new_store(tmp_path: Path) -> None:

@@ -218,6 +218,38 @@ def test_a_refusal_is_told_as_refused_also_at_the_commit_of_its_transaction() ->
     assert returns(told)[1:] == [(3, 1, "refused")]
 
 
+def test_a_return_has_the_cause_of_its_refusal_and_a_dead_letter_the_last_one() -> None:
+    told, session = holding(3, attempts_max=2)
+    told.engine.refuse(session, Nack("s", 1, cause="one"))
+    told.engine.refuse(session, Nack("s", 2, cause="one"))
+    told.engine.refuse(session, Nack("s", 3))
+    told.engine.turn()
+    told.engine.refuse(session, Nack("s", 1, "t", cause="forgotten"))
+    told.engine.abort(session, Abort("t"))
+    told.engine.refuse(session, Nack("s", 2, cause="two"))
+    told.engine.refuse(session, Nack("s", 3))
+    told.commit()
+    said = [
+        (event["kind"], event["sequence"], event.get("cause"))
+        for event in told.events()
+        if event["kind"] in ("returned", "dead-lettered")
+    ]
+    assert said[:3] == [("returned", 1, "one"), ("returned", 2, "one"), ("returned", 3, None)]
+    assert said[3:] == [("dead-lettered", 1, "one"), ("dead-lettered", 2, "two"), ("dead-lettered", 3, None)]
+
+
+def test_a_cause_is_written_once_in_a_chunk_and_again_in_the_next() -> None:
+    told, session = holding(4)
+    cause = "because " * 500
+    for sequence in (1, 2, 3):
+        told.engine.refuse(session, Nack("s", sequence, cause=cause))
+    told.commit()
+    told.engine.refuse(session, Nack("s", 4, cause=cause))
+    told.commit()
+    assert [chunk.count(cause.encode()) for chunk in told.chunks if cause.encode() in chunk] == [1, 1]
+    assert [event["cause"] for event in told.events() if event["kind"] == "returned"] == [cause] * 4
+
+
 def test_an_abort_is_told_as_aborted_of_what_was_refused_in_it_too() -> None:
     told, session = holding(3)
     told.engine.acknowledge(session, Ack("s", 1, "t"))
@@ -580,7 +612,8 @@ def busy(
             case 3 if held and session.consumers["s"].mode is not AckMode.AUTO:
                 told.engine.acknowledge(session, Ack("s", rng.choice(held), None))
             case 4 if held and session.consumers["s"].mode is not AckMode.AUTO:
-                told.engine.refuse(session, Nack("s", rng.choice(held), None))
+                cause = rng.choice(["", "", "one", "\u00fc\n", "x" * 400])
+                told.engine.refuse(session, Nack("s", rng.choice(held), None, cause=cause))
             case 5:
                 told.engine.taken(session)
             case 6:
@@ -745,9 +778,9 @@ def of_version(path: Path, version: int) -> None:
         file.write(version.to_bytes(2, "little"))
 
 
-@pytest.mark.parametrize("version", [4, 5, 6])
+@pytest.mark.parametrize("version", [4, 5, 6, 7])
 def test_a_history_of_a_version_before_is_read_and_gone_on_with(tmp_path: Path, version: int) -> None:
-    """Brokers before knew `failed`, which took the place of three reasons, or nothing of `ended` or `begun`."""
+    """Brokers before knew `failed`, which took the place of three reasons, or nothing of `ended`, `begun` or causes."""
     told = busy(random.Random(1), steps=40)
     write(tmp_path, told).close()
     (path,) = history_files(tmp_path)
@@ -789,7 +822,7 @@ def test_a_history_of_another_version_is_refused_by_name(tmp_path: Path, version
     (path,) = history_files(tmp_path)
     of_version(path, version)
     with pytest.raises(
-        HistoryError, match=rf"history has version {version}, this truenext reads 4, 5, 6 and 7: use the "
+        HistoryError, match=rf"history has version {version}, this truenext reads 4, 5, 6, 7 and 8: use the "
     ):
         History(tmp_path)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.disk import Disk
 from tests.contract.test_embedded_store import until
 from tests.contract.test_salvage import check, truenext
-from truenext.batch import Mark
+from truenext.batch import NO_CAUSES, Mark
 from truenext.message import Message
 from truenext.record import (
     CONTENTS,
@@ -140,7 +140,7 @@ def test_a_content_that_nobody_refers_to_is_named_and_left_out(data: Path) -> No
 @pytest.mark.parametrize("said", [1, 3])
 def test_a_wrong_count_is_named_and_put_right(data: Path, said: int) -> None:
     checkpoint = checkpoint_of(data)
-    checkpoint.finish([], {content_key(4): Mark(said, 0)}, checkpoint.read()[1])
+    checkpoint.put_marks({content_key(4): (Mark(said, 0), NO_CAUSES)})
     checkpoint.close()
     assert check(data) == [f"contents: content 4 is said to have {said} references, and 2 messages refer to it"]
     assert exported(data) == left()

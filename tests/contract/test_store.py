@@ -32,7 +32,7 @@ from tests.contract.disk import (
     sequences,
     timers,
 )
-from truenext.batch import DUE_NEVER, NO_MARK, Batch, Mark, ProducerState
+from truenext.batch import DUE_NEVER, NO_MARK, Batch, Causes, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.record import (
     CONTENTS,
@@ -47,8 +47,10 @@ from truenext.record import (
     split_timer,
     timer,
 )
+from truenext.store.changes import causes_of as causes_of_rest
+from truenext.store.changes import changes_of, decode, encode
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Recovered, Store, TimerPage
+from truenext.store.store import Recovered, Store, StoredMessage, TimerPage
 
 
 class Shared(NamedTuple):
@@ -406,6 +408,40 @@ def test_counts_cover_both_kinds_and_leave_out_empty_lanes(disk: Disk) -> None:
     disk.apply(puts=put(1, 2) | put(3, lane=NEXT_QUEUE), transient_puts=put(4, 5, 6))
     disk.apply(removes=[key(1), key(3, NEXT_QUEUE)], transient_removes=[key(5)])
     assert disk.stop().counts == {LANE: 3}
+
+
+def test_the_first_and_the_last_cause_of_a_message_stay_until_it_goes(disk: Disk) -> None:
+    disk.apply(puts=put(1, 2), transient_puts=put(3), marks={key(1): (1, 1), key(3): (1, 1)})
+    disk.apply(marks={key(1): (2, 2), key(3): (2, 2)}, causes={key(1): ("first", "first"), key(3): ("t", "t")})
+    disk.apply(marks={key(1): (3, 3)})
+    disk.apply(puts=put(*range(4, 40)))
+    assert causes_of(disk) == {1: ("first", "first"), 3: ("t", "t")}
+    disk.apply(marks={key(1): (4, 4)}, causes={key(1): ("", "last")})
+    disk.apply(puts=put(*range(40, 80)), marks={key(1): (5, 5)})
+    assert causes_of(disk) == {1: ("first", "last"), 3: ("t", "t")}
+    disk.apply(clean_stop=False)
+    disk.crash()
+    assert causes_of(disk) == {1: ("first", "last")}
+    disk.apply(removes=[key(1)], unmarks=[key(1)])
+    # The key comes back, as it never does in a broker, to show that they are gone.
+    disk.apply(puts=put(1))
+    assert causes_of(disk) == {}
+
+
+def test_what_is_said_of_many_messages_is_written_once(tmp_path: Path) -> None:
+    said = {key(n): ("why " * 1000, "because " * 500) for n in range(1, 1001)}
+    batch = Batch(1)
+    batch.marks, batch.causes = {k: Mark(1, 1) for k in said}, {k: Causes(*both) for k, both in said.items()}
+    written = b"".join(encode(batch, changes_of(batch).rest))
+    assert len(written) < 100_000
+    rest = decode(memoryview(written)).rest
+    assert rest is not None and causes_of_rest(rest) == batch.causes
+
+
+def causes_of(disk: Disk) -> dict[int, tuple[str, str]]:
+    messages = disk.store.page(LANE, 0, 1000).messages
+    assert [m.causes for m in disk.store.messages([m.key for m in messages]).messages] == [m.causes for m in messages]
+    return {sequence_of(m.key): m.causes for m in messages if m.causes != ("", "")}
 
 
 def test_marks_come_with_their_message_and_the_last_one_counts(disk: Disk) -> None:
@@ -786,6 +822,7 @@ class Model:
     used: set[bytes] = field(default_factory=set)
     """A broker never uses a key twice."""
     marks: dict[bytes, Mark] = field(default_factory=dict)
+    causes: dict[bytes, tuple[str, str]] = field(default_factory=dict)
     queues: dict[int, str] = field(default_factory=dict)
     producers: dict[str, ProducerState] = field(default_factory=dict)
     timers: set[bytes] = field(default_factory=set)
@@ -802,6 +839,7 @@ class Model:
         if not self.clean_stop:
             self.messages = {k: (record, kept) for k, (record, kept) in self.messages.items() if kept}
             self.marks = {k: mark for k, mark in self.marks.items() if k in self.messages}
+            self.causes = {k: causes for k, causes in self.causes.items() if k in self.messages}
             self.contents = {k: record for k, record in self.contents.items() if k in self.references()}
 
     def references(self) -> Counter[bytes]:
@@ -855,6 +893,7 @@ class Model:
         for one in changes["removes"] + changes["transient_removes"]:
             del self.messages[one]
             self.marks.pop(one, None)
+            self.causes.pop(one, None)
         for kind, persistent in (("puts", True), ("transient_puts", False)):
             self.messages.update(
                 {k: (record, persistent) for k, record in changes[kind].items() if not k.startswith(CONTENTS)}
@@ -864,6 +903,9 @@ class Model:
         self.contents |= {k: record for k, record in all_puts.items() if k.startswith(CONTENTS)}
         self.contents = {k: record for k, record in self.contents.items() if k in self.references()}
         self.marks.update({k: mark for k, mark in changes.get("marks", {}).items() if not k.startswith(CONTENTS)})
+        for k, said in changes.get("causes", {}).items():
+            first, last = self.causes.get(k, ("", ""))
+            self.causes[k] = (first or said[0], said[1] or last)
         self.queues = {n: name for n, name in (self.queues | changes.get("queues", {})).items() if name}
         for name in changes.get("forgotten_producers", []):
             self.producers.pop(name, None)
@@ -882,20 +924,21 @@ class Model:
             while page:
                 found += page
                 page = store.page(lane, sequence_of(page[-1].key), limit).messages
-            assert [(m.key, m.record, m.mark, m.content) for m in found] == [
-                (one, record, self.marks.get(one, NO_MARK), self.contents.get(_content_of(record), b""))
-                for one in lanes.get(lane, [])
-                for record in [self.messages[one][0]]
+            assert list(map(_shown, found)) == [
+                self._shown(one, record) for one in lanes.get(lane, []) for record in [self.messages[one][0]]
             ]
         known = store.messages([one for one in self.used if not one.startswith(CONTENTS)])
-        assert [(m.key, m.record, m.mark, m.content) for m in known.messages] == [
-            (one, record, self.marks.get(one, NO_MARK), self.contents.get(_content_of(record), b""))
-            for one, (record, _) in sorted(self.messages.items())
+        assert list(map(_shown, known.messages)) == [
+            self._shown(one, record) for one, (record, _) in sorted(self.messages.items())
         ]
         references = self.references()
         assert [(m.key, m.record, m.mark) for m in store.page(CONTENTS, 0, 1000).messages] == [
             (one, record, Mark(references[one], 0)) for one, record in sorted(self.contents.items())
         ]
+
+    def _shown(self, one: bytes, record: bytes) -> tuple[bytes, bytes, Mark, bytes, tuple[str, str]]:
+        content = self.contents.get(_content_of(record), b"")
+        return one, record, self.marks.get(one, NO_MARK), content, self.causes.get(one, ("", ""))
 
     def check_recovered(self, recovered: Recovered) -> None:
         assert recovered == Recovered(
@@ -907,6 +950,10 @@ class Model:
             producers=self.producers,
         )
         assert list(recovered.producers) == sorted(self.producers, key=lambda n: (self.producers[n].used_ms, n))
+
+
+def _shown(message: StoredMessage) -> tuple[bytes, bytes, Mark, bytes, tuple[str, str]]:
+    return message.key, message.record, message.mark, message.content, message.causes
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -966,6 +1013,10 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     attempts = st.integers(0, 2**31 - 1)
     mark = st.builds(Mark, attempts, number, st.sampled_from([0, 1, DUE_NEVER]), st.booleans())
     marks = data.draw(st.dictionaries(st.sampled_from(left), mark, max_size=4), label="marks") if left else {}
+    said = st.sampled_from([("", "b"), ("a", "a"), ("a", "b"), ("\u00fc\n" * 200, "c" * 400), ("", "")])
+    causes = data.draw(st.dictionaries(st.sampled_from(sorted(marks)), said), label="causes") if marks else {}
+    # Who has said a last word has said a first one.
+    causes = {k: both for k, both in causes.items() if both[0] or k in model.causes}
     names = st.sampled_from("abc")
     used = st.integers(-1, 2**63 - 1)
     state = st.builds(
@@ -992,6 +1043,7 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
         gone,
         shared=shared,
         marks=marks,
+        causes=causes,
         queues=queues,
         producers=producers,
         forgotten_producers=forgotten,

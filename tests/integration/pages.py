@@ -49,6 +49,9 @@ def comparable(text: str) -> str:
         (r"\d\d:\d\d:\d\d", "TIME"),
         (r"\b\d+\.\d+s\b", "SECONDS"),
         (r"truenext-[0-9a-f]{8}-", "truenext-STORE-"),
+        (r" on \S+ pid \d+$", " on HOST pid PROCESS"),
+        (r"\b[0-9a-f]{32}\b", "ID"),
+        (r"replies\.([a-z]+)\.[0-9a-f]{16}", r"replies.\1.PROCESS"),
         (r"\b\d{6,}\b", "NUMBER"),
         (r"^[ \t]*\n|[ \t]+$", ""),
     ):
@@ -70,7 +73,8 @@ class Folder:
         self._write_program("pytest", f'exec {shlex.join(dying_with_us([sys.executable, "-m", "pytest"]))} "$@"')
         self._write_program(
             "truenext",
-            f'case $1 in\nserve) set -- "$@" --listen {url};;\n*) set -- "$@" --url {url};;\nesac\n'
+            # Where a service finds its broker is said in its program.
+            f'case $1 in\nserve) set -- "$@" --listen {url};;\nstages) ;;\n*) set -- "$@" --url {url};;\nesac\n'
             f'exec {shlex.join(dying_with_us(place))} "$@"',
         )
 

@@ -21,6 +21,10 @@ def test_the_tutorial(folder: Folder) -> None:
     follow("docs/tutorial.md", folder)
 
 
+def test_the_tutorial_of_stages(folder: Folder) -> None:
+    follow("docs/tutorial-stages.md", folder)
+
+
 def test_moving_from_stomp_py(tmp_path: Path) -> None:
     """Both sides print the same."""
     blocks = [block.text for block in blocks_of("docs/moving-from-stomp-py.md")]

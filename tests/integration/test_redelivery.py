@@ -215,6 +215,41 @@ def test_a_nack_inside_a_transaction_has_its_delay_from_the_commit_on(broker: Br
     assert time.monotonic() - committed_at >= 0.5
 
 
+def test_a_message_says_the_first_and_the_last_cause_over_a_crash_and_as_a_dead_letter(tmp_path: Path) -> None:
+    at_once = {"truenext-delay": "0"}
+    with running(tmp_path, attempts_max=4) as broker:
+        client = broker.connect()
+        client.send("q", b"x", persistent=True)
+        client.subscribe("q")
+        message = client.message()
+        assert causes_of(message) == (None, None)
+        client.nack(message, headers=at_once | {"truenext-cause": "KeyError: 'row'\nin load, worker 7"})
+        message = client.message()
+        assert causes_of(message) == ("KeyError: 'row'\nin load, worker 7",) * 2
+        client.nack(message, headers=at_once | {"truenext-cause": "x" * 4096}, confirmed=True)
+        broker.kill()
+        broker.start()
+        client = broker.connect()
+        client.subscribe("q")
+        client.nack(client.message(), headers=at_once)
+        message = client.message()
+        assert causes_of(message) == ("KeyError: 'row'\nin load, worker 7", "x" * 4096)
+        client.begin("t")
+        client.nack(message, transaction="t", headers={"truenext-poison": "true", "truenext-cause": "no use"})
+        client.commit("t")
+        broker.await_facts("DLQ.q", waiting=1)
+        (letter,) = broker.what_is_left("DLQ.q")
+        assert causes_of(letter) == (None, None)
+        assert causes_of(letter, "original-") == ("KeyError: 'row'\nin load, worker 7", "no use")
+        broker.truenext("redrive", "DLQ.q")
+        message = client.message()
+        assert causes_of(message) == causes_of(message, "original-") == (None, None)
+
+
+def causes_of(message: Frame, of: str = "") -> tuple[str | None, str | None]:
+    return message.headers.get(f"truenext-{of}first-cause"), message.headers.get(f"truenext-{of}last-cause")
+
+
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_poison_is_a_dead_letter_at_once_and_says_what_it_was(
     broker: BrokerProcess, queue: str, in_transaction: bool

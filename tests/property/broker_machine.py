@@ -28,6 +28,7 @@ from tests.property.draws import Draw, Each, Named, OneOf, Several, Some
 from tests.property.memory_audit import left_in_memory, miscounted, names_left_over
 from tests.property.oracle import (
     MESSAGES_ASKED_MAX,
+    NO_CAUSES,
     SOCKETS_BYTES_MIN,
     Disagreement,
     Ended,
@@ -48,6 +49,7 @@ from tests.property.oracle import (
 from tests.property.producers_oracle import Kind as Frame
 from tests.property.producers_oracle import Verdict
 from truenext.answers import Receipt
+from truenext.batch import Causes
 from truenext.commands import (
     Abort,
     Ack,
@@ -73,13 +75,14 @@ from truenext.engine.background.bulk import Wanted as BulkWanted
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.selecting.scan import Scan
+from truenext.engine.state.causes import causes_size, of_store
 from truenext.engine.state.consumer import Consumer, Session
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import Found, PageRead
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.event_log import EventLog
-from truenext.envelope import group_of
+from truenext.envelope import group_of, read_header
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
 from truenext.limits import PRODUCERS_MAX, SETTLED_MAX
 from truenext.message import Message
@@ -187,6 +190,7 @@ REFUSED = [
     *DOOMED,
 ]
 """What a client may say, and must not: see BrokerMachine._in_vain."""
+CAUSES = OneOf(["", "", "one", "another", "a\\: third\n\u00fc"])
 ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "connect": (1, LOGIN),
     "subscribe": (2, SUBSCRIBING),
@@ -230,11 +234,17 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
         | {
             "delay": OneOf([None] * 8 + [0, 1, 20, 7 * DAY_MS]),
             "is_poison": OneOf([False] * 9 + [True]),
+            "cause": CAUSES,
         },
     ),
     "refuse_acknowledged": (
         1,
-        {"which": PICK, "delay": OneOf([None] * 4 + [0, 20]), "is_poison": OneOf([False] * 5 + [True])},
+        {
+            "which": PICK,
+            "delay": OneOf([None] * 4 + [0, 20]),
+            "is_poison": OneOf([False] * 5 + [True]),
+            "cause": CAUSES,
+        },
     ),
     "say_begun": (1, {"which": PICK}),
     "give_back": (
@@ -1080,27 +1090,32 @@ class BrokerMachine(RuleBasedStateMachine):
         self._turn()
 
     def refuse(
-        self, which: int, in_transaction: bool, says_subscription: bool, delay: int | None, is_poison: bool
+        self,
+        which: int,
+        in_transaction: bool,
+        says_subscription: bool,
+        delay: int | None,
+        is_poison: bool,
+        cause: str = "",
     ) -> None:
         letter = _one_of(self._answerable(), which)
         reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
-        nack = Nack(
-            subscription, self.oracle.sequences[letter], transaction, delay, is_poison, self._dispatch_of(letter)
-        )
+        dispatch, sequence = self._dispatch_of(letter), self.oracle.sequences[letter]
+        nack = Nack(subscription, sequence, transaction, delay, is_poison, dispatch, cause)
         note(f"engine.refuse({reader.peer.name}, {nack})")
         self.engine.refuse(session, nack)
-        self.oracle.refuse(reader.peer, letter, transaction, Wish(delay, is_poison))
+        self.oracle.refuse(reader.peer, letter, transaction, Wish(delay, is_poison, cause))
 
-    def refuse_acknowledged(self, which: int, delay: int | None, is_poison: bool) -> None:
+    def refuse_acknowledged(self, which: int, delay: int | None, is_poison: bool, cause: str = "") -> None:
         """In the transaction that has acknowledged it."""
         letter = _one_of(self._acknowledged_inside(), which)
         reader, work = letter.holder, letter.acknowledged_by
         assert reader is not None and work is not None
         sequence = self.oracle.sequences[letter]
-        nack = Nack(reader.subscription, sequence, work.name, delay, is_poison, self._dispatch_of(letter))
+        nack = Nack(reader.subscription, sequence, work.name, delay, is_poison, self._dispatch_of(letter), cause)
         note(f"engine.refuse({reader.peer.name}, {nack})")
         self.engine.refuse(self.sessions[reader.peer], nack)
-        self.oracle.refuse_acknowledged(letter, Wish(delay, is_poison))
+        self.oracle.refuse_acknowledged(letter, Wish(delay, is_poison, cause))
 
     @staticmethod
     def _dispatch_of(letter: Letter) -> int:
@@ -1444,6 +1459,7 @@ class BrokerMachine(RuleBasedStateMachine):
         message = _message(parcel)
         note(f'engine.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))')
         kept = [_size(_message(each)) for one in self.oracle.peers for each in one.parcels_in_transactions()]
+        kept += [len(cause) for one in self.oracle.peers for cause in one.causes_in_transactions()]
         is_too_much = bool(kept) and sum(kept) + _size(message) > self.memory_limit // 4
         try:
             self.engine.send(session, _send(parse(_address(queue), session.id), parcel, transaction))
@@ -1614,7 +1630,11 @@ class BrokerMachine(RuleBasedStateMachine):
     def _kept_by(self, peer: Peer, *, is_least: bool) -> list[int]:
         """Bytes of memory that what is in each subscription to a topic would take, at least or at most."""
         return [
-            sum(size_of(_message(each.parcel)) for each in kept if not (is_least and self.oracle.is_expired(each)))
+            sum(
+                size_of(_message(each.parcel)) + (0 if is_least else causes_size(of_store(Causes(*each.causes))))
+                for each in kept
+                if not (is_least and self.oracle.is_expired(each))
+            )
             for kept in self.oracle.kept(peer).values()
         ]
 
@@ -2076,7 +2096,7 @@ class BrokerMachine(RuleBasedStateMachine):
             raise Disagreement(f"in the store are missing {lost}, and should not be {undead}")
         for letter in must:
             mark, written = found[letter].mark, self.oracle.stored_state(letter)
-            is_right = mark.attempts == written.attempts
+            is_right = mark.attempts == written.attempts and found[letter].causes == written.causes
             if self.oracle.is_waiting_for_next_try(letter) and written.due_ms:
                 is_right = mark.due_ms == written.due_ms
             if letter.persistent and not is_right:
@@ -2118,7 +2138,7 @@ class BrokerMachine(RuleBasedStateMachine):
             waits = self.oracle.is_waiting_for_next_try(letter) and not self.oracle.is_doomed(letter)
             due_ms = self.oracle.now_ms + letter.due - self.oracle.steady_ms
             is_right &= not waits or each.mark.due_ms == due_ms
-            if not is_right or letter.attempts != each.mark.attempts:
+            if not is_right or letter.attempts != each.mark.attempts or letter.causes != each.causes:
                 raise Disagreement(f"after a clean stop {letter} is {found[letter]}: {vars(letter)}")
 
     def _stored_letter(self, key: bytes, message: Message) -> tuple[Letter, int]:
@@ -3034,7 +3054,17 @@ def _seen(entry: Entry, queue: str) -> Seen:
         entry.attempts,
         entry.is_first_of_group,
         entry.was_lost,
+        (entry.causes.first, entry.causes.last) if entry.causes is not None else NO_CAUSES,
+        _original_causes(message),
     )
+
+
+def _original_causes(message: Message) -> tuple[str, str]:
+    """What a dead letter says of them."""
+    if b"-cause:" not in message.header:
+        return NO_CAUSES
+    headers = read_header(message.header)
+    return headers.get("truenext-original-first-cause", ""), headers.get("truenext-original-last-cause", "")
 
 
 def _label(message: Message) -> str:

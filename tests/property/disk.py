@@ -14,7 +14,7 @@ from functools import lru_cache
 from sys import maxsize
 from typing import NamedTuple
 
-from truenext.batch import Batch, Mark
+from truenext.batch import Batch, Causes, Mark
 from truenext.broker.pager import page_of
 from truenext.destination import ENDED_PREFIX
 from truenext.engine.background.browsing import BrowseRead
@@ -46,12 +46,13 @@ class Stored(NamedTuple):
     mark: Mark
     content: int
     """Number of the content that it shares; 0 if it has its own."""
+    causes: Causes
 
 
 def found_of(stored: StoredMessage) -> Found:
     """As the broker's pager makes it."""
     message = decode(stored.key, stored.record, stored.content)
-    return Found(sequence_of(stored.key), message, stored.mark, reference_of(stored.record))
+    return Found(sequence_of(stored.key), message, stored.mark, reference_of(stored.record), stored.causes)
 
 
 _decoded = lru_cache(maxsize=1000)(decode)
@@ -200,7 +201,9 @@ class Disk:
     def _contents_of(self, queue: int) -> dict[bytes, Stored]:
         if queue not in self._contents:
             self._contents[queue] = {
-                each.key: Stored(_decoded(each.key, each.record, each.content), each.mark, reference_of(each.record))
+                each.key: Stored(
+                    _decoded(each.key, each.record, each.content), each.mark, reference_of(each.record), each.causes
+                )
                 for rank in RANKS
                 for each in self._store.page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages
             }

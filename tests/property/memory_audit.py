@@ -10,6 +10,7 @@ from tests.property import rooms
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor, group_size
 from truenext.engine.selecting.keyed import keys_of
+from truenext.engine.state.causes import causes_size
 from truenext.engine.state.consumer import Session, Subscriber
 from truenext.engine.state.memory import (
     GROUP_LANE_BYTES,
@@ -53,11 +54,16 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
         (
             "queues",
             memory.queues,
-            sum(_bytes_of(engine, queue) for queue in queues) + _bytes_of_consumers(engine, sessions),
+            sum(_bytes_of(engine, queue) for queue in queues)
+            + _bytes_of_consumers(engine, sessions)
+            + sum(queue_size(one) + LANE_BYTES for one in rooms.promised(engine).values()),
         ),
         ("unsent", memory.unsent, sum(session.unsent_bytes for session in sessions)),
         ("open", memory.open, sum(each.size for session in sessions for each in session.transactions.values())),
     ]
+    said = {name for session in sessions for each in session.transactions.values() for name in each.promised}
+    there = {queue.name for queue in queues}
+    books.append(("promised, and there or not said", 0, len(rooms.promised(engine).keys() - (said - there))))
     for session in sessions:
         is_open = session.transactions
         answering = sum(each.count > len(each.sends) for each in is_open.values())
@@ -142,6 +148,7 @@ def _all(engine: Engine, queue: Queue) -> Iterator[Entry]:
     for lane in queue.lanes:
         yield from lane.recent
     yield from engine.clients.in_transactions_of(queue)
+    yield from (entry for entry in rooms.awaiting_dead_letter(engine) if entry.lane.queue is queue)
 
 
 def _that_can_leave(engine: Engine, queue: Queue) -> Iterator[Entry]:
@@ -152,4 +159,6 @@ def _that_can_leave(engine: Engine, queue: Queue) -> Iterator[Entry]:
 
 
 def _size(entries: Collection[Entry] | Iterator[Entry]) -> int:
-    return sum(size_of(entry.message) for entry in entries if entry.message is not None)
+    return sum(
+        (size_of(entry.message) if entry.message is not None else 0) + causes_size(entry.causes) for entry in entries
+    )

@@ -88,6 +88,11 @@ class Wish:
 
     delay: int | None = None
     is_poison: bool = False
+    cause: str = ""
+
+
+NO_CAUSES = ("", "")
+"""The first and the last (Deliveries and attempts)."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class Written:
     """By the wall clock; 0 if it does not wait."""
     is_poison: bool
     was_lost: bool = False
+    causes: tuple[str, str] = NO_CAUSES
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,9 @@ class Peer:
     """Refusals."""
     round: int = 0
     """Giving back: so many requests to give back were carried out."""
+
+    def causes_in_transactions(self) -> list[str]:
+        return [cause for work in self.transactions.values() for cause in work.causes]
 
     def parcels_in_transactions(self) -> list[Parcel]:
         return [parcel for work in self.transactions.values() for _, parcel in work.sends]
@@ -277,6 +286,9 @@ class Letter:
     """Its consumer has said so, of this dispatch."""
     was_lost: bool = False
     """Its last attempt was a lost connection."""
+    causes: tuple[str, str] = NO_CAUSES
+    original_causes: tuple[str, str] = NO_CAUSES
+    """Of a dead letter: what it says of the message that it was."""
     due: int = 0
     """When it is tried again, by the clock that does not jump."""
     is_poison: bool = False
@@ -322,8 +334,14 @@ class Work:
     sends: list[tuple[str, Parcel]] = field(default_factory=list)
     acknowledged: list[Letter] = field(default_factory=list)
     refused: list[Letter] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+    """What was said in it of why consumers failed; it counts as sends do."""
     is_doomed: bool = False
     """A frame of it was refused: it can only be aborted (Refusals)."""
+
+    def say(self, wish: Wish | None) -> None:
+        if wish is not None and wish.cause:
+            self.causes.append(wish.cause)
 
 
 @dataclass(frozen=True)
@@ -377,6 +395,8 @@ class Seen:
     attempts: int
     is_first_of_group: bool = False
     was_lost: bool = False
+    causes: tuple[str, str] = NO_CAUSES
+    original_causes: tuple[str, str] = NO_CAUSES
 
 
 class Oracle:
@@ -547,6 +567,7 @@ class Oracle:
             for each in covered:
                 each.refused_by = work
             work.refused.extend(covered)
+            work.say(wish)
             return
         self._event += 1
         self._wait(peer, may=self.gathering)
@@ -557,6 +578,7 @@ class Oracle:
         """Return: a NACK inside a transaction may name a message that this transaction has acknowledged."""
         work = letter.acknowledged_by
         assert work is not None
+        work.say(wish)
         refused = [letter]
         if LATE_NACK_IS_CUMULATIVE and letter.holder is not None and letter.holder.mode is AckMode.CLIENT:
             refused = [each for each in work.acknowledged if each.holder is letter.holder]
@@ -938,6 +960,7 @@ class Oracle:
             written = self.stored_state(letter)
             letter.attempts, letter.is_poison = written.attempts, written.is_poison
             letter.was_lost = written.was_lost
+            letter.causes = written.causes
             # Return: after a restart delays are measured by the wall clock.
             letter.due = self.steady_ms + max(0, written.due_ms - self.now_ms)
             # What was acknowledged without a trace comes back: it was held until then (Expiry).
@@ -995,7 +1018,9 @@ class Oracle:
             # Also if it is due by now: the store is not told of that, nor of a try that changed nothing.
             letter.is_restored |= letter.attempts > 0
             due_ms = self.now_ms + letter.due - self.steady_ms if is_waiting else 0
-            letter.written = [Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison, letter.was_lost)]
+            letter.written = [
+                Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison, letter.was_lost, letter.causes)
+            ]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
         self.owners = {}
         # Topics: it survives every end of the broker; durably ended it has.
@@ -1189,7 +1214,17 @@ class Oracle:
             stored_in = self.gathering if letter.persistent else None
             event = self._event
             self.letters.append(
-                Letter(parcel, to, letter.persistent, self._order, event, 0, self.gathering, stored_in=stored_in)
+                Letter(
+                    parcel,
+                    to,
+                    letter.persistent,
+                    self._order,
+                    event,
+                    0,
+                    self.gathering,
+                    stored_in=stored_in,
+                    original_causes=letter.original_causes,
+                )
             )
 
     def needs(self, queue: str) -> str:
@@ -1200,6 +1235,9 @@ class Oracle:
             return "somebody has a message of it, or one waits"
         if any(look.queue == queue for look in self.looks):
             return "it is browsed"
+        works = [work for peer in self.peers for work in peer.transactions.values()]
+        if any(queue in _queues_of(address) for work in works for address, _ in work.sends):
+            return "an open transaction sends to it"
         if self.count_planned(queue):
             return "something is scheduled for it"
         if "," in queue or queue.startswith("Consumer."):
@@ -1534,6 +1572,7 @@ class Oracle:
             stored_in=self.gathering,
             is_dead_letter=True,
             origin=origin,
+            original_causes=origin.causes,
         )
         self.letters.append(letter)
         return letter
@@ -1770,13 +1809,18 @@ class Oracle:
         letter.is_restored = False
         delay = 0
         if is_tried_later:
+            # An attempt of which nobody says why leaves the causes as they are.
+            if letter.wish.cause:
+                letter.causes = (letter.causes[0] or letter.wish.cause, letter.wish.cause)
             letter.is_poison = letter.wish.is_poison and not _keeps_failures(letter.queue)
             delay = self.retries.after(letter.attempts) if letter.wish.delay is None else letter.wish.delay
             if not self.is_doomed(letter):
                 letter.due = self.steady_ms + delay
         if letter.persistent:
             due_ms = self.now_ms + delay if letter.due > self.steady_ms else 0
-            letter.written.append(Written(self.gathering, letter.attempts, due_ms, letter.is_poison, letter.was_lost))
+            letter.written.append(
+                Written(self.gathering, letter.attempts, due_ms, letter.is_poison, letter.was_lost, letter.causes)
+            )
 
     def _move(self, letter: Letter) -> None:
         # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See
@@ -1862,6 +1906,8 @@ class Oracle:
                     letter.attempts,
                     letter.is_first_of_group,
                     letter.was_lost,
+                    letter.causes,
+                    letter.original_causes,
                 )
                 if seen != right:
                     raise Disagreement(f"{reader} got {seen}; by the contract {right}")
@@ -1942,7 +1988,9 @@ class Oracle:
             if letter.least_deliveries is not None:
                 # That would count the next dispatch, and this is none.
                 at_least, at_most = letter.least_deliveries - 1, max(1, letter.deliveries)
-            if not at_least <= seen.deliveries <= at_most or seen.attempts != letter.attempts:
+            said = (seen.attempts, seen.causes, seen.original_causes)
+            right = (letter.attempts, letter.causes, letter.original_causes)
+            if not at_least <= seen.deliveries <= at_most or said != right:
                 raise Disagreement(f"{look} is shown {seen}; by the contract {vars(letter)}")
         look.shown.append(letter)
         look.peer.unsent += letter.parcel.unsent
@@ -2095,6 +2143,11 @@ def _topic_of(queue: str) -> str:
     words = queue.split(".")
     topic = ".".join(words[2:])
     return topic if words[0] == "Consumer" and topic.startswith("VirtualTopic.") else ""
+
+
+def _queues_of(address: str) -> list[str]:
+    """Those that it names itself."""
+    return [part.removeprefix("/queue/") for part in address.split(",") if not part.startswith(TOPIC)]
 
 
 def _is_stored(parcel: Parcel, queues: list[str]) -> bool:

@@ -40,7 +40,7 @@ from tests.property.broker_machine import (
 )
 from tests.property.disk import Disk, Stored
 from truenext.answers import Answer
-from truenext.batch import Batch, ProducerState
+from truenext.batch import NO_CAUSES, Batch, Causes, ProducerState
 from truenext.commands import (
     Abort,
     Ack,
@@ -89,6 +89,7 @@ from truenext.engine.run import Run
 from truenext.engine.selecting.groups import Groups, GroupScanCursor
 from truenext.engine.selecting.scan import Scan, ScanCursor
 from truenext.engine.selecting.selecting import Selecting
+from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.clients import Takers
 from truenext.engine.state.consumer import Browser, Consumer, Session
 from truenext.engine.state.memory import size_of
@@ -106,7 +107,7 @@ from truenext.engine.writing.producers import Known, Producers
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import Message, living
 from truenext.pattern import matches
-from truenext.policy import Policies, WhileWaiting
+from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.record import DUE_TIMERS, message_key, sequence_of, split_due_timer
 from truenext.schedule import Schedule
 
@@ -366,6 +367,7 @@ def a_commit_in_flight_is_overtaken_by_its_equals(patch: Patch) -> None:
     Fault().install(patch)
 
 
+@shows_in(BrokerMachine, first=2)
 def a_commit_in_flight_holds_back_lower_priorities(patch: Patch) -> None:
     class Fault(Choice):
         def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
@@ -389,6 +391,7 @@ def a_commit_in_flight_holds_back_all_priorities(patch: Patch) -> None:
     Fault().install(patch)
 
 
+@shows_in(BrokerMachine, first=1)
 def an_expired_message_is_dispatched(patch: Patch) -> None:
     class Fault(Choice):
         def is_expired(self, entry: Entry, now_ms: int) -> bool:
@@ -416,6 +419,7 @@ def the_first_subscription_is_preferred(patch: Patch) -> None:
     Fault().install(patch)
 
 
+@shows_in(BrokerMachine, first=2)
 def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: Consumer) -> tuple[int, ...]:
@@ -424,6 +428,7 @@ def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None
     Fault().install(patch)
 
 
+@shows_in(BrokerMachine, first=4)
 def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
     subscribe = rooms.SUBSCRIBE.original
 
@@ -501,12 +506,12 @@ def nothing_comes_by_the_express_lane(patch: Patch) -> None:
     rooms.HAS_EXPRESS_CREDIT.replace(patch, lambda consumer, rank: False)
 
 
-@shows_in(WindowsMachine)
+@shows_in(WindowsMachine, first=1)
 def the_express_lane_has_no_end(patch: Patch) -> None:
     rooms.EXPRESS_MAX.replace(patch, maxsize)
 
 
-@shows_in(WindowsMachine)
+@shows_in(WindowsMachine, first=4)
 def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
     express = rooms.EXPRESS.original
 
@@ -555,7 +560,7 @@ def the_express_lane_brings_what_is_no_more_urgent(patch: Patch) -> None:
     )
 
 
-@shows_in(WindowsMachine)
+@shows_in(WindowsMachine, first=4)
 def the_express_lane_forgets_the_room_of_the_connection(patch: Patch) -> None:
     _change_express(
         patch,
@@ -629,6 +634,7 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
     rooms.DISCONNECT.replace(patch, faulty_disconnect)
 
 
+@shows_in(BrokerMachine, first=2)
 def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
     acknowledge, abort = rooms.ACKNOWLEDGE.original, rooms.ABORT.original
 
@@ -710,6 +716,7 @@ def _abort_without_an_attempt(transactions: Transactions, session: Session, name
         session.batch = rooms.ledger_of(transactions).latest_batch
 
 
+@shows_in(BrokerMachine, first=1)
 def an_abort_charges_no_attempt(patch: Patch) -> None:
     rooms.ABORT.replace(
         patch,
@@ -781,11 +788,12 @@ def _change_repeated_commit(patch: Patch, end: Callable[[Transactions, Session, 
     rooms.COMMIT.replace(patch, faulty)
 
 
-@shows_in(BrokerMachine, first=18)
+@shows_in(BrokerMachine, first=11)
 def a_repeated_commit_charges_no_attempt_for_what_it_gives_back(patch: Patch) -> None:
     _change_repeated_commit(patch, _abort_without_an_attempt)
 
 
+@shows_in(BrokerMachine, first=25)
 def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: Session, name: str) -> None:
         transaction = session.transactions[name]
@@ -807,6 +815,7 @@ def a_repeated_send_is_not_said_to_be_one(patch: Patch) -> None:
     rooms.SEND.replace(patch, faulty)
 
 
+@shows_in(BrokerMachine, first=2)
 def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
     commit = rooms.COMMIT.original
 
@@ -817,6 +826,7 @@ def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
     rooms.COMMIT.replace(patch, faulty)
 
 
+@shows_in(BrokerMachine, first=1)
 def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
     is_repeat = rooms.IS_REPEAT.original
 
@@ -829,7 +839,7 @@ def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
     rooms.IS_REPEAT.replace(patch, faulty)
 
 
-@shows_in(ProducersMachine)
+@shows_in(ProducersMachine, first=1)
 def a_producer_of_a_commit_is_forgotten_early(patch: Patch) -> None:
     record = rooms.RECORD_PRODUCER.original
 
@@ -929,7 +939,7 @@ def a_number_that_is_too_far_on_is_accepted(patch: Patch) -> None:
     rooms.CHECK_GAP.replace(patch, lambda name, number, highest: None)
 
 
-@shows_in(ProducersMachine)
+@shows_in(ProducersMachine, first=1)
 def who_does_not_say_again_that_it_has_no_gaps_may_leave_numbers_out(patch: Patch) -> None:
     has_used = rooms.HAS_USED.original
 
@@ -945,7 +955,7 @@ def who_does_not_say_again_that_it_has_no_gaps_may_leave_numbers_out(patch: Patc
     rooms.HAS_USED.replace(patch, faulty)
 
 
-@shows_in(ProducersMachine)
+@shows_in(ProducersMachine, first=1)
 def a_commit_that_was_settled_is_taken_for_a_repeat(patch: Patch) -> None:
     has_used = rooms.HAS_USED.original
 
@@ -962,7 +972,7 @@ def a_repeat_of_what_may_have_been_left_out_is_said_to_have_happened(patch: Patc
     rooms.MAY_HAVE_LEFT_OUT.replace(patch, lambda producer, number, *, is_commit: False)
 
 
-@shows_in(ProducersMachine)
+@shows_in(ProducersMachine, first=3)
 def what_is_settled_leaves_a_gap(patch: Patch) -> None:
     settle = rooms.SETTLE.original
 
@@ -977,7 +987,7 @@ def what_is_settled_leaves_a_gap(patch: Patch) -> None:
     rooms.SETTLE.replace(patch, faulty)
 
 
-@shows_in(ProducersMachine)
+@shows_in(ProducersMachine, first=3)
 def below_settled_numbers_that_are_forgotten_all_is_said_to_be_committed(patch: Patch) -> None:
     settle = rooms.SETTLE.original
 
@@ -1068,6 +1078,7 @@ def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
     rooms.ANSWER.replace(patch, faulty)
 
 
+@shows_in(BrokerMachine, first=2)
 def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
     answer = rooms.ANSWER.original
 
@@ -1129,11 +1140,13 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
     give_back, remove = rooms.GIVE_BACK.original, rooms.WRITE_REMOVAL.original
     is_giving_back = False
 
-    def faulty_give_back(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+    def faulty_give_back(
+        outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
         nonlocal is_giving_back
         is_giving_back = True
         try:
-            give_back(outcomes, entry, reason, delay_ms=delay_ms)
+            give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         finally:
             is_giving_back = False
 
@@ -1226,7 +1239,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
     rooms.READ_FROM_DISK.replace(patch, faulty_read)
 
 
-@shows_in(PagingMachine)
+@shows_in(PagingMachine, first=11)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
     def faulty(turn: Turn, read: Read, page: PageRead) -> None:
         read.on_page(page)
@@ -1238,7 +1251,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
     rooms.PAGE_READ.replace(patch, faulty)
 
 
-@shows_in(PagingMachine)
+@shows_in(PagingMachine, first=1)
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = rooms.TAKE_PAGE_IN.original
 
@@ -1255,7 +1268,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
     rooms.TAKE_PAGE_IN.replace(patch, faulty)
 
 
-@shows_in(PagingMachine, first=27)
+@shows_in(PagingMachine, first=25)
 def a_page_moves_the_horizon_past_a_commit_in_flight(patch: Patch) -> None:
     _lose_what_a_page_does_not_show(patch, at_the_end=False)
 
@@ -1287,7 +1300,7 @@ def a_lane_that_must_be_read_is_overtaken_by_lower_ones(patch: Patch) -> None:
     _change_give_out(patch, lambda lane, takers, goes_on: goes_on or bool(takers))
 
 
-@shows_in(PagingMachine, first=10)
+@shows_in(PagingMachine, first=13)
 def a_commit_in_flight_holds_back_lower_priorities_above_a_horizon(patch: Patch) -> None:
     _change_give_out(patch, lambda lane, takers, goes_on: goes_on and not lane.unread)
 
@@ -1400,9 +1413,9 @@ def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
 def what_is_read_again_is_not_counted(patch: Patch) -> None:
     embody, came = rooms.EMBODY.original, rooms.CAME.original
 
-    def faulty(reading: Reading, entry: Entry, message: Message | None) -> bool:
+    def faulty(reading: Reading, entry: Entry, found: Found) -> bool:
         rooms.CAME.replace(patch, lambda reading, entry, message: None)
-        was_doomed = embody(reading, entry, message)
+        was_doomed = embody(reading, entry, found)
         rooms.CAME.replace(patch, came)
         return was_doomed
 
@@ -1497,8 +1510,8 @@ def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
 def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
     give_back = rooms.GIVE_BACK.original
 
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
-        give_back(outcomes, entry, reason, delay_ms=delay_ms or 5)
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+        give_back(outcomes, entry, reason, delay_ms=delay_ms or 5, cause=cause)
 
     rooms.GIVE_BACK.replace(patch, faulty)
 
@@ -1627,7 +1640,7 @@ def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
     rooms.TAKE_IN_BULK.replace(patch, faulty)
 
 
-@shows_in(BulkMachine, first=16)
+@shows_in(BulkMachine, first=45)
 def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
     rooms.IS_GIVEN_UP_IN_BULK.replace(patch, lambda queue, attempts, due_ms: False)
 
@@ -1689,7 +1702,7 @@ def what_is_not_durable_yet_is_overtaken_by_what_is_due_later(patch: Patch) -> N
     rooms.UNWRITTEN_SCHEDULED.replace(patch, property(lambda scheduler: {}, lambda scheduler, value: None))
 
 
-@shows_in(ExpiringMachine, first=7)
+@shows_in(ExpiringMachine, first=11)
 def the_time_to_live_of_what_a_transaction_sends_begins_before_its_commit(patch: Patch) -> None:
     send_in = rooms.SEND.original
 
@@ -1784,7 +1797,7 @@ def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> No
     rooms.LOOK_AT_SCHEDULED.replace(patch, faulty)
 
 
-@shows_in(ScheduledMachine)
+@shows_in(ScheduledMachine, first=1)
 def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
     look_at = rooms.LOOK_AT_SCHEDULED.original
 
@@ -1946,6 +1959,7 @@ def a_browser_is_shown_what_is_not_visible(patch: Patch) -> None:
     _change_show(patch, committed=maxsize)
 
 
+@shows_in(BrokerMachine, first=1)
 def a_browser_is_shown_what_is_expired(patch: Patch) -> None:
     _change_show(patch, now_ms=0)
 
@@ -1983,6 +1997,7 @@ def a_browser_is_shown_what_consumers_hold(patch: Patch) -> None:
     rooms.IN_MEMORY_OF_BROWSER.replace(patch, faulty)
 
 
+@shows_in(BrokerMachine, first=3)
 def a_browser_never_has_enough(patch: Patch) -> None:
     rooms.IS_BROWSER_OPEN.replace(patch, lambda browser: True)
 
@@ -2015,22 +2030,22 @@ def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
     rooms.GIVE_UP.replace(patch, faulty)
 
 
-@shows_in(FailingMachine)
+@shows_in(FailingMachine, first=1)
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     give_back = rooms.GIVE_BACK.original
 
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         queue = entry.lane.queue
         policy = queue.policy
         if reason is Reason.RELEASED:
             queue.policy = replace(policy, attempts_max=maxsize)
-        give_back(outcomes, entry, reason, delay_ms=delay_ms)
+        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         queue.policy = policy
 
     rooms.GIVE_BACK.replace(patch, faulty)
 
 
-@shows_in(PagingMachine)
+@shows_in(PagingMachine, first=5)
 def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
     rooms.MEMORY_LIMIT_CHANGED.replace(patch, lambda paging, queue: None)
 
@@ -2067,7 +2082,7 @@ def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
     rooms.ENTRY_THAT_EXPIRES.replace(patch, faulty)
 
 
-@shows_in(FailingMachine, first=37)
+@shows_rarely_in(FailingMachine)
 def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
     def faulty(lane: Lane, committed: int) -> None:
         lane.removed = {sequence: batch for sequence, batch in lane.removed.items() if batch > committed}
@@ -2099,7 +2114,7 @@ def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None
     rooms.TURN.replace(patch, faulty)
 
 
-@shows_in(ExpiringMachine)
+@shows_in(ExpiringMachine, first=2)
 def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     committed = rooms.EXPIRE_WHAT_IS_COMMITTED.original
 
@@ -2110,12 +2125,12 @@ def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     rooms.EXPIRE_WHAT_IS_COMMITTED.replace(patch, faulty)
 
 
-@shows_in(ExpiringMachine)
+@shows_in(ExpiringMachine, first=4)
 def what_was_held_when_it_was_due_never_expires(patch: Patch) -> None:
     rooms.IS_HELD.replace(patch, lambda *_: False)
 
 
-@shows_in(ExpiringMachine)
+@shows_in(ExpiringMachine, first=1)
 def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
     page_read = rooms.TAKE_TIMERS_IN.original
 
@@ -2230,7 +2245,7 @@ def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: P
     rooms.END_SPILLING.replace(patch, faulty)
 
 
-@shows_in(SpillingMachine)
+@shows_in(SpillingMachine, first=9)
 def what_is_on_disk_of_a_subscription_does_not_count_towards_its_limit(patch: Patch) -> None:
     rooms.LEFT_FOR_DISK.replace(patch, lambda paging, entry, is_known: paging.left_memory(entry))
     rooms.BACK_FROM_DISK.replace(patch, rooms.CAME.original)
@@ -2321,7 +2336,7 @@ def who_sends_what_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is
     rooms.SEND.replace(patch, _without_awaiting_introductions(rooms.SEND.original))
 
 
-@shows_in(TopicsMachine)
+@shows_in(TopicsMachine, first=17)
 def whose_commit_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
     rooms.COMMIT.replace(patch, _without_awaiting_introductions(rooms.COMMIT.original))
 
@@ -2335,7 +2350,7 @@ def _without_awaiting_introductions(command: Callable[..., None]) -> Callable[..
     return faulty
 
 
-@shows_in(TopicsMachine)
+@shows_in(TopicsMachine, first=2)
 def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_durable(patch: Patch) -> None:
     subscribe = rooms.SUBSCRIBE.original
 
@@ -2375,12 +2390,12 @@ def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) ->
     rooms.END_SUBSCRIPTION.replace(patch, faulty)
 
 
-@shows_in(TopicsMachine)
+@shows_in(TopicsMachine, first=22)
 def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> None:
     rooms.LEAVE_OUT_OF_TRANSACTION.replace(patch, lambda transaction, queue: [])
 
 
-@shows_in(TopicsMachine)
+@shows_in(TopicsMachine, first=1)
 def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
     forget = rooms.FORGET_LANE.original
 
@@ -2393,7 +2408,7 @@ def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(pa
     rooms.FORGET_LANE.replace(patch, faulty)
 
 
-@shows_in(TopicsMachine)
+@shows_in(TopicsMachine, first=4)
 def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
     add = rooms.ADD_ENDING.original
     rooms.ADD_ENDING.replace(patch, lambda endings, queue, batch: add(endings, queue, 0))
@@ -2467,7 +2482,7 @@ def _change_what_stays(patch: Patch, asked: rooms.Target[..., Any], answer: Call
     rooms.MAY_QUEUE_GO.replace(patch, faulty)
 
 
-@shows_in(WildcardMachine)
+@shows_in(WildcardMachine, first=1)
 def a_queue_goes_and_a_wildcard_keeps_it(patch: Patch) -> None:
     rooms.QUEUE_HAS_GONE.replace(patch, lambda wildcards, queue: None)
 
@@ -2532,7 +2547,7 @@ def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> Non
     rooms.STORED_QUEUE.replace(patch, lambda name: structs.replace(rooms.STORED_QUEUE.original(name), selector=""))
 
 
-@shows_in(BusyTopicsMachine)
+@shows_in(BusyTopicsMachine, first=36)
 def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
     do_bulk = rooms.DO_BULK.original
 
@@ -2581,7 +2596,7 @@ def a_selector_sees_one_page(patch: Patch) -> None:
     rooms.TEST_PAGE.replace(patch, faulty)
 
 
-@shows_in(SelectingMachine, first=6)
+@shows_in(SelectingMachine, first=9)
 def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -> None:
     let_go = rooms.LET_RECENT_GO.original
 
@@ -2596,7 +2611,7 @@ def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -
     rooms.LET_RECENT_GO.replace(patch, faulty)
 
 
-@shows_in(SelectingMachine)
+@shows_in(SelectingMachine, first=1)
 def what_is_being_written_is_not_compared(patch: Patch) -> None:
     test_above = rooms.TEST_ABOVE.original
 
@@ -2751,12 +2766,12 @@ def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
 # Groups
 
 
-@shows_in(GroupsMachine)
+@shows_in(GroupsMachine, first=2)
 def a_group_is_overtaken_while_one_of_it_waits_for_its_next_try(patch: Patch) -> None:
     rooms.DOES_GROUP_WAIT.replace(patch, lambda groups, group, rank, sequence: False)
 
 
-@shows_in(GroupsMachine, first=7)
+@shows_in(GroupsMachine, first=8)
 def a_group_that_waited_is_forgotten(patch: Patch) -> None:
     freed = rooms.GROUP_FREED.original
 
@@ -2769,7 +2784,7 @@ def a_group_that_waited_is_forgotten(patch: Patch) -> None:
     rooms.ENDED_DELAY_IN_GROUP.replace(patch, faulty)
 
 
-@shows_in(GroupsMachine)
+@shows_in(GroupsMachine, first=3)
 def a_group_that_waits_holds_back_the_whole_queue(patch: Patch) -> None:
     rooms.DELAY.replace(patch, _with_wait(rooms.DELAY.original))
 
@@ -2806,12 +2821,12 @@ def who_owns_a_group_is_offered_what_is_for_all(patch: Patch) -> None:
     rooms.IS_ASKED_ALONE.replace(patch, lambda choosing, consumer, scan: False)
 
 
-@shows_in(GroupsMachine)
+@shows_in(GroupsMachine, first=8)
 def who_was_held_back_by_a_group_that_became_anothers_stays_so(patch: Patch) -> None:
     rooms.ASKED_AGAIN.replace(patch, _without(rooms.ASKED_AGAIN.original, "times_owned"))
 
 
-@shows_in(GroupsMachine)
+@shows_in(GroupsMachine, first=5)
 def what_a_group_that_was_closed_leaves_is_offered_too_late(patch: Patch) -> None:
     rooms.ASKED_AGAIN.replace(patch, _without(rooms.ASKED_AGAIN.original, "times_freed"))
 
@@ -2875,7 +2890,7 @@ def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
     rooms.PASSES_OVER.replace(patch, faulty)
 
 
-@shows_in(GroupsMachine, first=5)
+@shows_in(GroupsMachine, first=4)
 def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch: Patch) -> None:
     def faulty(reading: Reading, entry: Entry) -> None:
         delay_stray(reading, entry)
@@ -2982,7 +2997,7 @@ def a_wildcard_overtakes_what_is_being_committed_in_another_queue(patch: Patch) 
     rooms.LIMIT_OF_RANK.replace(patch, lambda dispatch, wildcard, rank: WHOLE)
 
 
-@shows_in(WildcardMachine)
+@shows_in(WildcardMachine, first=2)
 def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(patch: Patch) -> None:
     def faulty(dispatch: WildcardDispatch, wildcard: Wildcard, rank: int) -> int:
         return min(limit(dispatch, wildcard, each) for each in range(rank + 1))
@@ -2991,7 +3006,7 @@ def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(pa
     rooms.LIMIT_OF_RANK.replace(patch, faulty)
 
 
-@shows_in(WildcardMachine)
+@shows_rarely_in(WildcardMachine)
 def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> None:
     rooms.NOTE_IN_FLIGHT.replace(patch, lambda wildcards, queues: None)
 
@@ -3005,7 +3020,7 @@ def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
     rooms.IS_MEANT.replace(patch, faulty)
 
 
-@shows_in(WildcardMachine)
+@shows_in(WildcardMachine, first=2)
 def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence)
@@ -3036,7 +3051,7 @@ def what_is_kept_is_given_back_and_dispatched_again(patch: Patch) -> None:
     rooms.RELEASE_HELD.replace(patch, lambda giving_back, consumer, kept: release(giving_back, consumer, set()))
 
 
-@shows_in(GivingBackMachine)
+@shows_in(GivingBackMachine, first=2)
 def what_is_kept_is_kept_whichever_dispatch_is_named(patch: Patch) -> None:
     def faulty(giving_back: GivingBack, consumer: Consumer, kept: Kept) -> None:
         sequences = {sequence for name, sequence, _ in kept if name == consumer.subscription}
@@ -3101,7 +3116,7 @@ def a_request_to_give_back_does_not_raise_the_round(patch: Patch) -> None:
     rooms.GIVE_BACK_AS_ASKED.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=4)
+@shows_in(GivingBackMachine, first=0)
 def a_request_that_is_refused_has_given_back_what_comes_before(patch: Patch) -> None:
     def faulty(giving_back: GivingBack, session: Session, request: GiveBack) -> None:
         for name in request.subscriptions:
@@ -3152,7 +3167,7 @@ def a_group_stays_with_one_that_rests(patch: Patch) -> None:
     rooms.FREE_WHAT_RESTS.replace(patch, lambda groups, queue: None)
 
 
-@shows_in(GivingBackGroupsMachine)
+@shows_in(GivingBackGroupsMachine, first=2)
 def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patch) -> None:
     def faulty(groups: Groups, queue: Queue) -> None:
         sessions = {consumer.session: consumer.session.transactions for consumer in groups.resting}
@@ -3225,11 +3240,11 @@ def what_a_transaction_has_acknowledged_it_does_not_refuse(patch: Patch) -> None
     rooms.REFUSE.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(GivingBackMachine, first=3)
 def what_was_begun_is_begun_in_the_next_dispatch_too(patch: Patch) -> None:
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         is_begun = entry.is_begun
-        give_back(outcomes, entry, reason, delay_ms=delay_ms)
+        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.is_begun = is_begun
 
     give_back = rooms.GIVE_BACK.original
@@ -3246,7 +3261,7 @@ def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> N
     rooms.SAY_BEGUN.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(GivingBackMachine, first=2)
 def what_an_acknowledgement_says_is_begun_next_is_not_begun(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         if ack.begins is not None:
@@ -3280,18 +3295,120 @@ def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> Non
     rooms.ENTRY_OF_FOUND.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=6)
+@shows_in(GivingBackMachine, first=10)
 def a_message_is_said_to_be_lost_after_it_was_refused(patch: Patch) -> None:
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         was_lost = entry.was_lost
-        give_back(outcomes, entry, reason, delay_ms=delay_ms)
+        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.was_lost |= was_lost
 
     give_back = rooms.GIVE_BACK.original
     rooms.GIVE_BACK.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=10)
+@shows_in(BrokerMachine, first=4)
+def a_queue_to_which_an_open_transaction_sends_goes(patch: Patch) -> None:
+    rooms.IS_PROMISED.replace(patch, lambda queues, queue: False)
+
+
+@shows_in(BrokerMachine, first=3)
+def room_that_was_kept_for_a_transaction_is_never_free(patch: Patch) -> None:
+    rooms.RELEASE_PROMISED.replace(patch, lambda queues, promised: None)
+
+
+# Causes ---------------------------------------------------------------------------------------------------------------
+
+
+def _say(patch: Patch, faulty: Callable[[KnownCauses | None, str], KnownCauses]) -> None:
+    rooms.WITH_CAUSE.replace(patch, faulty)
+
+
+@shows_in(FailingMachine, first=8)
+def the_last_cause_is_not_updated(patch: Patch) -> None:
+    with_cause = rooms.WITH_CAUSE.original
+    _say(patch, lambda before, cause: with_cause(before, cause) if before is None else before)
+
+
+@shows_in(FailingMachine, first=8)
+def the_first_cause_is_overwritten(patch: Patch) -> None:
+    with_cause = rooms.WITH_CAUSE.original
+    _say(patch, lambda before, cause: with_cause(None, cause))
+
+
+@shows_in(FailingMachine)
+def a_cause_is_not_written_with_its_attempt(patch: Patch) -> None:
+    _say(patch, lambda before, cause: KnownCauses(cause if before is None else before.first, cause))
+
+
+@shows_in(FailingMachine)
+def causes_are_lost_over_a_restart(patch: Patch) -> None:
+    def faulty(reading: Reading, lane: Lane, found: Found, message: Message) -> Entry:
+        found.causes = NO_CAUSES
+        return new_entry(reading, lane, found, message)
+
+    new_entry = rooms.ENTRY_OF_FOUND.original
+    rooms.ENTRY_OF_FOUND.replace(patch, faulty)
+
+
+@shows_in(PagingMachine, first=1)
+def causes_that_left_memory_do_not_come_back(patch: Patch) -> None:
+    rooms.CAUSES_BACK.replace(patch, lambda resident, entry, causes: None)
+
+
+@shows_in(PagingMachine, first=17)
+def causes_leave_memory_before_the_store_has_them(patch: Patch) -> None:
+    rooms.CAN_LOSE_CAUSES.replace(patch, lambda resident, entry: True)
+
+
+@shows_in(FailingMachine, first=1)
+def an_abort_keeps_the_cause_of_a_nack(patch: Patch) -> None:
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause or said.pop(entry.sequence, ""))
+
+    def noting(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
+        said[nack.sequence] = nack.cause
+        refuse(acknowledging, session, nack)
+
+    said: dict[int, str] = {}
+    refuse, give_back = rooms.REFUSE.original, rooms.GIVE_BACK.original
+    rooms.REFUSE.replace(patch, noting)
+    rooms.GIVE_BACK.replace(patch, faulty)
+
+
+@shows_in(FailingMachine)
+def only_the_message_that_a_nack_names_gets_its_cause(patch: Patch) -> None:
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
+        if nack is not None and nack.sequence != entry.sequence:
+            nack = Nack(nack.subscription, nack.sequence, None, nack.delay_ms, nack.is_poison)
+        fail(outcomes, entry, reason, nack)
+
+    fail = rooms.FAIL.original
+    rooms.FAIL.replace(patch, faulty)
+
+
+@shows_in(FailingMachine)
+def an_attempt_without_a_cause_forgets_the_last_one(patch: Patch) -> None:
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+        if entry.causes is not None and not cause:
+            entry.causes = KnownCauses(entry.causes.first, entry.causes.first, entry.causes.batch)
+        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+
+    give_back = rooms.GIVE_BACK.original
+    rooms.GIVE_BACK.replace(patch, faulty)
+
+
+@shows_in(FailingMachine)
+def a_dead_letter_does_not_say_its_causes(patch: Patch) -> None:
+    def faulty(
+        message: Message, origin: str, policy: Policy, *, attempts: int, causes: Causes, why: str, now_ms: int
+    ) -> tuple[Destination, Message]:
+        return made(message, origin, policy, attempts=attempts, causes=NO_CAUSES, why=why, now_ms=now_ms)
+
+    made = rooms.MAKE_DEAD_LETTER.original
+    rooms.MAKE_DEAD_LETTER.replace(patch, faulty)
+
+
+@shows_in(GivingBackMachine, first=2)
 def a_doomed_transaction_is_committed(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: Session, commit: Commit) -> None:
         if commit.transaction in session.transactions:
@@ -3339,7 +3456,7 @@ def nothing_is_said_to_be_ready_for_a_wildcard_while_a_page_is_read(patch: Patch
     rooms.IS_NOTHING_READY_ANYWHERE.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(GivingBackMachine, first=1)
 def an_acknowledgement_opens_credit_for_one_that_pulls(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)

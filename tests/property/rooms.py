@@ -27,7 +27,7 @@ from tests.property.disk import Disk
 from truenext import record as record_module
 from truenext.answers import Answer
 from truenext.batch import Batch
-from truenext.destination import stored_queue, virtual_topic
+from truenext.destination import Destination, stored_queue, virtual_topic
 from truenext.engine import run as run_module
 from truenext.engine.background import browsing as browsing_module
 from truenext.engine.background import bulk as bulk_module
@@ -54,10 +54,12 @@ from truenext.engine.engine import Engine
 from truenext.engine.lifecycle import outcomes as outcomes_module
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.outcomes import Outcomes
+from truenext.engine.lifecycle.redelivery import dead_letter
 from truenext.engine.lifecycle.wishes import Wishes
 from truenext.engine.memory import horizon as horizon_module
 from truenext.engine.memory import reading as reading_module
 from truenext.engine.memory import relief as relief_module
+from truenext.engine.memory import resident_set as resident_set_module
 from truenext.engine.memory import spilling as spilling_module
 from truenext.engine.memory import timers as timers_module
 from truenext.engine.memory.delays import Delays
@@ -87,6 +89,7 @@ from truenext.engine.selecting.selecting import Selecting
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state import consumer as consumer_module
 from truenext.engine.state import producer as producer_module
+from truenext.engine.state.causes import with_cause
 from truenext.engine.state.clients import Clients, Takers
 from truenext.engine.state.consumer import Browser, Consumer, Session
 from truenext.engine.state.holder import Holder
@@ -266,6 +269,10 @@ GIVE_BACK = Target(Outcomes.give_back, Outcomes)
 RELEASE = Target(Subscribing.release, Subscribing)
 END_DELAY = Target(Outcomes.end_delay, Outcomes)
 GIVE_UP = Target(Outcomes.give_up, Outcomes)
+MAKE_DEAD_LETTER = Target(dead_letter, outcomes_module)
+WITH_CAUSE = Target(with_cause, resident_set_module)
+CAUSES_BACK = Target(ResidentSet.causes_back_from_disk, ResidentSet)
+CAN_LOSE_CAUSES = Target(ResidentSet.can_lose_causes, ResidentSet)
 DEAD_LETTER = Target(Outcomes.dead_letter, Outcomes)
 ABORT_TRANSACTION = Target(Transactions.abort_open, Transactions)
 LEAVE_OUT_OF_TRANSACTION = Target(Holder.leave_out, Holder)
@@ -303,6 +310,8 @@ END_SUBSCRIPTION = Target(Queues.end, Queues)
 ADD_ENDING = Target(Endings.add, Endings)
 RELEASE_CONTENT_OF_ENDED = Target(release, endings_module)
 REMEMBERS = Target(remembers, queues_module)
+IS_PROMISED = Target(Queues.is_promised, Queues)
+RELEASE_PROMISED = Target(Queues.release, Queues)
 INTRODUCE = Target(introduce, queues_module)
 AWAIT_INTRODUCTION = Target(Queues.await_introduction, Queues)
 ADD_TO_TOPICS = Target(Topics.add, Topics)
@@ -740,3 +749,13 @@ def awaiting_page(dispatch: WildcardDispatch) -> set[Consumer]:
 def standings(wildcard: Wildcard) -> list[dict[Queue, int]]:
     """Per rank, where the earliest message stands that it may take of each queue."""
     return wildcard._heads_at
+
+
+def awaiting_dead_letter(engine: Engine) -> list[Entry]:
+    """Those that have to be read before they can be dead-lettered."""
+    return engine._turn._resident.awaiting_dead_letter()
+
+
+def promised(engine: Engine) -> dict[str, Destination]:
+    """Queues that are not there, and for which room is kept because an open transaction sends to them."""
+    return engine._queues._promised._missing

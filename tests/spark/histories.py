@@ -38,6 +38,7 @@ class RandomHistory:
         self.begun: set[int] = set()
         """Those of them that are."""
         self.attempts: dict[int, int] = {}
+        self.with_cause: set[int] = set()
         self.waits: dict[int, str] = {}
         """Those that wait for their next try, and whether others do as well: `delayed`, `holding`."""
         self.dead: dict[str, list[int]] = {queue: [] for queue in queues}
@@ -216,7 +217,10 @@ class RandomHistory:
         if self.chance(self.faults):
             attempts = max(0, attempts + self.random.choice([-1, 1]))
         self.attempts[sequence] = attempts
-        self.add("returned", queue=queue, sequence=sequence, attempts=attempts, reason=reason)
+        cause = self.random.choice([None, "it broke"]) if reason.startswith("refused") else None
+        if cause is not None:
+            self.with_cause.add(sequence)
+        self.add("returned", queue=queue, sequence=sequence, attempts=attempts, reason=reason, cause=cause)
 
     def takers(self, queue: str) -> list[int]:
         """Who has credit, and is kept from nothing by an exclusive one."""
@@ -293,6 +297,8 @@ class RandomHistory:
             return
         if kind == "dead-lettered":
             extra |= {"target_queue": "DLQ." + queue, "target_sequence": 10**9 + sequence}
+            if (sequence in self.with_cause) is not self.chance(self.faults):
+                extra |= {"cause": "it broke"}
         self.add(kind, queue=queue, sequence=sequence, **extra)
         del self.present[queue][sequence]
         self.dead[queue].append(sequence)

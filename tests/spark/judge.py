@@ -48,6 +48,7 @@ class Letter:
     begun: bool = False
     """and whether that was begun."""
     attempts: int | None = None
+    has_cause: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -197,6 +198,7 @@ class Judge:
                 where = last if last in ("delayed", "holding") else "waiting"
                 letter.where = "doubtful" if letter.priority is None else where
                 letter.attempts = each["attempts"]
+                letter.has_cause |= each.get("cause") is not None
         elif kind == "drained":
             for each_letter in self._present(letters).values():
                 if each_letter.where == "waiting" and each_letter.visible:
@@ -265,12 +267,19 @@ class Judge:
                     self._find("doubled", queue, each)
                 elif letter is not None and each["kind"] == "acknowledged":
                     self._acknowledgement(queue, each, letter)
+                elif each["kind"] == "dead-lettered" and self._forgets(each, letter):
+                    self._find("forgotten", queue, each)
             elif each["kind"] == "begun":
                 self._beginning(queue, each)
             elif each["kind"] == "returned":
                 self._return(queue, each)
         self._stuck(queue)
         self.found = +self.found
+
+    @staticmethod
+    def _forgets(each: Event, letter: Letter | None) -> bool:
+        """Why a consumer has failed with it."""
+        return each.get("cause") is None and letter is not None and letter.where != "gone" and letter.has_cause
 
     def _dispatch(self, queue: str, each: Event) -> None:
         if self._is_paused(queue, self.events.index(each)):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SELECTIVE, UNLIMITED, Back, Code, Start, Way
+from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SAYS_WHY, SELECTIVE, UNLIMITED, Back, Code, Start, Way
 from truenext.spark.audit.sweep import sweep_batches
 from truenext.spark.audit.timeline import CODES, COLUMNS
 
@@ -110,6 +110,8 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             code = waits.get(each["reason"].rpartition(" ")[2], code)
             backs = {"released": Back.RELEASED, "lost": Back.BEGUN, "aborted": Back.BEGUN}
             columns["more"] = int(backs.get(each["reason"].partition(" ")[0], Back.OTHER))
+        if each["kind"] in ("returned", "dead-lettered") and each.get("cause") is not None:
+            columns["more"] = columns.get("more", 0) + SAYS_WHY
         row(each["event"], code, each["queue"], **columns)
     for queue in queues:
         row(events[-1]["event"] + 1, Code.FINISHED, queue, at=micros(events[-1]))
@@ -141,5 +143,5 @@ def witnessed(findings: list[dict[str, Any]]) -> set[tuple[str, str, int, int | 
             each["overtaken_sequence"] if each["overtaken_sequence"] >= 0 else None,
         )
         for each in findings
-        if each["kind"] in ("inversion", "order", "premature", "doubled", "uncredited", "charged", "stale")
+        if each["kind"] in ("inversion", "order", "premature", "doubled", "uncredited", "charged", "stale", "forgotten")
     }

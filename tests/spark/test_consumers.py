@@ -253,6 +253,16 @@ def test_an_attempt_that_counts_what_was_not_begun_is_found() -> None:
     assert Story().give(1).give_back(1, reason="refused", attempts=1).found == []
 
 
+def test_a_dead_letter_that_forgets_why_a_consumer_failed_is_found() -> None:
+    def dead_letter(cause: str | None, said: str | None) -> list[tuple[str, int | None, str]]:
+        story = Story().give(1).add("returned", sequence=1, attempts=1, reason="refused", cause=said)
+        return story.give(1).add("dead-lettered", sequence=1, cause=cause).found
+
+    assert dead_letter(None, "it broke") == [("forgotten", 1, "a consumer had said why it failed")]
+    assert dead_letter("it broke", "it broke") == dead_letter("something else", "it broke") == []
+    assert dead_letter(None, None) == dead_letter("the last word", None) == []
+
+
 def test_begun_is_said_of_one_dispatch() -> None:
     story = Story().give(1).begin(1).give_back(1).give(1).give_back(1, reason="lost", attempts=1)
     assert story.found == [("charged", 1, "not begun")]

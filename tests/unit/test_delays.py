@@ -4,7 +4,7 @@ import pytest
 
 from tests.property import rooms
 from tests.unit.looking import looked
-from truenext.batch import DUE_NEVER, Batch, Mark
+from truenext.batch import DUE_NEVER, Batch, Causes, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import Destination, Kind, parse
 from truenext.engine.engine import Engine
@@ -284,7 +284,7 @@ def test_what_does_not_say_where_it_came_from_is_no_dead_letter(header: bytes) -
 @pytest.mark.parametrize("origin", ["a", "subscription,me,n,news,colour = 'red'"])
 def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(origin: str) -> None:
     message = Message(7, False, 0, b"destination:/topic/news\ncolour:red\ncontent-length:0\npriority:7\n", b"")
-    _, letter = dead_letter(message, origin, Policy(), attempts=1, cause=POISON, now_ms=WALL_MS)
+    _, letter = dead_letter(message, origin, Policy(), attempts=1, causes=Causes("a", "b"), why=POISON, now_ms=WALL_MS)
     said = read_header(letter.header)
     assert said.keys() - read_header(message.header).keys() == DEAD_LETTER_HEADERS | {"persistent"}
     assert (said["truenext-original-destination"], letter.way_back) == (

@@ -20,6 +20,7 @@ from truenext.limits import ANSWER_BYTES_MAX, BODY_BYTES_MAX, HEADER_BYTES_MAX, 
 from truenext.wire.stomp import shapes
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode, header_line
+from truenext.wire.stomp.protocol import Protocol, Side
 
 VERSIONS = list(Version)
 ESCAPING_VERSIONS = [Version.V1_1, Version.V1_2]
@@ -652,6 +653,22 @@ def test_many_frames_in_bursts_are_the_frames_that_were_sent(frames: list[Frame]
     data = b"".join(encode(frame, Version.V1_2) + end.encode() for frame in frames)
     got = decode(Version.V1_2, bursts(data, sizes))
     assert [(command, body) for command, _, body in got] == [(frame.command, frame.body) for frame in frames]
+
+
+def test_a_client_takes_larger_headers_than_a_broker_does() -> None:
+    """A message whose sender has said as much as it may, and of which the broker says why it failed."""
+    client: Protocol[Frame] = Protocol(Side.CLIENT, shapes.FRAMES)
+    client.agree(Version.V1_2)
+    said = [f"{number}:{'x' * 500}" for number in range(HEADERS_MAX)]
+    causes = [f"a{number}:" + "\\n" * 4096 for number in range(4)]
+    head = "\n".join(["MESSAGE", *said, *causes])
+    assert len(head) > HEADER_BYTES_MAX
+    (frame,) = client.receive(f"{head}\n\n\0".encode())
+    assert isinstance(frame, Frame) and frame.headers["a3"] == "\n" * 4096
+    broker = Decoder(shapes.FRAMES)
+    broker.version = Version.V1_2
+    with pytest.raises(RemoteProtocolError):
+        broker.receive(f"{head}\n\n\0".encode())
 
 
 def test_a_client_takes_a_larger_body_than_a_broker_does() -> None:

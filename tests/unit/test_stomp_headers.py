@@ -382,7 +382,10 @@ def test_whoever_subscribed_to_a_queue_durable_unsubscribes_with_the_same_header
 
 # ---- Our own ----
 
-OF_MESSAGE = ["truenext-sequence", "truenext-deliveries", "truenext-attempts", *sorted(DEAD_LETTER_HEADERS)]
+OF_MESSAGE = [
+    *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "truenext-first-cause", "truenext-last-cause"),
+    *sorted(DEAD_LETTER_HEADERS),
+]
 FRAMES = {
     # what each asks for, and our names that it may have
     "SUBSCRIBE": ({"id": "s", "destination": "/queue/a", "ack": "client-individual"}, ["truenext-express"]),
@@ -390,7 +393,7 @@ FRAMES = {
     "ACK": ({"id": "5@s", "message-id": "truenext-b1-5", "subscription": "s"}, OF_MESSAGE),
     "NACK": (
         {"id": "5@s", "message-id": "truenext-b1-5", "subscription": "s"},
-        [*OF_MESSAGE, "truenext-delay", "truenext-poison"],
+        [*OF_MESSAGE, "truenext-delay", "truenext-poison", "truenext-cause"],
     ),
     "BEGIN": ({"transaction": "t"}, []),
     "COMMIT": ({"transaction": "t"}, ["truenext-producer", "truenext-number", "truenext-gapless"]),
@@ -404,6 +407,7 @@ BELONGS = {
     "truenext-forget": "DISCONNECT",
     "truenext-delay": "NACK",
     "truenext-poison": "NACK",
+    "truenext-cause": "NACK",
     "truenext-express": "SUBSCRIBE",
 }
 VALUES = dict.fromkeys(["truenext-express", "truenext-poison", "truenext-gapless"], "true") | {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from truenext import envelope
 from truenext.answers import Fault, Receipt
+from truenext.batch import Causes
 from truenext.commands import (
     Abort,
     Ack,
@@ -55,6 +56,7 @@ class Delivered:
     deliveries: int = 1
     attempts: int = 0
     was_lost: bool = False
+    causes: Causes | None = None
     is_first_of_group: bool = False
     address: str = "/queue/a"
 
@@ -843,8 +845,48 @@ def test_a_nack_may_say_when_or_that_never_to_try_again(
 
 @pytest.mark.parametrize("version", ESCAPING_VERSIONS)
 @pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("", ""),
+        ("ValueError\\c no\\nrow 7", "ValueError: no\nrow 7"),
+        ("\u00fc" * 2048, "\u00fc" * 2048),
+        ("x" * 4096,) * 2,
+    ],
+)
+def test_a_nack_may_say_why(version: Version, said: str, cause: str) -> None:
+    assert asked(Nack, version, "NACK", *NACKED, f"truenext-cause:{said}").cause == cause
+    assert asked(Nack, version, "NACK", *NACKED).cause == ""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("is_browse", [False, True])
+def test_a_message_says_why_consumers_failed_with_it(version: Version, is_browse: bool) -> None:
+    server = connected(version)
+    ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
+    parts: list[bytes] = []
+    message = Message(4, False, 0, b"truenext-first-cause:imitated\n", b"")
+    said = [Delivered(message, causes=Causes("a: \n\\", "\u20ac")), Delivered(message)]
+    server.replies.encode_deliveries("s", said, parts, is_browse=is_browse)
+    frame, other = decode(version, b"".join(parts))
+    first = "a: \\n\\" if version is Version.V1_0 else "a: \n\\"
+    assert (frame.headers["truenext-first-cause"], frame.headers["truenext-last-cause"]) == (first, "\u20ac")
+    assert "truenext-last-cause" not in other.headers
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_sender_says_why_consumers_failed(version: Version) -> None:
+    names = [f"truenext-{which}{one}-cause" for which in ("", "original-") for one in ("first", "last")]
+    send = asked(Send, version, "SEND", QUEUE, *(f"{name}:it broke" for name in names), "truenext-cause:mine")
+    assert read_header(send.message.header).keys().isdisjoint(names)
+    assert read_header(send.message.header)["truenext-cause"] == "mine"
+
+
+@pytest.mark.parametrize("version", ESCAPING_VERSIONS)
+@pytest.mark.parametrize(
     ("lines", "why"),
     [
+        (["truenext-cause:" + "x" * 4097], "truenext-cause of 4097 bytes; at most 4096"),
+        (["truenext-cause:" + "\u20ac" * 1366], "truenext-cause of 4098 bytes; at most 4096"),
         (["truenext-delay:soon"], "truenext-delay 'soon' is not a number"),
         (["truenext-delay:-1"], "truenext-delay '-1' is not a number"),
         (["truenext-delay:1.5"], "truenext-delay '1.5' is not a number"),

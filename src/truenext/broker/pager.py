@@ -112,4 +112,4 @@ def _found(read: Read, stored: StoredMessage) -> Found:
         )
         message = None
     content = reference_of(stored.record) if stored.content else 0
-    return Found(sequence, message, stored.mark, content)
+    return Found(sequence, message, stored.mark, content, stored.causes)

@@ -138,7 +138,7 @@ class Engine:
         # What each command does.
         limits = transaction_limits or TransactionLimits()
         sending = Sending(ledger, memory, queues, arrivals, scheduler, producers, when_full, limits)
-        answering = Acknowledging(ledger, events, clients, outcomes, limits)
+        answering = Acknowledging(ledger, events, memory, clients, outcomes, limits)
         transactions = Transactions(ledger, memory, queues, arrivals, outcomes, producers, sending, limits)
         subscribing = Subscribing(
             ledger, events, memory, clients, resident, selections, queues, wildcards, outcomes, wishes, browsing
@@ -156,6 +156,7 @@ class Engine:
             events,
             clients,
             queues,
+            resident,
             reading,
             selections,
             wildcards,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.lifecycle.wishes import EndedWish, Wishes
     from truenext.engine.memory.reading import Reading
+    from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
     from truenext.engine.queues.queues import Queues
     from truenext.engine.queues.wildcards import Wildcards
@@ -62,6 +63,7 @@ class Turn:
         events: EventLog,
         clients: Clients,
         queues: Queues,
+        resident: ResidentSet,
         reading: Reading,
         selections: Selections,
         wildcards: Wildcards,
@@ -82,6 +84,7 @@ class Turn:
         self._events = events
         self._clients = clients
         self._queues = queues
+        self._resident = resident
         self._reading = reading
         self._selections = selections
         self._wildcards = wildcards
@@ -228,6 +231,7 @@ class Turn:
             self._selections.begin_groups(queue)
         read.on_page(page)
         read.end()
+        self._resident.page_was_taken_in(read.lane)
         if is_for_consumers:
             for entry in self._reading.take_waiting():
                 self._events.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)

@@ -107,7 +107,7 @@ def blocks_of(chunk: Chunk) -> Iterator[Block]:
     while at < len(chunk.blocks):
         kind, code, count, queue, other, time = BLOCK.unpack_from(chunk.blocks, at)
         columns_at = at + BLOCK.size
-        at = columns_at + (other if kind == Kind.NAME else count * width(kind))
+        at = columns_at + (other if kind in (Kind.NAME, Kind.CAUSE) else count * width(kind))
         yield Block(kind, code, count, queue, other, time, chunk.blocks[columns_at:at])
 
 

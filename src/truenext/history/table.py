@@ -40,6 +40,7 @@ SCHEMA = pa.schema(
         pa.field("target_sequence", pa.int64()),
         pa.field("count", pa.int64()),
         pa.field("group", pa.int64()),
+        pa.field("cause", pa.string()),
     ]
 )
 
@@ -47,6 +48,7 @@ _KINDS = [kind.label for kind in Kind]
 _SUBSCRIBED = (Kind.SUBSCRIBED, Kind.SUBSCRIBED_EXCLUSIVE)
 _OF_ONE_CONSUMER = (*_SUBSCRIBED, Kind.UNSUBSCRIBED, Kind.WINDOW, Kind.ASKED)
 """Whose blocks say the consumer."""
+_WITH_CAUSE = (Kind.RETURNED, Kind.DEAD_LETTERED)
 _NUMPY: dict[str, np.dtype[Any]] = {
     "Q": np.dtype("<u8"),
     "I": np.dtype("<u4"),
@@ -62,13 +64,19 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
     blocks: list[Block] = []
     first_events: list[int] = []
     runs: list[int] = []
+    causes = _Causes()
     for chunk in chunks:
+        causes.begin_chunk()
         event = chunk.first_event
         for block in blocks_of(chunk):
             if block.kind == Kind.NAME:
                 names[block.queue] = bytes(block.columns).decode()
                 continue
+            if block.kind == Kind.CAUSE:
+                causes.add(block.queue, bytes(block.columns).decode())
+                continue
             blocks.append(block)
+            causes.of_blocks.append(causes.at(block.other) if block.kind in _WITH_CAUSE else 0)
             first_events.append(event)
             runs.append(chunk.run)
             event += block.events
@@ -121,6 +129,7 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
             np.where(has[Kind.ASKED], own["count"], other), has[Kind.RECOVERED] | has[Kind.ASKED], pa.int64()
         ),
         "group": _where(own["group"], has[Kind.ACCEPTED_OF_GROUP], pa.int64()),
+        "cause": causes(each(causes.of_blocks)),
     }
     return pa.table([_column(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
@@ -150,6 +159,31 @@ class _Names:
         inside = at < len(self._numbers)
         known[inside] = self._numbers[at[inside]] == numbers[inside]
         return pa.DictionaryArray.from_arrays(pa.array(at, pa.int64(), mask=~(known & valid)), self._names)
+
+
+class _Causes:
+    """What consumers said; 0 is nothing. Each chunk counts its own from 1 on."""
+
+    def __init__(self) -> None:
+        self._texts = [""]
+        self._of_chunk: dict[int, int] = {}
+        self.of_blocks: list[int] = []
+        """Of each block, where its cause stands."""
+
+    def begin_chunk(self) -> None:
+        self._of_chunk = {0: 0}
+
+    def add(self, number: int, text: str) -> None:
+        self._of_chunk[number] = len(self._texts)
+        self._texts.append(text)
+
+    def at(self, number: int) -> int:
+        return self._of_chunk[number]
+
+    def __call__(self, at: _Array) -> pa.Array:
+        return pa.DictionaryArray.from_arrays(
+            pa.array(at, pa.int64(), mask=at == 0), pa.array(self._texts, pa.string())
+        )
 
 
 def _any(has: dict[Kind, _Array], column: str) -> _Array:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.batch import Mark, ProducerState
+from truenext.batch import Causes, Mark, ProducerState
 from truenext.record import MESSAGE_KEY_SIZE
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class Rest(
     """What most batches have nothing of; each field is that of the batch."""
 
     marks: dict[bytes, Mark] = {}
+    causes: dict[bytes, tuple[int, int]] = {}
+    """Where in `texts` the first and the last cause stand: what one NACK says of many messages is written once."""
+    texts: list[str] = []
+    """The first is empty."""
     unmarks: list[bytes] = []
     queues: dict[int, str] = {}
     paused: dict[int, bool] = {}
@@ -148,12 +152,15 @@ def _decode(payload: memoryview) -> Changes:
     if history_at + history_size != len(payload):
         raise ValueError(f"a batch of {history_at + history_size} bytes in {len(payload)}")
     keys = list(_keys(payload[keys_at:rest_at]))
+    rest = _decode_rest(payload[rest_at:history_at]) if rest_size else None
+    if rest is not None and any(not 0 <= at < len(rest.texts) for both in rest.causes.values() for at in both):
+        raise ValueError("a cause that is not there")
     return Changes(
         puts=found[:puts],
         transient_puts=found[puts:],
         removes=keys[:removes],
         transient_removes=keys[removes:],
-        rest=_decode_rest(payload[rest_at:history_at]) if rest_size else None,
+        rest=rest,
         history=bytes(payload[history_at:]),
     )
 
@@ -177,8 +184,11 @@ def _rest_of(batch: Batch) -> Rest | None:
         or batch.clean_stop is not None
     ):
         return None
+    causes, texts = _numbered(batch.causes)
     return Rest(
         marks=batch.marks,
+        causes=causes,
+        texts=texts,
         unmarks=batch.unmarks,
         queues=batch.queues,
         paused=batch.paused,
@@ -190,6 +200,27 @@ def _rest_of(batch: Batch) -> Rest | None:
         redelivered_below=batch.redelivered_below,
         clean_stop=batch.clean_stop,
     )
+
+
+def _numbered(causes: dict[bytes, Causes]) -> tuple[dict[bytes, tuple[int, int]], list[str]]:
+    if not causes:
+        return {}, []
+    numbers = {"": 0}
+    found = {
+        key: (numbers.setdefault(first, len(numbers)), numbers.setdefault(last, len(numbers)))
+        for key, (first, last) in causes.items()
+    }
+    return found, list(numbers)
+
+
+def causes_of(rest: Rest) -> dict[bytes, Causes]:
+    texts = rest.texts
+    made: dict[tuple[int, int], Causes] = {}
+    for numbers in rest.causes.values():
+        if numbers not in made:
+            first, last = numbers
+            made[numbers] = Causes(texts[first], texts[last])
+    return {key: made[numbers] for key, numbers in rest.causes.items()}
 
 
 def producers_of(rest: Rest) -> dict[str, ProducerState]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from heapq import merge
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import lmdb
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from truenext.store.layer import Layer
-    from truenext.store.store import Recovered
+    from truenext.store.messages_of_kind import Marks
+    from truenext.store.store import Recovered, StoredMessage
 
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
@@ -205,27 +207,21 @@ class Checkpoint:
         """For `page`: it sees what was committed before, and nothing that comes later. To be ended by `with`."""
         return self._env.begin()
 
-    def page(
-        self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int
-    ) -> Iterator[tuple[bytes, bytes, Mark]]:
-        """Key, record and mark of a lane's messages, in order."""
+    def page(self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[StoredMessage]:
+        """A lane's messages, in order, without contents."""
         messages = self._persistent.page(snapshot, lane, after_sequence)
         transients = self._transient.page(snapshot, lane, after_sequence)
         first = next(transients, None)
         if first is None:
             return messages
-        return merge(messages, _chained(first, transients))
+        return merge(messages, _chained(first, transients), key=_key)
 
-    def some(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[tuple[bytes, bytes, Mark]]:
-        """Key, record and mark of those of these messages that are here, in the order of `keys`."""
+    def some(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[StoredMessage]:
+        """Those of these messages that are here, in the order of `keys`, without contents."""
         for key in keys:
-            record, mark = self._persistent.find(snapshot, key)
-            if record is None and mark is None:
-                record, mark = self._transient.find(snapshot, key)
-            if record is not None:
-                yield key, record, mark or NO_MARK
-            elif mark is not None:
-                raise damage("checkpoint", f"message {key.hex()} has a mark, and is missing", self._data)
+            found = self._persistent.find(snapshot, key) or self._transient.find(snapshot, key)
+            if found is not None:
+                yield found
             else:
                 self._persistent.look_around(snapshot, key)
                 self._transient.look_around(snapshot, key)
@@ -288,11 +284,20 @@ class Checkpoint:
                 else:
                     self._timers.delete(txn, timer)
 
-    def finish(self, layers: Iterable[Layer], marks: dict[bytes, Mark], position: Position) -> None:
-        """All that the journal's segments said up to `position` is here with this; `marks` are those of the layers."""
+    def put_marks(self, marks: Marks) -> None:
+        """Those of the messages that are here. What the journal says is laid over them until `finish`."""
         with self._env.begin(write=True) as txn:
-            # A message can be gone by a later segment, or be dropped: a mark must not outlive it.
-            self._transient.put_marks(txn, self._persistent.put_marks(txn, marks))
+            self._put_marks(txn, marks)
+
+    def _put_marks(self, txn: lmdb.Transaction[bytes], marks: Marks) -> None:
+        # A message can be gone by a later segment, or be dropped: a mark must not outlive it.
+        self._transient.put_marks(txn, self._persistent.put_marks(txn, marks))
+
+    def finish(self, layers: Iterable[Layer], marks: Marks, position: Position) -> None:
+        """All that the journal's segments said up to `position` is here with this; `marks` are those of the layers
+        that are not here yet."""
+        with self._env.begin(write=True) as txn:
+            self._put_marks(txn, marks)
             for layer in layers:
                 self._finish_layer(txn, layer)
             self._meta.put(txn, b"segment", NUMBER.pack(position.segment))
@@ -393,8 +398,9 @@ def _open(path: Path, map_size: int, *, subdir: bool = True, lock: bool = True) 
     )
 
 
-def _chained(
-    first: tuple[bytes, bytes, Mark], rest: Iterator[tuple[bytes, bytes, Mark]]
-) -> Iterator[tuple[bytes, bytes, Mark]]:
+_key = attrgetter("key")
+
+
+def _chained(first: StoredMessage, rest: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
     yield first
     yield from rest

@@ -30,13 +30,15 @@ what meta names is there from the beginning.
 The frame that "written" names, and all before it, was durable when it was named: that stays true, whatever is written
 later, so that nobody has to take it back (docs/decisions/0019-damage.md).
 
-The first bit of a mark's attempts says that the last of them was a lost connection.
+The first bit of a mark's attempts says that the last of them was a lost connection. Where consumers have said why they
+failed, more follows in the mark's value: bytes of the first cause u32, the first cause, and the last cause, which is
+left out if it is the same; both in UTF-8.
 
 A transient counts only if its generation is the one that meta names.
 
-Format 9 is read as well, and becomes this one when a broker opens it. It had other values of producers, which stay
-until they are written again: number u64, used u64, once u8, name. Their first bit is 0, that of an array of MessagePack
-is 1.
+Formats 9 and 10 are read as well, and become this one when a broker opens them. They had no causes. Format 9 had other
+values of producers, which stay until they are written again: number u64, used u64, once u8, name. Their first bit is 0,
+that of an array of MessagePack is 1.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from truenext.batch import Mark, ProducerState
+from truenext.batch import NO_CAUSES, Causes, Mark, ProducerState
 from truenext.store.changes import producer_before
 from truenext.store.store import Recovered
 
@@ -56,9 +58,9 @@ if TYPE_CHECKING:
 
 DATA_FILE = "data.mdb"
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 
-READ = frozenset({9, FORMAT_VERSION})
+READ = frozenset({9, 10, FORMAT_VERSION})
 """Formats of which all is understood."""
 
 DATABASES = (
@@ -111,19 +113,31 @@ GENERATION = struct.Struct(">I")
 NUMBER = struct.Struct(">Q")
 _MARK = struct.Struct(">IIQ")
 _LOST = 1 << 31
+_CAUSE_SIZE = struct.Struct(">I")
 _PRODUCER_BEFORE = struct.Struct(">QQ?")
 CLEAN, UNCLEAN = b"\1", b"\0"
 
 _decode_producer = msgspec.msgpack.Decoder(tuple[str, ProducerState]).decode
 
 
-def mark_value(mark: Mark) -> bytes:
-    return _MARK.pack(mark.attempts | _LOST if mark.was_lost else mark.attempts, mark.deliveries, mark.due_ms)
+def mark_value(mark: Mark, causes: Causes = NO_CAUSES) -> bytes:
+    value = _MARK.pack(mark.attempts | _LOST if mark.was_lost else mark.attempts, mark.deliveries, mark.due_ms)
+    if causes is NO_CAUSES:
+        return value
+    first = causes.first.encode()
+    last = b"" if causes.last == causes.first else causes.last.encode()
+    return b"%b%b%b%b" % (value, _CAUSE_SIZE.pack(len(first)), first, last)
 
 
-def read_mark(value: bytes) -> Mark:
-    attempts, deliveries, due_ms = _MARK.unpack(value)
-    return Mark(attempts & ~_LOST, deliveries, due_ms, attempts >= _LOST)
+def read_mark(value: bytes) -> tuple[Mark, Causes]:
+    attempts, deliveries, due_ms = _MARK.unpack_from(value)
+    mark = Mark(attempts & ~_LOST, deliveries, due_ms, attempts >= _LOST)
+    if len(value) == _MARK.size:
+        return mark, NO_CAUSES
+    first_at = _MARK.size + _CAUSE_SIZE.size
+    last_at = first_at + _CAUSE_SIZE.unpack_from(value, _MARK.size)[0]
+    first = value[first_at:last_at].decode()
+    return mark, Causes(first, value[last_at:].decode() or first)
 
 
 class Position(msgspec.Struct, frozen=True):

@@ -176,7 +176,7 @@ class EmbeddedStore:
     def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
         in_order = sorted(keys)
 
-        def of_checkpoint(snapshot: lmdb.Transaction[bytes], view: View) -> Iterator[tuple[bytes, bytes, Mark]]:
+        def of_checkpoint(snapshot: lmdb.Transaction[bytes], view: View) -> Iterator[StoredMessage]:
             of_journal = set(view.keys())
             old = (key for key in in_order if key not in of_journal and not view.is_gone(key))
             return self._checkpoint.some(snapshot, old)
@@ -280,7 +280,7 @@ class EmbeddedStore:
     def _page(
         self,
         view_now: Callable[[], View],
-        of_checkpoint: Callable[[lmdb.Transaction[bytes], View], Iterator[tuple[bytes, bytes, Mark]]],
+        of_checkpoint: Callable[[lmdb.Transaction[bytes], View], Iterator[StoredMessage]],
         limit: int,
         size_max: int,
     ) -> Page:
@@ -299,7 +299,7 @@ class EmbeddedStore:
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error, self._path) from error
 
-    def _merged(self, view: View, of_checkpoint: Iterator[tuple[bytes, bytes, Mark]]) -> Iterator[StoredMessage]:
+    def _merged(self, view: View, of_checkpoint: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
         moved = self._page_of_checkpoint(view, of_checkpoint)
         return _once(merge(self._page_of_journal(view), moved, key=attrgetter("key")))
 
@@ -321,12 +321,15 @@ class EmbeddedStore:
 
     def _page_of_journal(self, view: View) -> Iterator[StoredMessage]:
         for key, record in zip(view.keys(), self._journal.read(view.extents()), strict=True):
-            yield StoredMessage(key, record, view.mark(key) or NO_MARK)
+            yield StoredMessage(key, record, view.mark(key) or NO_MARK, causes=view.causes(key))
 
-    def _page_of_checkpoint(self, view: View, entries: Iterator[tuple[bytes, bytes, Mark]]) -> Iterator[StoredMessage]:
-        for key, record, mark in entries:
+    def _page_of_checkpoint(self, view: View, messages: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
+        for message in messages:
+            key = message.key
             if not view.is_gone(key):
-                yield StoredMessage(key, record, view.mark(key) or mark)
+                message.mark = view.mark(key) or message.mark
+                message.causes = view.causes(key).over(message.causes)
+                yield message
 
     # ---- Recovery ----
 

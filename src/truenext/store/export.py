@@ -13,7 +13,7 @@ import shutil
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_MARK, Mark
+from truenext.batch import NO_CAUSES, NO_MARK, Mark
 from truenext.errors import StoreError
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.record import CONTENTS, content_key, reference_of, sequence_of
@@ -114,10 +114,11 @@ class _Writer:
         """The highest key of each kind that was written: what stands behind it was not written yet."""
 
     def add(self, kept: Kept) -> None:
-        if self._size + len(kept.record) > PIECE_BYTES_MAX or len(self._piece) == PIECE_KEYS_MAX:
+        size = len(kept.record) + sum(map(len, kept.causes))
+        if self._size + size > PIECE_BYTES_MAX or len(self._piece) == PIECE_KEYS_MAX:
             self.flush()
         self._piece[kept.key] = kept
-        self._size += len(kept.record)
+        self._size += size
 
     def set_timers(self, timers: Iterable[bytes]) -> None:
         following = iter(timers)
@@ -136,9 +137,9 @@ class _Writer:
                 messages = [(key, self._piece[key].record) for key in keys]
                 self._checkpoint.put(messages, are_transient=are_transient)
                 self._highest[are_transient] = max(keys[-1], self._highest[are_transient])
-        marks = {key: kept.mark for key, kept in self._piece.items() if kept.mark != NO_MARK}
+        marks = {key: (kept.mark, kept.causes) for key, kept in self._piece.items() if kept.mark != NO_MARK}
         if marks:
-            self._checkpoint.finish([], marks, Position(0, 0))
+            self._checkpoint.put_marks(marks)
         self._piece = {}
         self._size = 0
 
@@ -155,8 +156,9 @@ class _Writer:
         """See that contents go with what refers to them now. What damage has taken need not be all that it named."""
         wrong = self._references.wrong()
         while piece := list(islice(wrong, PIECE_KEYS_MAX)):
-            marks = {content_key(number): Mark(found, 0) for number, _, found in piece if found}
-            self._checkpoint.finish([], marks, Position(0, 0))
+            self._checkpoint.put_marks(
+                {content_key(number): (Mark(found, 0), NO_CAUSES) for number, _, found in piece if found}
+            )
             unused = self._checkpoint.kinds(content_key(number) for number, _, found in piece if not found)
             self._checkpoint.delete(unused.items())
 

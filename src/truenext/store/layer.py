@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from truenext.batch import NO_CAUSES
 from truenext.store.changes import with_changes, with_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.batch import Mark, ProducerState
+    from truenext.batch import Causes, Mark, ProducerState
     from truenext.store.spans import Chunk
     from truenext.store.store import Recovered
 
@@ -19,6 +20,7 @@ class Layer:
     """What one segment says."""
 
     __slots__ = (
+        "causes",
         "chunks",
         "clean_stop",
         "forgotten_producers",
@@ -47,6 +49,8 @@ class Layer:
         self.gone: dict[bytes, bool] = {}
         """Keys that the checkpoint may have and that were removed since, and whether they are transient."""
         self.marks: dict[bytes, Mark] = {}
+        self.causes: dict[bytes, Causes] = {}
+        """Of messages that have a mark here; what it does not say an older layer or the checkpoint does."""
         self.queues: dict[int, str] = {}
         self.paused: dict[int, bool] = {}
         self.producers: dict[str, ProducerState] = {}
@@ -72,6 +76,16 @@ def mark_of(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
         if mark is not None:
             return mark
     return None
+
+
+def causes_said(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
+    """What `causes` say together, of which each says more than those behind it."""
+    said = NO_CAUSES
+    for one in causes:
+        before = one.get(key)
+        if before is not None:
+            said = said.over(before)
+    return said
 
 
 def laid_over(recovered: Recovered, layers: tuple[Layer, ...]) -> Recovered:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from itertools import islice
 from threading import Lock
 
-from truenext.batch import NO_MARK, Batch, Mark, ProducerState
+from truenext.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark, ProducerState
 from truenext.destination import may_be_named
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
@@ -40,6 +40,7 @@ class MemoryStore:
         """Lane key to the keys of its messages of either kind. They come nearly in order, so that sorting is cheap;
         and it is needed for pages only, where a sorted list would cost every removal."""
         self._marks: dict[bytes, Mark] = {}
+        self._causes: dict[bytes, Causes] = {}
         self._queues: dict[int, str] = {}
         self._paused: set[int] = set()
         self._producers: dict[str, ProducerState] = {}
@@ -63,6 +64,7 @@ class MemoryStore:
             if not self._clean_stop:
                 for key, record in self._transients.items():
                     self._marks.pop(key, None)
+                    self._causes.pop(key, None)
                     self._take_from_lane(key)
                     self._used -= len(record)
                 self._transients.clear()
@@ -121,7 +123,7 @@ class MemoryStore:
         number = reference_of(record)
         of_kind = self._messages if key in self._messages else self._transients
         content = of_kind.get(content_key(number), b"") if number else b""
-        return StoredMessage(key, record, self._marks.get(key, NO_MARK), content)
+        return StoredMessage(key, record, self._marks.get(key, NO_MARK), content, self._causes.get(key, NO_CAUSES))
 
     def _check_references(self, batch: Batch) -> None:
         """A content comes with all of its references, which then go one by one."""
@@ -174,6 +176,7 @@ class MemoryStore:
         for key in batch.marks.keys() - unmarked:
             held = key in put or ((key in self._messages or key in self._transients) and key not in removed)
             require(held, f"marks message {key.hex()}, which is not there")
+        require(batch.causes.keys() <= batch.marks.keys(), "says causes of a message that it does not mark")
         for key in removed - unmarked:
             require(key not in self._marks, f"leaves the mark of message {key.hex()}, which it removes")
 
@@ -188,8 +191,11 @@ class MemoryStore:
                 self._used += len(record)
                 self._lanes.setdefault(key[:LANE_KEY_SIZE], {})[key] = None
         self._marks.update(batch.marks)
+        for key, said in batch.causes.items():
+            self._causes[key] = said.over(self._causes.get(key, NO_CAUSES))
         for key in batch.unmarks:
             self._marks.pop(key, None)
+            self._causes.pop(key, None)
         self._queues = with_names(self._queues, batch.queues)
         self._paused = with_changes(self._paused, batch.paused)
         for name in batch.forgotten_producers:

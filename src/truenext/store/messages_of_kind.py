@@ -10,10 +10,11 @@ from collections import Counter
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_MARK, Mark
+from truenext.batch import NO_MARK, Causes, Mark
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, message_key
 from truenext.store.checkpoint_format import NUMBER, mark_value, read_mark
+from truenext.store.store import StoredMessage
 from truenext.store.trouble import damage
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     import lmdb
 
     from truenext.store.sealed import SealedDatabase
+
+Marks = dict[bytes, tuple[Mark, Causes]]
+"""By key of their messages; with what is new of the causes."""
 
 _AROUND = 2
 """Keys that are looked at before one that is not there, and behind it."""
@@ -76,21 +80,24 @@ class MessagesOfKind:
             raise damage("checkpoint", f"{key.hex()} has no place where it should stand", self._data)
         return False
 
-    def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> tuple[bytes | None, Mark | None]:
-        """Record and mark of a message; None for what is not here."""
-        return self.record(txn, key), self.mark(txn, key)
+    def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> StoredMessage | None:
+        """None if it is not here. Raises: StoreError if its mark is, and it is not"""
+        record, value = self.record(txn, key), self.marks.get(txn, self.generation + key)
+        if record is not None:
+            return stored_message(key, record, value)
+        if value is not None:
+            raise damage("checkpoint", f"message {key.hex()} has a mark, and is missing", self._data)
+        return None
 
     def record(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes | None:
         return txn.get(self.generation + key, db=self.messages)
 
     def mark(self, txn: lmdb.Transaction[bytes], key: bytes) -> Mark | None:
         mark = self.marks.get(txn, self.generation + key)
-        return None if mark is None else read_mark(mark)
+        return None if mark is None else read_mark(mark)[0]
 
-    def page(
-        self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int
-    ) -> Iterator[tuple[bytes, bytes, Mark]]:
-        """Key, record and mark of a lane's messages, in order. Raises: StoreError if one of them is damaged"""
+    def page(self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[StoredMessage]:
+        """A lane's messages, in order, without contents. Raises: StoreError if one of them is damaged"""
         prefix = self.generation
         cursor = txn.cursor(self.messages)
         last = prefix + message_key(lane, after_sequence)
@@ -110,11 +117,11 @@ class MessagesOfKind:
             if not key.startswith(lane):
                 return
             last = key
-            own = NO_MARK
+            own = None
             if mark is not None and mark[0] == key:
-                own = read_mark(mark[1])
+                own = mark[1]
                 mark = next(marks, None)
-            yield key[size:] if size else key, record, own
+            yield stored_message(key[size:] if size else key, record, own)
         if mark is not None:
             raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
 
@@ -146,15 +153,19 @@ class MessagesOfKind:
             raise StoreError("store and broker disagree: two messages have one key. This is a bug of truenext")
         self._count(txn, Counter(key[:LANE_KEY_SIZE] for key, _ in messages))
 
-    def put_marks(self, txn: lmdb.Transaction[bytes], marks: dict[bytes, Mark]) -> dict[bytes, Mark]:
-        """Those of the messages that are here; the others are given back."""
-        left: dict[bytes, Mark] = {}
+    def put_marks(self, txn: lmdb.Transaction[bytes], marks: Marks) -> Marks:
+        """Those of the messages that are here; the others are given back. What is not said of causes stays."""
+        left: Marks = {}
         cursor = txn.cursor(self.messages)
-        for key, mark in marks.items():
-            if cursor.set_key(self.generation + key):
-                self.marks.put(txn, self.generation + key, mark_value(mark))
-            else:
-                left[key] = mark
+        for key, (mark, causes) in marks.items():
+            stored = self.generation + key
+            if not cursor.set_key(stored):
+                left[key] = (mark, causes)
+                continue
+            before = self.marks.get(txn, stored)
+            if before is not None:
+                causes = causes.over(read_mark(before)[1])
+            self.marks.put(txn, stored, mark_value(mark, causes))
         return left
 
     def delete(self, txn: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> None:
@@ -197,3 +208,11 @@ class MessagesOfKind:
     def _is_left(self, cursor: lmdb.Cursor[bytes]) -> bool:
         """The first in the database is of an earlier generation; the cursor is there."""
         return cursor.first() and cursor.key()[: len(self.generation)] < self.generation
+
+
+def stored_message(key: bytes, record: bytes, mark: bytes | None) -> StoredMessage:
+    """`mark` is the value of its mark, None if it has none."""
+    if mark is None:
+        return StoredMessage(key, record, NO_MARK)
+    own, causes = read_mark(mark)
+    return StoredMessage(key, record, own, causes=causes)

@@ -16,9 +16,11 @@ from itertools import islice, tee
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from truenext.batch import NO_CAUSES
 from truenext.errors import StoreError
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
 from truenext.store.checkpoint_format import Position
+from truenext.store.layer import causes_said
 from truenext.store.overlay import alive
 from truenext.store.trouble import CAUSES, explained
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from truenext.store.checkpoint import Checkpoint
     from truenext.store.journal import Journal
+    from truenext.store.messages_of_kind import Marks
     from truenext.store.overlay import Overlay
     from truenext.store.room import RoomOnDisk
     from truenext.store.spans import Span
@@ -211,7 +214,12 @@ class Mover:
                 self._write(partial(self._checkpoint.put, messages, are_transient=are_transient))
         with self._changed:
             # Copied: to remove a message takes its mark out of every layer.
-            marks = {key: mark for layer in layers for key, mark in layer.marks.items()}
+            marks = {key: (mark, NO_CAUSES) for layer in layers for key, mark in layer.marks.items()}
+            said = {key for layer in layers for key in layer.causes}
+            of_layers = [layer.causes for layer in reversed(layers)]
+            with_causes = {key: (marks.pop(key)[0], causes_said(key, of_layers)) for key in said}
+        for some in _pieces(with_causes):
+            self._write(partial(self._checkpoint.put_marks, some))
         self._sync_history()
         position = Position(segment, self._journal.last_frame(segment), self._journal.number)
         self._write(partial(self._checkpoint.finish, layers, marks, position))
@@ -267,6 +275,20 @@ class Mover:
             with self._changed:
                 if self._changed.wait_for(lambda: self._is_closing, timeout=LOOK_SECONDS):
                     raise _Closing
+
+
+def _pieces(marks: Marks) -> Iterator[Marks]:
+    """What one transaction can take."""
+    piece: Marks = {}
+    size = 0
+    for key, (mark, causes) in marks.items():
+        piece[key] = (mark, causes)
+        size += sum(len(cause.encode()) for cause in causes)
+        if size >= TRANSACTION_BYTES_MAX or len(piece) >= MOVE_KEYS_MAX:
+            yield piece
+            piece, size = {}, 0
+    if piece:
+        yield piece
 
 
 class _Closing(Exception):

@@ -7,10 +7,12 @@ embedded.py and mover.py for who calls what on which thread.
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import TYPE_CHECKING
 
+from truenext.batch import NO_CAUSES
 from truenext.record import CONTENTS, LANE_KEY_SIZE, message_key, sequence_of
-from truenext.store.changes import BEFORE_RECORD, PUTS_AT, producers_of
+from truenext.store.changes import BEFORE_RECORD, PUTS_AT, causes_of, producers_of
 from truenext.store.layer import Layer
 from truenext.store.spans import Chunk, JournalLane, span_of
 from truenext.store.views import TimerView, View
@@ -138,9 +140,12 @@ class Overlay:
         layer.marks.update(rest.marks)
         # The mark of a content changes as often as it has references.
         layer.memory += _MARK_BYTES * (len(layer.marks) - marks)
+        if rest.causes:
+            self._add_causes(rest, layer)
         for key in rest.unmarks:
             for one in self.layers:
                 one.marks.pop(key, None)
+                one.causes.pop(key, None)
         layer.queues.update(rest.queues)
         layer.paused.update(rest.paused)
         for name in rest.forgotten_producers:
@@ -161,12 +166,18 @@ class Overlay:
         )
         layer.memory += sum(_SETTLED_BYTES * len(state.settled) for state in rest.producers.values())
 
+    def _add_causes(self, rest: Rest, layer: Layer) -> None:
+        for key, said in causes_of(rest).items():
+            layer.causes[key] = said.over(layer.causes.get(key, NO_CAUSES))
+        layer.memory += _KEY_BYTES * len(rest.causes) + sum(map(getsizeof, rest.texts))
+
     def _drop_transients(self) -> None:
         for key, span in list(self.messages()):
             if span.is_transient:
                 self._forget(key)
                 for layer in self.layers:
                     layer.marks.pop(key, None)
+                    layer.causes.pop(key, None)
 
     def _new_layer(self, segment: int) -> Layer:
         if self.layers:

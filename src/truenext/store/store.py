@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
-from truenext.batch import Batch, Mark, ProducerState
+from truenext.batch import NO_CAUSES, Batch, Causes, Mark, ProducerState
 from truenext.limits import PAGE_BYTES
 from truenext.room import Room
 
@@ -28,6 +28,7 @@ class StoredMessage(msgspec.Struct, gc=False):
     mark: Mark
     content: bytes = b""
     """The record that its own refers to (record.py); empty if it does not, or that is missing."""
+    causes: Causes = NO_CAUSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ class Page:
         size = 0
         for message in islice(following, limit + 1):
             size += len(message.record) + len(message.content)
+            if message.causes is not NO_CAUSES:
+                size += sum(map(len, message.causes))
             if messages and (size > size_max or len(messages) == limit):
                 return cls(messages=messages, as_of=as_of, is_end=False)
             messages.append(message)
@@ -115,7 +118,7 @@ class Store(Protocol):
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         """The next messages of a lane behind `after_sequence`, persistent and transient in one order: at most `limit`
-        (1 or more) with at most `size_max` bytes of records and contents, or one that is larger.
+        (1 or more) with at most `size_max` bytes of records, contents and causes, or one that is larger.
 
         Reflects every batch that apply has returned for, and none but whole ones. May be called on any thread while
         apply runs on another; neither waits for the other's disk.

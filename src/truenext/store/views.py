@@ -7,14 +7,15 @@ from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from truenext.batch import NO_CAUSES
 from truenext.record import CONTENTS, message_key, sequence_of
-from truenext.store.layer import mark_of
+from truenext.store.layer import causes_said, mark_of
 from truenext.store.spans import extent_of, span_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from truenext.batch import Mark
+    from truenext.batch import Causes, Mark
     from truenext.store.changes import Changes
     from truenext.store.layer import Layer
     from truenext.store.spans import Chunk, Span
@@ -47,8 +48,10 @@ class View:
         # What a layer gets later is not of this moment.
         self._gone = [layer.gone for layer in layers if layer.gone]
         self._marks = [layer.marks for layer in reversed(layers) if layer.marks]
+        self._causes = [layer.causes for layer in reversed(layers) if layer.causes]
         self._gone_since: set[bytes] = set()
         self._marks_before: dict[bytes, Mark | None] = {}
+        self._causes_before: dict[bytes, Causes] = {}
 
     def keys(self) -> list[bytes]:
         """Of the first messages that the journal has, in order."""
@@ -71,6 +74,13 @@ class View:
             return None
         mark = mark_of(key, self._marks)
         return self._marks_before.get(key, mark)
+
+    def causes(self, key: bytes) -> Causes:
+        """What the journal says of why consumers failed with the message; the checkpoint may say more."""
+        if not self._causes:
+            return NO_CAUSES
+        said = causes_said(key, self._causes)
+        return self._causes_before.get(key, said)
 
     def content(self, key: bytes) -> Span | None:
         """Where the journal has, or had, a content. Not while the overlay changes."""
@@ -97,6 +107,8 @@ class View:
             for key in (*rest.marks, *rest.unmarks):
                 if key.startswith(self._lanes):
                     self._marks_before.setdefault(key, mark_of(key, self._marks))
+                    if self._causes:
+                        self._causes_before.setdefault(key, causes_said(key, self._causes))
 
 
 class TimerView:

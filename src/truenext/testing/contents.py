@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 
+from truenext.limits import BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode
 from truenext.wire.stomp.shapes import FRAMES
@@ -46,7 +47,7 @@ async def contents(host: str, port: int, queue: str) -> QueueContents:
         raise ValueError(f"{queue!r} is a destination: name the queue alone, {queue.removeprefix('/queue/')!r}")
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        decoder = Decoder(FRAMES)
+        decoder = Decoder(FRAMES, BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX)
         frames: list[Frame] = []
 
         def say(command: str, headers: dict[str, str]) -> None:

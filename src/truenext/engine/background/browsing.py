@@ -17,6 +17,7 @@ from heapq import merge
 from sys import maxsize
 from typing import TYPE_CHECKING, NamedTuple
 
+from truenext.engine.state.causes import causes_size, completed, of_store
 from truenext.engine.state.pages import Look, PageRead, damage
 from truenext.engine.state.queue import WHOLE, Entry, is_given_up
 from truenext.engine.writing.work import Work
@@ -234,12 +235,14 @@ class Browsing(Work):
         if message is None or is_given_up(lane.queue, attempts, due_ms):
             return None
         known = read.entry if isinstance(read, BrowseReadOne) else read.recent.get(found.sequence)
+        causes = of_store(found.causes)
         if known is not None:
             # The store was told of its failures, and not of each dispatch.
             deliveries, attempts = known.deliveries, known.attempts
+            causes = None if known.causes is None else completed(known.causes, found.causes)
         elif found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
-        return Entry(found.sequence, message, lane, 0, message.persistent, 0, deliveries, attempts)
+        return Entry(found.sequence, message, lane, 0, message.persistent, 0, deliveries, attempts, causes=causes)
 
     def _show(self, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
         browser.after_sequence = entry.sequence
@@ -251,7 +254,7 @@ class Browsing(Work):
             return
         shown.append(entry)
         memory = self._memory
-        size = len(message.body) + len(message.header) + browser.frame_bytes
+        size = len(message.body) + len(message.header) + browser.frame_bytes + causes_size(entry.causes)
         browser.session.unsent_bytes += size
         memory.unsent += size
         if memory.unsent > memory.unsent_mark:

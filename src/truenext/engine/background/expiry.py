@@ -219,6 +219,7 @@ class Expiry(Work):
             return []
         entry.message = found.message
         self._resident.entered_memory(entry, found.message)
+        self._resident.causes_back_from_disk(entry, found.causes)
         return [entry]
 
     def _take_out(self, lane: Lane, over: list[Entry]) -> None:

@@ -198,7 +198,8 @@ class Scheduler(Work):
         for queue in emptied:
             if queue.waiting():
                 continue
-            if any(lane.is_needed for lane in queue.lanes) or self._look is not None:
+            is_needed = self._queues.is_promised(queue) or any(lane.is_needed for lane in queue.lanes)
+            if is_needed or self._look is not None:
                 self._emptied[queue] = None
                 continue
             del self._by_number[queue.number]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry
     from truenext.engine.state.transaction import Transaction, TransactionLimits
     from truenext.engine.writing.event_log import EventLog
@@ -23,9 +24,16 @@ _INDIVIDUAL = AckMode.INDIVIDUAL
 
 class Acknowledging:
     def __init__(
-        self, ledger: Ledger, events: EventLog, clients: Clients, outcomes: Outcomes, limits: TransactionLimits
+        self,
+        ledger: Ledger,
+        events: EventLog,
+        memory: Memory,
+        clients: Clients,
+        outcomes: Outcomes,
+        limits: TransactionLimits,
     ) -> None:
         self._ledger = ledger
+        self._memory = memory
         self._events = events
         self._clients = clients
         self._outcomes = outcomes
@@ -79,6 +87,7 @@ class Acknowledging:
         if nack.transaction is not None:
             transaction = session.transaction(nack.transaction)
             if transaction.acknowledges(nack.sequence, nack.dispatch):
+                self._add_cause(session, transaction, nack)
                 transaction.refusals[nack.sequence] = nack
                 return
         consumer = session.consumer_of(nack.subscription, nack.sequence, nack.dispatch)
@@ -87,19 +96,29 @@ class Acknowledging:
             consumer.auto.answered += 1
         covered = consumer.covered_by(nack.sequence)
         if nack.transaction is not None:
-            transaction = self._with_room(session, nack.transaction, len(covered))
+            transaction = self._with_room(session, nack.transaction, len(covered), len(nack.cause))
+            self._memory.open += len(nack.cause)
             transaction.refuse(self._begin(session, consumer, covered), nack)
             return
         for sequence in covered:
             self._outcomes.fail(consumer.held.pop(sequence), Reason.REFUSED, nack)
         session.batch = self._ledger.latest_batch
 
-    def _with_room(self, session: Session, name: str, count: int) -> Transaction:
-        """The open transaction, which answers for `count` messages more; these are not too many."""
+    def _add_cause(self, session: Session, transaction: Transaction, nack: Nack) -> None:
+        """Of what is refused that the transaction had acknowledged."""
+        if nack.cause:
+            size = len(nack.cause)
+            session.transactions.check(self._limits, count=0, size=size)
+            session.transactions.add(transaction, count=0, size=size)
+            self._memory.open += size
+
+    def _with_room(self, session: Session, name: str, count: int, size: int = 0) -> Transaction:
+        """The open transaction, which answers for `count` messages more, of which `size` bytes are said; these are not
+        too many."""
         transaction = session.transaction(name)
         is_open = session.transactions
-        is_open.check(self._limits, count=count)
-        is_open.add(transaction, count=count)
+        is_open.check(self._limits, count=count, size=size)
+        is_open.add(transaction, count=count, size=size)
         is_open.answering[transaction] = None
         return transaction
 

@@ -110,7 +110,7 @@ class Sending:
         session.has_sent = True
         if self._ledger.room is not _PLENTY:
             self._admit(session, send)
-        self._queues.check_parts(send)
+        self._queues.promise(send, transaction.promised)
         transaction.sends.append(send)
         session.transactions.add(transaction, size=size)
         memory.open += size

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.consumer import Session
     from truenext.engine.state.memory import Memory
-    from truenext.engine.state.transaction import TransactionLimits
+    from truenext.engine.state.transaction import Transaction, TransactionLimits
     from truenext.engine.writing.ledger import Ledger
     from truenext.engine.writing.producers import Producers
     from truenext.schedule import Schedule
@@ -67,8 +67,7 @@ class Transactions:
         queues = self._queues
         sends = [self._sending.living(send) if send.ttl_ms else send for send in transaction.sends]
         spread = [queues.queues_for(send, queues.needed_if_connected) for send in sends]
-        session.transactions.end(commit.transaction)
-        self._memory.open -= transaction.size
+        self._end(session, commit.transaction)
         is_stored = transaction.acknowledges_stored() or any(
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))
             for each, send in zip(spread, sends, strict=True)
@@ -108,8 +107,7 @@ class Transactions:
 
     def abort_open(self, session: Session, name: str, *, charges_all: bool) -> None:
         """Of charges see commands.Abort."""
-        transaction = session.transactions.end(name)
-        self._memory.open -= transaction.size
+        transaction = self._end(session, name)
         for entry in transaction.acknowledged():
             if charges_all:
                 self._outcomes.fail(entry, Reason.ABORTED)
@@ -120,6 +118,13 @@ class Transactions:
         if transaction.held:
             session.batch = self._ledger.latest_batch
 
+    def _end(self, session: Session, name: str) -> Transaction:
+        transaction = session.transactions.end(name)
+        self._memory.open -= transaction.size
+        if transaction.promised:
+            self._queues.release(transaction.promised)
+        return transaction
+
     def doom(self, session: Session, name: str) -> None:
         """A frame of it was refused, if it is open."""
         if name in session.transactions:
@@ -128,7 +133,6 @@ class Transactions:
     def end_all(self, session: Session, reason: Reason) -> None:
         """The connection ends: what was acknowledged or refused in open transactions goes back."""
         for name in list(session.transactions):
-            transaction = session.transactions.end(name)
-            self._memory.open -= transaction.size
+            transaction = self._end(session, name)
             for entry in (*transaction.acknowledged(), *transaction.refused()):
                 self._outcomes.give_back(entry, reason)

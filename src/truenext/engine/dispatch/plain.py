@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.dispatch.selective import Choosing, GroupChoosing
 from truenext.engine.memory.horizon import begins_uncommitted
+from truenext.engine.state.causes import causes_size
 from truenext.engine.state.queue import NO_ENTRIES
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ class Dispatcher:
             consumer.auto.got(entry.sequence, self._ledger.now_ms)
         consumer.held[entry.sequence] = entry
         size = len(message.body) + len(message.header) + consumer.frame_bytes
+        if entry.causes is not None:
+            size += causes_size(entry.causes)
         consumer.session.unsent_bytes += size
         self._memory.unsent += size
         if self._memory.unsent > self._memory.unsent_mark:
@@ -218,6 +221,8 @@ class Dispatcher:
             getters.append(consumer.number)
             session = consumer.session
             size = len(message.body) + len(message.header) + consumer.frame_bytes
+            if entry.causes is not None:
+                size += causes_size(entry.causes)
             session.unsent_bytes += size
             memory.unsent += size
             if memory.unsent > memory.unsent_mark:

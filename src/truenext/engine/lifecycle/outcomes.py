@@ -11,7 +11,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from truenext.batch import DUE_NEVER
+from truenext.batch import DUE_NEVER, NO_CAUSES, Causes
 from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of
 from truenext.engine.state.queue import is_given_up
 from truenext.engine.state.reason import Reason
@@ -75,16 +75,19 @@ class Outcomes:
     def fail(self, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
         delay_ms = None
+        cause = ""
         if nack is not None:
+            cause = nack.cause
             if nack.is_poison:
                 entry.due_us = DUE_NEVER
             delay_ms = nack.delay_ms
         if delay_ms is None:
             delay_ms = delay_of(entry.lane.queue.policy, entry.attempts + 1, self._chance)
-        self.give_back(entry, reason, delay_ms=delay_ms)
+        self.give_back(entry, reason, delay_ms=delay_ms, cause=cause)
 
-    def give_back(self, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
-        """Put a message at its place again, once it is due, or into the dead-letter queue."""
+    def give_back(self, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+        """Put a message at its place again, once it is due, or into the dead-letter queue; `cause` is what a consumer
+        says of why it failed."""
         lane = entry.lane
         queue = lane.queue
         if not self._queues.is_there(queue):
@@ -96,6 +99,8 @@ class Outcomes:
         if has_failed:
             entry.attempts += 1
             entry.was_lost = reason is Reason.LOST
+            if cause:
+                self._resident.cause_was_said(entry, cause)
         # Also without a failure: the policy may have changed while somebody held it.
         if is_given_up(queue, entry.attempts, entry.due_us):
             self.dead_letter(entry)
@@ -107,9 +112,9 @@ class Outcomes:
             if entry.stored is not None:
                 mark(self._ledger.batch, entry, self._delays.due_ms(entry))
         if entry.due_us:
-            self._events.delayed(entry, reason, is_holding=not is_away)
+            self._events.delayed(entry, reason, is_holding=not is_away, cause=cause)
         else:
-            self._events.returned(entry, reason)
+            self._events.returned(entry, reason, cause)
         if is_away:
             lane.delay(entry)
         else:
@@ -139,7 +144,7 @@ class Outcomes:
 
     # ---- Given up ----
 
-    def dead_letter(self, entry: Entry, cause: str = "") -> None:
+    def dead_letter(self, entry: Entry, why: str = "") -> None:
         """Move a message that is in no lane any more to where failed ones go; at once, if it is in memory."""
         message: Message | None = entry.message
         if message is None:
@@ -148,10 +153,17 @@ class Outcomes:
             self._resident.await_dead_letter(entry)
             return
         origin = entry.lane.queue
-        if not cause:
-            cause = POISON if entry.due_us == DUE_NEVER else EXHAUSTED
+        if not why:
+            why = POISON if entry.due_us == DUE_NEVER else EXHAUSTED
+        known = entry.causes
         destination, letter = dead_letter(
-            message, origin.name, origin.policy, attempts=entry.attempts, cause=cause, now_ms=self._ledger.now_ms
+            message,
+            origin.name,
+            origin.policy,
+            attempts=entry.attempts,
+            causes=NO_CAUSES if known is None else Causes(known.first, known.last),
+            why=why,
+            now_ms=self._ledger.now_ms,
         )
         dead_letters = self._queues.needed(destination)
         self._events.dead_lettered(entry, dead_letters, self._ledger.next_sequence)

@@ -9,6 +9,7 @@ A dead letter says in its headers what it was and why it is one, so that it can 
     truenext-original-priority, -persistent, -expires
     truenext-original-timestamp           when it had arrived there
     truenext-original-attempts            how often a consumer failed with it
+    truenext-original-first-cause, -last-cause   why, as the first and the last consumer said that said it, if one has
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from truenext.policy import INDIVIDUAL, Policy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from truenext.batch import Causes
+
 
 EXHAUSTED, EXPIRED, POISON = "attempts exhausted", "expired", "poison"
 """Why a message is a dead letter."""
@@ -31,6 +34,8 @@ EXHAUSTED, EXPIRED, POISON = "attempts exhausted", "expired", "poison"
 DESTINATION = "truenext-original-destination"
 _EXPIRES = "truenext-original-expires"
 _PERSISTENT = "truenext-original-persistent"
+_FIRST_CAUSE = "truenext-original-first-cause"
+_LAST_CAUSE = "truenext-original-last-cause"
 
 
 def delay_of(policy: Policy, attempts: int, chance: Callable[[], float]) -> int:
@@ -53,7 +58,7 @@ def delay_of(policy: Policy, attempts: int, chance: Callable[[], float]) -> int:
 
 
 def dead_letter(
-    message: Message, origin: str, policy: Policy, *, attempts: int, cause: str, now_ms: int
+    message: Message, origin: str, policy: Policy, *, attempts: int, causes: Causes, why: str, now_ms: int
 ) -> tuple[Destination, Message]:
     """What becomes of a message that is given up in queue `origin`, and where it goes.
 
@@ -62,7 +67,9 @@ def dead_letter(
     name = dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL else policy.dead_letters
     destination = Destination(Kind.QUEUE, name)
     headers = read_header(message.header)
-    headers.pop("expires", None)
+    # What was a dead letter before, and was moved, says of causes what was said before that.
+    for name in ("expires", _FIRST_CAUSE, _LAST_CAUSE):
+        headers.pop(name, None)
     address = Destination(Kind.QUEUE, origin).address
     way_back = ""
     if origin.startswith(SUBSCRIPTION_PREFIX):
@@ -71,7 +78,7 @@ def dead_letter(
         "destination": destination.address,
         "persistent": "true",
         "priority": str(message.priority),
-        "truenext-dead-letter-cause": cause,
+        "truenext-dead-letter-cause": why,
         "truenext-dead-letter-timestamp": str(now_ms),
         "truenext-original-attempts": str(attempts),
         DESTINATION: address,
@@ -80,6 +87,8 @@ def dead_letter(
         "truenext-original-priority": str(message.priority),
         "truenext-original-timestamp": str(message.arrived_ms),
     }
+    if causes.last:
+        headers |= {_FIRST_CAUSE: causes.first, _LAST_CAUSE: causes.last}
     return destination, Message(
         priority=message.priority,
         persistent=True,

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.batch import DUE_NEVER, NO_MARK
+from truenext.batch import DUE_NEVER, NO_CAUSES, NO_MARK
 from truenext.engine.memory.horizon import is_stored
+from truenext.engine.state.causes import IN_STORE
 from truenext.engine.state.empty import with_sequence
 from truenext.engine.state.pages import Look, PageRead, Read, damage
 from truenext.engine.state.queue import WHOLE, Entry, is_given_up
 from truenext.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 
 if TYPE_CHECKING:
+    from truenext.batch import Causes
     from truenext.engine.memory.delays import Delays
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.state.memory import Memory
@@ -125,7 +127,7 @@ class Reading:
             entry = lane.bodiless.pop(found.sequence, None)
             if entry is not None:
                 is_there |= entry is wanted
-                if self._restore_body(entry, found.message) and entry.message is not None:
+                if self._restore_body(entry, found) and entry.message is not None:
                     self._failed.append(entry)
         if not is_there:
             raise damage(lane, "a message is not there any more")
@@ -153,7 +155,7 @@ class Reading:
         for found in page.found:
             if found.sequence in lane.bodiless:
                 entry = lane.bodiless.pop(found.sequence)
-                was_doomed = self._restore_body(entry, found.message)
+                was_doomed = self._restore_body(entry, found)
                 if was_doomed and entry.message is not None:
                     self.collect_failed(entry)
             elif lane.is_only_in_store(found.sequence):
@@ -238,16 +240,22 @@ class Reading:
             content=found.content,
             was_lost=was_lost,
         )
-        self._resident.back_from_disk(entry, message)
+        if found.causes is not NO_CAUSES:
+            entry.causes = IN_STORE
+        self._take_in(entry, message, found.causes)
         return entry
 
-    def _restore_body(self, entry: Entry, message: Message | None) -> bool:
-        """A message that has left memory is back; None if its record is damaged. True if it is to be dead-lettered,
+    def _take_in(self, entry: Entry, message: Message, causes: Causes) -> None:
+        self._resident.back_from_disk(entry, message)
+        self._resident.causes_back_from_disk(entry, causes)
+
+    def _restore_body(self, entry: Entry, found: Found) -> bool:
+        """A message that has left memory is back, if its record is not damaged. True if it is to be dead-lettered,
         whatever its policy says by now: it stands in no lane."""
         was_doomed = self._resident.stop_awaiting_dead_letter(entry)
-        if message is None:
+        if found.message is None:
             entry.lane.leave_out(entry)
         else:
-            entry.message = message
-            self._resident.back_from_disk(entry, message)
+            entry.message = found.message
+            self._take_in(entry, found.message, found.causes)
         return was_doomed

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.memory import horizon
 from truenext.engine.memory.horizon import is_stored
+from truenext.engine.state.causes import causes_size
 from truenext.engine.state.memory import size_of
 from truenext.engine.writing.copies import put_all
 from truenext.limits import REPLIES_BYTES, STORE_TRANSACTION_BYTES_MAX
@@ -108,7 +109,7 @@ class Relief:
             needed -= self._lower_horizons(lanes, needed)
             if needed <= 0:
                 return
-        held = [entry for queue in queues for entry in self._clients.held_of(queue) if entry.message is not None]
+        held = [entry for queue in queues for entry in self._clients.held_of(queue) if _is_in_memory(entry)]
         freed = self._drop_bodies(held, needed)
         if freed:
             for queue in queues:
@@ -119,10 +120,7 @@ class Relief:
                 return
             lanes = _lanes_of(queues, rank)
             waiting = [
-                entry
-                for lane in lanes
-                for entry in (*lane.delayed.values(), *lane.again())
-                if entry.message is not None
+                entry for lane in lanes for entry in (*lane.delayed.values(), *lane.again()) if _is_in_memory(entry)
             ]
             needed -= self._drop_bodies(waiting, needed)
             for lane in lanes:
@@ -202,8 +200,11 @@ class Relief:
                     new.append(entry)
                     continue
                 left += _size(entry)
-                if entry.stored <= self._ledger.committed:
-                    self._resident.left_for_disk(entry, is_known=True)
+                if entry.stored <= self._ledger.committed and self._resident.can_lose_causes(entry):
+                    if entry.message is None:
+                        self._resident.causes_left_memory(entry)
+                    else:
+                        self._resident.left_for_disk(entry, is_known=True)
             if new and self._ledger.batch.size < STORE_TRANSACTION_BYTES_MAX:
                 left += sum(map(_size, new))
                 put_all(self._ledger.batch, new)
@@ -227,9 +228,13 @@ def _identity(entry: Entry) -> int:
     return id(entry.message)
 
 
+def _is_in_memory(entry: Entry) -> bool:
+    """Something of it that can leave."""
+    return entry.message is not None or (entry.causes is not None and entry.causes.are_here)
+
+
 def _size(entry: Entry) -> int:
-    assert entry.message is not None, "it has not left yet"
-    return size_of(entry.message)
+    return (0 if entry.message is None else size_of(entry.message)) + causes_size(entry.causes)
 
 
 def why_to_end(queue: Queue) -> str:

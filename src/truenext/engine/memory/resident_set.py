@@ -9,13 +9,17 @@ from __future__ import annotations
 from sys import maxsize
 from typing import TYPE_CHECKING
 
+from truenext.batch import NO_CAUSES
 from truenext.engine.memory import horizon
+from truenext.engine.state.causes import IN_STORE, causes_size, completed, with_cause
 from truenext.engine.state.memory import ENTRY_BYTES, size_of
 from truenext.engine.state.pages import damage
 from truenext.engine.state.queue import NO_ENTRIES, WHOLE, Entry
 from truenext.engine.writing.entries import put
 
 if TYPE_CHECKING:
+    from truenext.batch import Causes
+    from truenext.engine.state.causes import KnownCauses
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Lane, Queue
     from truenext.engine.writing.ledger import Ledger
@@ -39,6 +43,8 @@ class ResidentSet:
         """Queues that are, from which more can leave once a write under way is durable."""
         self.limited: dict[Queue, None] = {}
         """Subscriptions that end with their connections, have a limit of their own, and have something on disk."""
+        self._kept_for_page: dict[Lane, None] = {}
+        """Lanes in which causes stay in memory as long as a page is read."""
         self.futile = NEVER
         """The last batch, and what was used, when everything that could leave had left."""
 
@@ -56,6 +62,8 @@ class ResidentSet:
 
     def left_memory(self, entry: Entry) -> None:
         """A message is done with, or only the store has it from here on."""
+        if entry.causes is not None:
+            self.causes_left_memory(entry)
         message = entry.message
         if message is not None:
             # size_of, without the call.
@@ -89,6 +97,48 @@ class ResidentSet:
             queue.spilled -= size_of(message)
             queue.spilled_sizes.pop(entry.sequence, None)
         self.entered_memory(entry, message)
+
+    def cause_was_said(self, entry: Entry, cause: str) -> None:
+        """A consumer that has failed with a message says why."""
+        self._set_causes(entry, with_cause(entry.causes, cause))
+
+    def causes_left_memory(self, entry: Entry) -> None:
+        """Only the store has them from here on, or the message is done with."""
+        self._set_causes(entry, IN_STORE)
+
+    def causes_back_from_disk(self, entry: Entry, causes: Causes) -> None:
+        """A page shows a message whose causes are not all in memory."""
+        if entry.causes is not None:
+            self._set_causes(entry, completed(entry.causes, causes))
+
+    def _set_causes(self, entry: Entry, causes: KnownCauses) -> None:
+        size = causes_size(causes) - causes_size(entry.causes)
+        entry.causes = causes
+        queue = entry.lane.queue
+        self._memory.used += size
+        queue.resident += size
+        if queue.resident > queue.policy.memory_limit:
+            self.too_large[queue] = None
+
+    def can_lose_causes(self, entry: Entry) -> bool:
+        """No page that was read before the store had them can bring this message back. If one may, whoever makes
+        messages leave is to ask again after that."""
+        known, lane = entry.causes, entry.lane
+        if known is None:
+            return True
+        if known.unsaid is not NO_CAUSES or known.batch > self._ledger.committed:
+            return False
+        if lane.looks or lane.reading is not None:
+            self._kept_for_page[lane] = None
+            return False
+        return True
+
+    def page_was_taken_in(self, lane: Lane) -> None:
+        """Nothing of it is needed any more."""
+        if lane in self._kept_for_page:
+            del self._kept_for_page[lane]
+            self.too_large[lane.queue] = None
+            self.futile = NEVER
 
     def can_leave_again(self, entry: Entry) -> None:
         """A message is in its lane again; if a transaction had it, it can leave memory only now."""
@@ -172,6 +222,7 @@ class ResidentSet:
         self.with_recent.pop(lane, None)
         self._with_removed.pop(lane, None)
         self.limited.pop(lane.queue, None)
+        self._kept_for_page.pop(lane, None)
         self._awaiting = [entry for entry in self._awaiting if entry.lane is not lane]
 
     def left_with_page(self, entry: Entry) -> None:

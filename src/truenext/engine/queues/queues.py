@@ -21,6 +21,7 @@ from truenext.destination import (
     durable_key_of,
     stored_queue,
 )
+from truenext.engine.queues.promised import Promised
 from truenext.engine.queues.unused import Unused, no_room, remembers
 from truenext.engine.state.queue import Queue
 from truenext.engine.writing.entries import introduce
@@ -31,7 +32,7 @@ from truenext.policy import DEFAULT_POLICY
 from truenext.record import split_lane_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from truenext.commands import Send
     from truenext.engine.memory.resident_set import ResidentSet
@@ -90,6 +91,7 @@ class Queues:
         """Those that the store may know, but those that have ended."""
         self._introduced: dict[Queue, int] = {}
         """Those that remember of which the store does not know durably yet, and the batch that tells it."""
+        self._promised = Promised(memory)
         self._unused = Unused(by_name, ledger, memory)
         self._futile_until_us = 0
         """Until then no queue more can go."""
@@ -179,29 +181,68 @@ class Queues:
                 queues[queue] = None
         return list(queues)
 
-    def check_parts(self, send: Send) -> None:
-        """What is sent in a transaction needs queues that need not be there before its COMMIT.
+    def promise(self, send: Send, promised: set[str]) -> None:
+        """What is sent in a transaction needs queues that need not be there before its COMMIT, which makes them without
+        asking: keep the room for them. `promised` are those of the transaction, which grow.
 
-        Raises: RemoteProtocolError if there can be no such queue
+        Raises: RemoteProtocolError if there can be no such queue; then nothing is kept
         """
-        for part in send.destination.parts or (send.destination,):
-            if part.kind is not Kind.TOPIC and part.name not in self.by_name:
-                self._check_can_make(part)
+        destination = send.destination
+        if not destination.is_spread and send.schedule is None:
+            # As most often.
+            name = destination.name
+            if name in promised:
+                return
+            if name in self.by_name:
+                promised.add(name)
+                self._promised.keep(destination, is_there=True)
+                return
+        kept: list[str] = []
+        try:
+            for part in destination.parts or (destination,):
+                if part.kind is not Kind.TOPIC:
+                    self._promise_one(part, promised, kept, is_there=part.name in self.by_name)
+            if send.schedule is not None:
+                name = "" if destination.is_spread else destination.name
+                waiting = Destination(Kind.QUEUE, SCHEDULED_PREFIX + name)
+                self._promise_one(waiting, promised, kept, is_there=name in self.hidden)
+        except RemoteProtocolError:
+            self.release(kept)
+            raise
+        promised.update(kept)
+
+    def _promise_one(self, destination: Destination, promised: set[str], kept: list[str], *, is_there: bool) -> None:
+        name = destination.name
+        if name in promised or name in kept or not (is_there or self._check_can_make(destination)):
+            return
+        self._promised.keep(destination, is_there=is_there)
+        kept.append(name)
+
+    def is_promised(self, queue: Queue) -> bool:
+        """An open transaction sends to it."""
+        return queue.name in self._promised
+
+    def release(self, promised: Iterable[str]) -> None:
+        """The transaction has ended that sends to these."""
+        self._promised.release(promised)
 
     def _check_can_make(self, destination: Destination) -> bool:
         """False if it went with its connection.
 
         Raises: RemoteProtocolError if there can be no such queue more
         """
+        if self._promised.has_room_for(destination.name):
+            return True
         if destination.kind is Kind.TEMPORARY:
             owner = self._clients.sessions.get(destination.session)
             if owner is None:
                 return False
-            if len(owner.temporary_queues) >= SUBSCRIPTIONS_MAX:
+            promised = self._promised.temporary_of(owner.id)
+            if len(owner.temporary_queues) + len(promised) >= SUBSCRIPTIONS_MAX:
                 raise RemoteProtocolError(
                     f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection", Code.LIMIT
                 )
-            if owner.may_be_answered_in(destination):
+            if not promised and owner.may_be_answered_in(destination):
                 return True
         self.check_room()
         return True
@@ -231,6 +272,7 @@ class Queues:
         if destination.kind is Kind.TEMPORARY:
             self._clients.sessions[destination.session].temporary_queues.append(queue)
         self.by_name[destination.name] = queue
+        self._promised.made(destination.name)
         self._topics.add(queue)
         if number:
             self._by_number[number] = queue
@@ -246,6 +288,7 @@ class Queues:
         number = number or self._numbers.new()
         queue = Queue(Destination(Kind.QUEUE, SCHEDULED_PREFIX + name), number, DEFAULT_POLICY, self._memory)
         self.hidden[name] = queue
+        self._promised.made(queue.name)
         return queue
 
     def restore(self, number: int, name: str) -> Queue:
@@ -342,7 +385,11 @@ class Queues:
         """It remembers nothing, and nobody has or wants anything of it."""
         if queue.is_needed or remembers(queue) or self._clients.takers_of(queue).consumers:
             return False
-        if self.scheduled(queue.name) or any(queue in waiting for waiting in self._ledger.waiting_queues.values()):
+        if (
+            self.is_promised(queue)
+            or self.scheduled(queue.name)
+            or any(queue in waiting for waiting in self._ledger.waiting_queues.values())
+        ):
             return False
         if any(browser.queue is queue for browser in self._clients.browsing):
             return False

@@ -120,7 +120,7 @@ class Memory:
         self.unsent_max = UNSENT_BYTES_MAX
         """Bytes that one connection's socket may have waiting before its windows shut."""
         self.open = 0
-        """Bytes of sends in open transactions."""
+        """Bytes of sends and causes in open transactions."""
         self.is_short = False
         """A page was wanted for which there is hardly room."""
 

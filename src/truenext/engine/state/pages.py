@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.batch import NO_MARK, Mark
+from truenext.batch import NO_CAUSES, NO_MARK, Causes, Mark
 from truenext.errors import StoreError
 from truenext.message import Message
 from truenext.order import PRIORITY_MAX
@@ -32,6 +32,7 @@ class Found(msgspec.Struct, gc=False):
     mark: Mark = NO_MARK
     content: int = 0
     """The number of the content that it shares with others; 0 if its record has its own."""
+    causes: Causes = NO_CAUSES
 
 
 class PageRead(msgspec.Struct, gc=False):

@@ -32,6 +32,7 @@ import msgspec
 
 from truenext.batch import DUE_NEVER
 from truenext.destination import Destination, Kind
+from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.empty import EMPTY, NO_SEQUENCES
 from truenext.engine.state.memory import LANE_BYTES, OUT_OF_TURN_BYTES, PLACES_BYTES, Memory, queue_size
 from truenext.message import Message
@@ -110,6 +111,8 @@ class Entry(msgspec.Struct, gc=False):
     """The client has said that it began this dispatch."""
     was_lost: bool = False
     """Its last attempt was a lost connection."""
+    causes: KnownCauses | None = None
+    """Why consumers failed with it, as they said; None if none has."""
 
     @property
     def address(self) -> str:

@@ -24,13 +24,13 @@ class TransactionLimits:
 
     transactions: int = TRANSACTIONS_MAX
     size: int = TRANSACTION_BYTES_MAX
-    """Bytes of what they send, unless that is a single message."""
+    """Bytes of what they send, unless that is a single message, and of the causes that they say."""
     messages: int = TRANSACTION_MESSAGES_MAX
     """What they send, acknowledge and refuse."""
 
 
 class Transaction(Holder):
-    __slots__ = ("count", "held", "is_doomed", "refusals", "sends", "size")
+    __slots__ = ("count", "held", "is_doomed", "promised", "refusals", "sends", "size")
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
@@ -38,10 +38,12 @@ class Transaction(Holder):
         """What was acknowledged or refused."""
         self.refusals: dict[int, Nack] = {}
         """By sequence, the NACK of those that were refused."""
+        self.promised: set[str] = set()
+        """Names of the queues that it sends to, which stay or for which room is kept (promised.py)."""
         self.count = 0
         """How much was sent, acknowledged and refused; also of what has ended since."""
         self.size = 0
-        """Bytes of the messages in `sends`."""
+        """Bytes of the messages in `sends`, and of what was said of why others failed."""
         self.is_doomed = False
         """A frame of it was refused, on a connection that goes on: it can only be aborted."""
 
@@ -86,7 +88,7 @@ class OpenTransactions(dict[str, Transaction]):
         self.count = 0
         """How much was sent, acknowledged and refused in all of them."""
         self.size = 0
-        """Bytes of what was sent in them."""
+        """Bytes of what was sent in them, and of causes."""
         self.ended = 0
         """How many there were that have ended, by COMMIT or ABORT."""
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from truenext.batch import Mark
+from truenext.batch import NO_CAUSES, Mark
+from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.memory import ENTRY_BYTES
 from truenext.record import content_key, encode, encode_reference, message_key
 
@@ -43,6 +44,9 @@ def put(batch: Batch, entry: Entry) -> None:
         (batch.puts if entry.persistent else batch.transient_puts)[key] = record
         batch.size += len(record) + _beside(entry)
     entry.stored = batch.number
+    if entry.causes is not None:
+        # It has failed before: what is said of that may leave memory, too.
+        mark(batch, entry, 0)
 
 
 def _beside(entry: Entry) -> int:
@@ -89,6 +93,7 @@ def remove(batch: Batch, entry: Entry) -> None:
         batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key)) + _beside(entry)
         if entry.marked:
             batch.marks.pop(key, None)
+            batch.causes.pop(key, None)
         if entry.content:
             _unshare(batch, entry.content, persistent=entry.persistent)
         return
@@ -101,8 +106,14 @@ def remove(batch: Batch, entry: Entry) -> None:
 
 
 def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
-    """How often a stored message was dispatched, how often a consumer failed with it, and when it is due."""
+    """How often a stored message was dispatched, how often a consumer failed with it, what is new of the causes, and
+    when it is due."""
     entry.marked = True
     key = message_key(entry.lane.key, entry.sequence)
     batch.marks[key] = Mark(entry.attempts, entry.deliveries, due_ms, entry.was_lost)
     batch.size += len(key)
+    known = entry.causes
+    if known is not None and known.unsaid is not NO_CAUSES:
+        batch.causes[key] = known.unsaid.over(batch.causes.get(key, NO_CAUSES))
+        batch.size += len(known.unsaid.last)
+        entry.causes = KnownCauses(known.first, known.last, batch.number)

@@ -100,6 +100,9 @@ class EventLog:
         self._file_size = HISTORY_FILE_BYTES
         """Bytes in the file so far: the first chunk begins one."""
 
+        self._causes: dict[str, int] = {}
+        """Of the chunk that is under way, with what stands for them there."""
+
         # The block that is open.
         self._kind = -1
         self._code = 0
@@ -175,21 +178,33 @@ class EventLog:
             self._begun.append(entry)
             self._begun_by.append(consumer.number)
 
-    def returned(self, entry: Entry, reason: Reason) -> None:
-        self._returned(entry, _RETURNED_FOR[reason])
+    def returned(self, entry: Entry, reason: Reason, cause: str = "") -> None:
+        """`cause` is what the consumer says of why it failed."""
+        self._returned(entry, _RETURNED_FOR[reason], cause)
 
-    def delayed(self, entry: Entry, reason: Reason | None = None, *, is_holding: bool) -> None:
+    def delayed(self, entry: Entry, reason: Reason | None = None, *, is_holding: bool, cause: str = "") -> None:
         """It waits for its next try: it has just failed, or, without a reason, a page has shown it."""
-        self._returned(entry, (_HOLDING_FOR if is_holding else _DELAYED_FOR)[reason])
+        self._returned(entry, (_HOLDING_FOR if is_holding else _DELAYED_FOR)[reason], cause)
 
     def due(self, entry: Entry) -> None:
         self._returned(entry, _DUE)
 
-    def _returned(self, entry: Entry, code: int) -> None:
-        if entry.lane.queue.number:
-            if self._kind != _RETURNED or self._queue != entry.lane.queue.number or self._code != code:
-                self._open(_RETURNED, entry.lane.queue.number, code=code)
+    def _returned(self, entry: Entry, code: int, cause: str = "") -> None:
+        queue = entry.lane.queue.number
+        if queue:
+            number = self._number_of(cause) if cause else 0
+            if self._kind != _RETURNED or self._queue != queue or self._code != code or self._other != number:
+                self._open(_RETURNED, queue, number, code)
             self.entries.append(entry)
+
+    def _number_of(self, cause: str) -> int:
+        """What stands for a cause in this chunk, which says it once."""
+        number = self._causes.get(cause, 0)
+        if not number:
+            self.end_block()
+            number = self._causes[cause] = len(self._causes) + 1
+            self._add(_text(Kind.CAUSE, number, cause, self._now_us), 0)
+        return number
 
     def expired(self, entry: Entry) -> None:
         if entry.lane.queue.number:
@@ -253,6 +268,7 @@ class EventLog:
             self._single(Kind.UNSUBSCRIBED, queue.number, other=consumer.number)
 
     def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
+        """The message is in memory, and so are its causes."""
         self._moved(Kind.DEAD_LETTERED, entry, target, target_sequence)
 
     def moved(self, entry: Entry, target: Queue, target_sequence: int) -> None:
@@ -271,7 +287,10 @@ class EventLog:
 
     def _moved(self, kind: Kind, entry: Entry, target: Queue, target_sequence: int) -> None:
         columns = _column("Q", [entry.sequence]) + _column("I", [target.number]) + _column("Q", [target_sequence])
-        self._single(kind, entry.lane.queue.number, columns=columns)
+        cause = 0
+        if kind is Kind.DEAD_LETTERED and entry.causes is not None:
+            cause = self._number_of(entry.causes.last)
+        self._single(kind, entry.lane.queue.number, other=cause, columns=columns)
 
     def named(self, queue: Queue) -> None:
         """To be told of every queue before anything happens in it."""
@@ -318,6 +337,7 @@ class EventLog:
         # All at once, and not piece by piece: with the names of a hundred thousand queues it is large.
         rest = b"".join((CHUNK.pack(0, size, self._run, flags, self._chunk_event)[CHECKSUM.size :], *self._blocks))
         self._blocks = []
+        self._causes.clear()
         if self._forgotten:
             self._forget()
         self.size = 0
@@ -418,7 +438,7 @@ class NoEventLog(EventLog):
     def begun(self, entry: Entry, consumer: Consumer) -> None:
         pass
 
-    def _returned(self, entry: Entry, code: int) -> None:
+    def _returned(self, entry: Entry, code: int, cause: str = "") -> None:
         pass
 
     def expired(self, entry: Entry) -> None:
@@ -441,8 +461,13 @@ class NoEventLog(EventLog):
 
 
 def _name(number: int, name: str, now_us: int) -> bytes:
-    text = name.encode()
-    return BLOCK.pack(Kind.NAME, 0, 0, number, len(text), now_us) + text
+    return _text(Kind.NAME, number, name, now_us)
+
+
+def _text(kind: Kind, number: int, said: str, now_us: int) -> bytes:
+    """For which the number stands from here on."""
+    text = said.encode()
+    return BLOCK.pack(kind, 0, 0, number, len(text), now_us) + text
 
 
 def _column(code: str, values: list[int]) -> bytes:

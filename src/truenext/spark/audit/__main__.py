@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--since", type=datetime.fromisoformat)
     parser.add_argument("--queue")
     parser.add_argument("--stuck", type=float, default=STUCK_SECONDS, help="seconds without a dispatch")
+    parser.add_argument("--stages", metavar="DIR", action="append", default=[], help="what services of stages wrote")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     try:
@@ -29,6 +30,7 @@ def main() -> int:
             since=asked.since,
             queue=asked.queue,
             stuck_seconds=asked.stuck,
+            stages=asked.stages,
             out=asked.out,
         )
     except TruenextError as error:

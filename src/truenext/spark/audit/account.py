@@ -21,6 +21,7 @@ from truenext.spark.audit.facts import (
     NO_CONSUMER,
     NO_MESSAGE,
     NO_WAYS,
+    SAYS_WHY,
     SELECTIVE,
     UNKNOWN_PRIORITY,
     UNLIMITED,
@@ -388,6 +389,9 @@ class Account:
 
     def judge_return(self, event: int, at: int, message: Message, attempts: int, back: int) -> None:
         """Is it charged rightly?"""
+        if back & SAYS_WHY:
+            message.has_cause = True
+            back -= SAYS_WHY
         if back == Back.RELEASED:
             if message.has_known_attempts and attempts > message.attempts:
                 self.found("charged", event, at, message, message.consumer, detail="released")
@@ -398,14 +402,16 @@ class Account:
         message.attempts = attempts
         message.has_known_attempts = True
 
-    def end(self, event: int, at: int, sequence: int, code: Code) -> None:
-        """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED."""
+    def end(self, event: int, at: int, sequence: int, code: Code, *, says_why: bool = False) -> None:
+        """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED; `says_why` of a dead letter."""
         self.waits_no_longer(sequence)
         message = self.messages.pop(sequence, None)
         if message is None:
             self.end_of_ended(event, at, sequence, code)
             return
         self.gone.add(sequence, code)
+        if code == Code.DEAD_LETTERED and message.has_cause and not says_why:
+            self.found("forgotten", event, at, message, detail="a consumer had said why it failed")
         if message.state is HELD:
             self.let_go(message)
             if code == Code.ACKNOWLEDGED:

@@ -2,7 +2,8 @@
 
 events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, consumers, stuck,
    │                                                              starvation, latency, depth, positions
-   └──▶ redelivery
+   ├──▶ redelivery
+   └──▶ stages/judge.py, with what services of stages wrote down
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from truenext.spark.audit.starvation import starvation
 from truenext.spark.audit.stuck import stuck
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, timeline
+from truenext.spark.stages.judge import StageResults, judge_stages
 from truenext.spark.verdict import Finding, Verdict
 
 STUCK_SECONDS = 10.0
@@ -44,7 +46,7 @@ Progress = Callable[[str, float], None]
 class Results:
     tables: dict[str, DataFrame]
     """`violations`, `lost`, `doubled`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`, `depth`,
-    `positions`"""
+    `positions`; and with stages those of `StageResults`"""
     verdict: Verdict
     kept: tuple[DataFrame, ...]
 
@@ -60,11 +62,13 @@ def audit(
     since: datetime | None = None,
     queue: str | None = None,
     stuck_seconds: float = STUCK_SECONDS,
+    stages: DataFrame | None = None,
     progress: Progress = lambda _step, _seconds: None,
 ) -> Results:
     """Prove from `events` (docs/history.md) whether docs/contract.md held.
 
-    `since` leaves out what happened before, `queue` all other queues. Raises: ConfigurationError if nothing is left.
+    `since` leaves out what happened before, `queue` all other queues. `stages` is what services of stages wrote down
+    (docs/stages-events.md). Raises: ConfigurationError if nothing is left, or `stages` is of a newer format.
     """
     with _told(progress, "runs and gaps"):
         if since is not None:
@@ -75,7 +79,9 @@ def audit(
         run_table = block_table.transform(runs).persist()
         gap_table = events.transform(gaps, block_table).persist()
         run_rows = run_table.collect()
-        missing = gap_table.agg(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0))).collect()[0]
+        missing = gap_table.agg(
+            *(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0)), F.coalesce(F.max("last_missing"), F.lit(0)))
+        ).collect()[0]
         if not run_rows:
             raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
     of_queues = events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull())
@@ -106,11 +112,16 @@ def audit(
         }
         for name in ("starvation", "redelivery", "latency", "positions"):
             tables[name].count()
+    told: StageResults | None = None
+    if stages is not None:
+        with _told(progress, "flows of stages"):
+            told = judge_stages(stages, of_queues, last_gap=missing[2], queue=queue, since=since)
+            tables |= told.tables
     last = max(row["last_event"] for row in run_rows)
     first_event = min(row["first_event"] for row in run_rows)
     verdict = Verdict(
-        findings=_findings({row["kind"]: row for row in counts}, stuck_seconds),
-        notes=_notes(run_rows, first_event, missing[0]),
+        findings=_findings({row["kind"]: row for row in counts}, stuck_seconds) + (told.findings if told else ()),
+        notes=_notes(run_rows, first_event, missing[0]) + (told.notes if told else ()),
         events=last - first_event + 1 - missing[1],
     )
     kept = (
@@ -120,6 +131,7 @@ def audit(
         commit_table,
         outcomes,
         *(tables[name] for name in ("starvation", "redelivery", "latency", "positions")),
+        *(told.kept if told else ()),
     )
     return Results(tables, verdict, kept)
 
@@ -141,6 +153,7 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ..
         "they might hold or had asked for",
         "charged": "{:,} returns counted an attempt although nobody had failed",
         "stale": "{:,} times a consumer that had ended, or did not hold the message, got, began or acknowledged it",
+        "forgotten": "{:,} dead letters say nothing of why they failed although a consumer had said it",
         "stuck": f"{{:,}} times messages waited for more than {stuck_seconds:g} s although a consumer could have "
         f"taken them; the longest was {longest:,.1f} s",
     }

@@ -17,6 +17,7 @@ from truenext.spark.audit.audit import STUCK_SECONDS, Results, audit
 from truenext.spark.report import Run, write_comparison
 from truenext.spark.schema import read_events
 from truenext.spark.session import start
+from truenext.spark.stages.schema import read_stage_events
 from truenext.spark.verdict import Verdict
 
 PAGE = "report.html"
@@ -32,16 +33,20 @@ def run(
     since: datetime | None = None,
     queue: str | None = None,
     stuck_seconds: float = STUCK_SECONDS,
+    stages: Sequence[Path | str] = (),
     out: Path | None = None,
 ) -> list[Verdict]:
     """Audit each of `folders`, print progress and verdicts, write the tables below `out`, and one page of all.
 
-    `since` without a zone is UTC. Raises: ConfigurationError, HistoryError
+    `stages` are folders into which services of stages wrote, for the history of one broker. `since` without a zone is
+    UTC. Raises: ConfigurationError, HistoryError
     """
     if since is not None and since.tzinfo is None:
         since = since.replace(tzinfo=UTC)
     if not 0 < stuck_seconds < inf:
         raise ConfigurationError(f"{stuck_seconds} is no number of seconds without a dispatch")
+    if stages and len(folders) > 1:
+        raise ConfigurationError("events of stages are joined to the history of one broker: name one folder")
     if out is not None:
         # Before the work, and not by Spark, which would say it in a hundred lines.
         try:
@@ -56,7 +61,8 @@ def run(
         if len(folders) > 1:
             print(f"{name}:", file=sys.stderr, flush=True)
         with _all_events(spark, folder) as events:
-            results = audit(events, since=since, queue=queue, stuck_seconds=stuck_seconds, progress=_tell)
+            told = read_stage_events(spark, stages) if stages else None
+            results = audit(events, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=told, progress=_tell)
             if out is not None:
                 with _told("tables"):
                     audited.append(Run(name, write(results, out / name if len(folders) > 1 else out), results.verdict))

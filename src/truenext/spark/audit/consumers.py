@@ -3,9 +3,10 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-KINDS = ("uncredited", "charged", "stale")
+KINDS = ("uncredited", "charged", "stale", "forgotten")
 """A dispatch for which there was no credit, or beside an exclusive consumer; an attempt that was nobody's failure; a
-consumer that had ended, or did not hold the message, and acted."""
+consumer that had ended, or did not hold the message, and acted; what one had said of why it failed, and the dead letter
+does not say."""
 
 
 def consumers(outcomes: DataFrame) -> DataFrame:

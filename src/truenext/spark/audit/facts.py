@@ -73,6 +73,10 @@ class Back(IntEnum):
     lost, or a transaction aborted."""
 
 
+SAYS_WHY = 4
+"""Added to the Back of a return, and said of a dead letter: it has a cause."""
+
+
 class Start(IntEnum):
     """Flags of a STARTED."""
 
@@ -130,6 +134,8 @@ class Message(msgspec.Struct, gc=False):
     deliveries: int = 0
     attempts: int = 0
     has_known_attempts: bool = True
+    has_cause: bool = False
+    """A consumer has said why it failed."""
     group: int = 0
 
 
@@ -168,7 +174,8 @@ class Finding(msgspec.Struct, gc=False):
     """What the contract does not allow, with a witness."""
 
     kind: str
-    """`inversion`, `order`, `premature`, `doubled`, `lost`, `resurrected`, `stuck`, `uncredited`, `charged`, `stale`"""
+    """`inversion`, `order`, `premature`, `doubled`, `lost`, `resurrected`, `stuck`, `uncredited`, `charged`, `stale`,
+    `forgotten`"""
     event: int
     at: int
     sequence: int

@@ -160,7 +160,7 @@ def _enter_rare(
 ) -> None:
     match code:
         case Code.EXPIRED | Code.DEAD_LETTERED | Code.MOVED | Code.REMOVED:
-            account.end(event, at, sequence, Code(code))
+            account.end(event, at, sequence, Code(code), says_why=bool(more))
         case Code.PAUSED | Code.RESUMED:
             account.paused(event, at, is_paused=code == Code.PAUSED)
         case Code.SUBSCRIBED:

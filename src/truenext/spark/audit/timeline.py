@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from truenext.events import DELAYED, EXCLUSIVE, HOLDING, PULLING, WITH_BEGUN, WITH_EXPRESS, WITH_SELECTOR
-from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SELECTIVE, UNLIMITED, Back, Code, Start, Way
+from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SAYS_WHY, SELECTIVE, UNLIMITED, Back, Code, Start, Way
 
 COLUMNS = (
     "queue",
@@ -63,7 +63,8 @@ def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataF
 
     `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTIVE) and of a `window`, the
     `count` of a `recovered` and of an `asked`, the `attempts` of a `returned`, the flags of a start, else 0. `more` is
-    the group of an `accepted`, the Way of a `subscribed`, the Back of a `returned`, else 0. `sequence` is the consumer
+    the group of an `accepted`, the Way of a `subscribed`, the Back of a `returned`, to which
+    SAYS_WHY is added, that alone of a `dead-lettered`, else 0. `sequence` is the consumer
     priority of a `subscribed` that is exclusive. Times are microseconds.
     """
     own = events.where("queue is not null")
@@ -118,7 +119,13 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
         .when(F.col("kind") == "returned", F.col("attempts"))
         .otherwise(F.col("count"))
     )
-    more: Column = F.when(is_subscribed, _ways()).when(F.col("kind") == "returned", _back()).otherwise(F.col("group"))
+    says_why = F.when(F.col("cause").isNull(), F.lit(0)).otherwise(F.lit(SAYS_WHY))
+    more: Column = (
+        F.when(is_subscribed, _ways())
+        .when(F.col("kind") == "returned", F.coalesce(_back(), F.lit(0)) + says_why)
+        .when(F.col("kind") == "dead-lettered", says_why)
+        .otherwise(F.col("group"))
+    )
     return joined.select(
         "queue",
         "event",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from truenext.batch import Mark
+from truenext.batch import NO_CAUSES, Causes, Mark
 from truenext.order import PRIORITY_MAX
 from truenext.record import CONTENTS, LANE_KEY_SIZE, DamagedRecord, sequence_of, split_lane_key, verify
 
@@ -66,6 +66,7 @@ class Kept(msgspec.Struct, gc=False):
     is_transient: bool
     mark: Mark
     file: str
+    causes: Causes = NO_CAUSES
     damage: str = ""
     """Empty if every bit is as written."""
 

@@ -17,12 +17,12 @@ import os
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_MARK
+from truenext.batch import NO_CAUSES, NO_MARK
 from truenext.errors import StoreError
 from truenext.record import CONTENTS, LANE_KEY_SIZE, reference_of, sequence_of, split_lane_key
 from truenext.store import folder
 from truenext.store.checkpoint_format import read_mark
-from truenext.store.layer import laid_over, mark_of
+from truenext.store.layer import causes_said, laid_over, mark_of
 from truenext.store.overlay import Overlay
 from truenext.store.salvage.checkpoint import CHECKPOINT, KINDS, SalvagedCheckpoint
 from truenext.store.salvage.findings import Findings, Kept, Progress, damage_of, described
@@ -115,6 +115,7 @@ class Salvage:
         """Without counts; what is damaged is as in a new store, but that it was not stopped."""
         self._gone = {key for layer in layers for key in layer.gone}
         self._marks_of_journal = [layer.marks for layer in reversed(layers) if layer.marks]
+        self._causes_of_journal = [layer.causes for layer in reversed(layers) if layer.causes]
 
     def close(self) -> None:
         self._files.close()
@@ -196,7 +197,8 @@ class Salvage:
             record = self._journal.record(span)
             mark = mark_of(key, self._marks_of_journal) or NO_MARK
             file = f"journal/{span.segment:016x}.journal"
-            yield self._looked_at(Kept(key, record, span.is_transient, mark, file))
+            causes = causes_said(key, self._causes_of_journal)
+            yield self._looked_at(Kept(key, record, span.is_transient, mark, file, causes))
         limit = self.recovered.sequence_limit
         if self.highest >= limit:
             self._findings.add(CHECKPOINT, f"message {self.highest} is not below the limit {limit}")
@@ -207,9 +209,10 @@ class Salvage:
             key = entry.key
             if key in self._gone or self._overlay.kind(key) is not None:
                 continue
-            own = read_mark(entry.mark) if entry.mark else NO_MARK
+            own, said = read_mark(entry.mark) if entry.mark else (NO_MARK, NO_CAUSES)
             mark = mark_of(key, self._marks_of_journal) or own
-            yield self._looked_at(Kept(key, entry.record, entry.is_transient, mark, CHECKPOINT))
+            causes = causes_said(key, self._causes_of_journal).over(said)
+            yield self._looked_at(Kept(key, entry.record, entry.is_transient, mark, CHECKPOINT, causes))
 
     def _looked_at(self, kept: Kept) -> Kept:
         damage = damage_of(kept.key, kept.record)

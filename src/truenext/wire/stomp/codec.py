@@ -48,12 +48,20 @@ class Decoder(Generic[Read]):
     """Bytes to frames, for either side of a connection; and to what its shapes read instead."""
 
     __slots__ = (
-        *("_awaits", "_body_bytes_max", "_fault", "_misses", "_missing", "_pending", "_shapes", "_shapes_known"),
-        *("has_more", "version"),
+        *("_awaits", "_body_bytes_max", "_fault", "_header_bytes_max", "_headers_max", "_misses", "_missing"),
+        *("_pending", "_shapes", "_shapes_known", "has_more", "version"),
     )
 
-    def __init__(self, shapes: Shapes[Read], body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        shapes: Shapes[Read],
+        body_bytes_max: int = BODY_BYTES_MAX,
+        header_bytes_max: int = HEADER_BYTES_MAX,
+        headers_max: int = HEADERS_MAX,
+    ) -> None:
         self._body_bytes_max = body_bytes_max
+        self._header_bytes_max = header_bytes_max
+        self._headers_max = headers_max
         self.version: Version | None = None
         """None until it is agreed, and set by what agrees. Until then a frame may be no larger than a login."""
         self._pending = bytearray()
@@ -114,15 +122,15 @@ class Decoder(Generic[Read]):
             if start == size:
                 return
 
-            head_end = find(b"\n\n", start, start + HEADER_BYTES_MAX)
+            head_end = find(b"\n\n", start, start + self._header_bytes_max)
             body_start = head_end + 2
             if has_carriage_returns:
-                crlf = find(b"\n\r\n", start, head_end + 1 if head_end >= 0 else start + HEADER_BYTES_MAX)
+                crlf = find(b"\n\r\n", start, head_end + 1 if head_end >= 0 else start + self._header_bytes_max)
                 if crlf >= 0:
                     head_end = crlf
                     body_start = crlf + 3
             if head_end < 0:
-                if find(b"\0", start, start + HEADER_BYTES_MAX) >= 0:
+                if find(b"\0", start, start + self._header_bytes_max) >= 0:
                     raise RemoteProtocolError("NUL inside a frame's header", Code.NO_FRAME)
                 self._awaits = b"\n\0"
                 break
@@ -156,8 +164,8 @@ class Decoder(Generic[Read]):
             if not is_plain:
                 command = command.removesuffix("\r") if has_carriage_returns else command
                 headers = self._careful_headers(command, head, has_carriage_returns)
-            if count > HEADERS_MAX:
-                raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame", Code.NO_FRAME)
+            if count > self._headers_max:
+                raise RemoteProtocolError(f"more than {self._headers_max} headers in one frame", Code.NO_FRAME)
 
             has_body = command in COMMANDS_WITH_BODY
             length = headers.get("content-length")
@@ -295,16 +303,16 @@ class Decoder(Generic[Read]):
         self._check_login(size)
         if not self._missing:
             if self._awaits == b"\n\0":
-                if size > HEADER_BYTES_MAX:
+                if size > self._header_bytes_max:
                     raise RemoteProtocolError(
-                        f"more than {HEADER_BYTES_MAX} bytes of headers in one frame", Code.NO_FRAME
+                        f"more than {self._header_bytes_max} bytes of headers in one frame", Code.NO_FRAME
                     )
-                if self._pending.count(b"\n") > HEADERS_MAX + 1:
+                if self._pending.count(b"\n") > self._headers_max + 1:
                     # Now, and not after having looked at it again with every piece that comes.
-                    raise RemoteProtocolError(f"more than {HEADERS_MAX} headers in one frame", Code.NO_FRAME)
-            elif size > HEADER_BYTES_MAX + self._body_bytes_max:
+                    raise RemoteProtocolError(f"more than {self._headers_max} headers in one frame", Code.NO_FRAME)
+            elif size > self._header_bytes_max + self._body_bytes_max:
                 raise RemoteProtocolError(
-                    f"frame without an end after {HEADER_BYTES_MAX + self._body_bytes_max} bytes", Code.NO_FRAME
+                    f"frame without an end after {self._header_bytes_max + self._body_bytes_max} bytes", Code.NO_FRAME
                 )
 
 

@@ -24,7 +24,7 @@ from truenext.destination import Destination, Kind
 from truenext.digits import are_digits
 from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
+from truenext.limits import CAUSE_BYTES_MAX, CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
 from truenext.wire.stomp.values import read_boolean, read_number
 
 _Value = TypeVar("_Value")
@@ -54,7 +54,9 @@ OURS = "truenext-"
 SEQUENCE = "truenext-sequence"
 """Each MESSAGE has it."""
 
-OF_MESSAGE = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-attempts"}
+CAUSE, FIRST_CAUSE, LAST_CAUSE = "truenext-cause", "truenext-first-cause", "truenext-last-cause"
+
+OF_MESSAGE = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-attempts", FIRST_CAUSE, LAST_CAUSE}
 """What only the broker says, of a message."""
 
 _NUMBERED = ("truenext-number", "truenext-producer", "truenext-gapless")
@@ -62,7 +64,7 @@ UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
     "SEND": (*_NUMBERED, "truenext-ttl"),
     "SUBSCRIBE": ("truenext-express", "truenext-pull"),
     "ACK": ("truenext-begun",),
-    "NACK": ("truenext-delay", "truenext-poison"),
+    "NACK": ("truenext-delay", "truenext-poison", CAUSE),
     "COMMIT": (*_NUMBERED, "truenext-charge"),
     "ABORT": ("truenext-charge",),
     "DISCONNECT": ("truenext-forget",),
@@ -313,6 +315,18 @@ def durable_name(said: Mapping[str, str], by_id: str | None) -> str | None:
             "none; say one of them"
         )
     return name
+
+
+def cause_of(headers: Mapping[str, str]) -> str:
+    """What a NACK says of why its consumer failed; empty is nothing.
+
+    Raises: RemoteProtocolError if that is too long.
+    """
+    cause = headers.get(CAUSE, "")
+    # A character has four bytes at the most.
+    if len(cause) > CAUSE_BYTES_MAX // 4 and (size := len(cause.encode())) > CAUSE_BYTES_MAX:
+        raise RemoteProtocolError(f"{CAUSE} of {size} bytes; at most {CAUSE_BYTES_MAX}")
+    return cause
 
 
 def nack_wishes(headers: Mapping[str, str]) -> tuple[int | None, bool]:

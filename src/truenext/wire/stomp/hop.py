@@ -22,6 +22,8 @@ HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
         "truenext-sequence",
         "truenext-deliveries",
         "truenext-attempts",
+        "truenext-first-cause",
+        "truenext-last-cause",
         FIRST_OF_GROUP,
     }
 )

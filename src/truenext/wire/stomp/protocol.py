@@ -12,7 +12,7 @@ from typing import Generic
 
 from truenext.digits import are_digits
 from truenext.errors import Code, LocalProtocolError, RemoteProtocolError
-from truenext.limits import ANSWER_BYTES_MAX, BODY_BYTES_MAX
+from truenext.limits import ANSWER_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX
 from truenext.wire.stomp.codec import Decoder, unknown_command
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 from truenext.wire.stomp.shapes import Read, Shapes
@@ -62,7 +62,10 @@ class Protocol(Generic[Read]):
         """`shapes` are what is read instead of frames, where it can be: FRAMES, if it is to be frames."""
         self.side = side
         peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
-        self._decoder = Decoder(shapes, BODY_BYTES_MAX if side is Side.SERVER else ANSWER_BYTES_MAX)
+        if side is Side.SERVER:
+            self._decoder = Decoder(shapes)
+        else:
+            self._decoder = Decoder(shapes, ANSWER_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX)
         self._end = BROKER_FRAME_END if side is Side.SERVER else b"\0"
         self._said_by_peer = TRANSITIONS[peer]
         self._known = _KNOWN_COMMANDS[peer]

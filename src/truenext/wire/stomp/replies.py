@@ -11,6 +11,7 @@ from truenext.limits import NAME_LENGTH_MAX
 from truenext.message import Message
 from truenext.wire.stomp.direct import Request
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
+from truenext.wire.stomp.headers import FIRST_CAUSE, LAST_CAUSE
 from truenext.wire.stomp.hop import FIRST_OF_GROUP, HOP_HEADERS
 from truenext.wire.stomp.protocol import Protocol, State
 
@@ -19,6 +20,15 @@ PARTS_PER_MESSAGE = 5
 
 _SAID_BY_BROKER = ("content-length", "priority")
 """Headers of a message that are right, whatever its producer said."""
+
+
+class SaidCauses(Shape):
+    """What consumers said of why they failed with a message."""
+
+    @property
+    def first(self) -> str: ...
+    @property
+    def last(self) -> str: ...
 
 
 class Delivery(Shape):
@@ -36,6 +46,8 @@ class Delivery(Shape):
     def was_lost(self) -> bool:
         """Its last attempt was a lost connection."""
 
+    @property
+    def causes(self) -> SaidCauses | None: ...
     @property
     def is_first_of_group(self) -> bool: ...
     @property
@@ -141,6 +153,8 @@ class Replies:
             flags = plain if count == own else f"redelivered:true\n{plain}"
             if says_lost and delivery.was_lost:
                 flags += "truenext-lost:true\n"
+            if delivery.causes is not None:
+                flags += self._causes(delivery.causes)
             if delivery.is_first_of_group and not is_browse:
                 flags += f"{FIRST_OF_GROUP}:true\n"
             header = message.header
@@ -158,6 +172,10 @@ class Replies:
                     BROKER_FRAME_END,
                 )
             )
+
+    def _causes(self, causes: SaidCauses) -> str:
+        version = self._version
+        return header_line(FIRST_CAUSE, causes.first, version) + header_line(LAST_CAUSE, causes.last, version)
 
     def _for_older_version(self, header: bytes) -> bytes:
         version = self._version

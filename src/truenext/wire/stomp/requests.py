@@ -43,7 +43,7 @@ from truenext.selector import selector
 from truenext.wire.stomp.actions import ACTIONS
 from truenext.wire.stomp.direct import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.headers import OURS, charges_all, durable_name, nack_wishes, wishes
+from truenext.wire.stomp.headers import OURS, cause_of, charges_all, durable_name, nack_wishes, wishes
 from truenext.wire.stomp.hop import HOP_HEADERS, SCHEDULE_HEADERS
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, required
@@ -294,7 +294,15 @@ class Requests:
             raise RemoteProtocolError("STOMP 1.0 has no NACK", Code.COMMAND)
         subscription, sequence, dispatch = self._acknowledged(frame)
         delay_ms, is_poison = nack_wishes(frame.headers)
-        return Nack(subscription, sequence, frame.headers.get("transaction"), delay_ms, is_poison, dispatch)
+        return Nack(
+            subscription,
+            sequence,
+            frame.headers.get("transaction"),
+            delay_ms,
+            is_poison,
+            dispatch,
+            cause_of(frame.headers),
+        )
 
     def _acknowledged(self, frame: Frame) -> tuple[str | None, int, int]:
         """Subscription, sequence and dispatch that an ACK or NACK names; dispatch 0 is not said."""

@@ -1,0 +1,72 @@
+"""Which queues open transactions send to, and the room that is kept for those that are not there.
+
+A SEND in a transaction is refused where there is no room for its queue, and its COMMIT is not. So the queue that it
+names does not go before the transaction ends, and the room for one that is not there counts as taken until it is made,
+or no open transaction sends to it any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.engine.state.memory import LANE_BYTES, queue_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from truenext.destination import Destination
+    from truenext.engine.state.memory import Memory
+
+
+class Promised:
+    __slots__ = ("_memory", "_missing", "_senders")
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._senders: dict[str, int] = {}
+        """By the name of a queue, how many open transactions send to it."""
+        self._missing: dict[str, Destination] = {}
+        """Those of them that are not there, and for which room is kept."""
+
+    def __contains__(self, name: str) -> bool:
+        """An open transaction sends to the queue of this name."""
+        return name in self._senders
+
+    def has_room_for(self, name: str) -> bool:
+        """It is not there, and may be made without asking whether there is room."""
+        return name in self._missing
+
+    def temporary_of(self, session: str) -> list[Destination]:
+        """Of the connection of this name, those that are not there."""
+        return [one for one in self._missing.values() if one.session == session]
+
+    def keep(self, destination: Destination, *, is_there: bool) -> None:
+        """One open transaction more sends to a queue."""
+        name = destination.name
+        self._senders[name] = self._senders.get(name, 0) + 1
+        if not is_there and name not in self._missing:
+            self._missing[name] = destination
+            self._memory.queues += _size(destination)
+
+    def release(self, names: Iterable[str]) -> None:
+        """One that sends to these is over."""
+        senders = self._senders
+        for name in names:
+            left = senders[name] - 1
+            if left:
+                senders[name] = left
+                continue
+            del senders[name]
+            if self._missing:
+                self.made(name)
+
+    def made(self, name: str) -> None:
+        """A queue counts by itself from here on, or is needed no more."""
+        destination = self._missing.pop(name, None)
+        if destination is not None:
+            self._memory.queues -= _size(destination)
+
+
+def _size(destination: Destination) -> int:
+    """What it takes once something is in it."""
+    return queue_size(destination) + LANE_BYTES
