@@ -45,7 +45,12 @@ REST_S = 65.0
 PREFETCHES = [0, 0, 1, 2, 3, 10, 1000, None]
 QUEUES = ["a", "a", "a", "b"]
 PRIORITIES = [4, 4, 4, 9, 1]
-MODES = {Ack.AUTO: Mode.AUTO, Ack.INDIVIDUAL: Mode.INDIVIDUAL, Ack.TRANSACTED: Mode.TRANSACTED}
+MODES = {
+    Ack.AUTO: Mode.AUTO,
+    Ack.INDIVIDUAL: Mode.INDIVIDUAL,
+    Ack.TRANSACTED: Mode.TRANSACTED,
+    Ack.AT_COMMIT: Mode.AT_COMMIT,
+}
 ALL = 1 << 30
 
 
@@ -146,6 +151,8 @@ class Machine:
             "commit": 5,
             "rollback": 4,
             "fail_in_unit": 1,
+            "answer_in_unit": 3,
+            "flush_unit": 2,
             "send_in_unit": 4,
             "cancel": 4,
             "pause": 1,
@@ -251,7 +258,7 @@ class Machine:
         if len([each for each in self.oracle.sessions if not each.is_closed]) >= 4 or not peers:
             return
         peer = self.random.choice(peers)
-        ack = self.random.choice([Ack.AUTO, Ack.INDIVIDUAL, Ack.INDIVIDUAL, Ack.TRANSACTED, Ack.TRANSACTED])
+        ack = self.random.choice([Ack.AUTO, Ack.INDIVIDUAL, Ack.INDIVIDUAL, *[Ack.TRANSACTED, Ack.AT_COMMIT] * 2])
         session = Session(f"s{len(self.oracle.sessions)}", peer, CoreSession(peer.client, MODES[ack], Buffer()), ack)
         self.oracle.sessions.append(session)
         self.subscribe(session)
@@ -290,11 +297,11 @@ class Machine:
             begun.append(Consumer(session, subscription, queue, prefetch, incoming))
             session.consumers.append(begun[-1])
 
-    def sessions(self, ack: Ack | None = None) -> list[Session]:
+    def sessions(self, *acks: Ack) -> list[Session]:
         return [
             each
             for each in self.oracle.sessions
-            if not each.is_closed and each.peer not in self._closed and (ack is None or each.ack is ack)
+            if not each.is_closed and each.peer not in self._closed and (not acks or each.ack in acks)
         ]
 
     def consumers(self) -> list[Consumer]:
@@ -321,7 +328,7 @@ class Machine:
         asked: Consumer | None = consumer
         if session.ack is not Ack.AUTO and random.random() < 0.3:
             asked = None
-        owner = "main" if session.ack is Ack.TRANSACTED or random.random() < 0.7 else "second"
+        owner = "main" if session.ack.is_transacted or random.random() < 0.7 else "second"
         if (session, owner) in self.busy:
             return
         unit = session.unit
@@ -418,8 +425,11 @@ class Machine:
 
     # ---- The program: transactions ----
 
+    def _transacted(self) -> list[Session]:
+        return self.sessions(Ack.TRANSACTED, Ack.AT_COMMIT)
+
     def _of_unit(self) -> Session | None:
-        sessions = [each for each in self.sessions(Ack.TRANSACTED) if (each, "main") not in self.busy]
+        sessions = [each for each in self._transacted() if (each, "main") not in self.busy]
         return self.random.choice(sessions) if sessions else None
 
     def send_in_unit(self) -> None:
@@ -488,6 +498,75 @@ class Machine:
             session.core.fail(given.received)
         if given not in session.unit.failed:
             session.unit.failed.append(given)
+
+    def flush_unit(self) -> None:
+        """The program wants to know that the broker has taken what it has sent in a transaction."""
+        session = self._of_unit()
+        if session is None:
+            return
+        unit = session.unit
+        was_doomed = unit is not None and unit.is_doomed
+        sent = [] if unit is None else [letter.token.encode() for letter in unit.sent]
+        wire = session.peer.wire
+        self.note(f"flush of {session.name} begins")
+
+        def done(_: None) -> None:
+            if was_doomed:
+                raise Disagreement("a doomed transaction was flushed")
+            if sent:
+                if wire is None or session.peer.wire is not wire or (unit is not None and unit.is_doomed):
+                    raise Disagreement("a transaction was flushed that a lost connection or a rollback has ended")
+                carried = {frame.body for frame in wire.carried if "transaction" in frame.headers}
+                if not carried.issuperset(sent):
+                    raise Disagreement(f"flushed, and the broker has not got all of {sent}")
+
+        def failed(error: BaseException) -> None:
+            is_doomed = unit is not None and unit.is_doomed
+            if isinstance(error, RolledBack) and (is_doomed or session.is_closed):
+                return
+            if not isinstance(error, CancelledError | TimeoutError):
+                raise Disagreement(f"flush raises {error!r}") from error
+
+        flow = session.core.flush(self.now + TIMEOUT_S)
+        self.start("flush", session.peer, "main", flow, done, failed, session=session)
+
+    def answer_in_unit(self) -> None:
+        """The program says of a message of a transaction that it has failed, or that it did not get to it."""
+        sessions = [each for each in self.sessions(Ack.AT_COMMIT) if each.unit is not None and each.unit.given]
+        if not sessions:
+            return
+        session = self.random.choice(sessions)
+        unit, core = session.unit, session.core
+        assert unit is not None, "it has messages"
+        given = self.random.choice(unit.given)
+        received = given.received
+        owner = "other" if (session, "main") in self.busy or self.random.random() < 0.2 else "main"
+        what = self.random.choice(["nack", "nack", "later", "reject", "give back"])
+        self.note(f"{what} {received.text} {received.ack_id} of a transaction, by {owner}")
+        verdicts = {"nack": FAILED, "later": Verdict(False, delay_ms=self.random.choice([0, 700])), "reject": POISON}
+        was_open = not (unit.is_doomed or unit.is_committing)
+        # It is nobody else's: the program may say it.
+        is_own = not (unit.is_committing or given.consumer.is_closed or unit.is_returned)
+        try:
+            if what == "give back":
+                core.give_back(received, owner)
+            else:
+                core.settle(received, verdicts[what], owner)
+        except (RolledBack, LocalProtocolError) as error:
+            self.note(f"... raises {error!r}")
+            if is_own:
+                raise Disagreement(f"{what} of a message of a transaction raises {error!r}") from error
+        else:
+            if was_open:
+                session.rolled_back = self.world.event()
+            if what == "give back":
+                if is_own:
+                    self.oracle.rolls_back(session, owner, charges=False)
+            elif is_own:
+                self.oracle.is_settled(session, given, owner, is_rejected=what == "reject")
+            else:
+                raise Disagreement(f"{what} of a message of a transaction that others have ended raises nothing")
+        session.peer.after()
 
     def commit(self) -> None:
         session = self._of_unit()
@@ -562,7 +641,7 @@ class Machine:
         self.start("outcome", peer, object(), flow, done, lambda error: None)
 
     def rollback(self) -> None:
-        sessions = self.sessions(Ack.TRANSACTED)
+        sessions = self._transacted()
         if not sessions:
             return
         session = self.random.choice(sessions)
@@ -885,6 +964,11 @@ class Machine:
         self.check_rest()
 
     def check_rest(self) -> None:
+        for peer in self.world.peers:
+            for said in peer.reports:
+                if "disagree about what is held" in said:
+                    # It is mended by a new connection, and should never have been so.
+                    raise Disagreement(f"{peer.name}: {said}")
         self._check_waiting(is_end=False)
 
     def _check_waiting(self, *, is_end: bool) -> None:
@@ -915,10 +999,13 @@ class Machine:
                 continue
             if consumer.prefetch != 0:
                 # Without a prefetch the window opens slowly to who acknowledges slowly.
-                # What a transaction has is in no window; what has come again is, as long as its code has it.
+                # What a transaction has acknowledged is in no window; what has come again is, as long as its code
+                # has it.
                 has = self.oracle.has_again(consumer)
-                if session.ack is not Ack.TRANSACTED:
-                    has += sum(given.consumer is consumer for given in session.given)
+                given = session.given
+                if session.ack is Ack.AT_COMMIT and session.unit is not None and not session.unit.is_returned:
+                    given = [each for each in session.unit.given if self.oracle.is_current(each)]
+                has += sum(each.consumer is consumer for each in given)
                 if has >= (consumer.prefetch or SIZE_MIN):
                     continue
             # The program's own, which comes again, is not handed out.

@@ -39,6 +39,11 @@ class Ack(Enum):
     AUTO = "auto"
     INDIVIDUAL = "individual"
     TRANSACTED = "transacted"
+    AT_COMMIT = "transacted, acknowledged at commit"
+
+    @property
+    def is_transacted(self) -> bool:
+        return self in (Ack.TRANSACTED, Ack.AT_COMMIT)
 
 
 @dataclass(eq=False)
@@ -108,6 +113,8 @@ class Unit:
     letters: set[Letter] = field(default_factory=set)
     """Of `given`."""
     is_doomed: bool = False
+    is_returned: bool = False
+    """What it was given went back when it was doomed."""
     is_committing: bool = False
 
 
@@ -368,7 +375,7 @@ class Oracle:
         self._order(session, asked, out, said_at or world.now_event, name)
         given = Given(letter, received, consumer, owner)
         letter.had_by[peer] = given
-        if session.ack is Ack.TRANSACTED:
+        if session.ack.is_transacted:
             unit = self.unit(session, owner)
             if unit.is_doomed:
                 raise Disagreement(f"{name} was handed out to a doomed transaction")
@@ -462,6 +469,13 @@ class Oracle:
     def is_closed(self, consumer: Consumer) -> None:
         """What the program has of it goes back."""
         consumer.is_closed = True
+        unit = consumer.session.unit
+        if consumer.session.ack is Ack.AT_COMMIT and unit is not None and not unit.is_committing:
+            given_back = [given for given in unit.given if given.consumer is consumer]
+            if given_back and not unit.is_doomed:
+                self.is_doomed(unit)
+            for given in given_back:
+                self.is_over(given)
         for given in list(consumer.session.given):
             if given.consumer is consumer:
                 self.is_over(given)
@@ -528,7 +542,22 @@ class Oracle:
         if session.unit is unit:
             session.unit = None
 
-    def rolls_back(self, session: Session, owner: object, *, charges: bool) -> None:
+    def is_settled(self, session: Session, given: Given, owner: object, *, is_rejected: bool) -> None:
+        """Of a message of the open transaction is said that it has failed: the others return without an attempt."""
+        unit = given.unit
+        assert unit is not None, "it is a transaction's"
+        unit.given.remove(given)
+        unit.letters.discard(given.letter)
+        if given in unit.failed:
+            unit.failed.remove(given)
+        given.unit = None
+        self.rolls_back(session, owner, charges=False, returns=bool(unit.given))
+        if is_rejected:
+            self.is_rejected(given)
+        else:
+            self.has_failed(given)
+
+    def rolls_back(self, session: Session, owner: object, *, charges: bool, returns: bool = True) -> None:
         """By its code, or by another task."""
         unit = session.unit
         if unit is None:
@@ -536,11 +565,13 @@ class Oracle:
             return
         if not unit.is_doomed:
             self.charge(unit, charges=charges)
-            self._mark(session.consumers, "a rollback")
+            if returns:
+                self._mark(session.consumers, "a rollback")
         if owner is unit.owner:
             self.is_rolled_back(session, unit)
         elif not unit.is_doomed:
             self.is_doomed(unit)
+            unit.is_returned = True
             # The broker has it again, and whoever else asks may get it.
             for given in unit.given:
                 self.is_over(given)

@@ -432,3 +432,20 @@ def test_what_a_paused_consumer_has_again_is_given_back_when_its_code_has_ended(
         Running(session.commit(None))
     (given_back,) = named(script.all_said(), "SEND", "/control/give-back")
     assert "keep" not in given_back.body and "rest" in given_back.body
+
+
+def test_of_a_message_whose_consumer_was_closed_when_its_connection_was_lost_nothing_more_is_said() -> None:
+    """A refusal was taken, and then forgotten with the consumer: the message came again to another one uncharged."""
+    script = Script()
+    script.connect()
+    session = script.session(Mode.AT_COMMIT)
+    subscription = script.consumer(session)
+    script.message(subscription, 1)
+    received = one(receive(session))
+    script.reconnect()
+    script.client.subscriptions.unsubscribe(subscription)
+    with pytest.raises(LocalProtocolError):
+        session.settle(received, FAILED, "the task")
+    session.give_back(received, "the task")
+    with pytest.raises(RolledBack):
+        Running(session.commit(None))

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from tests.client.machine import MODES
 from tests.client.oracle import Ack, Consumer, Letter, Oracle, Sent, Session
 from tests.client.world import World
 from truenext.client.core.charging import Charge
 from truenext.client.core.consumers import wanted
 from truenext.client.core.holding import Buffer
-from truenext.client.core.session import Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.verdict import DONE, FAILED
 from truenext.client.core.waiting import Wait
@@ -55,7 +55,7 @@ class Situation:
         self.peer = self.world.peer()
         self.peer.connect()
         self._run()
-        mode = Mode.TRANSACTED if ack is Ack.TRANSACTED else Mode.INDIVIDUAL
+        mode = MODES[ack]
         self.session = Session("s", self.peer, CoreSession(self.peer.client, mode, Buffer()), ack)
         self.oracle.sessions.append(self.session)
         self.consumer = self.subscribe(prefetch)
@@ -175,7 +175,14 @@ class Situation:
     def _returns(self) -> bool:
         """Another task gives back what the listener has, and the buffer."""
         session, core = self.session, self.session.core
-        if self.how == "rollback":
+        if self.ack is Ack.AT_COMMIT and self.how == "nack":
+            unit = session.unit
+            if unit is None or unit.is_doomed:
+                return False
+            given = unit.given[0]
+            core.settle(given.received, FAILED, "other")
+            self.oracle.is_settled(session, given, "other", is_rejected=False)
+        elif self.how == "rollback":
             if session.unit is None and core.unit is None:
                 return False
             if session.unit is None and core.unit is not None:
@@ -219,7 +226,7 @@ class Situation:
             self.session = Session("t", self.peer, CoreSession(self.peer.client, core.mode, Buffer()), self.ack)
             self.oracle.sessions.append(self.session)
             self.consumer = self.subscribe(10)
-        elif self.ack is Ack.TRANSACTED and (session.unit is not None or core.unit is not None):
+        elif self.ack.is_transacted and (session.unit is not None or core.unit is not None):
             if self.flow is not None:
                 self.flow.close()
                 self.flow = self.wait = None
@@ -240,7 +247,21 @@ class Situation:
                 for given in list(self.session.given):
                     self.session.core.settle(given.received, DONE)
                     self.oracle.is_done(given)
+            if self.ack is Ack.AT_COMMIT:
+                # What is not committed fills the window.
+                self._commit()
         return self.got
+
+    def _commit(self) -> None:
+        unit = self.session.unit
+        if unit is not None:
+            flow = self.session.core.commit(None)
+            wait = next(flow)
+            self._run()
+            assert wait.signal.is_set
+            with pytest.raises(StopIteration):
+                flow.send(True)
+            self.oracle.is_committed(self.session, unit)
 
 
 def interleavings(depth: int) -> Iterator[tuple[str, ...]]:
@@ -252,6 +273,9 @@ FEW_SIZES = [(3, 1), (5, 2)]
 CASES = [
     (Ack.TRANSACTED, "rollback"),
     (Ack.TRANSACTED, "close"),
+    (Ack.AT_COMMIT, "rollback"),
+    (Ack.AT_COMMIT, "close"),
+    (Ack.AT_COMMIT, "nack"),
     (Ack.INDIVIDUAL, "nack"),
     (Ack.INDIVIDUAL, "give back"),
     (Ack.INDIVIDUAL, "close"),

@@ -380,13 +380,14 @@ class Peer:
             chance=world.random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
-            report=lambda what, facts: None,
+            report=lambda what, facts: self.reports.append(f"{what}: {facts}"),
             has_ended=lambda owner: False,
         )
+        self.reports: list[str] = []
+        """What it has told whoever runs the program."""
         self.client = Client(login, name, around)
         self._link: object = None
         self.connects_at: float | None = world.loop.now
-        self.reports: list[str] = []
 
     @property
     def is_up(self) -> bool:

@@ -82,7 +82,7 @@ class Copying:
 
     async def run(self) -> None:
         chance = self._chance
-        async with self._connection.session(transacted=True) as session:
+        async with self._connection.session(transacted=True, ack=chance.choice(["receive", "commit"])) as session:
             consumer = await session.consumer("/queue/in", prefetch=chance.choice([0, 1, 10, None]))
             while True:
                 try:

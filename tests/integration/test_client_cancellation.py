@@ -191,12 +191,14 @@ def test_a_receive_that_is_cancelled_while_nothing_is_there_takes_nothing_that_c
     check(case)
 
 
-@PREFETCHES
+@pytest.mark.parametrize(
+    ("ack", "prefetch"), [*(("receive", prefetch) for prefetch in (0, 1, 10, None)), ("commit", 0), ("commit", 10)]
+)
 @pytest.mark.parametrize("many", [False, True])
-def test_a_cancelled_receive_in_a_transaction_leaves_nothing_in_it(prefetch: int | None, many: bool) -> None:
+def test_a_cancelled_receive_in_a_transaction_leaves_nothing_in_it(ack: str, prefetch: int | None, many: bool) -> None:
     async def case(world: World, cancels: Cancels) -> None:
         async with (
-            world.connection.session(transacted=True) as session,
+            world.connection.session(transacted=True, ack=ack) as session,
             session.consumer(world.queue, prefetch=prefetch) as consumer,
         ):
             await nothing_is_here(world, consumer)

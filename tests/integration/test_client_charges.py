@@ -85,15 +85,19 @@ def test_an_error_outside_transactions_charges_the_message_at_most(
 
 
 @ERRORS
-@PREFETCHES
+@pytest.mark.parametrize(
+    ("ack", "prefetch"),
+    # Two messages are in hand at once, which a prefetch of 1 counts if they are acknowledged at the commit.
+    [*(("receive", prefetch) for prefetch in (0, 1, 10, None)), *(("commit", prefetch) for prefetch in (0, 2, None))],
+)
 @pytest.mark.parametrize("names", ["nobody", "by process", "by failed"])
 def test_an_error_in_a_transaction_charges_what_is_named_or_all(
-    error: BaseException, is_charged: bool, prefetch: int | None, names: str
+    error: BaseException, is_charged: bool, ack: str, prefetch: int | None, names: str
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async def block() -> None:
             async with (
-                connection.session(transacted=True) as session,
+                connection.session(transacted=True, ack=ack) as session,
                 session.consumer("/queue/q", prefetch=prefetch),
                 session.transaction() as transaction,
             ):
@@ -117,9 +121,9 @@ def test_an_error_in_a_transaction_charges_what_is_named_or_all(
 
 
 @ERRORS
-@pytest.mark.parametrize("transacted", [False, True])
+@pytest.mark.parametrize(("transacted", "ack"), [(False, "receive"), (True, "receive"), (True, "commit")])
 def test_a_handler_that_raises_is_charged_as_the_same_code_without_one(
-    error: BaseException, is_charged: bool, transacted: bool
+    error: BaseException, is_charged: bool, transacted: bool, ack: str
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         attempts: list[int] = []
@@ -136,7 +140,7 @@ def test_a_handler_that_raises_is_charged_as_the_same_code_without_one(
                 ended.set()
 
         consuming = asyncio.create_task(
-            connection.consume("/queue/q", handle, transacted=transacted, concurrency=8, prefetch=10)
+            connection.consume("/queue/q", handle, transacted=transacted, ack=ack, concurrency=8, prefetch=10)
         )
         await asyncio.wait_for(ended.wait(), PATIENCE_S)
         consuming.cancel()
@@ -184,7 +188,7 @@ def test_receive_many_hands_out_each_message_once(prefetch: int | None) -> None:
     on_a_connection(work, waiting="0123")
 
 
-@pytest.mark.parametrize("mode", ["auto", "transacted"])
+@pytest.mark.parametrize("mode", ["auto", "receive", "commit"])
 @PREFETCHES
 def test_of_a_batch_with_one_poison_message_only_that_becomes_a_dead_letter(mode: str, prefetch: int | None) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
@@ -207,7 +211,7 @@ def test_of_a_batch_with_one_poison_message_only_that_becomes_a_dead_letter(mode
                         await handle(batch)
                 else:
                     async with (
-                        connection.session(transacted=True) as session,
+                        connection.session(transacted=True, ack=mode) as session,
                         session.consumer("/queue/batch", prefetch=prefetch),
                         session.transaction(),
                     ):
@@ -229,7 +233,8 @@ HANDLER_THAT_DIES = """
 import asyncio, json, os, signal, sys
 from truenext.client.tasks.connection import connect
 
-url, how, transacted = sys.argv[1:]
+url, how, ack = sys.argv[1:]
+options = {} if ack == "individual" else {"transacted": True, "ack": ack}
 
 async def main():
     async with connect(url) as connection:
@@ -241,7 +246,7 @@ async def main():
             await session.send("/queue/done", message.body)
 
         consuming = asyncio.create_task(
-            connection.consume("/queue/q", handle, transacted=transacted == "True", concurrency=8)
+            connection.consume("/queue/q", handle, concurrency=8, **options)
         )
         empty = 0
         # What the transactions of a process that has died had comes back a second later.
@@ -258,9 +263,9 @@ asyncio.run(main())
 ATTEMPTS_MAX = 3
 
 
-@pytest.mark.parametrize(("how", "transacted"), [("kill", False), ("exit", True)])
+@pytest.mark.parametrize(("how", "ack"), [("kill", "individual"), ("exit", "receive"), ("kill", "commit")])
 def test_of_eight_at_once_only_the_one_that_kills_its_process_becomes_a_dead_letter(
-    tmp_path: Path, how: str, transacted: bool
+    tmp_path: Path, how: str, ack: str
 ) -> None:
     broker = BrokerProcess(tmp_path, policy={"delay_ms": 0, "attempts_max": ATTEMPTS_MAX})
     try:
@@ -274,7 +279,7 @@ def test_of_eight_at_once_only_the_one_that_kills_its_process_becomes_a_dead_let
         asyncio.run(send())
         deaths = 0
         while subprocess.run(
-            dying_with_us([sys.executable, "-c", HANDLER_THAT_DIES, url, how, str(transacted)]),
+            dying_with_us([sys.executable, "-c", HANDLER_THAT_DIES, url, how, ack]),
             timeout=20,
             check=False,
         ).returncode:
@@ -284,7 +289,7 @@ def test_of_eight_at_once_only_the_one_that_kills_its_process_becomes_a_dead_let
         assert [frame.body for frame in broker.what_is_left("DLQ.q")] == [b"poison"]
         done = [int(frame.body) for frame in broker.what_is_left("done")]
         assert set(done) == set(range(24)) - {4}
-        if transacted:
+        if ack != "individual":
             assert len(done) == 23
         broker.stop()
     finally:

@@ -78,6 +78,7 @@ async def say_of_messages(connection: Connection) -> dict[str, Callable[[], Coro
         "nack": message.nack,
         "reject": message.reject,
         "give_back": message.give_back,
+        "session.flush": session.flush,
         "pause": consumer.pause,
         "resume": consumer.resume,
         "rollback": session.rollback,

@@ -5,6 +5,7 @@ Source of what is expected: docs/client.md, "Handlers", "What is next".
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from tests.integration.client_here import left, on_a_connection
 from truenext import testing
 from truenext.client.core import agreement
 from truenext.client.tasks.connection import Connection, Message, Session, connect
-from truenext.errors import ClosedError
+from truenext.errors import ClosedError, ConnectionLost
 from truenext.testing.local import LocalBroker
 
 PATIENCE_S = 5.0
@@ -260,6 +261,48 @@ def test_never_two_messages_of_a_group_run_at_once() -> None:
         assert most > 1
         assert all(numbers == sorted(numbers) for numbers in seen.values())
         assert await left(broker) == []
+
+    on_a_connection(work)
+
+
+def test_beside_a_message_whose_last_attempt_was_a_lost_connection_no_handler_of_the_process_runs() -> None:
+    """Not of another queue, and not of another connection: what ends a process takes none of them along."""
+
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        await connection.send("/queue/q", "ends processes")
+        async with connect(broker.url, reconnect=False) as ended:
+            taken = await (await ended.consumer("/queue/q", ack="individual")).receive()
+            assert taken is not None
+            await ended.ask("status")  # by then the broker knows that it was begun
+            broker.drop(ended)
+            await broker.advance(seconds=2)
+            with pytest.raises((ClosedError, ConnectionLost)):
+                await ended.consumer("/queue/q")
+        running: set[str] = set()
+        seen: list[set[str]] = []
+
+        async def handle(message: Message, session: Session) -> None:
+            running.add(message.text)
+            seen.append(set(running))
+            await asyncio.sleep(0.002 * random.randint(1, 9))
+            running.discard(message.text)
+
+        other = await connect(broker.url)
+        for number in range(20):
+            await connection.send("/queue/q", f"q{number}", priority=9 if number < 3 else 4)
+        await connection.send_many("/queue/r", [f"r{number}" for number in range(100)])
+        consumings = [
+            asyncio.create_task(connection.consume("/queue/q", handle, concurrency=3, transacted=True)),
+            asyncio.create_task(connection.consume("/queue/r", handle, concurrency=3)),
+            asyncio.create_task(other.consume("/queue/r", handle, concurrency=3)),
+        ]
+        await until(lambda: len(seen) == 121 and not running)
+        assert [each for each in seen if "ends processes" in each] == [{"ends processes"}]
+        assert max(map(len, seen)) > 3, "otherwise nothing ran beside anything"
+        assert seen.index({"ends processes"}) < 60, "it waited until the others had nothing more to do"
+        for consuming in consumings:
+            await stopped(consuming)
+        await other.close()
 
     on_a_connection(work)
 

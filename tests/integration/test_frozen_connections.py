@@ -480,11 +480,12 @@ class Connection:
             return world.expects(name, attempts, lost=lost, others=others)
 
         case.rule_out(is_possible, f"{name} with {attempts} attempts, {others} of them of this connection, lost {lost}")
-        if self.look is not None and self.look.subscription == seen.subscription:
-            self.look.got.append(name)
         self.seen.append(seen)
+        # What was dispatched before the last give-back was on its way when that was said: it has gone back since.
         if seen.round >= self.rounds.get(seen.subscription, 0):
             self.available.append(seen)
+            if self.look is not None and self.look.subscription == seen.subscription:
+                self.look.got.append(name)
 
     # ---- Looks ----
 

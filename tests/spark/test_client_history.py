@@ -137,9 +137,9 @@ def the_first_is_charged_begun_or_not(patch: Patch) -> None:
 def begun_outlives_its_dispatch(patch: Patch) -> None:
     give_back = Outcomes.give_back
 
-    def remembers(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+    def remembers(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         is_begun = entry.is_begun
-        give_back(outcomes, entry, reason, delay_ms=delay_ms)
+        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.is_begun = is_begun
 
     patch.setattr(Outcomes, "give_back", remembers)
@@ -148,9 +148,9 @@ def begun_outlives_its_dispatch(patch: Patch) -> None:
 def a_release_counts_as_an_attempt(patch: Patch) -> None:
     give_back = Outcomes.give_back
 
-    def counts(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0) -> None:
+    def counts(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         entry.attempts += reason is Reason.RELEASED
-        give_back(outcomes, entry, reason, delay_ms=delay_ms)
+        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
 
     patch.setattr(Outcomes, "give_back", counts)
 

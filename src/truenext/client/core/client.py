@@ -61,6 +61,8 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
     """0 is none."""
     reconnects: bool = True
     """What is lost is connected anew; else it is the end, and so is it if nobody is there at first."""
+    beats_apart: bool = False
+    """Heart-beats do not depend on the event loop that runs the client."""
 
     def __post_init__(self) -> None:
         """Raises: ValueError, without what was said: it may be a password"""
@@ -78,6 +80,7 @@ def login_of(
     client_id: str | None,
     heart_beat_s: float,
     reconnects: bool,
+    beats_apart: bool = False,
 ) -> Login:
     """Without a URL it is the port of STOMP on this machine.
 
@@ -98,6 +101,7 @@ def login_of(
         client_id=client_id,
         heart_beat_s=heart_beat_s,
         reconnects=bool(reconnects),
+        beats_apart=bool(beats_apart),
     )
 
 

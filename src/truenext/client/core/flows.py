@@ -16,7 +16,7 @@ from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, FAILED, Verdict
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import LocalProtocolError
-from truenext.limits import DELAY_MS_MAX
+from truenext.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX
 
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
@@ -41,10 +41,22 @@ def first_connection(client: Client, deadline: float) -> Flow[None]:
 # ---- Receiving ----
 
 
-def open_session(client: Client, *, is_transacted: bool) -> Session:
+def open_session(client: Client, mode: Mode) -> Session:
     """Raises: ClosedError, or what ended the connection"""
     client.check_open()
-    return Session(client, Mode.TRANSACTED if is_transacted else Mode.INDIVIDUAL, Buffer())
+    return Session(client, mode, Buffer())
+
+
+def mode_of_session(ack: str, *, transacted: bool) -> Mode:
+    """Raises: ValueError"""
+    modes = {"receive": Mode.TRANSACTED, "commit": Mode.AT_COMMIT}
+    if ack not in modes:
+        raise ValueError(f'ack in a transaction is "receive" or "commit", not {ack!r}')
+    if transacted:
+        return modes[ack]
+    if ack == "commit":
+        raise ValueError('ack="commit" needs transacted=True')
+    return Mode.INDIVIDUAL
 
 
 def mode_of(ack: str) -> Mode:
@@ -74,24 +86,39 @@ def receive(
     return (yield from session.receive(subscription, count, deadline, owner, now=timeout == 0))
 
 
-def settle(session: Session, received: Received, verdict: Verdict) -> Flow[None]:
-    """Raises: LocalProtocolError"""
-    if not session.settle(received, verdict):
+def settle(session: Session, received: Received, verdict: Verdict, owner: object) -> Flow[None]:
+    """Raises: LocalProtocolError, RolledBack"""
+    if not session.settle(received, verdict, owner):
         yield from session.client.wait_until_written()
 
 
-def failed_for(delay: float | None) -> Verdict:
-    """`delay` in seconds, until it is tried again."""
+def failed_for(delay: float | None, cause: str = "") -> Verdict:
+    """`delay` in seconds, until it is tried again. Raises: ValueError, TypeError"""
+    said = _cut(cause)
     if delay is None:
-        return FAILED
+        return Verdict(False, cause=said) if said else FAILED
     # Not a number is no delay, either.
     if not 0 <= delay <= DELAY_MS_MAX / 1000:
         raise ValueError(f"delay is 0 to {DELAY_MS_MAX // 1000} seconds, not {delay}")
-    return Verdict(False, delay_ms=round(delay * 1000))
+    return Verdict(False, delay_ms=round(delay * 1000), cause=said)
 
 
-def give_back(session: Session, received: Received) -> Flow[None]:
-    session.give_back(received)
+def rejected_for(cause: str) -> Verdict:
+    """Raises: TypeError"""
+    return Verdict(False, is_poison=True, cause=_cut(cause))
+
+
+def _cut(cause: str) -> str:
+    """What a header can say of it; what cannot be said, such as a NUL, is replaced. Raises: TypeError"""
+    if not isinstance(cause, str):
+        raise TypeError(f"a cause is text, not {cause!r}")
+    # No character has less than a byte.
+    said = cause[:CAUSE_BYTES_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
+    return said[:CAUSE_BYTES_MAX].decode(errors="ignore")
+
+
+def give_back(session: Session, received: Received, owner: object) -> Flow[None]:
+    session.give_back(received, owner)
     yield from session.client.wait_until_written()
 
 
@@ -103,7 +130,7 @@ def leave_message(session: Session, received: Received, error: BaseException | N
         if error is not None and charge_for(error) is Charge.ALL:
             session.fail(received)
     elif error is None:
-        yield from settle(session, received, DONE)
+        yield from settle(session, received, DONE, None)
     else:
         session.ended(received, error)
 

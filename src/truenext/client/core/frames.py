@@ -8,7 +8,7 @@ import msgspec
 
 from truenext.envelope import escape, must_escape, write_header
 from truenext.limits import HEADER_BYTES_MAX, HEADERS_MAX
-from truenext.wire.stomp.frame import Frame, Version, encode
+from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version, encode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,10 @@ def check(headers: Mapping[str, str]) -> None:
 
 def frame(command: str, headers: dict[str, str]) -> bytes:
     """A frame without a body."""
-    return encode(Frame(command, headers), Version.V1_2)
+    if command in UNESCAPED_COMMANDS:
+        return encode(Frame(command, headers), Version.V1_2)
+    lines = "".join([f"{value(name)}:{value(said)}\n" for name, said in headers.items()])
+    return f"{command}\n{lines}\n\0".encode()
 
 
 def head(command: str, headers: dict[str, str]) -> bytes:
@@ -45,8 +48,14 @@ def head(command: str, headers: dict[str, str]) -> bytes:
     return f"{command}\n".encode() + write_header(headers)
 
 
+def with_receipt(data: bytes, receipt: str) -> bytes:
+    """A frame that asks for none asks for this one, too."""
+    end = data.index(b"\n") + 1
+    return b"".join((data[:end], f"receipt:{receipt}\n".encode(), memoryview(data)[end:]))
+
+
 def value(text: str) -> str:
-    """A value as it stands in a header line."""
+    """A name or value as it stands in a header line."""
     return escape(text) if must_escape(text) else text
 
 

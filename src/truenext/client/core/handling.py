@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from truenext.client.core.beside import Beside, SharedBuffer
 from truenext.client.core.charging import Charge
 from truenext.client.core.flows import TIMEOUT_S
-from truenext.client.core.holding import SharedBuffer, State
-from truenext.client.core.session import Mode, Session
+from truenext.client.core.holding import State
+from truenext.client.core.session import Session
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE
 from truenext.client.core.waiting import Flow, Signal, Wait
@@ -16,17 +17,18 @@ from truenext.errors import ClosedError, RolledBack
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
     from truenext.client.core.holding import Received, Subscription, Wanted
+    from truenext.client.core.session import Mode
 
 
 class Consuming:
     """One `consume`: its subscription, and the workers, each with a session of its own, that run handlers."""
 
-    def __init__(self, client: Client, *, is_transacted: bool) -> None:
+    def __init__(self, client: Client, mode: Mode, beside: Beside) -> None:
         self.client = client
         self.error: BaseException | None = None
         """The first that has ended a worker."""
-        self._mode = Mode.TRANSACTED if is_transacted else Mode.INDIVIDUAL
-        self._buffer = SharedBuffer()
+        self._mode = mode
+        self._buffer = SharedBuffer(beside)
         self._subscription: Subscription | None = None
         self._working: dict[Session, object] = {}
         """Who works in it."""
@@ -62,7 +64,7 @@ class Consuming:
         """The handler has returned. Raises: RolledBack, InDoubt, ClosedError"""
         if session.is_closed:
             session.give_back(received)
-        elif session.mode is Mode.TRANSACTED:
+        elif session.transactions is not None:
             yield from session.commit(self.client.clock() + TIMEOUT_S)
         elif received.state is State.HELD:
             session.settle(received, DONE)

@@ -18,7 +18,7 @@ class ConsumerHealth(msgspec.Struct, frozen=True):
     buffered: int
     """Messages that have come and nobody has taken."""
     held: int
-    """Messages that the program has, without those of open transactions."""
+    """Messages that the program has, without those that open transactions have acknowledged."""
     state: str
     """`open`, `opening`, `paused`, `resting` (nobody has asked for a while), or `ended`."""
 

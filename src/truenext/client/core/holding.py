@@ -46,7 +46,7 @@ class Received(Content):
         self.is_begun = False
         """The broker was told that the program has it."""
         self.unit: object | None = None
-        """The transaction that has acknowledged it."""
+        """The transaction that was given it."""
         self.again: Received | None = None
         """A later dispatch of the same message, which has come while the program still has this one."""
         self.may_have_missed: bool = False
@@ -85,7 +85,7 @@ class Subscription:
         self.wanted = wanted
         self.buffer = buffer
         self.held: dict[str, Received] = {}
-        """Of this connection what the program has, by ack id, without what is in a transaction."""
+        """Of this connection what the program has, by ack id, without what a transaction has acknowledged."""
         self._heap: list[tuple[int, int, Received]] = []
         self.round_min = 0
         """What comes of an earlier round was given back."""
@@ -238,58 +238,6 @@ class Buffer:
     def is_waited_for(self, subscription: Subscription) -> bool:
         """Somebody would take what comes to it."""
         return any(wanted is None or wanted is subscription for wanted in self._waiting.values())
-
-
-class SharedBuffer(Buffer):
-    """That of several handlers: never two messages of a group at once, and with a message whose last attempt was a lost
-    connection nothing else, so that what ends a process takes no neighbour along."""
-
-    is_shared = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._groups: set[str] = set()
-        """Those of which a handler has a message."""
-        self._parked: dict[str, list[Received]] = {}
-        """What waits for one of its group, by group."""
-        self._running = 0
-        self._is_alone = False
-
-    def first(self, subscription: Subscription | None = None) -> Received | None:
-        while (first := super().first(subscription)) is not None:
-            if self._is_alone or (first.was_lost and self._running):
-                return None
-            group = first.group
-            if not group or group not in self._groups:
-                return first
-            first.subscription.pop()
-            self._parked.setdefault(group, []).append(first)
-        return None
-
-    def take(self, received: Received) -> None:
-        super().take(received)
-        self._running += 1
-        self._is_alone = received.was_lost
-        if received.group:
-            self._groups.add(received.group)
-
-    def ended(self, messages: Iterable[Received]) -> None:
-        for received in messages:
-            self._running -= 1
-            self._is_alone = False
-            if received.group:
-                self._groups.discard(received.group)
-                for parked in self._parked.pop(received.group, ()):
-                    parked.subscription.push(parked)
-        # Each of those who wait may find something now.
-        self.wake_all()
-
-    def cleared(self) -> None:
-        self._parked.clear()
-
-    @property
-    def parked(self) -> int:  # type: ignore[override]
-        return sum(map(len, self._parked.values()))
 
 
 def place_of(received: Received) -> tuple[int, int]:

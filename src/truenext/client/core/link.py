@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from truenext.client.core import frames
+from truenext.client.core.waiting import Signal
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame, Version
@@ -25,12 +26,17 @@ if TYPE_CHECKING:
 SILENCE = 2.0
 """Intervals without a byte after which the broker counts as lost."""
 
+HEART_BEAT = b"\n"
+
 UNANSWERED_MAX = 256
 """Frames whose fate is not known, until a receipt is asked for though nobody waits for one."""
 
 WANTED = 0.4
 """How much more often the broker is to send a heart-beat than we promise to. So this side is the first to see that a
 connection is frozen, and takes it over before the broker counts it as lost and charges somebody for that."""
+
+
+_NOTHING = "nothing"
 
 
 class Unanswered(Protocol):
@@ -59,6 +65,28 @@ class Ignored:
 
     def lost(self) -> None:
         pass
+
+
+class Awaited:
+    """A frame of which somebody waits for the answer, whatever it is."""
+
+    __slots__ = ("_asked", "answered")
+
+    def __init__(self, asked: Unanswered) -> None:
+        self._asked = asked
+        self.answered = Signal()
+
+    def confirmed(self, frame: Frame) -> None:
+        self._asked.confirmed(frame)
+        self.answered.set()
+
+    def refused(self, error: Refused) -> None:
+        self._asked.refused(error)
+        self.answered.set()
+
+    def lost(self) -> None:
+        self._asked.lost()
+        self.answered.set()
 
 
 class Link:
@@ -111,6 +139,25 @@ class Link:
         self.unanswered[number] = asked
         return number
 
+    def ask_for_receipt(self, asked: Unanswered) -> None:
+        """Of all that was written: by a transaction in which nothing is done."""
+        self.ask(frames.frame("BEGIN", {"transaction": _NOTHING}), Ignored())
+        self.ask(frames.frame("ABORT", {"transaction": _NOTHING, "receipt": self.receipt}), asked)
+
+    def answer_of(self, number: int) -> Signal:
+        """Set once the broker has answered this frame, which is unanswered and asks for no receipt."""
+        asked = self.unanswered[number]
+        if isinstance(asked, Awaited):
+            return asked.answered
+        if number == self.frames and self.out and self.out[-1] != HEART_BEAT:
+            # Nobody has taken it yet, so the receipt goes with it.
+            waiting = self.unanswered[number] = Awaited(asked)
+            self.out[-1] = frames.with_receipt(self.out[-1], str(number))
+        else:
+            waiting = Awaited(Ignored())
+            self.ask_for_receipt(waiting)
+        return waiting.answered
+
     @property
     def receipt(self) -> str:
         """What the receipt of the next frame is called, if one is to come."""
@@ -118,7 +165,7 @@ class Link:
 
     def beat(self) -> None:
         """A heart-beat, which is no frame."""
-        self.out.append(b"\n")
+        self.out.append(HEART_BEAT)
 
     # ---- In ----
 

@@ -68,6 +68,22 @@ class Content:
         return int(self.headers.get("truenext-attempts", "0"))
 
     @property
+    def first_cause(self) -> str:
+        """Why a consumer has failed with it for the first time, in that consumer's words; empty if none has, or it has
+        said nothing."""
+        return self._cause("first")
+
+    @property
+    def last_cause(self) -> str:
+        """The same of the last time that a consumer has said why."""
+        return self._cause("last")
+
+    def _cause(self, which: str) -> str:
+        """Its own, or of a dead letter that of the message that it was."""
+        of_the_dead = self.headers.get(f"truenext-original-{which}-cause", "")
+        return self.headers.get(f"truenext-{which}-cause", of_the_dead)
+
+    @property
     def deliveries(self) -> int:
         """How often it was dispatched, this time included; 0 if the broker does not say."""
         return int(self.headers.get("truenext-deliveries", "0"))

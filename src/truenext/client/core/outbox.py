@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from truenext.client.core import frames
-from truenext.client.core.link import Ignored
 from truenext.client.core.sends import ttl_line
 from truenext.client.core.unit import Producer
 from truenext.client.core.waiting import Signal
@@ -276,11 +274,9 @@ class Outbox:
             self._ask_for_receipt(link)
 
     def _ask_for_receipt(self, link: Link) -> None:
-        """Of all that was written: by a transaction in which nothing is done."""
+        """Of all that was written."""
         self._tail = 0
-        link.ask(frames.frame("BEGIN", {"transaction": _NOTHING}), Ignored())
-        end = frames.frame("ABORT", {"transaction": _NOTHING, "receipt": link.receipt})
-        link.ask(end, _ReceiptOfAll(self, link))
+        link.ask_for_receipt(_ReceiptOfAll(self, link))
 
     def not_told(self, link: Link) -> None:
         """The broker has no room for a transaction, though nothing is in it: what was written is not confirmed yet."""
@@ -386,7 +382,7 @@ class Outbox:
 
 
 class _ReceiptOfAll:
-    """A receipt was asked for of all that was written: at the end of a transaction in which nothing is done."""
+    """A receipt was asked for of all that was written."""
 
     __slots__ = ("_link", "_outbox")
 
@@ -412,6 +408,5 @@ def _not_there(link: Link, what: str) -> LocalProtocolError | None:
     return None
 
 
-_NOTHING = "nothing"
 _MAYBE = "the connection was lost before the message was confirmed; it may have arrived"
 _ABANDONED = "the broker has not confirmed the message in time; it may have arrived, and is not sent again"

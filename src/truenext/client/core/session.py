@@ -3,6 +3,7 @@
     auto          a message is acknowledged when the next is asked for, or its block ends
     individual    the program says of each message what became of it
     transacted    a message is acknowledged in the transaction when it is handed out; the transaction ends all at once
+    at commit     the same, and a message is acknowledged when the transaction is committed
 
 A rollback, a cancellation and a refusal give back what is buffered: what is handed out next has been dispatched after
 that, so it is the broker's true next. Source: docs/contract.md, "Giving back"
@@ -40,6 +41,10 @@ class Mode(Enum):
     AUTO = "auto"
     INDIVIDUAL = "individual"
     TRANSACTED = "transacted"
+    AT_COMMIT = "at commit"
+
+
+TRANSACTED = frozenset({Mode.TRANSACTED, Mode.AT_COMMIT})
 
 
 class Session:
@@ -48,7 +53,9 @@ class Session:
         self.mode = mode
         self.buffer = buffer
         self.is_closed = False
-        self.transactions = Transactions(client, buffer) if mode is Mode.TRANSACTED else None
+        self.transactions: Transactions | None = None
+        if mode in TRANSACTED:
+            self.transactions = Transactions(client, buffer, acknowledges_at_commit=mode is Mode.AT_COMMIT)
         self._given: dict[object, list[Received]] = {}
         """In auto mode: what each task or thread was handed last, and not acknowledged."""
         self._told: dict[object, Received] = {}
@@ -118,7 +125,7 @@ class Session:
                 if not taken:
                     taken = self._take(subscription, most, owner)
                 if taken:
-                    # In a transaction it is acknowledged already, and nothing may come between that and the program.
+                    # A transaction has it already, and nothing may come between that and the program.
                     if not self.client.flush() and self.transactions is None:
                         # The program gets nothing before the broker was told that it has it.
                         rounds = [each.subscription.round_min for each in taken]
@@ -193,8 +200,7 @@ class Session:
         if self.transactions is not None:
             self.transactions.give(received, link, owner)
             return received
-        subscription.held[received.ack_id] = received
-        client.subscriptions.begin(received)
+        client.subscriptions.hold(received)
         return received
 
     def _wait(self, subscription: Subscription | None, most: int, deadline: float | None, *, now: bool) -> Flow[bool]:
@@ -337,17 +343,16 @@ class Session:
 
     # ---- What becomes of a message ----
 
-    def settle(self, received: Received, verdict: Verdict) -> bool:
-        """The program has said it. Whether all that was to be written has been.
+    def settle(self, received: Received, verdict: Verdict, owner: object = None) -> bool:
+        """The program has said it; `owner` is who, if a transaction has it. Whether all of it was written.
 
-        Raises: LocalProtocolError if something was said already, or a transaction has it
+        Raises: LocalProtocolError if something was said already, or a transaction has acknowledged it; RolledBack if
+        another task has ended its transaction
         """
         if received.state is not State.HELD:
             raise LocalProtocolError(f"{received!r} has been acknowledged, refused or given back already")
         if received.unit is not None:
-            raise LocalProtocolError(
-                f"{received!r} belongs to a transaction: commit or roll back, or name it as failed"
-            )
+            self.transacted().check_may_settle(received, verdict)
         client = self.client
         link = client.world.link
         # Which broker it is, is known when it has answered.
@@ -356,16 +361,23 @@ class Session:
             if verdict.delay_ms is not None:
                 link.require_truenext("nack with a delay")
             # A NACK would make it a dead letter there.
-            self.give_back(received)
+            self.give_back(received, owner)
+            return client.flush()
+        if received.unit is not None:
+            self.transacted().settle(received, verdict, owner)
             return client.flush()
         self._is_settled(received)
         client.subscriptions.settle(received, verdict)
         self.buffer.ended((received,))
         return client.flush()
 
-    def give_back(self, received: Received) -> None:
-        """The program did not get to handle it: it returns without an attempt, and what is buffered with it."""
-        if received.state is not State.HELD or received.unit is not None:
+    def give_back(self, received: Received, owner: object = None) -> None:
+        """The program did not get to handle it: it returns without an attempt, and what is buffered with it; `owner` is
+        who says so, if a transaction has it."""
+        if received.state is not State.HELD:
+            return
+        if received.unit is not None:
+            self.transacted().give_back(received, owner)
             return
         self._is_settled(received)
         self._give_back_all([received])
@@ -491,6 +503,13 @@ class Session:
                 break
         transactions.send(link, head, body, ttl_s, called_at, owner)
         client.flush_soon()
+
+    def flush(self, deadline: float | None) -> Flow[None]:
+        """Until the broker has taken all that was sent in the open transaction.
+
+        Raises: RolledBack, with what the broker has refused; TimeoutError; LocalProtocolError
+        """
+        yield from self.transacted().flush(deadline)
 
     def commit(self, deadline: float | None) -> Flow[None]:
         """All of it happens, or nothing. Returns once it is durable.

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from truenext.client.core import frames
 from truenext.client.core.holding import Buffer, Received, State, Subscription, Wanted
 from truenext.client.core.link import UNANSWERED_MAX, Ignored
-from truenext.errors import ConnectionLost, Refused
+from truenext.client.core.unit import Unit
+from truenext.errors import ClosedError, ConnectionLost, Refused
 from truenext.pattern import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from truenext.client.core.link import Link
-    from truenext.client.core.unit import Unit
     from truenext.client.core.verdict import Verdict
     from truenext.client.core.world import World
     from truenext.wire.stomp.frame import Frame
@@ -106,11 +106,17 @@ class Subscriptions:
                 link.ask(end, Ignored())
             for received in subscription.held.values():
                 received.state = State.DONE
+                if isinstance(received.unit, Unit):
+                    # It was to be acknowledged with the commit, and returns now.
+                    received.unit.doom(ClosedError("a consumer was closed, from which the transaction has messages"))
             self._world.flush_soon()
         subscription.begin_connection()
         subscription.buffer.cleared()
         foreign = [each for each in self.foreign.values() if each.subscription is subscription]
         self.foreign = {key: each for key, each in self.foreign.items() if each.subscription is not subscription}
+        for received in foreign:
+            # Nothing is to be said of it any more, though its transaction has not noticed yet that it was lost.
+            received.state = State.DONE
         # It may have come again to another consumer of ours.
         self.put_back([each for each in foreign if each.unit is None])
         subscription.buffer.wake_all()
@@ -303,6 +309,11 @@ class Subscriptions:
             received.is_begun = True
             link.write(frames.begun(received.ack_id))
 
+    def hold(self, received: Received) -> None:
+        """The program gets it, and says later what became of it."""
+        received.subscription.held[received.ack_id] = received
+        self.begin(received)
+
     def is_current(self, received: Received) -> bool:
         """Its connection is there."""
         return self._world.link is not None and received.link == self._world.link.number
@@ -341,7 +352,7 @@ class Subscriptions:
             else:
                 data = frames.ack(ack_id)
         else:
-            headers = _nack_headers(received, verdict)
+            headers = _nack_headers(received, verdict, link)
             if self._told % UNANSWERED_MAX == 0:
                 headers["receipt"] = link.receipt
             data = frames.frame("NACK", headers)
@@ -453,12 +464,14 @@ class _Subscribing:
         pass
 
 
-def _nack_headers(received: Received, verdict: Verdict) -> dict[str, str]:
+def _nack_headers(received: Received, verdict: Verdict, link: Link) -> dict[str, str]:
     headers = {"id": received.ack_id}
     if verdict.delay_ms is not None:
         headers["truenext-delay"] = str(verdict.delay_ms)
     if verdict.is_poison:
         headers["truenext-poison"] = "true"
+    if verdict.cause and link.is_truenext:
+        headers["truenext-cause"] = verdict.cause
     return headers
 
 

@@ -16,17 +16,21 @@ from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import Code, InDoubt, LocalProtocolError, Refused, RolledBack
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from truenext.client.core.client import Client
     from truenext.client.core.holding import Buffer, Received
     from truenext.client.core.link import Link
+    from truenext.client.core.verdict import Verdict
 
 CANCELLED_COMMIT_S = 5.0
 """Seconds for which whoever was cancelled waits for the outcome of a COMMIT that is under way."""
 
 
 class Transactions:
-    def __init__(self, client: Client, buffer: Buffer) -> None:
-        """`buffer` is that of the session: what is in it is given back with a unit that does not happen."""
+    def __init__(self, client: Client, buffer: Buffer, *, acknowledges_at_commit: bool) -> None:
+        """`buffer` is that of the session: what is in it is given back with a unit that does not happen. What a unit is
+        given it acknowledges when it is handed out, or at its commit."""
         self.unit: Unit | None = None
         """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
         self.last: Unit | None = None
@@ -35,6 +39,7 @@ class Transactions:
         """The block that ends the transaction."""
         self._client = client
         self._buffer = buffer
+        self._acknowledges_at_commit = acknowledges_at_commit
         self._producer = client.new_producer()
         self._not_before = 0.0
         """The broker has no room for a transaction, and is not asked again before."""
@@ -69,12 +74,18 @@ class Transactions:
         if unit is None:
             unit = self.unit = Unit(self._client.world.name(), link.number, owner)
             self._client.units[unit] = None
-            headers = {"transaction": unit.name}
-            if len(link.unanswered) > UNANSWERED_MAX:
-                # Transactions that are rolled back ask for none.
-                headers["receipt"] = link.receipt
-            link.ask(frames.frame("BEGIN", headers), Begin(unit))
         return unit
+
+    def _begin(self, unit: Unit, link: Link) -> None:
+        """The broker is to know of it."""
+        if unit.has_begun:
+            return
+        unit.has_begun = True
+        headers = {"transaction": unit.name}
+        if len(link.unanswered) > UNANSWERED_MAX:
+            # Transactions that are rolled back ask for none.
+            headers["receipt"] = link.receipt
+        link.ask(frames.frame("BEGIN", headers), Begin(unit))
 
     # ---- Its block ----
 
@@ -96,11 +107,26 @@ class Transactions:
     # ---- What is in it ----
 
     def give(self, received: Received, link: Link, owner: object) -> None:
-        """A message is acknowledged in it."""
+        """A message is handed out in it."""
         unit = self._open(link, owner)
         received.unit = unit
         unit.given.append(received)
+        if self._acknowledges_at_commit:
+            self._client.subscriptions.hold(received)
+        else:
+            self._begin(unit, link)
+            self._acknowledge(received, unit, link)
+
+    def _acknowledge(self, received: Received, unit: Unit, link: Link) -> None:
+        unit.has_messages = True
         link.ask(frames.ack_in(unit.name, received.ack_id), unit.frame)
+
+    def _refuse(self, messages: Iterable[Received], unit: Unit, link: Link) -> None:
+        """What has failed is refused in it."""
+        for received in messages:
+            self._begin(unit, link)
+            unit.has_messages = True
+            link.ask(frames.frame("NACK", {"id": received.ack_id, "transaction": unit.name}), unit.frame)
 
     def send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
         """What the broker says of it is known at the commit."""
@@ -109,8 +135,26 @@ class Transactions:
             link.require_truenext("a ttl")
             ttl = ttl_line(ttl_s - (self._client.clock() - called_at))
         unit = self._open(link, owner)
+        self._begin(unit, link)
         said = f"{ttl}transaction:{unit.name}\ncontent-length:{len(body)}\n\n".encode()
-        link.ask(b"".join((head, said, body, b"\0")), unit.frame)
+        unit.sent = link.ask(b"".join((head, said, body, b"\0")), unit.frame)
+
+    def flush(self, deadline: float | None) -> Flow[None]:
+        """Until the broker has taken all that was sent in it.
+
+        Raises: RolledBack, with what the broker has refused; TimeoutError
+        """
+        self.check()
+        unit, link = self.unit, self._client.link
+        if unit is None or link is None or link.number != unit.link or unit.sent not in link.unanswered:
+            return
+        answered = link.answer_of(unit.sent)
+        self._client.flush()
+        came = yield Wait(answered, deadline)
+        if unit.outcome in (Outcome.DOOMED, Outcome.ROLLED_BACK):
+            raise unit.rolled_back()
+        if not came:
+            raise TimeoutError("the broker has not taken all that was sent in the transaction in time")
 
     def fail(self, received: Received) -> None:
         """This message made it fail.
@@ -147,8 +191,14 @@ class Transactions:
         assert link is not None, "it would be doomed"
         if unit.failed:
             link.require_truenext("a commit beside a message that has failed")
-            # What has failed does not happen with the rest of it.
-            _refuse_failed(unit, link)
+        self._begin(unit, link)
+        if self._acknowledges_at_commit:
+            for received in unit.given:
+                received.subscription.held.pop(received.ack_id, None)
+                if received not in unit.failed:
+                    self._acknowledge(received, unit, link)
+        # What has failed does not happen with the rest of it.
+        self._refuse(unit.failed, unit, link)
         headers = {"transaction": unit.name}
         if link.is_truenext:
             producer = self._producer
@@ -201,17 +251,23 @@ class Transactions:
             return
         if unit.outcome is Outcome.OPEN:
             self._abort(unit, charge)
-            if unit.owner is not owner and not self._client.world.has_ended(unit.owner):
-                # Its own code does not know yet.
-                unit.outcome = Outcome.DOOMED
-                unit.cause = RolledBack("another task has rolled back or closed the session")
-                self._buffer.wake_all()
-                return
-            unit.outcome = Outcome.ROLLED_BACK
+            self._was_ended(unit, owner, "another task has rolled back or closed the session")
+            return
         if unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
             raise LocalProtocolError("the transaction is being committed")
         if unit.owner is owner or self._client.world.has_ended(unit.owner):
             self._end(unit)
+
+    def _was_ended(self, unit: Unit, owner: object, why: str) -> None:
+        """By its own code, or by another task."""
+        if unit.owner is owner or self._client.world.has_ended(unit.owner):
+            unit.outcome = Outcome.ROLLED_BACK
+            self._end(unit)
+        else:
+            # Its own code does not know yet.
+            unit.outcome = Outcome.DOOMED
+            unit.cause = RolledBack(why)
+            self._buffer.wake_all()
 
     def doom(self, unit: Unit, why: str) -> None:
         """If it is open it is taken back, and its code does not know yet."""
@@ -219,23 +275,72 @@ class Transactions:
             self._abort(unit, Charge.NONE)
             unit.doom(RolledBack(why))
 
-    def _abort(self, unit: Unit, charge: Charge) -> None:
+    def _abort(self, unit: Unit, charge: Charge, *, gives_back: bool = True) -> None:
+        """`gives_back`: what it was given, and what is buffered."""
         client = self._client
         link = client.link
         if link is None or link.number != unit.link:
             return
         charges_all = charge is Charge.ALL and not unit.failed
         if link.is_truenext and charge is not Charge.NONE:
-            _refuse_failed(unit, link)
+            # What is not acknowledged in it would return without an attempt.
+            is_all = charges_all and self._acknowledges_at_commit
+            self._refuse(unit.given if is_all else unit.failed, unit, link)
         subscriptions = [each for each in self._buffer.subscriptions if not each.is_closed]
-        begun = None if unit.begin_is_refused else unit
-        if begun is not None and not unit.given:
+        begun = unit if unit.has_begun and not unit.begin_is_refused else None
+        if begun is not None and not unit.has_messages:
             # It may yet be refused that it has begun, for want of room: then there is none to abort.
             link.ask(frames.frame("ABORT", {"transaction": unit.name}), Ignored())
             begun = None
-        if subscriptions or unit.given:
-            client.subscriptions.give_back(subscriptions, unit=begun, charges_all=charges_all)
+        if gives_back and (subscriptions or unit.given):
+            client.subscriptions.give_back(subscriptions, returning=unit.given, unit=begun, charges_all=charges_all)
+        for received in unit.given:
+            received.subscription.held.pop(received.ack_id, None)
         client.flush()
+
+    # ---- What the program says of a message that is not acknowledged yet ----
+
+    def check_may_settle(self, received: Received, verdict: Verdict) -> None:
+        """Raises: LocalProtocolError if it cannot be said of a message of a transaction; RolledBack if another task has
+        ended that, and the message with it"""
+        unit = received.unit
+        assert isinstance(unit, Unit), "a transaction has it"
+        if verdict.is_done or not self._acknowledges_at_commit:
+            raise LocalProtocolError(
+                f"{received!r} belongs to a transaction: commit or roll back, or name it as failed"
+            )
+        if _has_lost_its_messages(unit):
+            raise unit.rolled_back()
+        if unit.outcome not in (Outcome.OPEN, Outcome.DOOMED):
+            raise LocalProtocolError(f"{received!r} belongs to a transaction that is being committed")
+
+    def settle(self, received: Received, verdict: Verdict, owner: object) -> None:
+        """The program says of one message of the transaction that it has failed. The transaction is taken back, and
+        nobody is charged with that; what was said counts for this message alone. If the connection was lost, it counts
+        when the message comes again."""
+        unit = self.unit
+        assert unit is not None and unit is received.unit, "it was checked"
+        unit.given.remove(received)
+        unit.failed.pop(received, None)
+        received.unit = None
+        is_open = unit.outcome is Outcome.OPEN
+        if is_open:
+            # If it had no other, the refusal gives back what has to be.
+            self._abort(unit, Charge.NONE, gives_back=bool(unit.given))
+        elif unit.owner is owner:
+            self._end(unit)
+        self._client.subscriptions.settle(received, verdict)
+        self._buffer.ended((received,))
+        if is_open:
+            self._was_ended(unit, owner, "another task has refused a message of it")
+
+    def give_back(self, received: Received, owner: object) -> None:
+        """The program did not get to handle a message: the transaction is taken back, and all of it returns."""
+        unit = received.unit
+        assert isinstance(unit, Unit), "a transaction has it"
+        is_open = unit.outcome in (Outcome.OPEN, Outcome.DOOMED) and not _has_lost_its_messages(unit)
+        if self._acknowledges_at_commit and is_open:
+            self.rollback(owner, charge=Charge.NONE)
 
     # ---- Its code has ended ----
 
@@ -261,7 +366,7 @@ class Transactions:
             self._not_before = client.clock() + NO_ROOM_S
         if unit.outcome is Outcome.DOOMED:
             # What a lost connection had is with the broker already.
-            if client.link is not None and client.link.number == unit.link and not isinstance(unit.cause, RolledBack):
+            if client.link is not None and client.link.number == unit.link and not _has_lost_its_messages(unit):
                 self._abort(unit, Charge.NONE)
             unit.outcome = Outcome.ROLLED_BACK
         elif unit.outcome is Outcome.ROLLED_BACK and isinstance(unit.cause, Refused):
@@ -294,9 +399,9 @@ class Transactions:
             self._client.free_producer(self._producer)
 
 
-def _refuse_failed(unit: Unit, link: Link) -> None:
-    for received in unit.failed:
-        link.ask(frames.frame("NACK", {"id": received.ack_id, "transaction": unit.name}), unit.frame)
+def _has_lost_its_messages(unit: Unit) -> bool:
+    """Another task has given them back, and its code does not know yet."""
+    return unit.outcome is Outcome.DOOMED and isinstance(unit.cause, RolledBack)
 
 
 def _in_doubt(unit: Unit, reason: str) -> InDoubt:

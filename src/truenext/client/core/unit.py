@@ -66,12 +66,15 @@ class Unit:
         "failed",
         "frame",
         "given",
+        "has_begun",
+        "has_messages",
         "link",
         "name",
         "number",
         "outcome",
         "owner",
         "producer",
+        "sent",
         "settled",
     )
 
@@ -82,6 +85,10 @@ class Unit:
         """The number of the connection on which it is."""
         self.owner = owner
         """The task or thread whose code it is."""
+        self.has_begun = False
+        """The broker was told of it."""
+        self.has_messages = False
+        """The broker was told of messages that are acknowledged or refused in it."""
         self.begin_is_refused = False
         """There is nothing to abort."""
         self.outcome = Outcome.OPEN
@@ -89,6 +96,8 @@ class Unit:
         """Why it was doomed or rolled back, if its own code did not want that."""
         self.given: list[Received] = []
         """Messages that it was given."""
+        self.sent = 0
+        """Which frame of its connection was its last send; 0 if there was none."""
         self.failed: dict[Received, None] = {}
         """Those that its code has named as failed."""
         self.producer: Producer | None = None

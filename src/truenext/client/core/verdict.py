@@ -10,6 +10,8 @@ class Verdict(msgspec.Struct, frozen=True):
     """What has failed is tried again after so long; None leaves that to the queue's policy."""
     is_poison: bool = False
     """What has failed is never tried again."""
+    cause: str = ""
+    """Why it has failed, for whoever looks at it later."""
 
 
 DONE = Verdict(True)

@@ -38,10 +38,9 @@ from truenext.client.core.sending import (
     settled,
 )
 from truenext.client.core.sends import Outgoing, SendOptions, body_of
-from truenext.client.core.session import Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
-from truenext.client.core.verdict import DONE, POISON, Verdict
+from truenext.client.core.verdict import DONE, Verdict
 from truenext.client.tasks.driver import Driver
 from truenext.errors import ClosedError, InDoubt
 
@@ -93,6 +92,7 @@ def connect(
     client_id: str | None = None,
     heart_beat: float = 10.0,
     reconnect: bool = True,
+    beats_apart: bool = False,
     timeout: float = CLOSE_S,
 ) -> Opening[Connection]:
     """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there. To be
@@ -102,6 +102,10 @@ def connect(
     is there at first. `client_id` names this client for durable subscriptions.
     Within two `heart_beat`s (seconds; 0 is none) each side sees that the other has gone. `timeout` is for the first
     connection, in seconds.
+
+    An event loop that is blocked for so long loses its connection, and others get its messages. With `beats_apart` a
+    thread beats in its place: the connection stays as long as the process lives, and a process that hangs keeps what it
+    has.
 
     Raises: ConfigurationError if a URL is none; ValueError, TypeError; ConnectionLost if no broker is there in time;
     Refused, such as for wrong credentials
@@ -113,6 +117,7 @@ def connect(
         client_id=client_id,
         heart_beat_s=heart_beat,
         reconnects=reconnect,
+        beats_apart=beats_apart,
     )
 
     async def make() -> Connection:
@@ -137,29 +142,38 @@ class Message(Received):
         """
         await self._settle(DONE)
 
-    async def nack(self, *, delay: float | None = None) -> None:
-        """It has failed, which counts as an attempt: it is tried again, at once or after so many seconds.
+    async def nack(self, *, delay: float | None = None, cause: str = "") -> None:
+        """It has failed, which counts as an attempt: it is tried again, at once or after so many seconds. A transaction
+        that has it and has not acknowledged it (`ack="commit"`) is rolled back, and charges nobody else.
 
-        Raises: LocalProtocolError
+        `cause` says why, to whoever looks at it later: `first_cause` and `last_cause` of the message, and of its dead
+        letter. Of a text of more than 4096 bytes of UTF-8 only the beginning is said, whole characters; another broker
+        is told nothing.
+
+        Raises: LocalProtocolError if something was said of it already, or a transaction has acknowledged it;
+        RolledBack if another task has ended its transaction; ValueError, TypeError
         """
-        await self._settle(flows.failed_for(delay))
+        await self._settle(flows.failed_for(delay, cause))
 
-    async def reject(self) -> None:
-        """It will never do: it is a dead letter from now on.
+    async def reject(self, *, cause: str = "") -> None:
+        """It will never do: it is a dead letter from now on. Of `cause` and of its transaction as `nack`.
 
-        Raises: LocalProtocolError
+        Raises: as `nack`
         """
-        await self._settle(POISON)
+        await self._settle(flows.rejected_for(cause))
 
     async def give_back(self) -> None:
-        """It was not handled, and nobody has failed: it returns without an attempt. Nothing happens if something was
-        said of it already, or it belongs to a transaction."""
-        await self._session.driver.run(flows.give_back(self._session.core, self))
+        """It was not handled, and nobody has failed: it returns without an attempt. A transaction that has it and has
+        not acknowledged it (`ack="commit"`) is rolled back. Nothing happens if something was said of it already, or a
+        transaction has acknowledged it."""
+        source = self._session
+        await source.driver.run(flows.give_back(source.core, self, source.driver.owner()))
 
     async def _settle(self, verdict: Verdict) -> None:
         source = self._session
         source.driver.check_place()
-        if not source.core.settle(self, verdict):
+        owner = None if self.unit is None else asyncio.current_task()
+        if not source.core.settle(self, verdict, owner):
             await source.driver.run(source.core.client.wait_until_written())
 
     def process(self) -> Processing:
@@ -359,7 +373,7 @@ class Session:
         Raises: RolledBack if the transaction was ended from elsewhere; otherwise as `Connection.send`
         """
         core, driver = self._source.core, self._source.driver
-        if core.mode is not Mode.TRANSACTED:
+        if core.transactions is None:
             await self._connection.send(destination, body, timeout=timeout, **options)
             return
         driver.check_place()
@@ -380,6 +394,16 @@ class Session:
         Raises: RolledBack, InDoubt at its end
         """
         return Transaction(self._source, timeout)
+
+    async def flush(self, *, timeout: float = TIMEOUT_S) -> None:
+        """Wait until the broker has taken all that was sent in the open transaction. What it refuses of that is known
+        then, and not at the commit only. None of it is visible or durable before the commit.
+
+        Raises: RolledBack, whose cause says what was refused, or that the connection was lost; TimeoutError, and the
+        transaction is still open; LocalProtocolError if the session is not transacted
+        """
+        driver = self._source.driver
+        await driver.run(self._source.core.flush(driver.loop.time() + timeout))
 
     async def commit(self, *, timeout: float = TIMEOUT_S) -> None:
         """All of it happens, or nothing. Returns once it is durable.
@@ -561,13 +585,20 @@ class Connection:
 
     # ---- Receiving ----
 
-    def session(self, *, transacted: bool = False) -> Opening[Session]:
+    def session(self, *, transacted: bool = False, ack: str = "receive") -> Opening[Session]:
         """Consumers that share one buffer; `transacted`: and one transaction after the other. Without that the program
-        says of each message what became of it. To be awaited, or used in an `async with`."""
+        says of each message what became of it. To be awaited, or used in an `async with`.
+
+        `ack` says when a transaction acknowledges a message: "receive", when it is handed out; or "commit": until then
+        the program may say of it that it has failed (`Message.nack`, `Message.reject`), and it counts in the prefetch.
+
+        Raises: ValueError
+        """
+        mode = flows.mode_of_session(ack, transacted=transacted)
 
         async def make() -> Session:
             self._driver.check_place()
-            return Session(self, flows.open_session(self._driver.client, is_transacted=transacted))
+            return Session(self, flows.open_session(self._driver.client, mode))
 
         return Opening(make)
 
@@ -595,15 +626,16 @@ class Connection:
         handler: Callable[[Message, Session], Awaitable[None]],
         *,
         transacted: bool = False,
+        ack: str = "receive",
         concurrency: int = 1,
         **options: Unpack[ConsumerOptions],
     ) -> None:
         """Hand each message to `handler`, several at once, until cancelled or closed.
 
         A message is acknowledged when its handler returns, with all that it has sent through its session if
-        `transacted`. It has failed if the handler raises, which is logged. Never two messages of a group run at once,
-        and beside one whose last attempt was a lost connection runs nothing. A cancellation waits for the handlers that
-        run, and is raised again; a second one cancels them.
+        `transacted`; for `ack` see `session`. It has failed if the handler raises, which is logged. Never two messages
+        of a group run at once, and beside one whose last attempt was a lost connection runs nothing. A cancellation
+        waits for the handlers that run, and is raised again; a second one cancels them.
 
         Raises: Refused, ClosedError if the connection ends for good
         """
@@ -614,7 +646,7 @@ class Connection:
         if concurrency < 1:
             raise ValueError(f"concurrency is at least 1, not {concurrency}")
         driver = self._driver
-        consuming = Consuming(driver.client, is_transacted=transacted)
+        consuming = Consuming(driver.client, flows.mode_of_session(ack, transacted=transacted), driver.beside)
         asked = wanted(destination, options)
         tasks = self._consuming[consuming] = set()
         try:

@@ -1,7 +1,11 @@
 """What runs a client in an event loop: its socket, its clock, and the waiting of its flows.
 
-Everything happens in the loop, without locks. Reading waits for nobody: the loop says when there is something to read,
-and what was read is taken in at once. Writing is tried at once; what the socket does not take waits for it.
+Everything happens in the loop; only writing to the socket has a lock, for heart.py. Reading waits for nobody: the loop
+says when there is something to read, and what was read is taken in at once. Writing is tried at once; what the socket
+does not take waits for it.
+
+After a long block of the loop timers are due, and what has come meanwhile is not read. Which of the two a loop does
+first differs from loop to loop. So the socket is read before anything is decided because of the time.
 """
 
 from __future__ import annotations
@@ -11,11 +15,16 @@ import contextlib
 import os
 import random
 import socket
+import threading
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 from truenext.client import log
+from truenext.client.core.beside import Beside
 from truenext.client.core.client import Client, Login
+from truenext.client.core.link import HEART_BEAT
 from truenext.client.core.world import World
+from truenext.client.tasks.heart import Heart
 from truenext.errors import ClosedError, ConnectionLost
 from truenext.limits import READ_BYTES
 
@@ -32,12 +41,16 @@ BLOCKED_S = 1.0
 
 T = TypeVar("T")
 
+_beside: WeakKeyDictionary[asyncio.AbstractEventLoop, Beside] = WeakKeyDictionary()
+
 
 class Driver:
     def __init__(self, login: Login, name: str, make: type[Received]) -> None:
         """To be made in the loop that it is to run in."""
         self.loop = asyncio.get_running_loop()
         self.process = os.getpid()
+        self.beside = _beside.setdefault(self.loop, Beside())
+        """Of all connections in this loop."""
         world = World(
             clock=self.loop.time,
             chance=random.random,
@@ -47,6 +60,9 @@ class Driver:
             has_ended=_has_ended,
         )
         self.client = Client(login, name, world, make)
+        self._heart: Heart | None = None
+        self._writing = threading.Lock()
+        """Whoever has it writes to the socket, and changes what is left over."""
         self._sock: socket.socket | None = None
         self._link: Link | None = None
         """What the socket is for."""
@@ -55,13 +71,18 @@ class Driver:
         self._write_error: OSError | None = None
         self._is_flush_due = False
         self._is_reading = True
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
+        """When it is due. uvloop does not say that of one that was due when it was made."""
         self._wake: asyncio.Future[None] | None = None
         """Done when the socket is of no further use."""
         self._connecting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._connecting = self.loop.create_task(self._connect_for_ever(), name="truenext connection")
+        login = self.client.login
+        if login.beats_apart and login.heart_beat_s:
+            self._heart = Heart(self, login.heart_beat_s)
         self._arm()
 
     # ---- Flows ----
@@ -112,8 +133,12 @@ class Driver:
             if not future.done():
                 future.set_result(None)
 
+        def give_up() -> None:
+            self._read_what_waits()
+            wake()
+
         signal.call(wake)
-        timer = None if deadline is None else self.loop.call_at(deadline, wake)
+        timer = None if deadline is None else self.loop.call_at(deadline, give_up)
         try:
             await future
         finally:
@@ -165,6 +190,7 @@ class Driver:
         raise errors[0] if errors else OSError(f"{address.host} has no address")
 
     def _begin(self, sock: socket.socket, address: Address) -> None:
+        self._link = None
         self._sock = sock
         self._rest = None
         self._write_error = None
@@ -176,10 +202,12 @@ class Driver:
 
     def _end(self) -> None:
         """The socket is of no further use."""
-        sock, self._sock = self._sock, None
+        # In a forked child the lock may be that of a thread that is not there.
+        with contextlib.nullcontext() if self._is_elsewhere else self._writing:
+            sock, self._sock = self._sock, None
         if sock is None:
             return
-        if os.getpid() == self.process:
+        if not self._is_elsewhere:
             self.loop.remove_reader(sock)
             self.loop.remove_writer(sock)
             with contextlib.suppress(OSError):
@@ -198,7 +226,10 @@ class Driver:
             flow.close()
 
     async def stop(self) -> None:
-        """Nothing is left of it: neither socket nor task nor timer."""
+        """Nothing is left of it: neither socket nor task nor timer nor thread."""
+        if self._heart is not None:
+            self._heart.stop()
+            self._heart = None
         self._end()
         if self._timer is not None:
             self._timer.cancel()
@@ -243,6 +274,11 @@ class Driver:
             self.loop.remove_reader(self._sock)
             self._is_reading = False
 
+    def _read_what_waits(self) -> None:
+        """Before something is decided because of the time."""
+        if self._sock is not None and self._is_reading:
+            self._on_readable()
+
     def read_on(self) -> None:
         """If nothing was read any more, for enough was here."""
         if not (self._is_reading or self.client.is_full) and self._sock is not None:
@@ -263,20 +299,43 @@ class Driver:
         if not out:
             return True
         data = out[0] if len(out) == 1 else b"".join(out)
-        try:
-            written = sock.send(data)
-        except (BlockingIOError, InterruptedError):
-            written = 0
-        except OSError as error:
-            # Whoever writes is in the middle of something.
-            self._write_error = error
-            self.loop.call_soon(self._on_write_error, sock)
-            return False
-        if written == len(data):
-            return True
-        self._rest = memoryview(data)[written:]
+        with self._writing:
+            try:
+                written = sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                written = 0
+            except OSError as error:
+                # Whoever writes is in the middle of something.
+                self._write_error = error
+                self.loop.call_soon(self._on_write_error, sock)
+                return False
+            if written == len(data):
+                return True
+            self._rest = memoryview(data)[written:]
         self.loop.add_writer(sock, self._on_writable)
         return False
+
+    def beat(self, seen: float) -> float:
+        """Called by another thread: if nothing was written since `seen`, write what is left over, or a heart-beat.
+        Returns what to say the next time."""
+        with self._writing:
+            link, sock = self._link, self._sock
+            if link is None or sock is None or not (link.is_up and link.beats_every_s):
+                return seen
+            written_at = link.written_at
+            if written_at == seen:
+                # If the connection is lost, the loop will come upon that.
+                with contextlib.suppress(OSError):
+                    if self._rest is None:
+                        sock.send(HEART_BEAT)
+                    else:
+                        self._write_some(sock, self._rest)
+            return written_at
+
+    def _write_some(self, sock: socket.socket, rest: memoryview) -> None:
+        """Of what is left over. Raises: OSError"""
+        written = sock.send(rest)
+        self._rest = rest[written:] if written < len(rest) else None
 
     def _on_write_error(self, sock: socket.socket) -> None:
         if self._sock is sock and self._write_error is not None:
@@ -285,19 +344,19 @@ class Driver:
     def _on_writable(self) -> None:
         if self._is_elsewhere:
             return
-        sock, rest = self._sock, self._rest
-        assert sock is not None and rest is not None, "it is waited for"
+        sock = self._sock
+        assert sock is not None, "it is waited for"
         try:
-            written = sock.send(rest)
+            with self._writing:
+                if self._rest is not None:
+                    self._write_some(sock, self._rest)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._lost(error)
             return
-        if written < len(rest):
-            self._rest = rest[written:]
+        if self._rest is not None:
             return
-        self._rest = None
         self.loop.remove_writer(sock)
         try:
             if self.flush():
@@ -332,18 +391,20 @@ class Driver:
         timer = self._timer
         if due is None or self.client.error is not None:
             return
-        if timer is None or timer.cancelled() or due < timer.when():
+        if timer is None or due < self._timer_at:
             if timer is not None:
                 timer.cancel()
             self._timer = self.loop.call_at(due, self._tick)
+            self._timer_at = due
 
     def _tick(self) -> None:
         if self._is_elsewhere:
             return
-        timer, self._timer = self._timer, None
-        late = 0.0 if timer is None else self.loop.time() - timer.when()
+        self._timer = None
+        late = self.loop.time() - self._timer_at
         if late > BLOCKED_S:
             log.report("the event loop was blocked", {"seconds": round(late, 1)})
+        self._read_what_waits()
         try:
             self.client.tick()
             self._after()

@@ -34,10 +34,9 @@ from truenext.client.core.sending import (
     settled,
 )
 from truenext.client.core.sends import Outgoing, SendOptions, body_of
-from truenext.client.core.session import Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
-from truenext.client.core.verdict import DONE, POISON, Verdict
+from truenext.client.core.verdict import DONE, Verdict
 from truenext.client.threads.driver import Driver
 from truenext.errors import ClosedError, InDoubt
 
@@ -94,27 +93,36 @@ class Message(Received):
         """
         self._settle(DONE)
 
-    def nack(self, *, delay: float | None = None) -> None:
-        """It has failed, which counts as an attempt: it is tried again, at once or after so many seconds.
+    def nack(self, *, delay: float | None = None, cause: str = "") -> None:
+        """It has failed, which counts as an attempt: it is tried again, at once or after so many seconds. A transaction
+        that has it and has not acknowledged it (`ack="commit"`) is rolled back, and charges nobody else.
 
-        Raises: LocalProtocolError
+        `cause` says why, to whoever looks at it later: `first_cause` and `last_cause` of the message, and of its dead
+        letter. Of a text of more than 4096 bytes of UTF-8 only the beginning is said, whole characters; another broker
+        is told nothing.
+
+        Raises: LocalProtocolError if something was said of it already, or a transaction has acknowledged it;
+        RolledBack if another task has ended its transaction; ValueError, TypeError
         """
-        self._settle(flows.failed_for(delay))
+        self._settle(flows.failed_for(delay, cause))
 
-    def reject(self) -> None:
-        """It will never do: it is a dead letter from now on.
+    def reject(self, *, cause: str = "") -> None:
+        """It will never do: it is a dead letter from now on. Of `cause` and of its transaction as `nack`.
 
-        Raises: LocalProtocolError
+        Raises: as `nack`
         """
-        self._settle(POISON)
+        self._settle(flows.rejected_for(cause))
 
     def give_back(self) -> None:
-        """It was not handled, and nobody has failed: it returns without an attempt. Nothing happens if something was
-        said of it already, or it belongs to a transaction."""
-        self._session.driver.run(flows.give_back(self._session.core, self))
+        """It was not handled, and nobody has failed: it returns without an attempt. A transaction that has it and has
+        not acknowledged it (`ack="commit"`) is rolled back. Nothing happens if something was said of it already, or a
+        transaction has acknowledged it."""
+        source = self._session
+        source.driver.run(flows.give_back(source.core, self, current_thread()))
 
     def _settle(self, verdict: Verdict) -> None:
-        self._session.driver.run(flows.settle(self._session.core, self, verdict))
+        source = self._session
+        source.driver.run(flows.settle(source.core, self, verdict, current_thread()))
 
     def process(self) -> Processing:
         """`with message.process():` says what became of it: acknowledged at the end of the block, failed by an
@@ -309,7 +317,7 @@ class Session:
         Raises: RolledBack if the transaction was ended from elsewhere; otherwise as `Connection.send`
         """
         core, driver = self._source.core, self._source.driver
-        if core.mode is not Mode.TRANSACTED:
+        if core.transactions is None:
             self._connection.send(destination, body, timeout=timeout, **options)
             return
         said = flows.spoken_in_transaction(destination, options)
@@ -329,6 +337,15 @@ class Session:
         Raises: RolledBack, InDoubt at its end
         """
         return Transaction(self._source, timeout)
+
+    def flush(self, *, timeout: float = TIMEOUT_S) -> None:
+        """Wait until the broker has taken all that was sent in the open transaction. What it refuses of that is known
+        then, and not at the commit only. None of it is visible or durable before the commit.
+
+        Raises: RolledBack, whose cause says what was refused, or that the connection was lost; TimeoutError, and the
+        transaction is still open; LocalProtocolError if the session is not transacted
+        """
+        self._source.driver.run(self._source.core.flush(monotonic() + timeout))
 
     def commit(self, *, timeout: float = TIMEOUT_S) -> None:
         """All of it happens, or nothing. Returns once it is durable.
@@ -503,10 +520,17 @@ class Connection:
 
     # ---- Receiving ----
 
-    def session(self, *, transacted: bool = False) -> Session:
+    def session(self, *, transacted: bool = False, ack: str = "receive") -> Session:
         """Consumers that share one buffer; `transacted`: and one transaction after the other. Without that the program
-        says of each message what became of it. To be used in a `with`, or closed."""
-        core = self._driver.call(flows.open_session, self._driver.client, is_transacted=transacted)
+        says of each message what became of it. To be used in a `with`, or closed.
+
+        `ack` says when a transaction acknowledges a message: "receive", when it is handed out; or "commit": until then
+        the program may say of it that it has failed (`Message.nack`, `Message.reject`), and it counts in the prefetch.
+
+        Raises: ValueError
+        """
+        mode = flows.mode_of_session(ack, transacted=transacted)
+        core = self._driver.call(flows.open_session, self._driver.client, mode)
         return Session(self, core)
 
     def consumer(self, destination: str, *, ack: str = "auto", **options: Unpack[ConsumerOptions]) -> Consumer:
@@ -529,15 +553,16 @@ class Connection:
         handler: Callable[[Message, Session], None],
         *,
         transacted: bool = False,
+        ack: str = "receive",
         concurrency: int = 1,
         **options: Unpack[ConsumerOptions],
     ) -> None:
         """Hand each message to `handler`, several at once in as many threads, until Ctrl-C or closed.
 
         A message is acknowledged when its handler returns, with all that it has sent through its session if
-        `transacted`. It has failed if the handler raises, which is logged. Never two messages of a group run at once,
-        and beside one whose last attempt was a lost connection runs nothing. Ctrl-C waits for the handlers that run,
-        and is raised again; a second one ends at once, and what they have goes back.
+        `transacted`; for `ack` see `session`. It has failed if the handler raises, which is logged. Never two messages
+        of a group run at once, and beside one whose last attempt was a lost connection runs nothing. Ctrl-C waits for
+        the handlers that run, and is raised again; a second one ends at once, and what they have goes back.
 
         Raises: Refused, ClosedError if the connection ends for good
         """
@@ -548,7 +573,7 @@ class Connection:
         if concurrency < 1:
             raise ValueError(f"concurrency is at least 1, not {concurrency}")
         driver = self._driver
-        consuming = Consuming(driver.client, is_transacted=transacted)
+        consuming = Consuming(driver.client, flows.mode_of_session(ack, transacted=transacted), driver.beside)
         asked = wanted(destination, options)
         self._consuming.add(consuming)
         try:

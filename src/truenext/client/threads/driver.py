@@ -23,6 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from truenext.client import log
+from truenext.client.core.beside import Beside
 from truenext.client.core.client import Client, Login
 from truenext.client.core.world import World
 from truenext.client.threads.interrupts import Interruptible
@@ -51,6 +52,8 @@ T = TypeVar("T")
 class Driver:
     def __init__(self, login: Login, name: str, make: type[Received]) -> None:
         self.process = os.getpid()
+        self.beside = Beside()
+        """Of this connection: its lock guards no other."""
         world = World(
             clock=monotonic,
             chance=random.random,

@@ -1,0 +1,52 @@
+"""What keeps a connection alive while its event loop is blocked: a thread that beats in its place.
+
+The thread looks twice in each interval whether the loop has written anything since its last look. If it has not, the
+thread writes what the loop has left over of a frame, or a heart-beat. It ends with the connection, with the loop, and
+with the process; a forked child has none.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+from weakref import ref
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+LOOKS = 2
+"""In each interval: then it is never longer than the interval from one byte to the next."""
+STOP_S = 1.0
+"""Seconds that the end waits for the thread, which does nothing that waits."""
+
+
+class Beating(Protocol):
+    """What a heart beats for."""
+
+    loop: AbstractEventLoop
+
+    def beat(self, seen: float) -> float:
+        """If nothing was written since `seen`, beat. Returns what to say the next time."""
+
+
+class Heart:
+    def __init__(self, driver: Beating, heart_beat_s: float) -> None:
+        # A driver that nobody has any more is not kept alive.
+        self._driver = ref(driver)
+        self._every_s = heart_beat_s / LOOKS
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="truenext heart-beat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        seen = 0.0
+        while not self._is_over.wait(self._every_s):
+            driver = self._driver()
+            if driver is None or driver.loop.is_closed():
+                return
+            seen = driver.beat(seen)
+            del driver

@@ -1,0 +1,114 @@
+"""What a client says of why a message has failed, and what it says to its program of that. Source: docs/client.md, "Who
+is charged with an attempt". What the broker makes of it is tried with the broker."""
+
+import pytest
+
+from tests.client.scripted import Said, Script, named, one, receive
+from truenext.client.core.flows import failed_for, rejected_for
+from truenext.client.core.message import Content
+from truenext.client.core.session import Mode
+from truenext.client.core.verdict import FAILED, POISON, Verdict
+from truenext.limits import CAUSE_BYTES_MAX
+
+
+def nacked(script: Script, verdict: Verdict, mode: Mode = Mode.INDIVIDUAL, *, is_lost: bool = False) -> list[Said]:
+    session = script.session(mode)
+    subscription = script.consumer(session, prefetch=1)
+    waiting = receive(session)
+    script.message(subscription, 1)
+    session.settle(one(waiting), verdict, "the task")
+    if is_lost:
+        script.reconnect()
+        script.confirm()
+        script.message(subscription, 1, deliveries=2)
+    return named(script.all_said(), "NACK")
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("mode", [Mode.INDIVIDUAL, Mode.AT_COMMIT])
+def test_a_refusal_says_its_cause_with_its_delay_also_when_it_is_said_once_more(mode: Mode, is_lost: bool) -> None:
+    script = Script()
+    script.connect()
+    (nack,) = nacked(script, failed_for(1.5, "no: wire\nat all"), mode, is_lost=is_lost)
+    assert nack.headers["truenext-delay"] == "1500"
+    # As it stands on the wire.
+    assert nack.headers["truenext-cause"] == "no\\c wire\\nat all"
+    assert "transaction" not in nack.headers
+
+
+def test_a_rejection_says_its_cause() -> None:
+    script = Script()
+    script.connect()
+    (nack,) = nacked(script, rejected_for("never"))
+    assert (nack.headers["truenext-poison"], nack.headers["truenext-cause"]) == ("true", "never")
+
+
+def test_where_there_is_no_cause_none_is_said() -> None:
+    script = Script()
+    script.connect()
+    assert failed_for(None) == FAILED
+    assert rejected_for("") == POISON
+    for verdict in (FAILED, failed_for(1), POISON):
+        (nack,) = nacked(script, verdict)
+        assert "truenext-cause" not in nack.headers
+
+
+def test_another_broker_is_told_no_cause() -> None:
+    script = Script()
+    script.connect(store="")
+    (nack,) = nacked(script, rejected_for("never"))
+    assert [name for name in nack.headers if name.startswith("truenext-cause")] == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("x" * CAUSE_BYTES_MAX, "x" * CAUSE_BYTES_MAX),
+        ("x" * (CAUSE_BYTES_MAX + 1), "x" * CAUSE_BYTES_MAX),
+        ("x" + "ä" * CAUSE_BYTES_MAX, "x" + "ä" * (CAUSE_BYTES_MAX // 2 - 1)),
+        ("xx" + "\N{SNAKE}" * CAUSE_BYTES_MAX, "xx" + "\N{SNAKE}" * (CAUSE_BYTES_MAX // 4 - 1)),
+        ("a\0b", "a\N{REPLACEMENT CHARACTER}b"),
+        ("a\ud800b", "a?b"),
+    ],
+    ids=["as long as may be", "longer", "two bytes", "four bytes", "a NUL", "half a character"],
+)
+def test_a_cause_is_cut_between_two_characters_and_says_what_can_be_said(cause: str, said: str) -> None:
+    assert failed_for(None, cause).cause == rejected_for(cause).cause == said
+    assert len(said.encode()) <= CAUSE_BYTES_MAX
+
+
+def test_a_cause_is_text() -> None:
+    with pytest.raises(TypeError):
+        failed_for(None, ValueError("x"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        rejected_for(b"x")  # type: ignore[arg-type]
+
+
+def test_a_program_sees_the_first_and_the_last_cause_and_not_among_the_headers_of_its_own() -> None:
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscription = script.consumer(session)
+    causes = {"truenext-first-cause": "no\\c wire", "truenext-last-cause": "busy", "mine": "x"}
+    script.message(subscription, 1, deliveries=1, **causes)
+    script.message(subscription, 2)
+    message = one(receive(session))
+    assert (message.first_cause, message.last_cause) == ("no: wire", "busy")
+    assert dict(message.application_headers) == {"mine": "x"}
+    message = one(receive(session))
+    assert (message.first_cause, message.last_cause) == ("", "")
+    assert isinstance(Content.first_cause, property)
+
+
+def test_a_dead_letter_says_why_the_message_that_it_was_has_failed_until_it_fails_itself() -> None:
+    script = Script()
+    script.connect()
+    session = script.session()
+    subscription = script.consumer(session)
+    causes = {"truenext-original-first-cause": "no", "truenext-original-last-cause": "never"}
+    script.message(subscription, 1, 1, **causes)
+    script.message(subscription, 2, 1, **causes, **{"truenext-first-cause": "busy", "truenext-last-cause": "gone"})
+    message = one(receive(session))
+    assert (message.first_cause, message.last_cause) == ("no", "never")
+    message = one(receive(session))
+    assert (message.first_cause, message.last_cause) == ("busy", "gone")

@@ -1,0 +1,146 @@
+"""What a flush of a transaction says to the broker, and when it returns. Source: docs/client.md, "Transactions"."""
+
+import pytest
+
+from tests.client.scripted import Running, Said, Script, named
+from truenext.client.core.flows import spoken_in_transaction
+from truenext.client.core.session import Mode, Session
+from truenext.errors import Code, LocalProtocolError, Refused, RolledBack
+
+
+def a_session(script: Script) -> Session:
+    script.connect()
+    return script.session(Mode.AT_COMMIT)
+
+
+def send(session: Session, body: bytes = b"x") -> None:
+    assert session.send_now(spoken_in_transaction("/queue/a", {}).head, body, None, "me")
+
+
+def flush(session: Session) -> Running:
+    return Running(session.flush(60.0))
+
+
+def receipts(said: list[Said]) -> list[str]:
+    return [each.headers["receipt"] for each in said if "receipt" in each.headers]
+
+
+def test_the_receipt_goes_with_the_last_send_that_nobody_has_written_yet() -> None:
+    script = Script()
+    session = a_session(script)
+    send(session, b"1")
+    send(session, b"2")
+    flushing = flush(session)
+    said = script.all_said()
+    assert [each.command for each in said] == ["BEGIN", "SEND", "SEND"]
+    assert [(each.body, each.headers.get("receipt")) for each in said] == [("", None), ("1", None), ("2", "4")]
+    assert not flushing.is_done
+    script.hear("RECEIPT", **{"receipt-id": "4"})
+    assert flushing.again().is_done
+
+
+@pytest.mark.parametrize("how", ["written", "behind another frame", "behind a heart-beat"])
+def test_where_it_cannot_a_transaction_in_which_nothing_is_done_asks_for_it(how: str) -> None:
+    script = Script()
+    session = a_session(script)
+    send(session)
+    before = script.all_said() if how == "written" else []
+    link = script.client.link
+    assert link is not None
+    if how == "behind another frame":
+        link.write(b"SEND\ndestination:/queue/b\n\n\0")
+    if how == "behind a heart-beat":
+        link.beat()
+    flushing = flush(session)
+    said = [*before, *script.all_said()]
+    assert [each.command for each in said][-2:] == ["BEGIN", "ABORT"]
+    (receipt,) = receipts(said)
+    assert receipt == str(link.frames)
+    script.hear("RECEIPT", **{"receipt-id": receipt})
+    assert flushing.again().is_done
+
+
+def test_what_was_answered_already_costs_nothing() -> None:
+    script = Script()
+    session = a_session(script)
+    assert flush(session).is_done
+    send(session)
+    flushing = flush(session)
+    script.confirm()
+    assert flushing.again().is_done
+    assert flush(session).is_done
+    assert not script.all_said()
+
+
+def test_two_who_flush_wait_for_one_receipt() -> None:
+    script = Script()
+    session = a_session(script)
+    send(session)
+    script.is_blocked = True
+    first, second = flush(session), flush(session)
+    script.is_blocked = False
+    assert len(receipts(script.confirm())) == 1
+    assert first.again().is_done and second.again().is_done
+
+
+@pytest.mark.parametrize("refused", [3, 4])
+def test_what_the_broker_refuses_is_the_cause(refused: int) -> None:
+    script = Script()
+    session = a_session(script)
+    send(session, b"1")
+    send(session, b"2")
+    flushing = flush(session)
+    script.all_said()
+    script.refuse(refused, Code.NO_ROOM)
+    with pytest.raises(RolledBack) as caught:
+        if refused == 3:
+            assert not flushing.again().is_done
+            # The next one is refused because of that.
+            script.refuse(4, Code.DOOMED)
+        flushing.again()
+    cause = caught.value.__cause__
+    assert isinstance(cause, Refused) and cause.code == Code.NO_ROOM
+
+
+def test_that_a_transaction_in_which_nothing_is_done_cannot_begin_is_an_answer_too() -> None:
+    """As many are open as there may be."""
+    script = Script()
+    session = a_session(script)
+    send(session)
+    script.all_said()
+    flushing = flush(session)
+    script.all_said()
+    script.refuse(4, Code.LIMIT)
+    script.refuse(5, Code.NO_TRANSACTION)
+    assert flushing.again().is_done
+
+
+def test_a_lost_connection_ends_it() -> None:
+    script = Script()
+    session = a_session(script)
+    send(session)
+    flushing = flush(session)
+    script.lose()
+    with pytest.raises(RolledBack):
+        flushing.again()
+
+
+def test_what_is_not_answered_in_time_leaves_the_transaction_open() -> None:
+    script = Script()
+    session = a_session(script)
+    send(session)
+    flushing = flush(session)
+    with pytest.raises(TimeoutError):
+        flushing.is_too_late()
+    send(session)
+    committing = Running(session.commit(None))
+    script.confirm()
+    assert committing.again().is_done
+
+
+def test_a_session_that_is_not_transacted_has_nothing_to_flush() -> None:
+    script = Script()
+    script.connect()
+    with pytest.raises(LocalProtocolError, match="not transacted"):
+        flush(script.session())
+    assert not named(script.all_said(), "BEGIN")

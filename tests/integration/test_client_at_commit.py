@@ -1,0 +1,385 @@
+"""What a program may do with the messages of a transaction that acknowledges them at its commit.
+
+Source of what is expected: docs/client.md, "Sessions" and "Transactions". Who is charged when its code raises:
+test_client_charges.py; what breaks meanwhile: test_client_breaks.py.
+"""
+
+import asyncio
+from typing import Literal
+
+import pytest
+
+from tests.integration.client_here import left, on_a_connection
+from truenext import blocking, testing
+from truenext.client.tasks.connection import Connection, Message, Session
+from truenext.errors import ClosedError, LocalProtocolError, RolledBack
+from truenext.testing.local import LocalBroker
+
+PATIENCE_S = 5.0
+NOTHING_S = 0.1
+
+
+async def take(session: Session, *texts: str) -> list[Message]:
+    got = [await session.receive(PATIENCE_S) for _ in texts]
+    assert [None if each is None else each.text for each in got] == list(texts)
+    return [each for each in got if each is not None]
+
+
+def test_what_is_handed_out_is_acknowledged_with_the_commit_and_not_before() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            await take(session, "0", "1")
+            await session.send("/queue/done", "x")
+            assert (await broker.queue("q")).unacknowledged == 4
+            await session.commit()
+        assert await left(broker) == [("2", 0), ("3", 0)]
+        assert await left(broker, "done") == [("x", 0)]
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_a_transaction_without_a_send_is_committed_too() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            async with session.transaction():
+                await take(session, "0")
+            async with session.transaction():
+                await take(session, "1")
+        assert await left(broker) == [("2", 0), ("3", 0)]
+
+    on_a_connection(work, waiting="0123")
+
+
+@pytest.mark.parametrize("sends", [False, True])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_message_that_is_refused_in_its_transaction_waits_as_long_as_was_said_and_nobody_else_is_charged(
+    which: int, sends: bool
+) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            got = await take(session, "0", "1")
+            if sends:
+                await session.send("/queue/done", "x")
+            await got[which].nack(delay=60)
+            others = [text for text in "0123" if text != str(which)]
+            await take(session, *others)
+            assert await session.receive(NOTHING_S) is None
+            await broker.advance(seconds=59)
+            assert await session.receive(NOTHING_S) is None
+            await broker.advance(seconds=2)
+            (again,) = await take(session, str(which))
+            assert again.attempts == 1
+            await session.rollback(failed=False)
+        assert await left(broker) == [(text, int(text == str(which))) for text in "0123"]
+        assert await left(broker, "done") == []
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_a_message_that_is_refused_alone_is_the_next_again_at_once() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            (first,) = await take(session, "0")
+            await first.nack()
+            (again,) = await take(session, "0")
+            assert again.attempts == 1
+            await take(session, "1", "2", "3")
+            await session.commit()
+        assert await left(broker) == []
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_a_message_that_is_rejected_in_its_transaction_is_alone_a_dead_letter() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            _, second = await take(session, "0", "1")
+            await session.send("/queue/done", "x")
+            await second.reject()
+            await take(session, "0", "2")
+            await session.commit()
+        assert await left(broker) == [("3", 0)]
+        assert [body for body, _ in await left(broker, "DLQ.q")] == ["1"]
+        assert await left(broker, "done") == []
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_what_is_given_back_takes_its_transaction_back_and_charges_nobody() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            async with session.transaction() as transaction:
+                _, second = await take(session, "0", "1")
+                await session.send("/queue/done", "x")
+                await second.give_back()
+                # Nothing more can be said of it.
+                await second.give_back()
+                with pytest.raises(LocalProtocolError):
+                    await second.nack()
+            assert transaction.outcome.value == "rolled back"
+        assert await left(broker) == [("0", 0), ("1", 0), ("2", 0), ("3", 0)]
+        assert await left(broker, "done") == []
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_what_is_named_as_failed_is_charged_and_the_rest_is_committed() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with (
+            connection.session(transacted=True, ack="commit") as session,
+            session.consumer("/queue/q"),
+            session.transaction() as transaction,
+        ):
+            _, second, _ = await take(session, "0", "1", "2")
+            transaction.failed(second)
+        assert await left(broker) == [("1", 1), ("3", 0)]
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_a_prefetch_counts_what_a_transaction_has_not_acknowledged() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with (
+            connection.session(transacted=True, ack="commit") as session,
+            session.consumer("/queue/q", prefetch=2),
+        ):
+            await take(session, "0", "1")
+            assert await session.receive(0) is None
+            assert await session.receive(NOTHING_S) is None
+            await session.commit()
+            await take(session, "2", "3")
+            await session.commit()
+        assert await left(broker) == []
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_a_transaction_whose_message_another_task_has_refused_raises_whatever_it_does() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            first, second = await take(session, "0", "1")
+            await asyncio.create_task(first.nack(delay=60))
+            with pytest.raises(RolledBack):
+                await session.send("/queue/done", "x")
+            with pytest.raises((RolledBack, LocalProtocolError)):
+                await second.nack()
+            with pytest.raises(RolledBack):
+                await session.commit()
+            await take(session, "1", "2", "3")
+            await session.rollback(failed=False)
+        assert await left(broker) == [("0", 1), ("1", 0), ("2", 0), ("3", 0)]
+        assert await left(broker, "done") == []
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_a_transaction_whose_consumer_was_closed_is_rolled_back() -> None:
+    """What it has of it went back with the subscription."""
+
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session:
+            async with session.consumer("/queue/q"):
+                (first,) = await take(session, "0")
+                await session.send("/queue/done", "x")
+            with pytest.raises(LocalProtocolError):
+                await first.nack()
+            with pytest.raises(RolledBack) as caught:
+                await session.commit()
+            assert isinstance(caught.value.__cause__, ClosedError)
+            async with session.consumer("/queue/q"):
+                await take(session, "0")
+                await session.commit()
+        assert await left(broker) == [("1", 0), ("2", 0), ("3", 0)]
+        assert await left(broker, "done") == []
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_a_lost_connection_takes_a_transaction_back_and_charges_nobody() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            await take(session, "0", "1")
+            await session.send("/queue/done", "x")
+            broker.drop(connection)
+            while not connection.health().reconnects:
+                await asyncio.sleep(0.001)
+            with pytest.raises(RolledBack):
+                await session.commit()
+            got = await take(session, "0", "1", "2", "3")
+            assert [each.attempts for each in got] == [0, 0, 0, 0]
+            await session.send("/queue/done", "y")
+            await session.commit()
+        assert await left(broker) == []
+        assert await left(broker, "done") == [("y", 0)]
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_what_is_said_of_a_message_whose_transaction_a_lost_connection_has_ended_counts_when_it_comes_again() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            first, _ = await take(session, "0", "1")
+            await session.send("/queue/done", "x")
+            broker.drop(connection)
+            while not connection.health().reconnects:
+                await asyncio.sleep(0.001)
+            await first.nack(delay=60)
+            await take(session, "1", "2")
+            await session.commit()
+            await broker.advance(seconds=61)
+            (again,) = await take(session, "0")
+            assert again.attempts == 1
+            await session.commit()
+        assert await left(broker) == [("3", 0)]
+        assert await left(broker, "done") == []
+
+    on_a_connection(work, waiting="0123")
+
+
+@pytest.mark.parametrize("how", ["nack", "reject", "give_back"])
+def test_a_message_can_be_refused_when_the_broker_has_refused_what_was_sent(how: str) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            first, _ = await take(session, "0", "1")
+            await session.send("/nowhere/x", "x")
+            with pytest.raises(RolledBack):
+                await session.flush()
+            await getattr(first, how)()
+            # It has ended, and the next one begins.
+            got = await take(session, *("01" if how != "reject" else "12"))
+            assert got[0].attempts == int(how == "nack")
+            await session.send("/queue/done", "x")
+            await session.commit()
+        assert connection.health().reconnects == 0
+        assert await left(broker) == [(text, 0) for text in ("23" if how != "reject" else "3")]
+        assert [body for body, _ in await left(broker, "DLQ.q")] == (["0"] if how == "reject" else [])
+        assert await left(broker, "done") == [("x", 0)]
+
+    on_a_connection(work, waiting="0123")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_lost_commit_is_known_for_what_it_was(when: Literal["before", "after"]) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            await take(session, "0", "1")
+            await session.send("/queue/done", "x")
+            broker.lose_commit(when)
+            if when == "after":
+                await session.commit()
+            else:
+                with pytest.raises(RolledBack):
+                    await session.commit()
+                got = await take(session, "0", "1")
+                assert [each.attempts for each in got] == [0, 0]
+                await session.send("/queue/done", "x")
+                await session.commit()
+            assert connection.health().reconnects == 1
+        assert await left(broker) == [("2", 0), ("3", 0)]
+        assert await left(broker, "done") == [("x", 0)]
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_what_a_commit_has_in_doubt_can_not_be_refused() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            (first,) = await take(session, "0")
+            broker.freeze(connection)
+            committing = asyncio.create_task(session.commit())
+            await asyncio.sleep(0)
+            with pytest.raises(LocalProtocolError):
+                await first.nack()
+            await first.give_back()
+            broker.thaw(connection)
+            await committing
+            with pytest.raises(LocalProtocolError):
+                await first.reject()
+        assert await left(broker) == [("1", 0), ("2", 0), ("3", 0)]
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_a_handler_says_of_its_message_that_it_is_to_be_tried_again_later() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        seen: list[tuple[str, int]] = []
+        done = asyncio.Event()
+
+        async def handle(message: Message, session: Session) -> None:
+            seen.append((message.text, message.attempts))
+            await session.send("/queue/done", message.body)
+            if message.text == "1" and not message.attempts:
+                await message.nack(delay=60)
+            if message.text == "2":
+                await message.reject()
+            if len(seen) in (4, 5):
+                done.set()
+
+        consuming = asyncio.create_task(
+            connection.consume("/queue/q", handle, transacted=True, ack="commit", concurrency=2)
+        )
+        await asyncio.wait_for(done.wait(), PATIENCE_S)
+        done.clear()
+        await broker.advance(seconds=61)
+        await asyncio.wait_for(done.wait(), PATIENCE_S)
+        consuming.cancel()
+        await asyncio.wait({consuming})
+        assert sorted(seen) == [("0", 0), ("1", 0), ("1", 1), ("2", 0), ("3", 0)]
+        assert await left(broker) == []
+        assert [body for body, _ in await left(broker, "DLQ.q")] == ["2"]
+        assert sorted(body for body, _ in await left(broker, "done")) == ["0", "1", "3"]
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_of_a_message_that_its_transaction_has_acknowledged_nothing_can_be_said() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True) as session, session.consumer("/queue/q"):
+            (first,) = await take(session, "0")
+            for say in (first.ack, first.nack, first.reject):
+                with pytest.raises(LocalProtocolError):
+                    await say()
+            await first.give_back()
+            await session.commit()
+        async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
+            (second,) = await take(session, "1")
+            with pytest.raises(LocalProtocolError):
+                await second.ack()
+            await session.commit()
+        assert await left(broker) == [("2", 0), ("3", 0)]
+
+    on_a_connection(work, waiting="0123")
+
+
+def test_what_is_acknowledged_at_commit_is_said_in_these_words_alone() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        with pytest.raises(ValueError, match="receive"):
+            connection.session(transacted=True, ack="auto")
+        with pytest.raises(ValueError, match="transacted"):
+            connection.session(ack="commit")
+
+    on_a_connection(work)
+
+
+def test_with_threads_it_is_the_same() -> None:
+    with testing.blocking_broker() as broker, blocking.connect(broker.url) as connection:
+        connection.send_many("/queue/q", list("0123"))
+        with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q", prefetch=2):
+            got = session.receive_many(2, PATIENCE_S)
+            got += session.receive_many(2 - len(got), PATIENCE_S) if len(got) < 2 else []
+            assert [each.text for each in got] == ["0", "1"]
+            session.send("/queue/done", "x")
+            got[0].nack(delay=60)
+            message = session.receive(PATIENCE_S)
+            assert message is not None and (message.text, message.attempts) == ("1", 0)
+            message.reject()
+            message = session.receive(PATIENCE_S)
+            assert message is not None and message.text == "2"
+            message.give_back()
+            message = session.receive(PATIENCE_S)
+            assert message is not None and (message.text, message.attempts) == ("2", 0)
+            session.send("/queue/done", "y")
+            session.commit()
+        assert [each.text for each in connection.browse("/queue/q")] == ["0", "3"]
+        assert [each.text for each in connection.browse("/queue/DLQ.q")] == ["1"]
+        assert [each.text for each in connection.browse("/queue/done")] == ["y"]

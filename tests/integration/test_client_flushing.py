@@ -1,0 +1,153 @@
+"""Is it known after a flush what the broker refuses of a transaction, and does nothing of it happen before the commit?
+
+Source of what is expected: docs/client.md, "Transactions". What a flush says to the broker is tried in
+tests/client/test_flushing.py.
+"""
+
+import asyncio
+
+import pytest
+
+from tests.integration.client_here import left, on_a_connection
+from truenext import blocking, testing
+from truenext.client.tasks.connection import Connection, Session
+from truenext.errors import Code, ConnectionLost, Refused, RolledBack
+from truenext.testing.local import LocalBroker
+
+PATIENCE_S = 5.0
+ACKS = pytest.mark.parametrize("ack", ["receive", "commit"])
+NOWHERE = "/nowhere/q"
+MANY_BYTES = b"x" * (9 * 1024 * 1024)
+
+
+@ACKS
+def test_what_was_flushed_is_taken_and_seen_by_nobody_before_the_commit(ack: str) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack=ack) as session, session.consumer("/queue/q"):
+            for text in "01":
+                message = await session.receive(PATIENCE_S)
+                assert message is not None and message.text == text
+                await session.send("/queue/done", message.body)
+                await session.flush()
+            assert await left(broker, "done") == []
+            await session.commit()
+            await session.flush()
+        assert await left(broker, "done") == [("0", 0), ("1", 0)]
+        assert await left(broker) == [("2", 0)]
+
+    on_a_connection(work, waiting="012")
+
+
+async def refused_at_flush(session: Session) -> str:
+    with pytest.raises(RolledBack) as caught:
+        await session.flush()
+    with pytest.raises(RolledBack):
+        await session.commit()
+    cause = caught.value.__cause__
+    assert isinstance(cause, Refused)
+    return cause.code
+
+
+@ACKS
+def test_what_the_broker_refuses_is_known_after_the_flush_and_charges_nobody(ack: str) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack=ack) as session, session.consumer("/queue/q"):
+            assert await session.receive(PATIENCE_S)
+            await session.send(NOWHERE, "x")
+            assert await refused_at_flush(session) == Code.DESTINATION
+            assert await session.receive(PATIENCE_S)
+            await session.send("/queue/done", MANY_BYTES)
+            await session.flush()
+            await session.send("/queue/done", MANY_BYTES)
+            assert await refused_at_flush(session) == Code.LIMIT
+            broker.fill_disk()
+            assert await session.receive(PATIENCE_S)
+            await session.send("/queue/done", "x")
+            assert await refused_at_flush(session) == Code.NO_ROOM
+            broker.free_disk()
+            await session.send("/queue/done", "y")
+            await session.flush()
+            await session.commit()
+        assert connection.health().reconnects == 0
+        assert await left(broker) == [("0", 0)]
+        assert await left(broker, "done") == [("y", 0)]
+
+    on_a_connection(work, waiting="0")
+
+
+@ACKS
+def test_a_connection_that_is_lost_between_flush_and_commit_takes_it_back(ack: str) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True, ack=ack) as session, session.consumer("/queue/q"):
+            assert await session.receive(PATIENCE_S)
+            await session.send("/queue/done", "x")
+            await session.flush()
+            broker.drop(connection)
+            while not connection.health().reconnects:
+                await asyncio.sleep(0.001)
+            with pytest.raises(RolledBack) as caught:
+                await session.commit()
+            assert isinstance(caught.value.__cause__, ConnectionLost)
+            message = await session.receive(PATIENCE_S)
+            assert message is not None and message.attempts == 0
+            await session.send("/queue/done", "y")
+            await session.flush()
+            await session.commit()
+        assert await left(broker) == []
+        assert await left(broker, "done") == [("y", 0)]
+
+    on_a_connection(work, waiting="0")
+
+
+def test_a_connection_that_is_lost_while_a_flush_waits_is_known_at_once() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True) as session:
+            await session.send("/queue/done", "x")
+            broker.freeze(connection)
+            flushing = asyncio.create_task(session.flush())
+            await asyncio.sleep(0.01)
+            broker.thaw(connection)
+            broker.drop(connection)
+            with pytest.raises(RolledBack) as caught:
+                await flushing
+            assert isinstance(caught.value.__cause__, ConnectionLost)
+
+    on_a_connection(work)
+
+
+def test_a_flush_that_is_cancelled_or_takes_too_long_leaves_the_transaction_open() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async with connection.session(transacted=True) as session:
+            await session.send("/queue/done", "x")
+            broker.freeze(connection)
+            with pytest.raises(TimeoutError):
+                await session.flush(timeout=0.01)
+            flushing = asyncio.create_task(session.flush())
+            await asyncio.sleep(0.01)
+            flushing.cancel()
+            await asyncio.wait({flushing})
+            assert flushing.cancelled()
+            broker.thaw(connection)
+            await session.flush()
+            await session.commit()
+        assert await left(broker, "done") == [("x", 0)]
+
+    on_a_connection(work)
+
+
+def test_with_threads_it_is_the_same() -> None:
+    with (
+        testing.blocking_broker() as broker,
+        blocking.connect(broker.url) as connection,
+        connection.session(transacted=True, ack="commit") as session,
+    ):
+        for number in range(100):
+            session.send("/queue/done", str(number))
+            session.flush()
+        session.commit()
+        session.send(NOWHERE, "x")
+        with pytest.raises(RolledBack) as caught:
+            session.flush()
+        assert isinstance(caught.value.__cause__, Refused)
+        session.rollback()
+        assert [each.text for each in connection.browse("/queue/done")] == [str(number) for number in range(100)]
